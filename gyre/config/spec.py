@@ -263,6 +263,9 @@ class FailoverSpec(Model):
     """Deaths on one machine, of whatever vertices, after which it is left alone. Another machine must be there."""
     leave_machine_s: Seconds = 60.0
     """How long a machine is left alone the first time; doubled each time that follows, up to an hour."""
+    silent_attempts: Annotated[int, Field(ge=0)] = 20
+    """The attempts of `vertex` and `region` where the trainer is a script that reports no step by
+    `report_progress(step=…)`: no progress can be seen then, so they are those of the whole job."""
     backoff_s: Annotated[float, Field(ge=0)] = 0.5
     """Wait before the second restart in a window, doubled for each later one; the first is immediate."""
     backoff_max_s: Annotated[float, Field(ge=0)] = 30.0

@@ -14,9 +14,10 @@ What is progress of what:
 - of an engine: that it starts (`gyre.failover.handlers.engines`).
 
 Not counted, because nothing could have made progress: what happens while the job is paused or while a vertex waits for
-room, unless a vertex does not start. Where the trainer is a script nobody sees steps: unless it reports some, only the
-exceptions of the user's code are counted, over the whole job. A rollout instance whose machine was taken away has not
-failed; once the window's uses are spent it waits for the window to move on.
+room, unless a vertex does not start. A script's step is one that its `fit()` reports by `report_progress(step=…)`,
+larger than all before. Of a script that reports none no progress can be seen: a vertex and a gang have
+`silent_attempts` over the whole job. A rollout instance whose machine was taken away has not failed; once the window's
+uses are spent it waits for the window to move on.
 """
 
 from __future__ import annotations

@@ -198,6 +198,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.TrainerFailed: deaths.trainer_failed,
     e.JobStalled: deaths.job_stalled,
     e.StepCompleted: training_progress.step_completed,
+    e.StepReported: training_progress.step_reported,
     e.LearningWarned: training_progress.learning_warned,
     e.WeightsPublished: training_progress.weights_published,
     e.CheckpointCommitted: training_progress.checkpoint_committed,

@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from gyre.failover.state import fields_of
 
-RULES = 2
+RULES = 3
 """The newest rules of decisions; see `MasterStarted`."""
 
 
@@ -49,8 +49,8 @@ class JobContinued(Event):
 @dataclass(frozen=True, slots=True)
 class MasterStarted(Event):
     """A master took the job over: its epoch fences every older one. `rules` numbers the rules that it decides by, so
-    that a history folds by those of its time: `RULES` today, 1 before steps were summed up, 0 before attempts without
-    progress were counted."""
+    that a history folds by those of its time: `RULES` today, 2 before the attempts of silent scripts were counted, 1
+    before steps were summed up, 0 before attempts without progress were counted."""
 
     epoch: int
     pid: int
@@ -184,6 +184,13 @@ class StepCompleted(Event):
     metrics: dict[str, float] = field(default_factory=dict)
     report: int = 0
     again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepReported(Event):
+    """The `fit()` of a script has called `report_progress(step=…)` with a step larger than all before."""
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,6 +537,7 @@ _KINDS: dict[str, type[Event]] = {
         TrainerFinished,
         TrainerFailed,
         StepCompleted,
+        StepReported,
         LearningWarned,
         WeightsPublished,
         CheckpointCommitted,

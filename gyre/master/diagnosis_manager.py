@@ -38,6 +38,7 @@ from gyre.failover.events import (
     MachineExamined,
     RolloutsChanged,
     ScaleAdvised,
+    StepReported,
     VertexLost,
 )
 from gyre.graph import is_instance
@@ -71,6 +72,12 @@ HELD_UP_S = 1.0
 
 EXAMINE_EVERY_S = 1.0
 """Between two looks for machines that are to be examined: one that comes is trusted or not within seconds."""
+
+STEP_EVERY_S = 10.0
+"""How often the steps of a script that runs well are written to the journal. When a vertex is lost they are at once."""
+
+MOST_STEPS = 2**53
+"""Above any count of steps, and exact in JSON: what a script of the user's own reports may be anything."""
 
 SLOW = "its process lives, and the machine does not let it run"
 
@@ -108,6 +115,7 @@ class DiagnosisManager:
         self._examined: set[str] = set()
         """The machines whose pre-flight has begun since they came, or were last left alone."""
         self._examine_at = 0.0
+        self._step_due_at = 0.0
         self._examinations: set[asyncio.Task[None]] = set()
         self.telemetry: dict[str, dict[str, Any]] = {}
         """The last report of each vertex, by id: version, busy, fields. Readable from any thread."""
@@ -313,6 +321,7 @@ class DiagnosisManager:
             node=self._node_of(address.vertex),
             generated=isinstance(tokens, int) and tokens > 0,
         )
+        self._submit_step()
         return self._context.submit(event, actor="diagnosis")
 
     def _node_of(self, vertex: str) -> str:
@@ -381,9 +390,23 @@ class DiagnosisManager:
             "busy": report.busy,
             "fields": report.fields,
         }
+        if address.vertex == _TRAINER and (self._context.state.attempts or now >= self._step_due_at):
+            self._step_due_at = now + STEP_EVERY_S
+            self._submit_step()
         if report.unhealthy and (address.vertex, address.incarnation) not in self._condemned:
             self._condemned.add((address.vertex, address.incarnation))
             self._lost(address, Cause.UNHEALTHY, {"error": "health() raised", "traceback": report.unhealthy})
+
+    def _submit_step(self) -> None:
+        """Submit the step that a script's `fit()` has reported, if it is a new one. Progress must be known before the
+        next fault is decided: of what makes none, attempts are counted."""
+        step = self.progress.get("step")
+        if (
+            self._spec.recipe is None
+            and type(step) is int
+            and self._context.state.job.step < step < MOST_STEPS
+        ):
+            self._context.submit(StepReported(step), actor=_TRAINER)
 
     async def _take_in(
         self, address: Address, report: Report, taken: int

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gyre.config import JobSpec
+from gyre.config import Budget, JobSpec
 from gyre.failover import Decision, JobPhase, Scope, VertexPhase
 from gyre.failover import commands as c
 from gyre.failover import events as e
@@ -227,16 +227,49 @@ def test_machines_that_are_taken_away_are_no_failures_of_the_job(gap_s: float) -
         assert len([one for one in starts if at <= one < at + budget.window_s]) <= budget.max + 1
 
 
-def test_a_script_is_not_counted_by_steps_that_nobody_sees(history: History) -> None:
+@pytest.mark.parametrize("vertex", ["trainer-0", "actor-0", "rollout-0"])
+@pytest.mark.parametrize("fault", ["dies", "does not start"])
+@pytest.mark.parametrize("gap_s", [QUICKLY_S, SLOWLY_S], ids=["quickly", "slowly"])
+def test_a_script_that_reports_no_step_has_attempts_of_its_own(vertex: str, fault: str, gap_s: float) -> None:
+    """More of them, since nobody sees whether it makes progress; but not for ever."""
+    spec = spec_with(vertex=Budget(max=1000, window_s=1), region=Budget(max=1000, window_s=1))
+    history = History(coordinator_of(spec)).submit().start_all()
+    faults = 0
+    while history.state.job.phase is not JobPhase.STOPPING:
+        faults += 1
+        assert faults <= 100
+        history.now += gap_s
+        history.fail(vertex, fault)
+    assert faults == spec.failover.silent_attempts + spec.failover.job.max + 1
+    assert history.state.job.outcome is JobPhase.FAILED
+    if gap_s == SLOWLY_S:  # else it is the job's window that ended it
+        assert "report_progress(step=…)" in history.state.job.message
+
+
+def test_a_script_is_judged_by_the_steps_that_it_reports(history: History) -> None:
     history.start_all()
-    for _ in range(50):
+    for step in range(1, 50):
         history.now += SLOWLY_S
-        history.fail("rollout-0", "dies")
-    assert history.state.job.phase is JobPhase.RUNNING
+        history.fail("actor-0", "dies")
+        history.decide(e.StepReported(step))
+        assert history.state.attempts == {}
+    assert (history.state.job.phase, history.state.job.step) == (JobPhase.RUNNING, 49)
+    faults = 0
+    while history.state.job.phase is not JobPhase.STOPPING:
+        faults += 1
+        assert faults <= HANDFUL
+        history.now += SLOWLY_S
+        history.fail("actor-0", "dies")
+        history.decide(e.StepReported(49 - faults % 2))  # what it did before is no progress
+    assert history.state.job.outcome is JobPhase.FAILED
+
+
+def test_a_scripts_exceptions_have_their_own_budget(history: History) -> None:
+    history.start_all()
     for _ in range(2):
         history.now += SLOWLY_S
         history.fail("trainer-0", "raises")
-    assert history.state.job.outcome is JobPhase.FAILED, "an exception of the user's code is"
+    assert history.state.job.outcome is JobPhase.FAILED
 
 
 def with_instances() -> JobSpec:

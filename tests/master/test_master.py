@@ -228,6 +228,30 @@ def test_a_script_that_makes_no_step_is_left_alone_and_told_of(make_job: Callabl
     ]
 
 
+@pytest.mark.parametrize("gets_on", [False, True])
+def test_a_gang_of_a_script_that_dies_again_and_again(make_job: Callable[..., Job], gets_on: bool) -> None:
+    """It ends the job unless its script reports larger steps between, by `report_progress` alone. One that was not yet
+    written to the journal is when the gang is lost."""
+    job = make_job(steps=100)
+    deaths = 13
+    for half in range(2, 140 * (deaths + 1)):
+        death, since = divmod(half, 140)
+        job.world.at(half / 2, job.world.deadlock, "trainer-0")
+        step = 3 if not gets_on else 10 * death + (since > 138)
+        job.world.at(half / 2, job.world.say, "trainer-0", {"step": step})
+    for death in range(1, deaths):
+        job.world.at(70.0 * death, job.world.kill, "actor-0")
+    job.run()
+    scopes = [incident.scope for incident in job.incidents if incident.cause == "process_died"]
+    if gets_on:
+        assert job.phase is not JobPhase.FAILED
+        assert scopes == [Scope.REGION] * (deaths - 1)
+    else:
+        assert job.phase is JobPhase.FAILED
+        assert scopes == [Scope.REGION] * 3 + [Scope.JOB] * 2 + [Scope.GIVE_UP]
+        assert "again and again, with no step between" in job.state.job.message
+
+
 def test_a_failing_call_is_retried_without_a_restart(job: Job) -> None:
     job.world.fail_operator("reward-0", user_code=False)
     job.run()

@@ -64,7 +64,10 @@ def repair(
         rungs = rungs[:1]  # the job goes on without this vertex rather than start anew because of it
     elif _is_reclaimed(layout, draft, record, fault):
         return _replace_reclaimed(layout, draft, record, now, fault)
-    counted = _is_attempt(layout, draft, record, fault)
+    counted, silent = _is_attempt(layout, draft, record, fault), _is_silent(layout, draft, fault)
+    if silent:
+        narrowest = rungs[0].budget.model_copy(update={"attempts": layout.spec.failover.silent_attempts})
+        rungs = [rungs[0]._replace(budget=narrowest), *rungs[1:]]
     for rung in rungs:
         earlier = len(within(draft.uses.get(rung.key, ()), rung.budget, now))
         if not pay(draft, rung.key, rung.budget, now, counted=counted):
@@ -79,7 +82,7 @@ def repair(
         return _repair_in(layout, draft, record, now, fault, rung.scope, members, wait_s)
     if dispensable:
         return go_on_without(layout, draft, record, now, fault)
-    return _budgets_are_spent(draft, record, now, fault, rungs[-1], counted=counted)
+    return _budgets_are_spent(draft, record, now, fault, rungs[-1], counted=counted, silent=silent)
 
 
 def pay(draft: Draft, key: str, budget: Budget, now: float, *, counted: bool) -> bool:
@@ -97,10 +100,15 @@ def _is_attempt(layout: JobLayout, draft: Draft, record: VertexRecord, fault: Fa
     """Whether the fault counts as one without progress; `gyre.failover.budget` says why."""
     if draft.job.rules < 1 or (fault.generated and is_instance(layout.spec, record.role)):
         return False
-    if layout.spec.recipe is None and not draft.job.step and not fault.user_code:
+    if _is_silent(layout, draft, fault) and draft.job.rules < 3:
         return False
     starts = record.phase is VertexPhase.STARTING
     return starts or not (draft.job.paused or any(vertex.no_room for vertex in wanted(draft)))
+
+
+def _is_silent(layout: JobLayout, draft: Draft, fault: Fault) -> bool:
+    """Whether the trainer is a script that has reported no step, so that progress cannot be seen."""
+    return layout.spec.recipe is None and not draft.job.step and not fault.user_code
 
 
 def _is_reclaimed(layout: JobLayout, draft: Draft, record: VertexRecord, fault: Fault) -> bool:
@@ -218,13 +226,18 @@ def go_on_without(
 
 
 def _budgets_are_spent(
-    draft: Draft, record: VertexRecord, now: float, fault: Fault, last: Rung, *, counted: bool
+    draft: Draft, record: VertexRecord, now: float, fault: Fault, last: Rung, *, counted: bool, silent: bool
 ) -> list[c.Command]:
     budget = last.budget
     if fault.user_code:
         why = "user code raised"
     elif counted and draft.attempts.get(last.key, 0) >= budget.most_attempts:
         why = f"{fault.cause.value} again and again, with no step between"
+        if silent:
+            why += (
+                ": this job's script reports none. Let fit() call report_progress(step=…), or raise "
+                "failover.silent_attempts"
+            )
     else:
         why = f"{fault.cause.value} more than {budget.max} times in {budget.window_s:g} s"
     return give_up(draft, record, now, fault, why, decision="give up: every budget is spent")

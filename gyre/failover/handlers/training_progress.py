@@ -27,12 +27,24 @@ def step_completed(
         draft.set_job(step=event.step)
         if draft.job.rules >= 2:  # histories from before hold no sums
             _sum_up(draft, event)
-        for key in (NO_STEP_VERTEX, NO_STEP_JOB):
-            if draft.uses.get(key):
-                draft.set_uses(key, ())
-        for key in list(draft.attempts):
-            draft.set_attempts(key, 0)
+        _give_back(draft)
     return ()
+
+
+def step_reported(layout: JobLayout, draft: Draft, event: e.StepReported, now: float) -> Iterable[c.Command]:
+    if event.step > draft.job.step:
+        draft.set_job(step=event.step)
+        _give_back(draft)
+    return ()
+
+
+def _give_back(draft: Draft) -> None:
+    """What a new step gives back: all attempts, and the restarts for want of a step."""
+    for key in (NO_STEP_VERTEX, NO_STEP_JOB):
+        if draft.uses.get(key):
+            draft.set_uses(key, ())
+    for key in list(draft.attempts):
+        draft.set_attempts(key, 0)
 
 
 def _sum_up(draft: Draft, event: e.StepCompleted) -> None:
