@@ -15,8 +15,9 @@ set -euo pipefail
 : "${TOKEN:?its token}"
 CLOUD="${CLOUD:-none}"                     # aws, gce, or none where SIGTERM is the notice
 NOTICE="${NOTICE:-$(mktemp -u -t gyre-notice.XXXXXX)}"
-MAX_RUNNING="${MAX_RUNNING:-256}"
-KV_TOKENS="${KV_TOKENS:-1000000}"
+LIMITS=()                                  # what the engine says of itself, unless MAX_RUNNING or KV_TOKENS say less
+[ -z "${MAX_RUNNING:-}" ] || LIMITS+=(--max-running "$MAX_RUNNING")
+[ -z "${KV_TOKENS:-}" ] || LIMITS+=(--kv-tokens "$KV_TOKENS")
 METADATA="${METADATA:-}"                   # where the cloud's metadata service is, for tests
 
 watch_aws() {
@@ -54,7 +55,7 @@ case "$CLOUD" in
 esac
 
 gyre join "$MANAGER" --token "$TOKEN" --engine sglang --notice-file "$NOTICE" \
-    --max-running "$MAX_RUNNING" --kv-tokens "$KV_TOKENS" -- "$@" &
+    ${LIMITS[@]+"${LIMITS[@]}"} -- "$@" &
 agent=$!
 trap 'kill -TERM "$agent" 2>/dev/null || true' TERM INT
 status=0

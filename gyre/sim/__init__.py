@@ -1,4 +1,4 @@
-"""The simulator: the same decisions under a virtual clock, with spot traces."""
+"""The simulator: the same decisions under a virtual clock, with traces of faults."""
 
 from gyre.sim.fault_trace import MASTER, Fault, FaultKind, random_faults, spot_trace
 from gyre.sim.invariants import Witness, differing

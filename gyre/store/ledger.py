@@ -42,7 +42,7 @@ from gyre.store.database import Database
 from gyre.store.tables import check_text, decode_body, encode_body
 from gyre.store.terms import raise_term
 
-STATUSES = ("queued", "done", "delivered", "trained", "set_aside")
+STATUSES = ("queued", "done", "trained", "set_aside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +301,7 @@ class LedgerStore:
             )
         return Fenced(
             f"The ledger of job {self.job_id} is at term {stored}; this writer has term {term}.",
-            hint="Another rollout manager has taken over: stop.",
+            hint="Another trainer has taken over: stop.",
             details={"stored": stored, "given": term},
         )
 

@@ -9,7 +9,7 @@ _EXPORTS = {
     "ContractBroken": "contracts",
     "FakeCluster": "fake_cluster",
     "FakeTrainer": "fake_cluster",
-    "FaultInjector": "faults",
+    "FaultInjector": "fault_injector",
     "InProcessCollective": "in_process",
     "InProcessJob": "in_process",
     "InProcessTransport": "in_process",
@@ -25,6 +25,9 @@ _EXPORTS = {
     "VirtualTimeLoop": "clock",
     "run_virtual": "clock",
 }
+
+
+__all__ = sorted(_EXPORTS)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

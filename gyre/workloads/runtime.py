@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -148,8 +147,9 @@ class TrainerRuntime:
         try:
             self._fit_and_tell()
         except BaseException as error:
-            text = f"{type(error).__name__}: the end of fit() could not be told"
-            self.report("TrainerFailed", error=text, traceback=traceback.format_exc(), user_code=True)
+            failure = failure_of(error)  # the user's where what fit() returned or raised cannot be read
+            text = f"the end of fit() could not be reported: {failure.error}"
+            self.report("TrainerFailed", error=text, traceback=failure.traceback, user_code=failure.user_code)
 
     def _fit_and_tell(self) -> None:
         try:

@@ -71,10 +71,10 @@ def test_the_data_is_noted_once_and_by_the_writer_alone(ledger: LedgerStore) -> 
 
 def test_payload_and_versions_stay_through_a_change_of_status(ledger: LedgerStore) -> None:
     ledger.write(1, groups=[GroupRow(0, "queued", payload=b"\x00prompt"), GroupRow(1, "queued")], cursor=2)
-    ledger.write(1, groups=[GroupRow(0, "done", None, 3, 4), GroupRow(0, "delivered", 7)])
-    assert ledger.load().groups == [GroupRow(0, "delivered", 7, 3, 4, b"\x00prompt"), GroupRow(1, "queued")]
-    ledger.write(1, groups=[GroupRow(1, "done", payload=b"tokens"), GroupRow(1, "delivered", 7)])
-    assert ledger.load().groups[1] == GroupRow(1, "delivered", 7, None, None, b"tokens")
+    ledger.write(1, groups=[GroupRow(0, "done", None, 3, 4), GroupRow(0, "done", 7)])
+    assert ledger.load().groups == [GroupRow(0, "done", 7, 3, 4, b"\x00prompt"), GroupRow(1, "queued")]
+    ledger.write(1, groups=[GroupRow(1, "done", payload=b"tokens"), GroupRow(1, "done", 7)])
+    assert ledger.load().groups[1] == GroupRow(1, "done", 7, None, None, b"tokens")
     with pytest.raises(StoreError, match="cannot be 'lost'"):
         ledger.write(1, groups=[GroupRow(1, "lost")])
 
@@ -115,7 +115,7 @@ def test_the_audit_finds_planted_duplicates_gaps_and_unlisted_groups(ledger: Led
     audit = ledger.audit()
     assert audit.duplicates == {1: [1, 3], 4: [2, 3, 3]}
     assert audit.unlisted == 1
-    assert audit.counts == {"queued": 1, "done": 0, "delivered": 0, "trained": 5, "set_aside": 0}
+    assert audit.counts == {"queued": 1, "done": 0, "trained": 5, "set_aside": 0}
     assert not audit.clean
 
 
@@ -161,7 +161,7 @@ def test_only_what_may_be_lost_is_written_without_waiting_for_the_disk(
     connections: list[sa.Connection] = []
     sa.event.listen(database._engine, "begin", connections.append)
     at_points(store, level)
-    ledger.write(1, groups=[GroupRow(0, "delivered", 1, payload=b"p")], cursor=1)
+    ledger.write(1, groups=[GroupRow(0, "done", 1, payload=b"p")], cursor=1)
     ledger.write(1, groups=[GroupRow(0, "trained", 1)])
     ledger.write(1, checkpoint=CheckpointRow(1, "/c", 1.0))
     ledger.write(1, steps=[_step(1, 0)])

@@ -85,7 +85,7 @@ def _foreign(method: str, headers: Headers) -> ASGIApp | None:
         status=403,
         code=FORBIDDEN_ORIGIN,
         detail=f"A page of {origin or 'another site'} may not change this job.",
-        hint="Ask from the dashboard, the command line or a program.",
+        hint="Ask from the command line or a program.",
     )
 
 

@@ -1,4 +1,4 @@
-"""How the rollout plane is, as plain data: what `GET /v1/status`, the job's status and the dashboard show.
+"""How the rollout plane is, as plain data: what `GET /v1/status` and the job's status show.
 
 This module must not know how any of it came about, and changes nothing.
 """

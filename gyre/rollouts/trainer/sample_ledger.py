@@ -353,7 +353,7 @@ def account_of(store: LedgerStore) -> PromptAccount:
     audit = store.audit()
     lost = [group_id for first, last in audit.gaps for group_id in range(first, last + 1)]
     trained = audit.counts["trained"]
-    waiting = audit.counts["queued"] + audit.counts["done"] + audit.counts["delivered"]
+    waiting = audit.counts["queued"] + audit.counts["done"]
     return PromptAccount(
         drawn=audit.cursor,
         trained=trained,

@@ -8,10 +8,10 @@ A sample's way, with the module of this folder that takes it to each station:
     drawn ──▶ requested ──▶ assigned ──▶ generated ──▶ delivered ──▶ scored ──▶ trained
       │           │         └── by the rollout plane ──┘   │            │          │
       │           └──────── firings.plane_firings ─────────┘            │          └ learning.optimizer_steps
-      └ firings.scheduler                              firings.results ─┘
+      └ firings.firing_scheduler                         firings.results ─┘
 
 Without a rollout plane, a rollout class generates drawn groups in one call (`firings.vertex_firings`). A scored group
-waits in `groups.group_state` until it is part of a micro-batch (`groups.micro_batches`), which `learning.dispatch`
+waits in `groups.group_state` until it is part of a micro-batch (`groups.micro_batches`), which `learning.gang_dispatch`
 sends to the gangs. A group that nobody can generate, or whose samples are too old, is replaced (`groups.replacements`).
 
 Invariants, beside those of the modules that are named here:

@@ -1,6 +1,6 @@
 """What the trainer reports of its run: the progress shown while it runs, and the result at its end.
 
-The keys of both are part of the product: the command line, the dashboard and users read them.
+The keys of both are part of the product: the command line, REST and users read them.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
 
     `module` is the workload's, `method` the name of what was called. A module outside of Gyre answers for everything
     that is raised in it, also while it is loaded: a SyntaxError or a missing class leaves no frame of the user's.
-    Gyre's own ConfigError is nobody's code: what the user wrote cannot be a job, and trying again does not help.
+    Gyre's own errors, raised by its own code, are Gyre's wherever they pass. A ConfigError says that what the user
+    wrote cannot be a job: no code failed, and trying again does not help.
     """
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not _is_gyre(frame.filename)]
@@ -60,6 +61,8 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
     theirs = bool(own)
     if isinstance(error, UserCodeError) or not module.startswith("gyre."):
         theirs = True
+    if isinstance(error, GyreError) and not isinstance(error, UserCodeError) and _raised_by_gyre(frames):
+        theirs = False  # a store that is full, a vertex that was lost: the user's line only waited for it
     if isinstance(error, SyntaxError) and error.filename and not _is_library(error.filename):
         place = f"{os.path.basename(error.filename)}:{error.lineno}"
     if isinstance(error, ConfigError):
@@ -87,6 +90,10 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
         place=plain_text(place) if theirs else "",
         method=method if theirs else "",
     )
+
+
+def _raised_by_gyre(frames: traceback.StackSummary) -> bool:
+    return bool(frames) and _is_gyre(frames[-1].filename)
 
 
 def _place_in(told: str) -> str:

@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 
+import gyre
 from gyre.api import RLJobBuilder
 from gyre.errors import (
     NOT_FINITE,
     OUT_OF_MEMORY,
     ConfigError,
     GraphError,
+    GyreError,
+    StoreFull,
+    Unreachable,
     UserCodeError,
+    VertexLost,
     is_configuration,
 )
 from gyre.models.errors import ModelFolderError
@@ -51,6 +56,29 @@ class ReturnsItself(BaseTrainer):
         found: dict[str, Any] = {}
         found["self"] = found
         return found
+
+
+def raised(error: BaseException, where: str) -> BaseException:
+    """The error, raised in a file of that name, below a line of this one, which is the user's."""
+    code = compile("def fail(error):\n    raise error\n", where, "exec")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    try:
+        names["fail"](error.with_traceback(None))
+    except BaseException as caught:
+        return caught
+    raise AssertionError("it did not raise")
+
+
+@pytest.mark.parametrize(
+    "error", [StoreFull("no space"), VertexLost("a-0"), Unreachable("no master"), GyreError("late")]
+)
+def test_what_gyre_raises_of_its_own_is_never_the_users_code(error: GyreError) -> None:
+    """Also where a user's line asked for it, in a class of the user's own."""
+    inside = str(Path(gyre.__file__).with_name("store") / "database.py")
+    assert not failure_of(raised(error, inside), module="mine").user_code
+    assert failure_of(raised(error, "/home/me/mine.py"), module="mine").user_code, "the user's own raise is"
+    assert failure_of(raised(ValueError("no"), inside), module="mine").user_code, "and so is a bad argument"
 
 
 def test_an_exception_without_a_text_is_told() -> None:
