@@ -24,7 +24,7 @@ from gyre.api.home import Home, home
 from gyre.api.job_replay import coordinator_of
 from gyre.api.orphaned_jobs import end_lost_job, is_lost
 from gyre.api.ray_session import NAMESPACE, connect
-from gyre.api.submit import Rest, checked, end_processes, start_master, take_back
+from gyre.api.submit import Rest, checked, end_processes, may_wait, start_master, take_back
 from gyre.api.terminal.signals import signals_held
 from gyre.config import JobSpec, parse_job
 from gyre.config.changes import Changes, changes_between, check_changes
@@ -51,11 +51,13 @@ def resume_job(
     tls_cert: str | Path = "",
     tls_key: str | Path = "",
     plain_http: bool = False,
+    no_wait: bool = False,
 ) -> JobHandle:
     """Have an ended job (an id, or the newest of a name) go on, and return its handle once its master answers.
 
     `spec` is the whole configuration that it goes on with, as plain data; None for that which it had. `store_url` is
-    where the job is; None for the store in the home. The cluster and the master's address are as for `submit_job`.
+    where the job is; None for the store in the home. The cluster, the master's address and the wait for room are as for
+    `submit_job`.
     Raises NotFound, Conflict (it runs, or its name is taken), ConfigError for a change that cannot be made, GraphError,
     StoreError and Unreachable.
     """
@@ -76,7 +78,12 @@ def resume_job(
         address = connect(ray_address, start_local=start_local, place=place)
         from gyre.master.ray_cluster import living_nodes
 
-        plan = fit_to_cluster(compile_job(resolved).plan, living_nodes(), can_come_later(resolved))
+        plan = fit_to_cluster(
+            compile_job(resolved).plan,
+            living_nodes(),
+            can_come_later(resolved),
+            waits=may_wait(no_wait=no_wait),
+        )
         epoch = claim(store, row, resolved, address)
         try:
             end_processes(row.job_id)  # a master that has ended its job lingers, to tell the end

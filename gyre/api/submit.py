@@ -22,7 +22,7 @@ from gyre.api.first_weights import first_weights
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
 from gyre.api.orphaned_jobs import end_lost_job, is_lost
-from gyre.api.ray_session import NAMESPACE, connect, prepare_local
+from gyre.api.ray_session import NAMESPACE, connect, owns_cluster, prepare_local
 from gyre.api.terminal.signals import interrupts_kept, signals_held
 from gyre.api.tls import Certificate
 from gyre.config import JobSpec, parse_job
@@ -53,6 +53,7 @@ def submit_job(
     plain_http: bool = False,
     from_: str | Path | None = None,
     trust: bool = False,
+    no_wait: bool = False,
 ) -> JobHandle:
     """Start the job and return its handle, once the master answers.
 
@@ -61,6 +62,10 @@ def submit_job(
 
     Off loopback its REST interface needs a token and speaks TLS, with the certificate of these PEM files or else one
     that the master signs; `plain_http` leaves it in clear.
+
+    Where the cluster has no room for what the job needs to begin, the job waits for it, at most
+    `failover.wait_for_room_s`, and a note of the handle says what is required and available. With `no_wait`, or on a
+    cluster that is started for it, where none will come, GraphError is raised instead.
 
     It runs on the cluster that this process is connected to, else on `ray_address` or RAY_ADDRESS, else, with
     `start_local`, on a Ray cluster that is started for it and ends with this process. Raises ConfigError,
@@ -82,7 +87,9 @@ def submit_job(
             address = connect(ray_address, start_local=start_local, place=place)
             from gyre.master.ray_cluster import living_nodes
 
-            plan = fit_to_cluster(compile_job(spec).plan, living_nodes(), can_come_later(spec))
+            plan = fit_to_cluster(
+                compile_job(spec).plan, living_nodes(), can_come_later(spec), waits=may_wait(no_wait=no_wait)
+            )
             store.create_job(
                 job_id=job_id,
                 name=spec.name,
@@ -101,6 +108,11 @@ def submit_job(
     placed = [note for note in plan.notes if note not in notes]
     notes = [*notes, *placed, *taken]
     return JobHandle(job_id, store_url, token, home_path=str(place.path), notes=tuple(notes))
+
+
+def may_wait(*, no_wait: bool) -> bool:
+    """Whether a job may wait for room on the cluster: none comes to one that this process has started for itself."""
+    return not no_wait and not owns_cluster()
 
 
 def checked(spec: JobSpec, ray_address: str | None, *, start_local: bool) -> tuple[JobSpec, list[str]]:

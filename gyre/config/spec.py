@@ -135,6 +135,9 @@ class Elastic(Model):
     """Time after a change before the number is raised; the policy also observes for this long before it asks."""
     down_cooldown_s: Seconds = 300.0
     """Time after a change before the number is lowered."""
+    machines_timeout_s: Seconds = 900.0
+    """How long a number beyond what the present machines hold is shown to Ray's autoscaler. Then it is withdrawn, and
+    not shown again for as long."""
     cores_full: Annotated[float, Field(gt=0)] = 0.9
     """Share of the machine's cores in use from which on no instance that computes on them is added; above 1 never."""
 

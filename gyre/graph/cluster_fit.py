@@ -117,30 +117,58 @@ class _Machine:
 
 
 def fit_to_cluster(
-    plan: PlacementPlan, nodes: Sequence[NodeCapacity], can_wait: Collection[str] = ()
+    plan: PlacementPlan,
+    nodes: Sequence[NodeCapacity],
+    can_come_later: Collection[str] = (),
+    *,
+    waits: bool = False,
 ) -> PlacementPlan:
-    """The plan with a machine for each bundle. Raises GraphError with required and available if one finds none, unless
-    its sub-graph `can_wait`; a note then says so."""
+    """The plan with a machine for each bundle that finds one.
+
+    A sub-graph without room is told of in a note if it `can_come_later`, or if the job `waits` for what it needs. Else
+    GraphError is raised, with required and available.
+    """
     if not nodes:
         raise GraphError("cluster: required 1 machine at least, available 0.", hint="Start Ray on a machine.")
-    gpu_nodes = len({b.node for sub in plan.sub_graphs for b in sub.bundles if b.accelerator})
-    with_gpu = sum(1 for node in nodes if node.gpu)
-    if plan.most_nodes is not None and gpu_nodes > with_gpu:
-        raise GraphError(
-            f"cluster: required {gpu_nodes} machines with GPUs, available {with_gpu}.",
-            hint="Wait for more machines, or lower node_num and raise device_per_node.",
-            details={"required": gpu_nodes, "available": with_gpu},
-        )
     fitted, lacking = fit_what_has_room(plan, nodes)
-    for sub_graph, error in lacking.items():
-        if sub_graph not in can_wait:
+    needed = {name: error for name, error in lacking.items() if name not in can_come_later}
+    later = {name: error for name, error in lacking.items() if name in can_come_later}
+    notes = list(fitted.notes)
+    if needed:
+        error = _too_few_machines(plan, nodes, later) or next(iter(needed.values()))
+        if not waits:
             raise error
-    waiting = sorted(lacking)
-    if not waiting:
-        return fitted
-    more = f" and {len(waiting) - 8} more" if len(waiting) > 8 else ""
-    note = f"{', '.join(waiting[:8])}{more} will wait for room: {lacking[waiting[0]]}"
-    return replace(fitted, notes=(*fitted.notes, note))
+        lack = error.message.removeprefix("cluster: ")
+        notes.append(f"The job waits for room, for {_listed(needed)}: {lack} {error.hint}")
+    if later:
+        notes.append(f"{_listed(later)} will wait for room: {next(iter(later.values()))}")
+    return replace(fitted, notes=tuple(notes))
+
+
+def _too_few_machines(
+    plan: PlacementPlan, nodes: Sequence[NodeCapacity], later: Collection[str]
+) -> GraphError | None:
+    """The error of a job that wants machines with GPUs of its own, where there are fewer than it needs to begin."""
+    needs = {
+        bundle.node
+        for sub_graph in plan.sub_graphs
+        if sub_graph.id not in later
+        for bundle in sub_graph.bundles
+        if bundle.accelerator
+    }
+    with_gpu = sum(1 for node in nodes if node.gpu)
+    if plan.most_nodes is None or len(needs) <= with_gpu:
+        return None
+    return GraphError(
+        f"cluster: required {len(needs)} machines with GPUs, available {with_gpu}.",
+        hint="Add machines, or lower node_num and raise device_per_node.",
+        details={"required": len(needs), "available": with_gpu},
+    )
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
 
 
 def fit_what_has_room(

@@ -95,6 +95,10 @@ class Cluster(Protocol):
 
     async def release(self, sub_graph_id: str) -> None: ...
 
+    async def reserved(self) -> set[str]:
+        """The sub-graphs of the job for which room is reserved or asked for, by this or an earlier master."""
+        ...
+
     async def spawn(
         self, address: Address, *, sub_graph: SubGraph, bundle: int, epoch: int, timeout_s: float
     ) -> Spawned:

@@ -43,6 +43,7 @@ from gyre.failover.events import (
 )
 from gyre.graph import is_instance
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
+from gyre.master.growth_demand import GrowthDemand
 from gyre.master.job_context import JobContext
 from gyre.master.start_troubles import death, new_memory_kills
 from gyre.master.vertex_reports import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
@@ -110,6 +111,15 @@ class DiagnosisManager:
         self._identity = (os.getpid(), socket.gethostname())
         self._condemned: set[tuple[str, int]] = set()
         self._steps = StepWatch(spec)
+        self._growth = GrowthDemand(
+            spec,
+            cluster,
+            scheduler.plans,
+            scheduler.places,
+            state=lambda: context.state,
+            monotonic=monotonic,
+            advise=lambda advice: context.submit(advice, actor="diagnosis"),
+        )
         self._directory = directory
         self._clock = clock
         self._examined: set[str] = set()
@@ -208,6 +218,7 @@ class DiagnosisManager:
         self._slow = {address: at for address, at in self._slow.items() if address in silent}
         await self._look_for_notices()
         await self._examine_machines(now)
+        await self._growth.look()
         fields = {vertex: told["fields"] for vertex, told in self.telemetry.items()}
         stall = self._steps.look(self._context.committed, self._observations, fields, self._monotonic())
         if stall is not None:
@@ -431,7 +442,10 @@ class DiagnosisManager:
         if role is None or role.elastic is None:
             return advice  # it is not followed
         wanted = min(advice.count, role.elastic.max)
-        return replace(advice, possible=await self._scheduler.places.room(advice.role, wanted))
+        told = replace(advice, possible=await self._scheduler.places.room(advice.role, wanted))
+        if advice.seen == self._context.state.job.roles.get(advice.role):  # else it is out of date
+            await self._growth.advised(told)
+        return told
 
     def _submit_report(self, address: Address, number: int, event: Event) -> asyncio.Future[int]:
         """Submit the event. One that cannot be decided or journaled is recorded as refused and changes nothing: if it

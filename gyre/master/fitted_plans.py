@@ -99,6 +99,17 @@ class FittedPlans:
                     return number
         return min(count, present)
 
+    def growth(self, role: str, present: int, count: int) -> dict[int, SubGraph]:
+        """The sub-graphs of the role's vertices from `present` up to `count`, by rank; none where the job's own bounds
+        have no place for so many."""
+        roles = self._state().job.roles
+        try:
+            plan = with_numbers(self._planned(), self._spec, {**roles, role: count})
+        except GraphError:
+            return {}
+        by_id = {sub_graph.id: sub_graph for sub_graph in plan.sub_graphs}
+        return {rank: by_id[plan.placements[f"{role}-{rank}"].sub_graph] for rank in range(present, count)}
+
     async def fitted(self) -> Fitted:
         """Returns the plan for the vertices wanted now, fitted to the present machines, and what it lacks. Raises
         GraphError where the numbers of vertices do not fit each other."""

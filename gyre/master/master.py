@@ -130,6 +130,8 @@ class JobMaster:
             submitted = JobSubmitted(self.job_id, row.name, roles, source_of(self._spec.config))
             self._context.submit(submitted, actor="user")
         await self._context.submit(MasterStarted(self._context.epoch, os.getpid(), _hostname(), url, RULES))
+        if not first:
+            await self._scheduler.places.release_unwanted()
         self._manager.run(self._still_meant(undone))
         self.ready.set()
         try:

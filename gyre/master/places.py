@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gyre.config import JobSpec
 from gyre.errors import GraphError
-from gyre.failover import JobPhase, JobState, Reason
+from gyre.failover import JobPhase, JobState, Reason, VertexPhase
 from gyre.graph import SubGraph, sub_graph_id
 from gyre.master.cluster import Address, CannotPlace, Cluster, HeldBack
 from gyre.master.fitted_plans import Fitted, FittedPlans
@@ -57,11 +57,15 @@ class Places:
         """Since when the job waits for room that other jobs hold, in seconds since 1970; None while it does not."""
         return self._queue.since
 
+    async def is_another_first(self) -> bool:
+        """Whether another job is to be served before this one takes any more room."""
+        return await self._queue.first() is not None
+
     async def room(self, role: str, count: int) -> int:
         """Returns how many vertices of the role, at most `count`, fit on the present machines beside the other roles.
         The result is at least the present number, whose vertices have their places, and no more while another job is
         to be served first."""
-        if await self._queue.first() is not None:
+        if await self.is_another_first():
             return min(count, self._state().job.roles.get(role, 0))
         return await self._plans.most(role, count)
 
@@ -184,6 +188,22 @@ class Places:
         if vertex in fitted.plan.placements and fitted.of(vertex).vertices == (vertex,):
             await self._cluster.release(fitted.of(vertex).id)
 
+    async def release_unwanted(self) -> None:
+        """Release what an earlier master reserved, or asked for, for vertices that are not there."""
+        wanted = {
+            sub_graph_id(self._spec, role, rank)
+            for role, count in self._state().job.roles.items()
+            for rank in range(count)
+        }
+        wanted |= {
+            sub_graph_id(self._spec, one.role, one.rank)
+            for one in self._state().vertices.values()
+            if one.phase is not VertexPhase.STOPPED
+        }
+        await asyncio.gather(
+            *(self._cluster.release(name) for name in await self._cluster.reserved() - wanted)
+        )
+
     async def release_all(self) -> None:
         """Release every placement group that this or an earlier master may have made, and this machine's memory in
         which vertices left weights."""
@@ -193,7 +213,8 @@ class Places:
         names = {
             sub_graph_id(self._spec, role, rank) for role, count in counts.items() for rank in range(count)
         }
-        await asyncio.gather(*(self._cluster.release(name) for name in names | self._used))
+        names |= self._used | await self._cluster.reserved()
+        await asyncio.gather(*(self._cluster.release(name) for name in names))
         # The memory of vertices that were killed here and never came back; on other machines the vertices there free
         # it.
         vertices = [f"{role}-{rank}" for role, count in counts.items() for rank in range(count)]

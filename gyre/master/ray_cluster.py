@@ -287,6 +287,15 @@ class RayCluster:
             with contextlib.suppress(CannotPlace):  # it is asked for; Ray takes its time
                 await self._remove(name, group)
 
+    async def reserved(self) -> set[str]:
+        groups = await asyncio.to_thread(placement_group_table)
+        prefix = f"{self._job_id}/"
+        return {
+            group["name"].removeprefix(prefix)
+            for group in groups.values()
+            if group["state"] != "REMOVED" and group["name"].startswith(prefix)
+        }
+
     # -- processes ----------------------------------------------------------------------------------
 
     async def spawn(

@@ -65,6 +65,9 @@ class Connection:
         if not self._cut:
             self._world.room.release(sub_graph_id)
 
+    async def reserved(self) -> set[str]:
+        return {*self._world.room.places, *self._world.room.demands}
+
     async def spawn(
         self, address: Address, *, sub_graph: SubGraph, bundle: int, epoch: int, timeout_s: float
     ) -> Spawned:

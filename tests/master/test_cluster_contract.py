@@ -445,12 +445,15 @@ def test_a_demand_is_seen_until_there_is_a_place_or_nobody_wants_it(bench: Bench
         await bench.cluster.demand(everything)
         await bench.cluster.demand(everything)
         assert bench.demands() == ["reward-0"]
+        assert await bench.cluster.reserved() == {"reward-0"}
         await bench.cluster.release("reward-0")
         assert bench.demands() == []
+        assert await bench.cluster.reserved() == set()
         await bench.cluster.demand(everything)
         await give_back()
         await bench.cluster.place(everything, GENEROUS_S)
         assert bench.demands() == []
+        assert await bench.cluster.reserved() == {"reward-0"}
         await bench.cluster.release("reward-0")
 
     bench.run(scenario)

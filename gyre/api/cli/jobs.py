@@ -59,6 +59,9 @@ def _where_options(command: Any) -> Any:
             "--plain-http", is_flag=True, help="Off loopback, do without TLS: the token goes in clear."
         ),
         click.option(
+            "--no-wait", is_flag=True, help="Refuse the job where the cluster has no room for it at once."
+        ),
+        click.option(
             "--ray-address", envvar="RAY_ADDRESS", metavar="ADDRESS", help="A cluster [RAY_ADDRESS]."
         ),
     ):

@@ -75,6 +75,9 @@ class InProcessCluster:
     async def release(self, sub_graph_id: str) -> None:
         pass
 
+    async def reserved(self) -> set[str]:
+        return set()
+
     async def spawn(
         self, address: Address, *, sub_graph: SubGraph, bundle: int, epoch: int, timeout_s: float
     ) -> Spawned:

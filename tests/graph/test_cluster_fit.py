@@ -1,0 +1,65 @@
+"""What a job needs of a cluster to begin: the rest comes later, or the job waits for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gyre.config import JobSpec, parse_job
+from gyre.config.yaml_text import load_yaml
+from gyre.errors import GraphError
+from gyre.graph import NodeCapacity, can_come_later, compile_job, fit_to_cluster
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_openr1_qwen3.yaml"
+
+
+def gpus(name: str, count: int) -> NodeCapacity:
+    return NodeCapacity(name, f"10.0.0.{name[1:]}", 64.0, 1 << 40, float(count))
+
+
+def test_the_example_with_spot_instances_begins_on_the_trainers_machine() -> None:
+    """Of `node_num: 2` it needs one: its rollouts are elastic from 0 on."""
+    compiled = compile_job(parse_job(load_yaml(EXAMPLE)))
+    fitted = fit_to_cluster(compiled.plan, [gpus("n1", 8)], can_come_later(compiled.spec))
+    placed = fitted.machines()
+    assert {placed[f"actor-{rank}"] for rank in range(8)} == {"n1"}
+    assert not any(vertex.startswith("rollout-") and machine for vertex, machine in placed.items())
+    assert any("rollout-0, rollout-1, rollout-2 will wait for room" in note for note in fitted.notes)
+    whole = fit_to_cluster(compiled.plan, [gpus("n1", 8), gpus("n2", 8)], can_come_later(compiled.spec))
+    assert whole.machines()["rollout-2"] == "n2"
+
+
+def needs_two_machines() -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "name": "j",
+            "recipe": "grpo",
+            "node_num": 2,
+            "device_per_node": 4,
+            "device_type": "GPU",
+            "config": {"task": {"name": "arithmetic"}},
+            "roles": {
+                "actor": {"total": 4, "per_node": 4},
+                "rollout": {"total": 3, "elastic": {"min": 1, "max": 4}},
+                "reward": {"resources": {"accelerator": 0}},
+            },
+        }
+    )
+
+
+def test_what_is_needed_is_said_whether_it_is_refused_or_waited_for() -> None:
+    compiled = compile_job(needs_two_machines())
+    later = can_come_later(compiled.spec)
+    with pytest.raises(GraphError, match="required 2 machines with GPUs, available 1") as refused:
+        fit_to_cluster(compiled.plan, [gpus("n1", 4)], later)
+    fitted = fit_to_cluster(compiled.plan, [gpus("n1", 4)], later, waits=True)
+    [waits, comes] = fitted.notes[-2:]
+    assert waits.startswith(
+        "The job waits for room, for rollout-0: required 2 machines with GPUs, available 1."
+    )
+    assert waits.endswith(refused.value.hint)
+    assert comes.startswith("rollout-1, rollout-2 will wait for room")
+    assert (
+        fit_to_cluster(compiled.plan, [gpus("n1", 4), gpus("n2", 1)], later).machines()["rollout-0"] == "n2"
+    )
