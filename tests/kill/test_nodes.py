@@ -54,6 +54,21 @@ def test_a_rollout_machine_that_is_away_costs_rollout_speed_and_nothing_else() -
 @pytest.mark.ray
 @pytest.mark.kill
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_rays_autoscaler_brings_the_machines_that_a_job_waits_for_and_takes_them_away() -> None:
+    out = run("tests.kill.waits_for_machines", timeout_s=560.0)
+    assert out["machines_at_first"] == 1
+    assert any(note.startswith("The job waits for room, for rollout-0: ") for note in out["notes"])
+    assert out["while_it_waits"]["phase"] == "starting"
+    assert "required 3 CPU" in out["while_it_waits"]["message"]
+    assert out["machines_at_most"] == 4
+    assert out["machines_left"] == 2
+    assert (out["phase"], out["incidents"], out["groups_left"]) == ("stopped", [], [])
+
+
+@pytest.mark.ray
+@pytest.mark.kill
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_machine_that_comes_late_is_used_and_one_that_is_drained_is_left_in_order() -> None:
     out = run("tests.kill.machines_come_and_go")
@@ -102,10 +117,10 @@ def test_a_second_job_takes_what_is_free_and_waits_for_the_rest() -> None:
     assert (out["ends"], out["lost"], out["incidents"]) == (["succeeded"] * 3, [0] * 3, [[]] * 3)
 
 
-def run(program: str, *words: str) -> dict[str, Any]:
+def run(program: str, *words: str, timeout_s: float = 280.0) -> dict[str, Any]:
     """What the program prints at its end."""
     command = [sys.executable, "-m", program, *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     out: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return out

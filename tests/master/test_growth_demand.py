@@ -152,6 +152,7 @@ def test_what_never_comes_is_withdrawn_and_not_asked_for_again_at_once(bench: Be
 def test_what_is_no_longer_wanted_is_withdrawn(bench: Bench, why: str) -> None:
     async def scenario() -> None:
         await bench.advise(4)
+        await bench.pass_s(1)
         assert bench.shown
         if why == "fewer":
             await bench.advise(bench.count)
