@@ -55,7 +55,7 @@ class MasterActor:
 
     def _main(self) -> None:
         from gyre.master.ray_cluster import RayCluster
-        from gyre.workloads.vertex.host import redirect_output
+        from gyre.workloads.vertex.output import redirect_output
 
         settings = self._settings
         directory = Path(settings.directory)
