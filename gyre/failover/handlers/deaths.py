@@ -119,7 +119,7 @@ def operator_failed(
         retried = Cause.OUT_OF_MEMORY
     if is_no_space(event.code):
         retried = Cause.DISK_FULL
-    if not gang and full_disk.is_in_the_way(draft, now):
+    if (not gang or event.user_code) and full_disk.is_in_the_way(draft, now):
         if event.attempt <= 1:
             open_incident(
                 draft,

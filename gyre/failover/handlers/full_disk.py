@@ -56,9 +56,7 @@ def waited_too_long(layout: JobLayout, draft: Draft, timer: str, now: float) -> 
         return []
     waited_s = layout.spec.failover.wait_for_room_s
     error = f"{lack_of_disk(draft.job)}; it waited {waited_s:g} s (failover.wait_for_room_s)"
-    return end_job(
-        draft, now, outcome=JobPhase.FAILED, reason=Reason.DISK_FULL, message=error, error=error
-    )
+    return end_job(draft, now, outcome=JobPhase.FAILED, reason=Reason.DISK_FULL, message=error, error=error)
 
 
 def key_of(node: str, where: str) -> str:

@@ -16,6 +16,9 @@ from typing import Any
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
+_replaced: list[Any] = []
+"""The streams of before: one that is forgotten closes its descriptor."""
+
 
 class LossyFile(io.RawIOBase):
     """A file descriptor whose writes never fail for want of room."""
@@ -52,8 +55,11 @@ class LossyFile(io.RawIOBase):
 def keep_printing() -> None:
     """From now on what this process prints is dropped where its file has no room."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # what was printed before is lost, or closed
-            getattr(sys, name).flush()
+        with contextlib.suppress(
+            OSError, ValueError, AttributeError
+        ):  # what was printed before is lost, or closed
+            _replaced.append(getattr(sys, name))
+            _replaced[-1].flush()
         stream = io.TextIOWrapper(
             io.BufferedWriter(LossyFile(descriptor)),
             encoding="utf-8",
