@@ -31,6 +31,12 @@ NOT_FINITE, OUT_OF_MEMORY = "actor.not_finite", "out_of_memory"
 allocation that a device or the host had no memory for, which no class of ours raises."""
 
 
+NO_SPACE = "no_space"
+"""Code of a write that failed because its disk, or the user's share of it, is full; no class of ours raises it."""
+
+_NO_SPACE_SAID = ("No space left on device", "Disk quota exceeded", "database or disk is full")
+
+
 class GyreError(Exception):
     """The root. `code` is stable across releases; `exit_code` is what the command line returns."""
 
@@ -68,6 +74,16 @@ class GraphError(ConfigError):
 def is_configuration(code: str) -> bool:
     """Whether the code is of a ConfigError: a mistake in what the user wrote, which no retry changes."""
     return code in (ConfigError.code, GraphError.code) or code.startswith(f"{ConfigError.code}.")
+
+
+def is_no_space(code: str) -> bool:
+    """Whether the code is of a write that failed for want of room on a disk."""
+    return code in (NO_SPACE, StoreFull.code)
+
+
+def says_no_space(text: str) -> bool:
+    """Whether the words of a process, of a library or of the operating system say that a disk has no room."""
+    return any(sign in text for sign in _NO_SPACE_SAID)
 
 
 class StoreError(GyreError):

@@ -27,6 +27,7 @@ from typing import Any
 
 from gyre.api.home import Home
 from gyre.api.local_ray.lean_start import ForkServer, knows_ray, lean
+from gyre.api.local_ray.printing_workers import printing_workers
 from gyre.api.terminal.signals import signals_held, signals_ignored
 from gyre.errors import ConfigError, Unauthorized, Unreachable
 
@@ -248,7 +249,7 @@ def _start_local(place: Home) -> None:
     _sweep(folder)
     prepare_local("local")
     with signals_held():
-        with _quiet(), lean():
+        with _quiet(), lean(), printing_workers():
             context: Any = ray.init(
                 address="local",
                 namespace=NAMESPACE,

@@ -275,7 +275,13 @@ class FailoverSpec(Model):
     report_interval_s: Seconds = 0.5
     """A vertex answers the master's pending watch call at least this often."""
     wait_for_room_s: Seconds = 4 * 3600.0
-    """How long the job may wait for a machine that it cannot do without. Waiting takes from no budget."""
+    """How long the job may wait for a machine that it cannot do without, or for room on a disk. Waiting takes from no
+    budget."""
+    disk_low_bytes: Annotated[int, Field(ge=0)] = 32 * 2**20
+    """A disk that the job writes to is full when fewer bytes are left, or than an eighth of it, if that is less. While
+    one is, nothing is started and nothing is charged. 0: only a write that fails says it."""
+    disk_room_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
+    """A full disk has room again when so many bytes are left, or a quarter of it, if that is less."""
     out_of_memory: OutOfMemorySpec = Field(default_factory=OutOfMemorySpec)
     """What becomes of a learner whose passes do not fit into its devices' memory."""
     not_finite: NotFiniteSpec = Field(default_factory=NotFiniteSpec)

@@ -16,8 +16,8 @@ The graph gives the scope of a repair: the region of the culprit, that is, itsel
 budget is spent the next wider scope is tried: retry, vertex, region, job, give up.
 
 This module holds the entry and the table of handlers. `gyre.failover.handlers` has a module for each subject: startup,
-deaths, engines, machines, progress, role_counts, join_tokens, pausing, ending. A handler takes `(layout, draft, event,
-now)`, changes the draft, and returns commands.
+deaths, engines, machines, room, full_disk, progress, role_counts, join_tokens, pausing, ending. A handler takes
+`(layout, draft, event, now)`, changes the draft, and returns commands.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from gyre.failover.handlers import (
     deaths,
     ending,
     engines,
+    full_disk,
     join_tokens,
     machines,
     pausing,
@@ -149,7 +150,9 @@ def _derive_phase(layout: JobLayout, draft: Draft) -> None:
     job = draft.job
     if job.phase.ended or job.phase is JobPhase.STOPPING:
         return
-    reason, lack = job.reason, room.lack_of_room(draft)
+    reason = job.reason
+    disk = full_disk.lack_of_disk(job)
+    lack = disk or room.lack_of_room(draft)
     if not job.trainer_started:
         phase = JobPhase.STARTING
     elif _is_held_up(layout, draft):
@@ -159,8 +162,8 @@ def _derive_phase(layout: JobLayout, draft: Draft) -> None:
     else:
         phase, reason = JobPhase.RUNNING, Reason.NONE
     if lack and phase is not JobPhase.PAUSED:
-        reason = Reason.NO_ROOM
-    elif reason is Reason.NO_ROOM:
+        reason = Reason.DISK_FULL if disk else Reason.NO_ROOM
+    elif reason in (Reason.NO_ROOM, Reason.DISK_FULL):
         reason = Reason.SUBMITTED if phase is JobPhase.STARTING else Reason.NONE
     if phase is not job.phase or reason is not job.reason or (lack and lack != job.message):
         draft.set_job(phase=phase, reason=reason, message=lack)
@@ -178,6 +181,8 @@ def _is_held_up(layout: JobLayout, draft: Draft) -> bool:
 def _timer_fired(layout: JobLayout, draft: Draft, event: e.TimerFired, now: float) -> Iterable[c.Command]:
     if event.timer.startswith(room.ROOM_TIMER):
         return room.waited_too_long(layout, draft, event.timer, now)
+    if event.timer.startswith(full_disk.DISK_TIMER):
+        return full_disk.waited_too_long(layout, draft, event.timer, now)
     return ending.timer_fired(layout, draft, event, now)
 
 
@@ -190,6 +195,8 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.VertexStartFailed: deaths.vertex_start_failed,
     e.VertexWaitsForRoom: room.vertex_waits_for_room,
     e.VertexFoundRoom: room.vertex_found_room,
+    e.DiskFilled: full_disk.disk_filled,
+    e.DiskHasRoom: full_disk.disk_has_room,
     e.VertexLost: deaths.vertex_lost,
     e.DrainRequested: machines.drain_requested,
     e.MachineExamined: machines.machine_examined,

@@ -107,6 +107,26 @@ class VertexFoundRoom(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class DiskFilled(Event):
+    """The disk of `where`, on the machine `node` ("": the master's), has fewer than `required_bytes` left. It comes
+    again where the disk is fuller by far."""
+
+    where: str
+    required_bytes: int
+    available_bytes: int
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskHasRoom(Event):
+    """A disk that was full has room again."""
+
+    where: str
+    available_bytes: int
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class VertexLost(Event):
     """`cause` is a `Cause` value; `evidence` holds what was seen: exit detail, process state, stack. `generated` says
     that the vertex is a rollout instance that had generated tokens: they are kept, so this was progress."""
@@ -531,6 +551,8 @@ _KINDS: dict[str, type[Event]] = {
         VertexStartFailed,
         VertexWaitsForRoom,
         VertexFoundRoom,
+        DiskFilled,
+        DiskHasRoom,
         VertexLost,
         VertexStopped,
         OperatorFailed,

@@ -71,6 +71,7 @@ class Reason(StrEnum):
     NOT_FINITE = "not_finite"
     OUT_OF_MEMORY = "out_of_memory"
     CONFIG = "config"
+    DISK_FULL = "disk_full"
 
 
 class Cause(StrEnum):
@@ -111,6 +112,8 @@ class Cause(StrEnum):
     """What the user wrote cannot be a job, which showed only in a vertex."""
     CALL_FAILED = "call_failed"
     """A call raised in Gyre's own code, or in a library that it stands on."""
+    DISK_FULL = "disk_full"
+    """A disk has no room for what was to be written."""
 
 
 class Scope(StrEnum):
@@ -174,6 +177,11 @@ class JobRecord:
     """The rules that its decisions follow; see `MasterStarted`."""
     weights_from: str = ""
     """Whose weights it began with, if not its model's."""
+    full_disks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The disks without room, by machine and path: `where`, `node`, `required_bytes`, `available_bytes`, `since`, and
+    `said`, whether a write that failed is all that is known of it."""
+    disk_had_room_at: float | None = None
+    """When the last full disk had room again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +341,8 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     kind, name = key
     if kind == "job":
         row = fields_of(state.job)
-        for later in ("restored", "rules", "weights_from"):  # older rows do not have them
+        # Older rows do not have them.
+        for later in ("restored", "rules", "weights_from", "full_disks", "disk_had_room_at"):
             if not row[later]:
                 del row[later]
         return row

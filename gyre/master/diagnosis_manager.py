@@ -43,12 +43,14 @@ from gyre.failover.events import (
 )
 from gyre.graph import is_instance
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
+from gyre.master.disk_watch import DiskWatch
 from gyre.master.growth_demand import GrowthDemand
 from gyre.master.job_context import JobContext
 from gyre.master.start_troubles import death, new_memory_kills
 from gyre.master.vertex_reports import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.workloads.plain_data import plain_fields
+from gyre.workloads.vertex.disk_room import DiskLook, DiskRoom
 from gyre.workloads.vertex.memory_kills import MemoryKills
 from gyre.workloads.vertex.messages import Report
 from gyre.workloads.vertex.preflight import needs_of
@@ -95,7 +97,9 @@ class DiagnosisManager:
         clock: Callable[[], float],
         monotonic: Callable[[], float],
         on_fault: Callable[[BaseException], None],
+        disks: DiskLook | None = None,
     ) -> None:
+        """`disks` looks at the master's own disks."""
         self._spec = spec
         self._context = context
         self._cluster = cluster
@@ -121,6 +125,14 @@ class DiagnosisManager:
             advise=lambda advice: context.submit(advice, actor="diagnosis"),
         )
         self._directory = directory
+        self._disks = DiskWatch(
+            spec.failover,
+            disks or DiskLook(),
+            lambda: context.state.job.full_disks,
+            clock=clock,
+        )
+        self._disks_of: dict[str, tuple[str, tuple[DiskRoom, ...]]] = {}
+        """The machine of each vertex that is watched, and the disks that it sees."""
         self._clock = clock
         self._examined: set[str] = set()
         """The machines whose pre-flight has begun since they came, or were last left alone."""
@@ -148,6 +160,7 @@ class DiagnosisManager:
             self._watches.pop(key).cancel()
             if self._observations.get(key[0]) and self._observations[key[0]].incarnation == key[1]:
                 del self._observations[key[0]]
+                self._disks_of.pop(key[0], None)
                 if not (ends and key[0] == _TRAINER):
                     self.telemetry.pop(key[0], None)
         for key, vertex in wanted.items():
@@ -204,6 +217,7 @@ class DiagnosisManager:
 
     async def look(self) -> None:
         """Make one pass of diagnosis over the observations."""
+        await self.look_at_disks()
         found, silent, now = [], [], self._monotonic()
         for suspicion in diagnose(self._observations, self._spec, now):
             key = (suspicion.vertex, suspicion.incarnation)
@@ -223,6 +237,11 @@ class DiagnosisManager:
         stall = self._steps.look(self._context.committed, self._observations, fields, self._monotonic())
         if stall is not None:
             await self._tell_stall(stall)
+
+    async def look_at_disks(self) -> None:
+        """Submit which disks are full now, or have room again."""
+        for event in await self._disks.news(self._disks_of):
+            self._context.submit(event, actor="diagnosis")
 
     async def _look_for_notices(self) -> None:
         """Submit the cluster's notices that machines go, and drain again those where somebody came up meanwhile."""
@@ -387,6 +406,7 @@ class DiagnosisManager:
     def _observe(self, address: Address, report: Report) -> None:
         now = self._monotonic()
         role = address.vertex.rpartition("-")[0]
+        self._disks_of[address.vertex] = (self._scheduler.node_of(address), report.disks)
         self._observations[address.vertex] = Observation(
             address.vertex,
             role,

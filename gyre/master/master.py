@@ -14,17 +14,19 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gyre.config import JobSpec, parse_job
 from gyre.config.sections.first_weights import source_of
-from gyre.errors import ConfigError, Conflict, Fenced, GyreError, NotFound, Unreachable
+from gyre.errors import ConfigError, Conflict, Fenced, GyreError, NotFound, StoreFull, Unreachable
 from gyre.failover import FailoverCoordinator, JobPhase, JobState
 from gyre.failover.events import (
     RULES,
+    DiskFilled,
+    DiskHasRoom,
     DrainRequested,
     Event,
     JobSubmitted,
@@ -48,6 +50,9 @@ from gyre.master.master_api import View, nodes_of, spec_of, tokens_of, view_of
 from gyre.master.metrics import prometheus_text
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.store import JobFields, Store, open_store
+from gyre.workloads.vertex.disk_room import DiskLook
+
+Taken = TypeVar("Taken")
 
 RECONCILE_S = 1.0
 LOOK_S = 0.25
@@ -79,7 +84,9 @@ class JobMaster:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         exit_process: Callable[[int], None] = os._exit,
+        places: Sequence[Path] = (),
     ) -> None:
+        """`places` are folders on the disks that are watched: none are where this is empty."""
         self.job_id = job_id
         self._store_url = store_url
         self._directory = directory
@@ -93,6 +100,8 @@ class JobMaster:
         self._news = asyncio.Event()
         self._opened = contextlib.ExitStack()
         self._row: dict[str, Any] = {}
+        self._waited_for_room = False
+        self._disks = DiskLook(places)
         self.ready = threading.Event()
         self._store: Store
         self._spec: JobSpec
@@ -108,13 +117,16 @@ class JobMaster:
         """Control the job, from the take-over to its end."""
         self._loop = asyncio.get_running_loop()
         self._finished, self._news = asyncio.Event(), asyncio.Event()
-        self._store = self._opened.enter_context(open_store(self._store_url))
+        if self._disks.places:
+            self._disks.begin()
+            self._opened.callback(self._disks.end)
+        self._store = await self._with_room(lambda: self._opened.enter_context(open_store(self._store_url)))
         row = self._store.job(self.job_id)
         self._spec = parse_job(row.spec)
         self._ray_address = row.ray_address
         self._build(row.name)
         self._opened.callback(self._context.close)
-        undone = self._context.open(pid=os.getpid())
+        undone = await self._with_room(lambda: self._context.open(pid=os.getpid()))
         first = not self._context.state.vertices
         if self._context.state.job.phase.ended:
             # The earlier master died after the job's last event and before carrying out its commands.
@@ -132,6 +144,9 @@ class JobMaster:
         await self._context.submit(MasterStarted(self._context.epoch, os.getpid(), _hostname(), url, RULES))
         if not first:
             await self._scheduler.places.release_unwanted()
+        if self._waited_for_room:  # what died meanwhile is not the vertices' fault
+            self._context.submit(DiskFilled(str(self._directory), 0, 0), actor="diagnosis")
+            self._context.submit(DiskHasRoom(str(self._directory), 0), actor="diagnosis")
         self._manager.run(self._still_meant(undone))
         self.ready.set()
         try:
@@ -141,6 +156,18 @@ class JobMaster:
         ):  # the loop is stopped, and what is committed now must begin nothing in it
             await self._manager.close()
             raise
+
+    async def _with_room(self, take: Callable[[], Taken]) -> Taken:
+        """Do what writes to the store before this master controls the job, as soon as the disk has room for it. There
+        is no deadline: a master that gives up is started again, and finds the same disk."""
+        while True:
+            try:
+                return take()
+            except StoreFull as error:
+                if not self._waited_for_room:
+                    print(f"{error} This master waits for room.", file=sys.stderr, flush=True)
+                self._waited_for_room = True
+                await asyncio.sleep(RECONCILE_S)
 
     def _build(self, name: str) -> None:
         graph = compile_job(self._spec)
@@ -183,6 +210,7 @@ class JobMaster:
             clock=self._clock,
             monotonic=self._monotonic,
             on_fault=self._fault,
+            disks=self._disks,
         )
 
     def _still_meant(self, undone: list[Issued]) -> list[Issued]:
@@ -273,6 +301,7 @@ class JobMaster:
             telemetry=self._diagnosis.telemetry,
             progress=self._diagnosis.progress,
             store_error=self._context.error,
+            decided=self._context.state,
         )
 
     def tokens(self) -> list[dict[str, Any]]:

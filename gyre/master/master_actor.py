@@ -55,7 +55,8 @@ class MasterActor:
 
     def _main(self) -> None:
         from gyre.master.ray_cluster import RayCluster
-        from gyre.workloads.vertex.host import redirect_output
+        from gyre.workloads.vertex.host import own_places
+        from gyre.workloads.vertex.output import redirect_output
 
         settings = self._settings
         directory = Path(settings.directory)
@@ -72,6 +73,7 @@ class MasterActor:
                     writers_stay_here=settings.store_url.startswith("sqlite"),
                 ),
                 serve=self._serve if settings.surface else None,
+                places=[directory, *_store_folder(settings.store_url), *own_places()],
             )
             asyncio.run(self._master.run())
         except BaseException:
@@ -98,3 +100,12 @@ class MasterActor:
             plain_http=self._settings.plain_http,
         )
         return url
+
+
+def _store_folder(store_url: str) -> list[Path]:
+    """The folder of a store that is a file."""
+    from sqlalchemy import make_url
+
+    url = make_url(store_url)
+    is_file = url.get_backend_name() == "sqlite" and url.database
+    return [Path(str(url.database)).parent] if is_file else []

@@ -22,6 +22,8 @@ The view of a job is plain data with these keys:
     warnings   a list: code, step, message of what says that the job does not learn, while it holds
     bottleneck one sentence on what the job's speed depends on, or ""
     seq        sequence number of the last committed event
+    disks      a list of the disks without room: where, node ("": the master's), required_bytes, available_bytes,
+               since, said (whether a write that failed is all that is known)
     store      error: why the journal cannot be written, or ""
 """
 
@@ -166,10 +168,17 @@ def view_of(
     progress: Mapping[str, Any] | None = None,
     store_error: str = "",
     answering: bool = True,
+    decided: JobState | None = None,
 ) -> View:
-    """Returns the view of a state. `telemetry` holds the last report of each vertex, by id."""
+    """Returns the view of a state. `telemetry` holds the last report of each vertex, by id. `decided` is the state that
+    the journal may not hold yet: which disks are full is shown from it, for it may be the journal's."""
     telemetry = telemetry or {}
     job = asdict(state.job)
+    disks = (decided or state).job
+    if disks.full_disks and not state.job.full_disks and not job["phase"].ended:
+        job |= {"reason": disks.reason, "message": disks.message}
+    for hidden in ("full_disks", "disk_had_room_at"):  # `disks` has them
+        del job[hidden]
     vertices = []
     for record in state.vertices.values():
         seen = telemetry.get(record.id, {})
@@ -208,6 +217,7 @@ def view_of(
         ],
         "bottleneck": bottleneck_of(job["phase"], shown),
         "seq": seq,
+        "disks": [dict(disks.full_disks[key]) for key in sorted(disks.full_disks)],
         "store": {"error": store_error},
     }
 

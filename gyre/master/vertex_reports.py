@@ -19,6 +19,7 @@ from typing import Any
 from gyre.failover.events import Event, Reported, ReportRefused, is_known, reported_from, reporter_of
 from gyre.master.cluster import Address
 from gyre.workloads.plain_data import PLAIN_LIMIT, plain, plain_fields, plain_text
+from gyre.workloads.vertex.disk_room import DiskRoom
 from gyre.workloads.vertex.memory_kills import MemoryKills
 from gyre.workloads.vertex.messages import Report
 
@@ -29,6 +30,9 @@ EVIDENCE_LIMIT = 2**14
 """Characters of a vertex's last words that an incident keeps: the state holds up to 200 incidents."""
 
 KIND_LIMIT = 200
+
+_MOST_DISKS = 16
+"""A vertex looks at three or four."""
 
 
 class Unreadable(Exception):
@@ -52,9 +56,19 @@ def read_report(answer: Any) -> Report:
             unhealthy=plain_text(answer.unhealthy),
             outbox=[(int(number), kind, body) for number, kind, body in answer.outbox],
             memory_kills=answer.memory_kills if isinstance(answer.memory_kills, MemoryKills) else None,
+            disks=tuple(_disk(one) for one in tuple(answer.disks)[:_MOST_DISKS]),
         )
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise Unreadable(f"its report cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _disk(told: Any) -> DiskRoom:
+    return DiskRoom(
+        plain_text(told.where, limit=KIND_LIMIT),
+        plain_text(told.disk, limit=KIND_LIMIT),
+        int(told.available_bytes),
+        int(told.total_bytes),
+    )
 
 
 def event_of(address: Address, number: int, kind: Any, body: Any) -> Event:

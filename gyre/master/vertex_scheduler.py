@@ -100,9 +100,9 @@ class Scheduler:
     async def start_region(self, command: StartRegion) -> AsyncIterator[Event]:
         """Kill the replaced incarnations, spawn, rendezvous, set up. Yields each vertex's event as it comes.
 
-        Where no machine has room, that is told, and the start waits for one. Waiting for the back-off or for room takes
-        long, and a later decision may overtake the command meanwhile: then the start ends without a further event, and
-        every process that it has started is killed.
+        Where no machine has room, that is told, and the start waits for one; while a disk is full it waits too. Waiting
+        for the back-off or for room takes long, and a later decision may overtake the command meanwhile: then the start
+        ends without a further event, and every process that it has started is killed.
         """
         await asyncio.gather(
             *(self._kill_through(vertex, incarnation) for vertex, incarnation in command.replaces.items())
@@ -115,6 +115,9 @@ class Scheduler:
         self.places.begin(list(command.vertices))
         try:
             while self._is_meant(command):
+                if self._state().job.full_disks:  # its process could not write a file
+                    await asyncio.sleep(LOOK_FOR_ROOM_S)
+                    continue
                 try:
                     fitted = await self.places.take(addresses)
                     break

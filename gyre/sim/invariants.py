@@ -14,6 +14,7 @@ from gyre.failover import Decision, JobState
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import InvariantBroken
+from gyre.failover.handlers.full_disk import AFTERMATH_S, SAID
 from gyre.failover.state import TRAINING, VERTEX_TRANSITIONS, RowKey, VertexPhase
 
 
@@ -94,6 +95,9 @@ class Witness:
             and name in after.vertices
             and after.vertices[name].restarts > before.vertices[name].restarts
         ]
+        at = before.job.disk_had_room_at
+        if before.job.full_disks or (at is not None and now - at < AFTERMATH_S):
+            return f"{paid} pays for a full disk" if restarted and paid else ""
         if restarted and len(paid) != 1:
             return f"{restarted} restart and {paid or 'no budget'} pays"
         for key in paid:
@@ -110,6 +114,8 @@ class Witness:
         return ""
 
     def _budget(self, key: str) -> Budget:
+        if key.startswith("disk:"):
+            return SAID
         found: Budget = getattr(self._spec.failover, key.partition(":")[0])
         return found
 

@@ -34,6 +34,7 @@ from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied,
 from gyre.testing.clock import VirtualClock
 from gyre.testing.fake_connection import Connection
 from gyre.testing.fake_room import FakeRoom
+from gyre.workloads.vertex.disk_room import DiskRoom
 from gyre.workloads.vertex.memory_kills import MemoryKills
 from gyre.workloads.vertex.messages import Binding, Failure, Report
 
@@ -135,6 +136,8 @@ class FakeCluster:
             self.room.add(f"node-{number}")
         self.no_room: set[str] = set()
         """Vertices for which there is no room; those already placed stay."""
+        self.disks: tuple[DiskRoom, ...] = ()
+        """The disks that every vertex reports."""
         self.steps: list[tuple[int, int]] = []
         """The ledger: each optimizer step with the trainer's incarnation that made it."""
         self.spawned: list[Address] = []
@@ -523,6 +526,7 @@ class FakeCluster:
             version=process.version,
             outbox=list(process.outbox),
             memory_kills=self._memory_kills(process),
+            disks=self.disks,
         )
 
     async def bind(self, address: Address, epoch: int, binding: Binding, *, timeout_s: float) -> Any:

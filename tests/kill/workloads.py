@@ -29,3 +29,13 @@ class SwitchedReward(ExactMatchReward):
         if (self.context.directory / "slow").exists():
             time.sleep(1.5)
         return super().score(groups)
+
+
+class PrintingReward(PacedReward):
+    """Prints of every group, as users' rewards do."""
+
+    @operator
+    def score(self, groups: list[Group], *, step: int) -> list[Group]:  # type: ignore[override]
+        for group in groups:
+            print(f"step {step}: {group!r}"[:2000], flush=True)
+        return super().score(groups, step=step)

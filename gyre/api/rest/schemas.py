@@ -239,6 +239,18 @@ class Training(Out):
     continued_reward: float | None = None
 
 
+class FullDisk(Out):
+    """A disk without room. `where` is a folder on it, `node` its machine ("": the master's). `said`: a write that
+    failed is all that is known of it."""
+
+    where: str
+    node: str = ""
+    required_bytes: int = 0
+    available_bytes: int = 0
+    since: float
+    said: bool = False
+
+
 class JobView(Out):
     """All there is to see of a job at one moment."""
 
@@ -254,6 +266,8 @@ class JobView(Out):
     bottleneck: str = ""
     """What the job's speed depends on, in one sentence; empty where that is not known."""
     seq: int
+    disks: list[FullDisk] = Field(default_factory=list)
+    """The disks without room, for which the job waits."""
     store: StoreHealth
 
 

@@ -76,7 +76,7 @@ class LiveProgress:
                 self._told.add(change)
                 if vertex["phase"] in ("starting", "stopping"):
                     self.say(f"~ {vertex['id']} is {vertex['phase']}: {vertex['message']}")
-        waits = view["job"]["reason"] == "no_room"
+        waits = view["job"]["reason"] in ("no_room", "disk_full")
         if waits and not self._waits:  # one line, however many wait
             self.say(f"~ {view['job']['message']}")
         self._waits = waits

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from gyre.config import TRAINER
-from gyre.errors import NOT_FINITE, OUT_OF_MEMORY, is_configuration
+from gyre.errors import NOT_FINITE, OUT_OF_MEMORY, is_configuration, is_no_space
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.budget import NO_STEP_JOB, NO_STEP_VERTEX
 from gyre.failover.draft import Draft
-from gyre.failover.handlers import machines
+from gyre.failover.handlers import full_disk, machines
 from gyre.failover.handlers.repair import Rung, give_up, pay, repair
 from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout
@@ -31,7 +31,7 @@ def vertex_lost(layout: JobLayout, draft: Draft, event: e.VertexLost, now: float
         detected_after_s=event.detected_after_s,
         generated=event.generated,
     )
-    machines.blame(layout, draft, record, event.node, fault, now)
+    _blame(layout, draft, record, event.node, fault, now)
     return repair(layout, draft, record, now, fault)
 
 
@@ -45,7 +45,7 @@ def vertex_start_failed(
     if is_configuration(event.code) and (not draft.job.trainer_started or record.role == TRAINER):
         return _configured_wrong(draft, record, now, fault)
     # Of a role that has started with this configuration: its machine lacks something.
-    machines.blame(layout, draft, record, event.node, fault, now)
+    _blame(layout, draft, record, event.node, fault, now)
     return repair(layout, draft, record, now, fault)
 
 
@@ -64,7 +64,17 @@ def trainer_failed(
 def _fault_of(event: e.VertexStartFailed | e.TrainerFailed, otherwise: Cause) -> Fault:
     """What failed: the user's code, or Gyre's for the cause `otherwise`."""
     evidence = {"error": event.error, "traceback": event.traceback, **_place_of(event)}
+    if is_no_space(event.code):
+        return Fault(Cause.DISK_FULL, evidence)
     return Fault(Cause.USER_CODE if event.user_code else otherwise, evidence, event.user_code)
+
+
+def _blame(
+    layout: JobLayout, draft: Draft, record: VertexRecord, node: str, fault: Fault, now: float
+) -> None:
+    """Count the death against its machine, unless a full disk is to blame."""
+    if not full_disk.is_in_the_way(draft, now) and not full_disk.of_a_full_disk(fault):
+        machines.blame(layout, draft, record, node, fault, now)
 
 
 def _place_of(event: e.VertexStartFailed | e.TrainerFailed | e.OperatorFailed) -> dict[str, str]:
@@ -107,6 +117,20 @@ def operator_failed(
     retried = Cause.USER_CODE if event.user_code else Cause.CALL_FAILED
     if event.code == OUT_OF_MEMORY:
         retried = Cause.OUT_OF_MEMORY
+    if is_no_space(event.code):
+        retried = Cause.DISK_FULL
+    if (not gang or event.user_code) and full_disk.is_in_the_way(draft, now):
+        if event.attempt <= 1:
+            open_incident(
+                draft,
+                record,
+                now,
+                Fault(retried, evidence, event.user_code),
+                scope=Scope.RETRY,
+                decision=f"call {event.operator} again: a disk is full, so it counts for nothing",
+                recovered=True,
+            )
+        return ()
     budget = layout.spec.failover.retry
     retriable = (not gang or event.user_code) and event.attempt <= budget.most_attempts
     if retriable and pay(draft, f"retry:{record.role}", budget, now, counted=False):
@@ -139,6 +163,8 @@ def job_stalled(layout: JobLayout, draft: Draft, event: e.JobStalled, now: float
     trainer = draft.vertices.get(TRAINER_VERTEX)
     if trainer is None or draft.job.phase is not JobPhase.RUNNING or event.step != draft.job.step:
         return ()
+    if full_disk.is_in_the_way(draft, now, over_s=event.after_s):
+        return ()  # that explains it
     error = f"no step after step {event.step} for {event.after_s:.0f} s (limit {event.limit_s:.0f} s)"
     fault = Fault(Cause.NO_STEP, {"error": error, **event.evidence}, detected_after_s=event.after_s)
     if not event.stands_still:

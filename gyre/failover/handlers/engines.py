@@ -16,6 +16,7 @@ from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.budget import within
 from gyre.failover.draft import Draft
+from gyre.failover.handlers import full_disk
 from gyre.failover.handlers.ending import end_job
 from gyre.failover.handlers.machines import blame
 from gyre.failover.handlers.repair import go_on_without, is_dispensable
@@ -60,6 +61,8 @@ def _start_failed(
     layout: JobLayout, draft: Draft, record: VertexRecord, event: e.RolloutsChanged, now: float
 ) -> list[c.Command]:
     told = event.details
+    if full_disk.is_in_the_way(draft, now):
+        return []  # the agent tries again by itself, and it counts for nothing
     budget = layout.spec.failover.engine_start
     failures = (*within(draft.uses.get(_key(record.id), ()), budget, now), now)[-budget.max :]
     draft.set_uses(_key(record.id), failures)

@@ -1,18 +1,21 @@
 """Repairs: restart the narrowest scope that its budget still pays for; when none is left, go on with less or give up.
 
-Invariant *every repair is paid for*: each restart takes from a budget. That no fault repeats for ever is the invariant
-*no fault outlives its attempts* of `gyre.failover.budget`, which says what counts as progress.
+Invariant *every repair is paid for*: each restart takes from a budget, but for what a full disk did. That no fault
+repeats for ever is the invariant *no fault outlives its attempts* of `gyre.failover.budget`, which says what counts as
+progress.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from gyre.config import TRAINER, Budget
 from gyre.failover import commands as c
 from gyre.failover.budget import affordable, backoff_s, within
 from gyre.failover.draft import Draft
+from gyre.failover.handlers import full_disk
 from gyre.failover.handlers.ending import end_job, stop_all
 from gyre.failover.handlers.role_counts import set_count
 from gyre.failover.incidents import Fault, open_incident
@@ -58,7 +61,15 @@ def repair(
         draft.move(record.id, VertexPhase.STOPPING, now, reason=draft.job.reason)
         return [c.StopVertex(record.id, record.incarnation)]
     region = sorted(vertex for vertex in layout.regions(record.id) if is_wanted(draft, vertex))
+    if full_disk.of_a_full_disk(fault):
+        fault = replace(fault, cause=Cause.DISK_FULL, user_code=False)
     rungs = list(ladder) or _ladder_of(layout, record, region, fault)
+    excused = _excused(layout, draft, record, now, fault)
+    if excused is not None:
+        restarted = _repair_in(
+            layout, draft, record, now, fault, rungs[0].scope, region, layout.spec.failover.backoff_s
+        )
+        return [*excused, *restarted]
     dispensable = not fault.user_code and is_dispensable(layout, draft, record)
     if dispensable:
         rungs = rungs[:1]  # the job goes on without this vertex rather than start anew because of it
@@ -109,6 +120,18 @@ def _is_attempt(layout: JobLayout, draft: Draft, record: VertexRecord, fault: Fa
 def _is_silent(layout: JobLayout, draft: Draft, fault: Fault) -> bool:
     """Whether the trainer is a script that has reported no step, so that progress cannot be seen."""
     return layout.spec.recipe is None and not draft.job.step and not fault.user_code
+
+
+def _excused(
+    layout: JobLayout, draft: Draft, record: VertexRecord, now: float, fault: Fault
+) -> list[c.Command] | None:
+    """None if the fault has to be paid for; otherwise the commands that follow from its being a full disk's."""
+    if full_disk.is_in_the_way(draft, now):
+        return []
+    said = fault.cause is Cause.DISK_FULL
+    if not said or not pay(draft, f"disk:{record.id}", full_disk.SAID, now, counted=True):
+        return None
+    return full_disk.begin_by_words(layout, draft, record, fault, now)
 
 
 def _is_reclaimed(layout: JobLayout, draft: Draft, record: VertexRecord, fault: Fault) -> bool:

@@ -3,7 +3,8 @@
 Invariants:
 - *grouped*: what happens within an interval is one transaction. The interval is cut short where a complete group waits
   for it, and ends at once where nothing can come that would go with it;
-- *in order*: one batch is written at a time, and the loop hears of its commit before the next is collected.
+- *in order*: one batch is written at a time, and the loop hears of its commit before the next is collected;
+- *a full disk loses nothing*: a batch that finds no room is kept, and written when there is some.
 
 This module must not know what is in a batch.
 """
@@ -13,12 +14,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+from gyre.errors import StoreFull
+
 Collected = TypeVar("Collected")
+
+FULL_PAUSE_S = 1.0
+"""Between two attempts to write on a full disk, which people or the job have to free."""
 
 
 def _give_way() -> None:
@@ -67,7 +74,6 @@ class GroupCommit(Generic[Collected]):
         self.now()
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             if not self._now.is_set():
                 await self._soon.wait()
@@ -84,9 +90,20 @@ class GroupCommit(Generic[Collected]):
             self._soon.clear()
             if (batch := self._collect()) is None:
                 continue
-            await loop.run_in_executor(self.thread, self._write, batch)
+            await self._write_with_room(batch)
             self.count += 1
             self._committed(batch)
+
+    async def _write_with_room(self, batch: Collected) -> None:
+        """Write the batch, again and again while the disk has no room: what was rolled back is written whole, and
+        nobody hears of it before."""
+        while True:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self.thread, self._write, batch)
+                return
+            except StoreFull as error:
+                print(f"the ledger waits: {error}", file=sys.stderr, flush=True)
+                await asyncio.sleep(FULL_PAUSE_S)
 
     async def last(self) -> None:
         """Write what is left, after `run` has ended."""

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from gyre.errors import ConfigError
 from gyre.workloads.rewards.frames import packed, read_one, write_all
 from gyre.workloads.rewards.results import NoReward, as_utf8
+from gyre.workloads.vertex.output import keep_printing
 
 READY = -1
 """The number of the first frame, which answers no request."""
@@ -37,6 +38,7 @@ def main(requests: int, answers: int) -> None:
     """Answer requests until there are no more."""
     os.setsid()  # a signal to its process group is not for the guard
     os.dup2(2, 1)
+    keep_printing()
     for fd in (requests, answers):
         os.set_inheritable(fd, False)
     me = os.getpid()

@@ -37,9 +37,11 @@ from gyre.errors import Fenced
 from gyre.rollouts.weight_dirs import remove_left_by_job
 from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
 from gyre.workloads.plain_data import plain, plain_fields, plain_text
+from gyre.workloads.vertex.disk_room import SHARED_MEMORY, DiskLook
 from gyre.workloads.vertex.master_watchdog import Identity, MasterWatchdog
 from gyre.workloads.vertex.memory_kills import own_memory_kills
 from gyre.workloads.vertex.messages import Binding, CallPosition, Failure, Report, failure_of, thread_stacks
+from gyre.workloads.vertex.output import redirect_output
 from gyre.workloads.vertex.returns import USER_SCRIPT, Expected, Given, checked, named
 from gyre.workloads.vertex.slim_groups import SlimGroups, additions, extras_of
 
@@ -96,6 +98,7 @@ class VertexHost:
         self._runtime: Any = None
         self._address: tuple[str, int] | None = None
         self._guard: MasterWatchdog | None = None
+        self._disks = DiskLook()
 
     # -- the master's calls (control) ---------------------------------------------------------------
 
@@ -146,6 +149,7 @@ class VertexHost:
             unhealthy=self._unhealthy,
             outbox=outbox,
             memory_kills=own_memory_kills(),
+            disks=self._disks.newest,
         )
 
     def _version(self) -> int | None:
@@ -188,6 +192,9 @@ class VertexHost:
             self._begin("setup")
             try:
                 redirect_output(Path(binding.log_path))
+                if binding.log_path:  # else it is no process of its own
+                    self._disks.places = [Path(binding.directory), *own_places()]
+                    self._disks.begin()
                 os.environ.update(binding.env)
                 _extend_path(binding.python_path)
                 workload = _load_class(binding)()
@@ -503,20 +510,6 @@ def _load_class(binding: Binding) -> type:
     return found
 
 
-def redirect_output(path: Path) -> None:
-    """Send this process's stdout and stderr to its own log file, so that `gyre logs` finds it by vertex."""
-    if not path.name:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-
-
 def free_port(host: str) -> int:
     """A port on which nobody listens now, and which no outgoing connection gets before the rendezvous listens there,
     which on a busy machine is many seconds later."""
@@ -528,6 +521,20 @@ def free_port(host: str) -> int:
         probe.bind((host, 0))
         found: int = probe.getsockname()[1]
         return found
+
+
+def own_places() -> list[Path]:
+    """Where any process of Ray's writes, apart from the job's directory: shared memory, and Ray's folder."""
+    places = [SHARED_MEMORY]
+    try:
+        import ray
+
+        node = ray._private.worker._global_node if ray.is_initialized() else None
+        if node is not None:
+            places.append(Path(node.get_session_dir_path()))
+    except ImportError:
+        pass  # as in `_own_address`
+    return places
 
 
 def _own_address() -> str:

@@ -6,6 +6,7 @@ those classes to unpickle, and a failure must be readable anywhere.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -14,8 +15,17 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-from gyre.errors import OUT_OF_MEMORY, ConfigError, GyreError, UserCodeError
+from gyre.errors import (
+    NO_SPACE,
+    OUT_OF_MEMORY,
+    ConfigError,
+    GyreError,
+    UserCodeError,
+    is_no_space,
+    says_no_space,
+)
 from gyre.workloads.plain_data import plain_text
+from gyre.workloads.vertex.disk_room import DiskRoom
 from gyre.workloads.vertex.memory_kills import MemoryKills
 
 GYRE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -49,7 +59,8 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
     `module` is the workload's, `method` the name of what was called. A module outside of Gyre answers for everything
     that is raised in it, also while it is loaded: a SyntaxError or a missing class leaves no frame of the user's.
     Gyre's own errors, raised by its own code, are Gyre's wherever they pass. A ConfigError says that what the user
-    wrote cannot be a job: no code failed, and trying again does not help.
+    wrote cannot be a job: no code failed, and trying again does not help. A disk without room is not the user's code
+    either, whoever wrote to it.
     """
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not _is_gyre(frame.filename)]
@@ -65,7 +76,8 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
         theirs = False  # a store that is full, a vertex that was lost: the user's line only waited for it
     if isinstance(error, SyntaxError) and error.filename and not _is_library(error.filename):
         place = f"{os.path.basename(error.filename)}:{error.lineno}"
-    if isinstance(error, ConfigError):
+    code = code_of(error)
+    if isinstance(error, ConfigError) or is_no_space(code):
         theirs = False
     message = _text_of(error)
     if isinstance(error, UserCodeError):
@@ -86,7 +98,7 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
         user_code=theirs,
         collective=not isinstance(error, ValueError | TypeError | KeyError)
         and any(word in sign for word in _COLLECTIVE_SIGNS),
-        code=code_of(error),
+        code=code,
         place=plain_text(place) if theirs else "",
         method=method if theirs else "",
     )
@@ -103,13 +115,31 @@ def _place_in(told: str) -> str:
 
 
 def code_of(error: BaseException) -> str:
-    """The stable code of one of Gyre's errors, or of an allocation that failed; "" for any other."""
+    """The stable code of one of Gyre's errors, of an allocation or a write that failed; "" for any other."""
+    if _is_no_space(error):
+        return NO_SPACE
     if isinstance(error, GyreError):
         return error.code
     # By name: torch raises these, and CUDA's libraries a RuntimeError with such a text; none is imported here.
     out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     told = isinstance(error, RuntimeError) and "out of memory" in _text_of(error).lower()
     return OUT_OF_MEMORY if out_of_memory or told else ""
+
+
+def _is_no_space(error: BaseException) -> bool:
+    """Whether the exception, or one that led to it, is a write that found no room."""
+    seen: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        if isinstance(found, OSError) and found.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if isinstance(found, GyreError) and (
+            is_no_space(found.code) or says_no_space(str(found.details.get("traceback", "")))
+        ):
+            return True
+        seen.append(found)
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    return False
 
 
 def _text_of(error: BaseException) -> str:
@@ -210,6 +240,8 @@ class Report:
     outbox: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
     memory_kills: MemoryKills | None = None
     """How many processes of the vertex's control group the kernel has killed for want of memory, where it tells."""
+    disks: tuple[DiskRoom, ...] = ()
+    """The room that is left where the vertex writes."""
 
 
 def thread_stacks() -> str:

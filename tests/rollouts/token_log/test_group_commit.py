@@ -7,6 +7,8 @@ import contextlib
 
 import pytest
 
+from gyre.errors import StoreFull
+from gyre.rollouts.token_log import group_commit
 from gyre.rollouts.token_log.group_commit import GroupCommit
 from tests.waits import GENEROUS_S
 
@@ -56,3 +58,36 @@ async def test_what_nothing_else_goes_with_is_written_without_waiting(waits_for_
     with contextlib.suppress(asyncio.CancelledError):
         await running
     commits.close()
+
+
+async def test_a_batch_that_finds_no_room_is_kept_and_written_when_there_is_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_commit, "FULL_PAUSE_S", 0.0)
+    batches = iter([1, 2])
+    attempts: list[int] = []
+    committed: list[int] = []
+    done = asyncio.Event()
+
+    def write(batch: int) -> None:
+        attempts.append(batch)
+        if len(attempts) < 4:
+            raise StoreFull("No space left for the store.")
+
+    def commit(batch: int) -> None:
+        committed.append(batch)
+        done.set()
+
+    commits: GroupCommit[int] = GroupCommit(
+        lambda: next(batches, None), write, commit, interval_s=0.0, urgent_s=0.0
+    )
+    running = asyncio.create_task(commits.run())
+    commits.now()
+    async with asyncio.timeout(GENEROUS_S):
+        await done.wait()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    commits.close()
+    assert attempts == [1, 1, 1, 1]
+    assert committed == [1]

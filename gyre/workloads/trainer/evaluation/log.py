@@ -9,7 +9,9 @@ This module must not know when an evaluation is due, or who makes it.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,15 +39,16 @@ class EvaluationLog:
     def load(self) -> None:
         if not self.path.exists():
             return
-        lines: list[str] = []
-        for line in self.path.read_text().splitlines():
+        size = 0
+        for line in self.path.read_bytes().splitlines(keepends=True):
             try:
                 self._take(json.loads(line))
             except ValueError:
-                # A kill cut the line short: the evaluation is made again, and written to a line of its own.
-                self.path.write_text("".join(line + "\n" for line in lines))
+                # A kill or a full disk cut the line short: the evaluation is made again, and written to a line of its
+                # own. Cut off, not written anew: that needs no room.
+                os.truncate(self.path, size)
                 break
-            lines.append(line)
+            size += len(line)
 
     def is_settled(self, evaluation: Evaluation) -> bool:
         """Whether there is a result, or will be none."""
@@ -66,8 +69,12 @@ class EvaluationLog:
         return True
 
     def _write(self, line: dict[str, Any]) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        data = json.dumps(line).encode() + b"\n"
+        with self.path.open("ab", buffering=0) as file:
+            size = file.tell()
+            if file.write(data) != len(data):  # the rest has no room
+                os.truncate(self.path, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         self._take(line)
 
     def _take(self, line: dict[str, Any]) -> None:

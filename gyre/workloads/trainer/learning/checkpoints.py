@@ -16,10 +16,12 @@ This module must not know what a rank writes.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +66,8 @@ class Checkpoints:
     def keep_up(self, leader: Gang, auxiliary: Mapping[str, Gang], *, every: int) -> None:
         """Commit the checkpoint that was begun, if it is written by now, and `begin_if_due`. Raises like the gangs'
         calls."""
-        self.settle(wait=False)
+        with self._if_room():
+            self.settle(wait=False)
         self.begin_if_due(leader, auxiliary, every=every)
 
     def begin_if_due(self, leader: Gang, auxiliary: Mapping[str, Gang], *, every: int) -> None:
@@ -72,7 +75,18 @@ class Checkpoints:
         passed since the last. Nothing is waited for. Raises like the gangs' calls."""
         step, last = self._groups.step, self._groups.checkpoint_step
         if self._unfinished is None and (last is None or step // every > last // every):
-            self.write(leader, auxiliary, wait=False)
+            with self._if_room():
+                self.write(leader, auxiliary, wait=False)
+
+    @contextlib.contextmanager
+    def _if_room(self) -> Iterator[None]:
+        """Give the checkpoint up where this process finds no room for its names: it is due after the next step."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self.give_up()
 
     def write_last(self, leader: Gang, auxiliary: Mapping[str, Gang]) -> None:
         """Have a checkpoint of the last step, since nothing comes after it. One of an earlier step that is still being

@@ -1,0 +1,30 @@
+"""A real job on a small disk that fills and empties at random moments, with deaths meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.mounts import sweep
+
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_disk_that_fills_and_empties_costs_no_prompt_and_no_budget(seed: int) -> None:
+    """In a process of its own: it starts a cluster on the disk. `python -m tests.kill.full_disk SEED` repeats it."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.kill.full_disk", str(seed)],
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+    finally:
+        sweep()
+    if "no right to mount" in done.stderr:
+        pytest.skip("no right to mount a tmpfs here")
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]

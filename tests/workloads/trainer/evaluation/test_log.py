@@ -1,0 +1,34 @@
+"""The log of evaluations on a disk that has no room."""
+
+from __future__ import annotations
+
+import pytest
+
+from gyre.workloads.trainer.evaluation.evaluation import Evaluation
+from gyre.workloads.trainer.evaluation.log import EvaluationLog
+from tests.mounts import fill, mounted
+
+
+def test_a_line_that_finds_no_room_leaves_the_others_and_is_written_later() -> None:
+    with mounted(1) as folder:
+        log = EvaluationLog.of(folder)
+        assert log.leave_out(Evaluation(0, "held_out"), "first " * 100)
+        fill(folder / "ballast")
+        with pytest.raises(OSError, match="No space"):
+            log.leave_out(Evaluation(1, "held_out"), "no room " * 1000)
+        again = EvaluationLog.of(folder)
+        assert set(again.left_out) == {Evaluation(0, "held_out")}
+        (folder / "ballast").unlink()
+        assert again.leave_out(Evaluation(1, "held_out"), "second")
+        assert len(EvaluationLog.of(folder).left_out) == 2
+
+
+def test_a_line_that_was_cut_short_is_cut_off_though_there_is_no_room() -> None:
+    with mounted(1) as folder:
+        log = EvaluationLog.of(folder)
+        assert log.leave_out(Evaluation(0, "held_out"), "first")
+        with log.path.open("a") as file:
+            file.write('{"version": 1, "se')
+        fill(folder / "ballast")
+        assert set(EvaluationLog.of(folder).left_out) == {Evaluation(0, "held_out")}
+        assert log.path.read_text().count("\n") == 1
