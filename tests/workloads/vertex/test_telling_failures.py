@@ -16,7 +16,7 @@ from gyre.errors import (
     ConfigError,
     GraphError,
     GyreError,
-    StoreFull,
+    StoreError,
     Unreachable,
     UserCodeError,
     VertexLost,
@@ -71,7 +71,7 @@ def raised(error: BaseException, where: str) -> BaseException:
 
 
 @pytest.mark.parametrize(
-    "error", [StoreFull("no space"), VertexLost("a-0"), Unreachable("no master"), GyreError("late")]
+    "error", [StoreError("no store"), VertexLost("a-0"), Unreachable("no master"), GyreError("late")]
 )
 def test_what_gyre_raises_of_its_own_is_never_the_users_code(error: GyreError) -> None:
     """Also where a user's line asked for it, in a class of the user's own."""
