@@ -83,8 +83,8 @@ def remove_left(root: Path, purposes: Iterable[str]) -> list[Path]:
 
 
 def _note_driver(folder: Path) -> None:
-    """Write down whose cluster the folder's owner belongs to, so that it is removed with the cluster; nothing is written
-    in a cluster that ends with no driver."""
+    """Write down whose cluster the folder's owner belongs to, so that it is removed with the cluster. A cluster that
+    ends with no driver has no mark."""
     note = folder / DRIVER_FILE
     driver = os.environ.get(DRIVER_VARIABLE, "")
     if driver:
