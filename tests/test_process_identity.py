@@ -25,7 +25,7 @@ ALLOWED = {
 }
 """Where a pid is signalled otherwise than through ProcessIdentity, and why it is the right one."""
 
-NOT_PROCESSES = {"ray", "faults", "vertex", "job", "world", "self", "cluster", "_cluster"}
+NOT_PROCESSES = {"ray", "faults", "vertex", "job", "world", "self", "cluster", "vertices", "_cluster"}
 """Whose `kill` is no signal: Ray's, of actors, and that of the doubles."""
 
 

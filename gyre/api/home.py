@@ -51,10 +51,12 @@ class Home:
 
     def job_directory(self, job_id: str) -> Path:
         """`<home>/jobs/<job_id>`, made if it is not there."""
+        _made(self.path)  # of this user alone, as its parents need not be
         return _made(self._below(job_id))
 
     def logs(self, job_id: str) -> Path:
         """The folder of the job's log files, made if it is not there."""
+        _made(self.path)
         return _made(self._below(job_id) / "logs")
 
     def rest_certificate(self, job_id: str) -> Path:
