@@ -114,7 +114,14 @@ def home(path: str | os.PathLike[str] | None = None) -> Home:
     """The home at `path`, or else at $GYRE_HOME, or else `~/.gyre`; always absolute."""
     chosen = os.fspath(path) if path is not None else os.environ.get(VARIABLE) or "~/.gyre"
     try:
-        return Home(Path(os.path.abspath(Path(chosen).expanduser())))
+        path = Path(os.path.abspath(Path(chosen).expanduser()))
+        str(path).encode()
+        return Home(path)
+    except UnicodeEncodeError:  # the journal, URLs and JSON hold its path as text
+        raise ConfigError(
+            f"{os.fsencode(chosen)!r} is not valid UTF-8, which the home's path has to be.",
+            hint=f"Set {VARIABLE} (or --home) to another folder, or to a symbolic link to it.",
+        ) from None
     except RuntimeError:
         raise ConfigError(
             f"{chosen}: there is no home folder to expand '~' to.", hint=f"Set {VARIABLE} to a folder."

@@ -23,7 +23,6 @@ ODD = [
     "new\nline",
     "back\\slash",
     "x" * 200,
-    "surrogate-\udcff",
     "a:b@c",
 ]
 
@@ -95,3 +94,14 @@ def test_a_new_home_is_its_owners_alone(tmp_path: Path) -> None:
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     home(tmp_path / "newer").job_directory("job")
     assert (tmp_path / "newer").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_home_whose_path_is_no_text_is_refused_and_a_link_to_it_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "\udcff").mkdir(mode=0o700)
+    with pytest.raises(ConfigError, match="not valid UTF-8"):
+        home(tmp_path / "\udcff")
+    (tmp_path / "link").symlink_to(tmp_path / "\udcff")
+    place = home(tmp_path / "link")
+    place.check_writable()
+    open_store(place.database_url()).close()
+    assert (tmp_path / "\udcff" / "gyre.db").is_file()
