@@ -145,9 +145,7 @@ def test_a_driver_that_ends_in_order_leaves_no_sweeper(begin: Callable[[], Drive
 
 def test_weights_that_a_living_process_holds_stay(tmp_path: Path, begin: Callable[[], Driver]) -> None:
     driver = begin()
-    sweeper._remove_weights(
-        ProcessIdentity.parse(driver.record.name.removeprefix(sweeper.RECORD)) or pytest.fail()
-    )
+    sweeper._remove_weights(identity(driver.process.pid))
     assert driver.weights.is_dir()
 
 
