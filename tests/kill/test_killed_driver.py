@@ -1,4 +1,4 @@
-"""Of a `gyre` command that is killed nothing is left 10 s later, whenever the kill comes and whatever its home is called."""
+"""Nothing is left of a killed `gyre` command 10 s later, whenever the kill comes and whatever its home is called."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,8 +35,8 @@ def what_is_left(place: Path, folder: Path, driver: ProcessIdentity) -> list[str
 
 
 @pytest.fixture
-def odd_home(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "gr\u00f6\u00dfe ?#%20 'x'\n"
+def odd_home(tmp_path: Path) -> Path:
+    return tmp_path / "gr\u00f6\u00dfe ?#%20 'x'\n"
 
 
 @pytest.mark.ray
