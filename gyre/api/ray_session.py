@@ -1,8 +1,8 @@
 """This process's connection to a Ray cluster that it found, or that it started and ends.
 
 Invariants:
-- *whole or not at all*: Ctrl-C and SIGTERM during Ray's start are held back until it has started and can be ended; the
-  next start removes the session of a killed process;
+- *whole or not at all*: Ctrl-C and SIGTERM during Ray's start are held back until it has started and can be ended; what
+  a killed process leaves is removed by its sweeper (`gyre.api.local_ray.sweeper`), or by the next start;
 - *told soon*: an address where nobody listens is Unreachable within seconds; Ray itself would try for minutes.
 
 `tests/api/test_ray_session.py` holds the private names of Ray that are used here to the pinned version.
@@ -26,10 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from gyre.api.home import Home
-from gyre.api.local_ray.lean_start import ForkServer, knows_ray, lean
+from gyre.api.local_ray import sweeper
+from gyre.api.local_ray.lean_start import ForkServer, Sweeper, knows_ray, lean
 from gyre.api.local_ray.printing_workers import printing_workers
 from gyre.api.terminal.signals import signals_held, signals_ignored
 from gyre.errors import ConfigError, Unauthorized, Unreachable
+from gyre.process_identity import ProcessIdentity
 
 NAMESPACE = "gyre"
 
@@ -39,12 +41,18 @@ PROBE_S = 5.0
 SERVERS_END_S = 10.0
 """How long killed servers of our own cluster may take to be gone: a raylet unmaps its object store."""
 
+CLOCK_SLACK_S = 60.0
+"""A process that is by so much younger than a session cannot have made it, also where the clock was set meanwhile."""
+
 _AUTH_MODE = "RAY_AUTH_MODE"
 _started_here = threading.Event()
 """Set if this process started the Ray cluster that it uses, and so ends it."""
 
 _fork_servers: list[ForkServer] = []
 """That of the cluster which this process started, or is about to."""
+
+_sweepers: list[Sweeper] = []
+"""That of the cluster which this process started."""
 
 
 def connect(ray_address: str | None, *, start_local: bool, place: Home) -> str:
@@ -109,6 +117,8 @@ def disconnect(session: str = "") -> None:
             if folder.name.startswith("session_"):
                 shutil.rmtree(folder, ignore_errors=True)
                 _forget_latest(folder.parent)
+        while _sweepers:
+            _sweepers.pop().close()
 
 
 def _own_servers() -> list[subprocess.Popen[bytes]]:
@@ -246,19 +256,27 @@ def _start_local(place: Home) -> None:
     import ray
 
     folder = place.ray_temp_dir()
+    sweeper.sweep_left(str(folder))
     _sweep(folder)
     prepare_local("local")
     with signals_held():
-        with _quiet(), lean(), printing_workers():
-            context: Any = ray.init(
-                address="local",
-                namespace=NAMESPACE,
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-                _temp_dir=str(folder),
-            )
+        swept = Sweeper(folder, [server.pid for server in _fork_servers])
+        try:
+            with _quiet(), lean(), printing_workers(), swept.marked():
+                context: Any = ray.init(
+                    address="local",
+                    namespace=NAMESPACE,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    _temp_dir=str(folder),
+                )
+        except BaseException:
+            swept.close()  # Ray has ended what it began
+            raise
+        _sweepers.append(swept)
         _started_here.set()
+        swept.note([server.pid for server in _own_servers()])
         atexit.register(_disconnect_at_exit, context.address_info.get("session_dir", ""))
 
 
@@ -268,14 +286,25 @@ def _session_of(ray: Any) -> str:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the files of sessions whose processes were killed and on whose sockets nobody answers."""
+    """Remove the files of sessions that nobody has a record of, whose processes are gone and on whose sockets nobody
+    answers. A process of the same pid that is younger than the session is another."""
     for session in folder.glob("session_*_*"):
         pid = session.name.rpartition("_")[2]
-        if session.is_symlink() or not pid.isdecimal() or Path("/proc", pid).exists():
+        if session.is_symlink() or not pid.isdecimal() or session.lstat().st_uid != os.getuid():
             continue
-        if not _listens(session / "sockets" / "raylet"):
+        if not _may_be_of(int(pid), session) and not _listens(session / "sockets" / "raylet"):
             shutil.rmtree(session, ignore_errors=True)
     _forget_latest(folder)
+
+
+def _may_be_of(pid: int, session: Path) -> bool:
+    """Whether the process that has the pid now was there when the session was made."""
+    found = ProcessIdentity.of(pid)
+    if found is None or not found.is_alive():
+        return Path("/proc", str(pid)).exists() and found is None
+    age_s = time.time() - session.lstat().st_mtime
+    lived_s = time.clock_gettime(time.CLOCK_BOOTTIME) - found.started / os.sysconf("SC_CLK_TCK")
+    return lived_s + CLOCK_SLACK_S > age_s
 
 
 def _listens(path: Path) -> bool:

@@ -29,6 +29,7 @@ from gyre.engines.errors import EngineDied, EngineError, EngineTimeout
 from gyre.engines.http_client import Deadlines, EngineClient
 from gyre.engines.last_words import clean
 from gyre.engines.limits import RequestLimits
+from gyre.process_identity import ProcessIdentity, signal_group
 
 _GUARD = Path(__file__).with_name("process_guard.py")
 _TAIL_BYTES = 64 * 1024
@@ -216,10 +217,11 @@ class EngineProcess:
         self._death = loop.create_task(self._watch(self._process), name=f"engine-{self._process.pid}")
 
     async def _watch(self, process: asyncio.subprocess.Process) -> EngineDeath:
+        guard = ProcessIdentity.of(process.pid)
         returncode = await process.wait()
         # The guard ends last, unless it was killed itself: then this ends the processes that it left.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        if guard is not None:
+            signal_group(guard, signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 await self._tail.closed.wait()  # its last words may still be in the pipe
@@ -269,8 +271,9 @@ class EngineProcess:
                 process.stdin.close()  # the guard takes this for the end
             done, _ = await asyncio.wait([death], timeout=self._stop_within_s + 5.0)
             if not done:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                guard = ProcessIdentity.of(process.pid)  # it was not waited for, so that the pid is its own
+                if guard is not None and process.returncode is None:
+                    signal_group(guard, signal.SIGKILL)
                 await asyncio.wait([death], timeout=5.0)
         if self._output is not None:
             self._output.close()

@@ -127,8 +127,7 @@ def _end_all(engine: int, status: int | None) -> int:
         for pid in _descendants(os.getpid()):
             if spare and _is_tracker(pid):
                 continue
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _kill(pid)
         ended = _reap(engine)
         status = ended if status is None else status
         try:
@@ -136,6 +135,22 @@ def _end_all(engine: int, status: int | None) -> int:
         except ChildProcessError:
             return status if status is not None else signal.SIGKILL
         time.sleep(0.01)
+
+
+def _kill(pid: int) -> None:
+    """Kill a descendant. It may have been waited for by its own parent meanwhile, and its pid given again: the pidfd
+    holds the process while it is seen to be a descendant still."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:  # it is gone
+        return
+    try:
+        if pid in _descendants(os.getpid()):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(descriptor)
 
 
 def _is_tracker(pid: int) -> bool:

@@ -7,8 +7,6 @@ carries progress and reports, and its silence is the detection of a hang.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import sys
 import traceback
 from collections.abc import Callable
@@ -49,6 +47,7 @@ from gyre.master.job_context import JobContext
 from gyre.master.start_troubles import death, new_memory_kills
 from gyre.master.vertex_reports import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
 from gyre.master.vertex_scheduler import Scheduler
+from gyre.process_identity import ProcessIdentity
 from gyre.workloads.plain_data import plain_fields
 from gyre.workloads.vertex.disk_room import DiskLook, DiskRoom
 from gyre.workloads.vertex.memory_kills import MemoryKills
@@ -112,7 +111,7 @@ class DiagnosisManager:
         self._slow: dict[Address, float] = {}
         """The silent vertices that are left alone because their machine is busy, with when to look at each again."""
         self._observations: dict[str, Observation] = {}
-        self._identity = (os.getpid(), socket.gethostname())
+        self._identity = ProcessIdentity.own()
         self._condemned: set[tuple[str, int]] = set()
         self._steps = StepWatch(spec)
         self._growth = GrowthDemand(

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import os
 import re
 import signal
 from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -44,6 +44,7 @@ from gyre.config import ROLLOUT_MANAGER, TRAINER
 from gyre.failover import Activity
 from gyre.graph import NodeCapacity, SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
+from gyre.process_identity import ProcessIdentity
 from gyre.workloads.vertex.cpu_activity import cpu_activity
 from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.memory_kills import kills_in
@@ -110,6 +111,8 @@ class RayCluster:
         self._dead: set[str] = set()
         """Machines whose death a call was told of: Ray's list has them for a while still. No id comes back."""
         self._actors: dict[Address, Any] = {}
+        self._processes: dict[Address, ProcessIdentity] = {}
+        """Those that this master has started."""
         remote: Any = ray.remote  # its stubs do not know concurrency groups
         self._host = remote(
             num_cpus=0,
@@ -325,6 +328,7 @@ class RayCluster:
         self._actors[address] = actor
         told = await self._first_word(address, sub_graph, epoch, timeout_s)
         node = await asyncio.to_thread(_node_of, actor)
+        self._processes[address] = told["process"]
         return Spawned(told["pid"], node, told["bound"], told["memory_kills"])
 
     async def _first_word(self, address: Address, sub_graph: SubGraph, epoch: int, timeout_s: float) -> Any:
@@ -390,9 +394,10 @@ class RayCluster:
             return
         if pid:
             # Ray asks the process to end itself, which a stopped process cannot do.
-            await self._signal(pid, node)
+            await self._kill_process(address, pid, node)
         await asyncio.to_thread(ray.kill, actor, no_restart=True)
         self._actors.pop(address, None)
+        self._processes.pop(address, None)
         deadline = asyncio.get_running_loop().time() + REMOVAL_DEADLINE_S
         name = actor_name(self._job_id, address.vertex, address.incarnation)
         while asyncio.get_running_loop().time() < deadline:
@@ -402,14 +407,17 @@ class RayCluster:
                 return
             await asyncio.sleep(0.02)
 
-    async def _signal(self, pid: int, node: str) -> None:
+    async def _kill_process(self, address: Address, pid: int, node: str) -> None:
+        known = self._processes.get(address)
+        if known is not None and known.pid != pid:
+            known = None
         if node == _own_node():
-            _kill_process(pid)
+            _kill_process(pid, known)
             return
         remote: Any = ray.remote(num_cpus=0, max_retries=0)(_kill_process)
         reference = remote.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
-        ).remote(pid)
+        ).remote(pid, known)
         await _within(reference, 5.0)
 
     async def stacks(self, *, pid: int, node: str, timeout_s: float) -> str:
@@ -530,9 +538,22 @@ def _own_node() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def _kill_process(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # the process is already gone
-        os.kill(pid, signal.SIGKILL)
+def _kill_process(pid: int, known: ProcessIdentity | None) -> None:
+    """Kill a vertex's process on this machine. A master that did not start it knows the pid alone: the process has to
+    be one that Ray runs a vertex in."""
+    process = known or ProcessIdentity.of(pid)
+    if process is None or (known is None and not _hosts_a_vertex(pid)):
+        return
+    with contextlib.suppress(PermissionError):  # not ours, so not the vertex
+        process.signal(signal.SIGKILL)
+
+
+def _hosts_a_vertex(pid: int) -> bool:
+    """By the title that Ray gives the process of an actor."""
+    try:
+        return f"ray::{VertexHost.__name__}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _node_of(actor: Any) -> str:

@@ -6,12 +6,13 @@ jobs on a local Ray cluster.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+
+from gyre.process_identity import ProcessIdentity
 
 View = dict[str, Any]
 
@@ -116,12 +117,11 @@ class ProcessFaults:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    os.kill(pid, number)
+    process = ProcessIdentity.of(pid)
+    if process is None or not process.signal(number):
+        raise ProcessLookupError(pid)
 
 
 def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    process = ProcessIdentity.of(pid)
+    return process is not None and process.is_alive()

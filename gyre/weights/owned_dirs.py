@@ -26,6 +26,10 @@ from pathlib import Path
 
 PREFIX = "gyre-weights-"
 
+DRIVER_VARIABLE = "GYRE_DRIVER"
+DRIVER_FILE = ".driver"
+"""As `gyre.api.local_ray.sweeper` has them: it removes what is left by a cluster whose driver was killed."""
+
 
 def default_root() -> Path:
     """Memory-backed where the system has such a folder."""
@@ -51,6 +55,7 @@ class OwnedDir:
             partial.rename(path)
             found = path, lock
         self.path, self._lock = found
+        _note_driver(self.path)
 
     def unlink(self) -> None:
         """Remove the folder beside whoever is at work in it: the process is about to be ended. The lock stays."""
@@ -75,6 +80,17 @@ def remove_left(root: Path, purposes: Iterable[str]) -> list[Path]:
                 os.close(lock)
                 removed.append(folder)
     return removed
+
+
+def _note_driver(folder: Path) -> None:
+    """Write down whose cluster the folder's owner belongs to, so that it is removed with the cluster. A cluster that
+    ends with no driver has no mark."""
+    note = folder / DRIVER_FILE
+    driver = os.environ.get(DRIVER_VARIABLE, "")
+    if driver:
+        note.write_text(driver)
+    else:
+        note.unlink(missing_ok=True)
 
 
 def _key(purpose: str) -> str:

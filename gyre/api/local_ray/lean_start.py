@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import gyre
-from gyre.api.local_ray import worker_starter
+from gyre.api.local_ray import sweeper, worker_starter
+from gyre.process_identity import ProcessIdentity
 
 LIGHT_MODULES = (
     "gyre.workloads.vertex.host",
@@ -80,6 +81,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # a library's remarks on its import are nobody's data
                 stderr=subprocess.DEVNULL,
+                env={**os.environ, sweeper.MARK: str(ProcessIdentity.own())},
                 start_new_session=True,  # a signal to the command's group is the command's alone
             )
         os.close(reading)
@@ -98,6 +100,50 @@ class ForkServer:
         for name in (worker_starter.SERVER, worker_starter.WORKER):
             os.environ.pop(name, None)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Sweeper:
+    """The process that removes what this one leaves in `folder`, Ray's, when it is killed."""
+
+    def __init__(self, folder: Path, pids: Sequence[int] = ()) -> None:
+        """Start it. `pids`: of processes that each lead a session of the cluster's."""
+        self._folder = str(folder)
+        self._driver = ProcessIdentity.own()
+        self.note(pids)
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", sweeper.__file__, self._folder, str(self._driver)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",  # it keeps no folder of the user's busy
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def note(self, pids: Sequence[int]) -> None:
+        """More processes that each lead a session of the cluster's, all started by this process."""
+        found = [ProcessIdentity.of(pid) for pid in pids]
+        sweeper.note(self._folder, self._driver, [process for process in found if process is not None])
+
+    @contextlib.contextmanager
+    def marked(self) -> Iterator[None]:
+        """A block whose child processes are the cluster's."""
+        os.environ[sweeper.MARK] = str(self._driver)
+        try:
+            yield
+        finally:
+            os.environ.pop(sweeper.MARK, None)
+
+    def close(self) -> None:
+        """The cluster has ended in order."""
+        if ProcessIdentity.own() != self._driver:  # a fork of the driver has nothing to end
+            return
+        sweeper.forget(self._folder, self._driver)
+        self._process.kill()
+        self._process.wait()
 
 
 def ray_worker() -> str:

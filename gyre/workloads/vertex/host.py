@@ -34,11 +34,12 @@ from pathlib import Path
 from typing import Any
 
 from gyre.errors import Fenced
+from gyre.process_identity import ProcessIdentity
 from gyre.rollouts.weight_dirs import remove_left_by_job
 from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
 from gyre.workloads.plain_data import plain, plain_fields, plain_text
 from gyre.workloads.vertex.disk_room import SHARED_MEMORY, DiskLook
-from gyre.workloads.vertex.master_watchdog import Identity, MasterWatchdog
+from gyre.workloads.vertex.master_watchdog import MasterWatchdog
 from gyre.workloads.vertex.memory_kills import own_memory_kills
 from gyre.workloads.vertex.messages import Binding, CallPosition, Failure, Report, failure_of, thread_stacks
 from gyre.workloads.vertex.output import redirect_output
@@ -107,6 +108,7 @@ class VertexHost:
         self._hear(epoch)
         return {
             "pid": os.getpid(),
+            "process": ProcessIdentity.own(),
             "bound": self._workload is not None,
             "incarnation": self.incarnation,
             "memory_kills": own_memory_kills(),
@@ -122,7 +124,7 @@ class VertexHost:
         return self._address
 
     def watch(
-        self, epoch: int, acknowledged: int, timeout_s: float, master: Identity | None = None
+        self, epoch: int, acknowledged: int, timeout_s: float, master: ProcessIdentity | None = None
     ) -> Report:
         """(control) Returns when there is news, at the latest after `timeout_s`. `master` identifies the caller."""
         self._hear(epoch)

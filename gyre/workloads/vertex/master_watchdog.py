@@ -11,14 +11,11 @@ the machine is busy, so a master that its machine does not let run is given more
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
+from gyre.process_identity import ProcessIdentity
 from gyre.workloads.vertex.cpu_activity import cpu_activity
 from gyre.workloads.vertex.stacks import describe_process
 
@@ -32,12 +29,6 @@ judges vertices (`gyre.failover.suspicions`)."""
 PATIENCE = 3.0
 """Such a master is given so many times as long as another."""
 
-PROCESS_TITLE = "MasterActor"
-"""What Ray names the process of a master; a pid that was given to another program meanwhile is not touched."""
-
-Identity = tuple[int, str]
-"""Process id and host name of a master, as it says itself in its watch calls."""
-
 
 class MasterWatchdog:
     """`look` is called now and then while no master is heard. `hung_after_s` is what a living one is granted."""
@@ -46,36 +37,33 @@ class MasterWatchdog:
         self,
         hung_after_s: float,
         *,
-        host: str = "",
-        kill: Callable[[int], None] = lambda pid: os.kill(pid, signal.SIGKILL),
-        is_master: Callable[[int], bool] | None = None,
+        kill: Callable[[ProcessIdentity], object] = lambda master: master.signal(signal.SIGKILL),
+        is_alive: Callable[[ProcessIdentity], bool] = ProcessIdentity.is_alive,
         activity: Callable[[int, float], tuple[str, float, float] | None] = cpu_activity,
     ) -> None:
         self.hung_after_s = hung_after_s
-        self.master: Identity | None = None
-        """Who watched last."""
-        self._host = host or socket.gethostname()
+        self.master: ProcessIdentity | None = None
+        """Who watched last, as it says itself in its watch calls. On another machine it is never alive here."""
         self._kill = kill
-        self._is_master = is_master or _is_master
+        self._is_alive = is_alive
         self._activity = activity
-        self._ended: Identity | None = None
+        self._ended: ProcessIdentity | None = None
 
     def look(self, silent_s: float) -> dict[str, object] | None:
         """`silent_s` since a master was heard. What was found of the master that it ended, or None."""
         master = self.master
         if silent_s < self.hung_after_s or master is None or master == self._ended:
             return None
-        pid, host = master
-        if host != self._host or not self._is_master(pid):
+        if not self._is_alive(master):
             return None
+        pid = master.pid
         if silent_s < PATIENCE * self.hung_after_s and self._is_starved(pid):
             return None
         evidence = {"pid": pid, "silent_s": round(silent_s, 1), "stack": describe_process(pid)}
         print(
             f"the master (pid {pid}) is silent for {silent_s:.0f} s; ending it.", file=sys.stderr, flush=True
         )
-        with contextlib.suppress(ProcessLookupError):  # another guard was quicker
-            self._kill(pid)
+        self._kill(master)  # does nothing if another guard was quicker
         self._ended = master
         return evidence
 
@@ -86,11 +74,3 @@ class MasterWatchdog:
             return False
         state, _, waited = seen
         return state == "D" or (state in "RS" and waited >= STARVED_SHARE)
-
-
-def _is_master(pid: int) -> bool:
-    try:
-        title = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return False
-    return PROCESS_TITLE in title

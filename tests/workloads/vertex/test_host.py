@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from gyre.errors import Fenced
+from gyre.process_identity import ProcessIdentity
 from gyre.rollouts.weight_dirs import of_publisher
 from gyre.weights.owned_dirs import OwnedDir
 from gyre.workloads.vertex import host as host_module
@@ -408,8 +409,10 @@ def test_a_vertex_that_was_told_to_end_does_not_judge_its_master(capsys):
     now, killed = [100.0], []
     made = VertexHost("echo-0", 1, 5, monotonic=lambda: now[0])
     made.bind(5, binding("Untidy"))
-    made._guard = MasterWatchdog(4.0, host="here", kill=killed.append, is_master=lambda pid: True)
-    made.watch(5, 0, 0.0, (41, "here"))
+    made._guard = MasterWatchdog(
+        4.0, kill=lambda master: killed.append(master.pid), is_alive=lambda master: True
+    )
+    made.watch(5, 0, 0.0, ProcessIdentity(41, 7, "here"))
     made.shutdown(5, 0.0)
     now[0] += 100.0
     made._look_for_master(120.0)
@@ -422,8 +425,10 @@ def test_a_vertex_that_stood_still_does_not_hold_it_against_its_master(stood_sti
     now, killed, gone = [100.0], [], []
     made = VertexHost("echo-0", 1, 5, monotonic=lambda: now[0], exit_process=gone.append)
     made.bind(5, binding())
-    made._guard = MasterWatchdog(4.0, host="here", kill=killed.append, is_master=lambda pid: True)
-    made.watch(5, 0, 0.0, (41, "here"))
+    made._guard = MasterWatchdog(
+        4.0, kill=lambda master: killed.append(master.pid), is_alive=lambda master: True
+    )
+    made.watch(5, 0, 0.0, ProcessIdentity(41, 7, "here"))
     now[0] += 200.0
     made._forgive(199.0 if stood_still else 0.5)
     made._look_for_master(250.0)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from gyre.failover import suspicions
+from gyre.process_identity import ProcessIdentity
 from gyre.workloads.vertex.master_watchdog import STARVED_SHARE, MasterWatchdog
+
+MASTER = ProcessIdentity(41, 7, "this boot")
 
 Make = Callable[..., MasterWatchdog]
 
@@ -21,15 +27,14 @@ def killed() -> list[int]:
 def make(killed: list[int]) -> Make:
     def guard(
         *,
-        master: tuple[int, str] | None = (41, "here"),
-        is_master: bool = True,
+        master: ProcessIdentity | None = MASTER,
+        is_alive: bool = True,
         activity: tuple[str, float, float] | None = ("S", 0.0, 0.0),
     ) -> MasterWatchdog:
         made = MasterWatchdog(
             10.0,
-            host="here",
-            kill=killed.append,
-            is_master=lambda pid: is_master,
+            kill=lambda master: killed.append(master.pid),
+            is_alive=lambda master: is_alive,
             activity=lambda pid, over_s: activity,
         )
         made.master = master
@@ -56,22 +61,38 @@ def test_a_silent_master_is_ended_once_and_its_state_is_told(make: Make, killed:
 def test_a_successor_that_hangs_too_is_ended_too(make: Make, killed: list[int]) -> None:
     guard = make()
     guard.look(10.0)
-    guard.master = (42, "here")
+    guard.master = ProcessIdentity(42, 8, "this boot")
     assert guard.look(0.1) is None
     assert guard.look(12.0) is not None
     assert killed == [41, 42]
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"master": None}, {"master": (41, "elsewhere")}, {"is_master": False}],
-    ids=["never heard of one", "on another machine", "the pid is another program's by now"],
+    "other", [{"master": None}, {"is_alive": False}], ids=["never heard of one", "it has ended"]
 )
 def test_what_is_not_this_machines_master_is_not_touched(
     make: Make, killed: list[int], other: dict[str, object]
 ) -> None:
     assert make(**other).look(100.0) is None
     assert killed == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"started": 1}, {"boot": "another machine"}],
+    ids=["the pid was given again", "on another machine"],
+)
+def test_another_process_of_the_masters_pid_lives_on(change: dict[str, object]) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        found = ProcessIdentity.of(other.pid)
+        assert found is not None
+        guard = MasterWatchdog(10.0, activity=lambda pid, over_s: None)
+        guard.master = found._replace(**change)  # type: ignore[arg-type]
+        assert guard.look(100.0) is None
+        assert other.poll() is None
+        guard.master = found
+        assert guard.look(100.0) is not None
+        assert other.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -98,12 +119,3 @@ def test_a_master_that_its_machine_does_not_let_run_has_more_time(
 
 def test_it_is_judged_as_vertices_are() -> None:
     assert STARVED_SHARE == suspicions.STARVED_SHARE
-
-
-def test_a_guard_that_comes_second_does_not_mind(make: Make) -> None:
-    def gone(pid: int) -> None:
-        raise ProcessLookupError
-
-    guard = MasterWatchdog(10.0, host="here", kill=gone, is_master=lambda pid: True)
-    guard.master = (41, "here")
-    assert guard.look(10.0) is not None
