@@ -14,7 +14,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-from gyre.errors import OUT_OF_MEMORY, ConfigError, GyreError, UserCodeError
+from gyre.errors import OUT_OF_MEMORY, ConfigError, GyreError, RanksMissing, UserCodeError
 from gyre.workloads.plain_data import plain_text
 from gyre.workloads.vertex.memory_kills import MemoryKills
 
@@ -62,7 +62,7 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
         theirs = True
     if isinstance(error, SyntaxError) and error.filename and not _is_library(error.filename):
         place = f"{os.path.basename(error.filename)}:{error.lineno}"
-    if isinstance(error, ConfigError):
+    if isinstance(error, ConfigError | RanksMissing):
         theirs = False
     message = _text_of(error)
     if isinstance(error, UserCodeError):
@@ -81,8 +81,11 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
         error=plain_text(message),
         traceback=plain_text(text),
         user_code=theirs,
-        collective=not isinstance(error, ValueError | TypeError | KeyError)
-        and any(word in sign for word in _COLLECTIVE_SIGNS),
+        collective=isinstance(error, RanksMissing)
+        or (
+            not isinstance(error, ValueError | TypeError | KeyError)
+            and any(word in sign for word in _COLLECTIVE_SIGNS)
+        ),
         code=code_of(error),
         place=plain_text(place) if theirs else "",
         method=method if theirs else "",

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import distributed_c10d
 
-from gyre.errors import ConfigError, GyreError
+from gyre.errors import ConfigError, RanksMissing
 from gyre.workloads.addresses import bare, interface_of, network_environment, own_address, take, url_host
 from gyre.workloads.base import WorkloadContext
 
@@ -38,12 +38,6 @@ AGAIN_S = 0.1
 CONNECT_S = 3.0
 
 _Gloo: Any = dist.ProcessGroupGloo
-
-
-class RanksMissing(GyreError):
-    """Ranks of a gang did not meet in time; the message names those that are missing."""
-
-    code = "workload.ranks_missing"
 
 
 def join(context: WorkloadContext, backend: str, timeout_s: float) -> None:
