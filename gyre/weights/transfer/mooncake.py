@@ -63,8 +63,8 @@ class MooncakeMissing(GyreError):
 
 
 def load(host: str = "127.0.0.1") -> Any:
-    """The class TransferEngine, for addresses of `host`'s family: Mooncake knows one in a process. Environment variables that are set already stay. Raises MooncakeMissing with the
-    reason."""
+    """The class TransferEngine, for addresses of `host`'s family: Mooncake knows one in a process. Environment
+    variables that are set already stay. Raises MooncakeMissing with the reason."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if ":" in host:

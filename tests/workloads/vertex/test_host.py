@@ -14,6 +14,7 @@ from gyre.errors import Fenced
 from gyre.rollouts.weight_dirs import of_publisher
 from gyre.weights.owned_dirs import OwnedDir
 from gyre.workloads import addresses
+from gyre.workloads.vertex import host as host_module
 from gyre.workloads.vertex.host import ORPHANED, VertexHost
 from gyre.workloads.vertex.master_watchdog import MasterWatchdog
 from tests.waits import GENEROUS_S
