@@ -137,8 +137,8 @@ def test_a_gang_over_two_machines_trains_is_killed_and_comes_back(
     assert len({end["digest"] for end in ends}) == 1
 
 
-def test_ranks_whose_own_address_nobody_knows_take_the_way_to_rank_0(
-    two: list[Machine], tmp_path: Path
+def test_ranks_that_know_no_address_of_their_own_take_the_way_to_rank_0(
+    two: list[Machine], gang: Callable[..., Gang], tmp_path: Path
 ) -> None:
     for family in ("ipv4", "ipv6"):
         one = gang("torch", family, tmp_path / family, known=False)

@@ -80,7 +80,7 @@ def load(host: str = "127.0.0.1") -> Any:
     except ImportError as error:
         raise MooncakeMissing(
             f"mooncake-transfer-engine cannot be imported: {error}.",
-            hint="pip install 'gyre-rl[mooncake]', and the system's libibverbs1 and libnuma1.",
+            hint="pip install 'gyre-rl[mooncake]' (or mooncake-cpu), and the system's libibverbs1, libnuma1, libcurl4.",
         ) from error
 
 
