@@ -17,8 +17,8 @@ from gyre.workloads.addresses import (
     own_address,
     reserve,
     take,
+    url_host,
 )
-from gyre.workloads.addresses import url_host
 from gyre.workloads.rollout_vertices import _reachable
 
 One = namedtuple("One", "address")
