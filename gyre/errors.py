@@ -14,6 +14,7 @@
     ├── JobFailed            the job ended, and not well                    exit 1
     ├── Fenced               the caller was replaced by a newer one
     ├── VertexLost           a vertex died while it was being called
+    ├── RanksMissing         ranks of a gang did not meet in time
     └── UserCodeError        the user's own code raised
 
 Each has a stable `code`, says what happened and to what, and what to do about it (`hint`). They cross
@@ -143,6 +144,12 @@ class Fenced(GyreError):
 class VertexLost(GyreError):
     code = "vertex_lost"
     http_status = 503
+
+
+class RanksMissing(GyreError):
+    """Ranks of a gang did not meet in time. A symptom: why some did not come stands elsewhere."""
+
+    code = "ranks_missing"
 
 
 class UserCodeError(GyreError):

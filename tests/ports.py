@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-from gyre.workloads.vertex.host import free_port as port_of
+from gyre.workloads.addresses import free_port as port_of
 
 
 def free_port() -> int:

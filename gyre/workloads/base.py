@@ -119,7 +119,8 @@ class WorkloadContext:
     """A vertex's place in its job. Bound before `setup()`.
 
     `master_addr`/`master_port` are set for roles whose ranks are collective peers, and change with each
-    generation of the gang. `directory` is the job's own, shared by its vertices.
+    generation of the gang. `directory` is the job's own, shared by its vertices. `address` is this machine's on the
+    cluster's network, as Ray says it; empty where there is no cluster. An IPv6 address has no brackets here.
     """
 
     job: str
@@ -132,6 +133,7 @@ class WorkloadContext:
     directory: Path = Path()
     master_addr: str | None = None
     master_port: int | None = None
+    address: str = ""
     progress: Progress = field(default_factory=Progress)
     job_id: str = ""
     rollouts: dict[str, Any] = field(default_factory=dict)

@@ -41,6 +41,7 @@ from gyre.rollouts.scheduling.pools import Pool
 from gyre.rollouts.trainer.sample_ledger import rollout_ledger
 from gyre.rollouts.weight_peer import check_transports
 from gyre.weights.owned_dirs import default_root
+from gyre.workloads.addresses import address_towards, url_host
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.tasks.vocabulary import vocabulary_of
 
@@ -188,7 +189,7 @@ class RolloutManagerVertex(BaseWorkload):
             tls = server_context(Path(spec.tls_cert), Path(spec.tls_key))
             certificate = Path(spec.tls_cert).read_text()
         port = self._listen(spec.host, port, tls)
-        host = _reachable(spec.host)
+        host = url_host(_reachable(spec.host, self.context.address))
         write_endpoint(
             self.context.directory,
             {
@@ -333,15 +334,14 @@ def engine_command(spec: RolloutsSpec, *, local: bool = False) -> Callable[[Path
     )
 
 
-def _reachable(host: str) -> str:
-    """An address at which others reach a socket that listens on `host`."""
-    if host not in ("0.0.0.0", "::"):
+def _reachable(host: str, own: str) -> str:
+    """An address at which others reach a socket that listens on `host`, on a machine whose address is `own`."""
+    if host not in ("", "0.0.0.0", "::", "[::]"):
         return host
-    import socket
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing, but the kernel chooses the address
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+    if own and (":" not in own or host not in ("", "0.0.0.0")):
+        return own
+    try:
+        # The cluster has no address of this family: the one that this machine has towards others. Nothing is sent.
+        return address_towards("192.0.2.1" if host in ("", "0.0.0.0") else "2001:db8::1")
+    except OSError:
+        return "127.0.0.1"

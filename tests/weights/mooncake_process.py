@@ -1,7 +1,8 @@
 """A peer in a process of its own, with the real Mooncake, as a job's settings make it.
 
-python mooncake_process.py publish FOLDER SETTINGS                      then a line of JSON; lives until stdin ends
-python mooncake_process.py receive FOLDER SETTINGS ADDRESS CHECKSUM     then a line of JSON
+python mooncake_process.py publish FOLDER SETTINGS [SIZE]               then a line of JSON; lives until stdin ends
+python mooncake_process.py receive FOLDER SETTINGS ADDRESSES CHECKSUM   then a line when it begins,
+                                                                        and one at its end
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def main(what: str, folder: str, settings: str, *words: str) -> None:
     spec = WeightsSpec.model_validate_json(settings)
     peer = WeightPeer(Path(folder), what, "only for this test", spec, url="http://127.0.0.1:1")
     if what == "publish":
-        values = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+        size = int(words[0]) if words else SIZE
+        values = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
         layout, own = layout_of({"layers.0.weight": values})
         publisher = Publisher(peer.arena, peer.server, chunk_bytes=spec.chunk_bytes)
         manifest = publisher.publish(1, 1, layout, own.items(), files={"config.json": b"{}"})
@@ -37,14 +39,15 @@ def main(what: str, folder: str, settings: str, *words: str) -> None:
         print(json.dumps(told), flush=True)
         sys.stdin.read()
     else:
-        address, checksum = words
+        addresses, checksum = words
         heard: list[str] = []
         receiver = peer.receiver(
             give_up_s=20.0, incident=lambda kind, evidence: heard.append(f"{kind} {evidence}")
         )
-        sources = [Source(address)]
+        sources = [Source(address) for address in addresses.split(",")]
         manifest = receiver.manifest_of(1, checksum, lambda: sources)
         began, spent = time.monotonic(), time.process_time()
+        print(json.dumps({"began": True}), flush=True)
         fetched = receiver.fetch(manifest, lambda: sources)
         told = {
             "way": fetched.way,

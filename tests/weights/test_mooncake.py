@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from gyre.weights.codecs.adaptive import CodecChoice, choose_transport
 from gyre.weights.codecs.link_rate import MEASURED_BYTES
 from gyre.weights.transfer.fetch import WeightsUnreachable
 from gyre.weights.transfer.mooncake import (
+    PROGRESS_S,
     MooncakeEngine,
     MooncakeMissing,
     load,
@@ -25,6 +27,7 @@ from gyre.weights.transfer.mooncake import (
     self_test,
 )
 from gyre.weights.transfer.protocol import Stalled
+from tests.waits import GENEROUS_S
 from tests.weights.plane import CHUNK, MEASURED, content, memory_folder
 
 NO_CODEC = CodecChoice("none", "nothing else can be used")
@@ -164,6 +167,14 @@ def test_a_source_is_not_believed_that_its_memory_is_where_it_cannot_be(lie):
         remote_memory(SAID | lie, "10.0.0.7:9000", CHUNK)
 
 
+def test_memory_at_an_ipv6_address_is_believed_of_its_own_machine_alone():
+    said = {"peer": "[fd00::7]:15000", "address": 1 << 40}
+    assert remote_memory(said, "[fd00::7]:9000", CHUNK) == ("[fd00::7]:15000", 1 << 40)
+    for other in ("[fd00::8]:9000", "10.0.0.7:9000"):
+        with pytest.raises(ConnectionAbortedError, match="another machine"):
+            remote_memory(said, other, CHUNK)
+
+
 def test_whoever_names_another_machine_is_not_read_from(peer):
     liar, engine = with_engine(peer)
     honest = liar.server.memory
@@ -222,9 +233,9 @@ def test_the_choice_and_its_reason(rates, broken, name):
 SCRIPT = Path(__file__).with_name("mooncake_process.py")
 
 
-def script(*words: str) -> subprocess.Popen[str]:
+def script(*words: str, program: str = SCRIPT.name) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *words],
+        [sys.executable, str(SCRIPT.with_name(program)), *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -256,6 +267,7 @@ def publishing(real):
             process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "ways"),
     [
@@ -277,6 +289,93 @@ def test_a_version_goes_from_one_process_to_another_by_the_real_mooncake(publish
     assert told["way"] in ways
     assert "mooncake" in told["reason"]
     assert not any("transport_failed" in kind for kind in told["heard"])
+
+
+@pytest.fixture
+def reader(real):
+    """Starts a process that reads again and again from a memory of this process; see `mooncake_reads.py`."""
+    started = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        started.append(script(*words, program="mooncake_reads.py"))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_memory_is_read_at_an_address_of_either_family(reader, host):
+    source = reader("serve", host)
+    served = json.loads(source.stdout.readline())
+    assert served["peer"].startswith(f"[{host}]:" if ":" in host else f"{host}:")
+    reading = reader("read", host, served["peer"], str(served["address"]), "1")
+    out, errors = reading.communicate(timeout=GENEROUS_S)
+    assert out, errors[-2000:]
+    told = json.loads(out.splitlines()[-1])
+    assert (told["error"], told["digest"]) == ("", served["digest"])
+
+
+@pytest.mark.slow
+def test_a_source_that_is_killed_or_stopped_ends_the_read_in_time(reader):
+    for how, within_s in ((signal.SIGKILL, 2.0), (signal.SIGSTOP, 2 * PROGRESS_S + 2.0)):
+        source = reader("serve", "127.0.0.1")
+        served = json.loads(source.stdout.readline())
+        reading = reader("read", "127.0.0.1", served["peer"], str(served["address"]), "1000000")
+        assert json.loads(reading.stdout.readline())["began"]
+        source.send_signal(how)
+        began = time.monotonic()
+        out, errors = reading.communicate(timeout=GENEROUS_S)
+        assert out, errors[-2000:]
+        assert json.loads(out.splitlines()[-1])["error"] in ("Stalled", "ConnectionResetError")
+        assert time.monotonic() - began < within_s + 10.0, "Mooncake's own deadline, and a busy machine"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "peer", ["127.0.0.1:1", "127.0.0.1:99999", "no.such.host.invalid:15000", "::1:15000", ""]
+)
+def test_a_read_from_a_wrong_address_ends_with_an_error(reader, peer):
+    reading = reader("read", "127.0.0.1", peer, str(1 << 40), "1")
+    out, errors = reading.communicate(timeout=GENEROUS_S)
+    assert out, errors[-2000:]
+    assert json.loads(out.splitlines()[-1])["error"] in ("Stalled", "ConnectionResetError")
+
+
+@pytest.mark.slow
+def test_a_source_killed_in_the_middle_is_replaced_by_another(real, folder):
+    """The version is so large that it still goes over when the first source dies."""
+    settings = json.dumps({"transports": ["mooncake"], "chunk_bytes": 1 << 20})
+    with memory_folder() as one, memory_folder() as other:
+        sources = [script("publish", str(where), settings, "12000") for where in (one, other)]
+        try:
+            lines = [process.stdout.readline() for process in sources]
+            assert all(lines), [
+                process.stderr.read()[-2000:] for process in sources if process.poll() is not None
+            ]
+            told = [json.loads(line) for line in lines]
+            assert told[0]["checksum"] == told[1]["checksum"]
+            addresses = ",".join(one["address"] for one in told)
+            receiving = script("receive", str(folder), settings, addresses, told[0]["checksum"])
+            try:
+                assert json.loads(receiving.stdout.readline())["began"]
+                sources[0].kill()
+                out, errors = receiving.communicate(timeout=100)
+                assert out, errors[-3000:]
+                got = json.loads(out.splitlines()[-1])
+                assert got["right"]
+                assert got["way"] == "mooncake"
+                assert any("source_lost" in kind for kind in got["heard"]), got
+            finally:
+                receiving.kill()
+                receiving.communicate()
+        finally:
+            for process in sources:
+                process.kill()
+                process.communicate()
 
 
 # -- where there is none -----------------------------------------------------------------------------------

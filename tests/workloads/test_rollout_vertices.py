@@ -22,6 +22,7 @@ def started(directory: Path, incarnation: int) -> RolloutManagerVertex:
         config={},
         store_url=f"sqlite:///{directory}/gyre.db",
         job_id="job",
+        address="",
         incarnation=incarnation,
         rollouts=RolloutsSpec().model_dump(),
         weights=WeightsSpec().model_dump(),

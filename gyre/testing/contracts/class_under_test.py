@@ -9,9 +9,10 @@ from typing import Any
 
 from gyre.testing.contracts.broken import broken
 from gyre.testing.in_process.pickled import pack, unpack
+from gyre.workloads.addresses import free_port
 from gyre.workloads.base import BaseWorkload, WorkloadContext
 from gyre.workloads.protocols import methods_of
-from gyre.workloads.vertex.host import accepted, free_port, offer_context
+from gyre.workloads.vertex.host import accepted, offer_context
 
 
 class Vertex:

@@ -62,11 +62,13 @@ class MooncakeMissing(GyreError):
     code = "weights.mooncake"
 
 
-def load() -> Any:
-    """The class TransferEngine. Environment variables that are set already stay. Raises MooncakeMissing with the
-    reason."""
+def load(host: str = "127.0.0.1") -> Any:
+    """The class TransferEngine, for addresses of `host`'s family: Mooncake knows one in a process. Environment
+    variables that are set already stay. Raises MooncakeMissing with the reason."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if ":" in host:
+        os.environ.setdefault("MC_USE_IPV6", "1")
     folder = os.environ.get("GYRE_IBVERBS_PATH", "")
     for library in _LIBRARIES:
         try:
@@ -78,7 +80,7 @@ def load() -> Any:
     except ImportError as error:
         raise MooncakeMissing(
             f"mooncake-transfer-engine cannot be imported: {error}.",
-            hint="pip install 'gyre-rl[mooncake]', and the system's libibverbs1 and libnuma1.",
+            hint="pip install 'gyre-rl[mooncake]' (or mooncake-cpu), and the system's libibverbs1, libnuma1, libcurl4.",
         ) from error
 
 
@@ -96,13 +98,15 @@ class MooncakeEngine:
         if protocol == "rdma" and not (RDMA_DEVICES.is_dir() and any(RDMA_DEVICES.iterdir())):
             # Mooncake would use TCP and not say so.
             raise MooncakeMissing(f"this machine has no RDMA device: there is nothing in {RDMA_DEVICES}.")
-        self._engine = load()()
+        host = host.strip("[]")
+        self._engine = load(host)()
         self.protocol = protocol
         self._registered: dict[int, tuple[int, Any]] = {}
         self._lock = threading.Lock()
         if self._engine.initialize(host, "P2PHANDSHAKE", protocol, device) != 0:
             raise MooncakeMissing(f"Mooncake's engine does not start on {host} with {protocol}.")
-        self.address = f"{host}:{self._engine.get_rpc_port()}"
+        port = self._engine.get_rpc_port()
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def register(self, view: memoryview | NDArray[np.uint8]) -> int:
         """Register memory, which peers may then read; returns its address. Raises MooncakeMissing."""

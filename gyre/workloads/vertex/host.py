@@ -16,15 +16,12 @@ control threads, the others on the work thread.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import importlib.util
 import inspect
 import math
 import os
-import random
-import socket
 import sys
 import threading
 import time
@@ -36,6 +33,8 @@ from typing import Any
 from gyre.errors import Fenced
 from gyre.process_identity import ProcessIdentity
 from gyre.rollouts.weight_dirs import remove_left_by_job
+from gyre.workloads.addresses import free_port as free_port
+from gyre.workloads.addresses import network_environment, reserve
 from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
 from gyre.workloads.plain_data import plain, plain_fields, plain_text
 from gyre.workloads.vertex.disk_room import SHARED_MEMORY, DiskLook
@@ -57,9 +56,6 @@ STOOD_STILL_S = 1.0
 
 HEALTH_EVERY_S = 5.0
 """Interval between calls of a workload's `health()`: often enough to matter, seldom enough to cost nothing."""
-
-RENDEZVOUS_PORTS = range(20_000, 32_768)
-"""Ports above those of Ray's workers, and below those that Linux gives to outgoing connections."""
 
 ORPHANED = 17
 """Exit status of a vertex that stopped itself because no master came back."""
@@ -115,12 +111,13 @@ class VertexHost:
         }
 
     def address(self, epoch: int) -> tuple[str, int]:
-        """(control) An address and a free port of this host, for a gang's rendezvous. It is always the same, so that a
-        master that takes over during a start tells the other ranks what its predecessor told."""
+        """(control) An address and a port of this host, for a gang's rendezvous; the port is held until then. It is
+        always the same, so that a master that takes over during a start tells the other ranks what its predecessor
+        told."""
         self._hear(epoch)
         if self._address is None:
             host = _own_address()
-            self._address = (host, free_port(host))
+            self._address = (host, reserve(host))
         return self._address
 
     def watch(
@@ -198,6 +195,11 @@ class VertexHost:
                     self._disks.places = [Path(binding.directory), *own_places()]
                     self._disks.begin()
                 os.environ.update(binding.env)
+                # With a log of its own, the process is the vertex's own, and Ray's.
+                own = _own_address() if binding.log_path else ""
+                if own and binding.master_addr is not None:
+                    for name, value in network_environment(own).items():
+                        os.environ.setdefault(name, value)
                 _extend_path(binding.python_path)
                 workload = _load_class(binding)()
                 context = WorkloadContext(
@@ -211,6 +213,7 @@ class VertexHost:
                     directory=Path(binding.directory),
                     master_addr=binding.master_addr,
                     master_port=binding.master_port,
+                    address=own,
                     progress=self.progress,
                     job_id=binding.job_id,
                     rollouts=binding.rollouts,
@@ -510,19 +513,6 @@ def _load_class(binding: Binding) -> type:
     if not isinstance(found, type):
         raise TypeError(f"{binding.module}:{binding.name} is not a class")
     return found
-
-
-def free_port(host: str) -> int:
-    """A port on which nobody listens now, and which no outgoing connection gets before the rendezvous listens there,
-    which on a busy machine is many seconds later."""
-    for port in random.sample(RENDEZVOUS_PORTS, 64):
-        with socket.socket() as probe, contextlib.suppress(OSError):  # in use
-            probe.bind((host, port))
-            return port
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        found: int = probe.getsockname()[1]
-        return found
 
 
 def own_places() -> list[Path]:

@@ -20,6 +20,7 @@ from gyre.errors import (
     OUT_OF_MEMORY,
     ConfigError,
     GyreError,
+    RanksMissing,
     UserCodeError,
     is_no_space,
     says_no_space,
@@ -77,7 +78,7 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
     if isinstance(error, SyntaxError) and error.filename and not _is_library(error.filename):
         place = f"{os.path.basename(error.filename)}:{error.lineno}"
     code = code_of(error)
-    if isinstance(error, ConfigError) or is_no_space(code):
+    if isinstance(error, ConfigError | RanksMissing) or is_no_space(code):
         theirs = False
     message = _text_of(error)
     if isinstance(error, UserCodeError):
@@ -96,8 +97,11 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
         error=plain_text(message),
         traceback=plain_text(text),
         user_code=theirs,
-        collective=not isinstance(error, ValueError | TypeError | KeyError)
-        and any(word in sign for word in _COLLECTIVE_SIGNS),
+        collective=isinstance(error, RanksMissing)
+        or (
+            not isinstance(error, ValueError | TypeError | KeyError)
+            and any(word in sign for word in _COLLECTIVE_SIGNS)
+        ),
         code=code,
         place=plain_text(place) if theirs else "",
         method=method if theirs else "",

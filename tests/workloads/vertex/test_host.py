@@ -14,6 +14,7 @@ from gyre.errors import Fenced
 from gyre.process_identity import ProcessIdentity
 from gyre.rollouts.weight_dirs import of_publisher
 from gyre.weights.owned_dirs import OwnedDir
+from gyre.workloads import addresses
 from gyre.workloads.vertex import host as host_module
 from gyre.workloads.vertex.host import ORPHANED, VertexHost
 from gyre.workloads.vertex.master_watchdog import MasterWatchdog
@@ -380,7 +381,7 @@ def test_the_text_of_an_exception_is_bounded_and_any_client_can_take_it():
 def test_a_host_keeps_its_rendezvous(host):
     host_name, port = host.address(5)
     assert host.address(5) == (host_name, port)
-    assert port in host_module.RENDEZVOUS_PORTS, "an outgoing connection may be given it before it is used"
+    assert port in addresses.RENDEZVOUS_PORTS, "an outgoing connection may be given it before it is used"
 
 
 def test_a_rendezvous_avoids_ports_in_use_and_takes_any_where_all_its_own_are(monkeypatch):
@@ -389,7 +390,7 @@ def test_a_rendezvous_avoids_ports_in_use_and_takes_any_where_all_its_own_are(mo
     ]  # this machine's, where another test of the process has a Ray
     with socket.socket() as taken:
         taken.bind((address, 0))
-        monkeypatch.setattr(host_module, "RENDEZVOUS_PORTS", [taken.getsockname()[1]] * 64)
+        monkeypatch.setattr(addresses, "RENDEZVOUS_PORTS", [taken.getsockname()[1]] * 64)
         port = VertexHost("echo-0", 1, 5).address(5)[1]
         assert 0 < port != taken.getsockname()[1]
 

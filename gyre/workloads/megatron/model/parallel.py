@@ -29,6 +29,7 @@ from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.torch.steps.peers import exchange_bytes
+from gyre.workloads.torch.steps.rendezvous import join
 
 
 class Ranks:
@@ -63,18 +64,7 @@ class Ranks:
         if self.world_size == 1:
             dist.init_process_group(backend, store=_store_of_one(), rank=0, world_size=1, timeout=timeout)
         else:
-            if context.master_addr is None or context.master_port is None:
-                raise ConfigError(
-                    f"{context.role} has {self.world_size} ranks but no master address.",
-                    hint="Declare its ranks as collective peers.",
-                )
-            dist.init_process_group(
-                backend,
-                init_method=f"tcp://{context.master_addr}:{context.master_port}",
-                rank=self.rank,
-                world_size=self.world_size,
-                timeout=timeout,
-            )
+            join(context, backend, timeout_s)
         self._joined = True
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=self.tensor,

@@ -9,14 +9,13 @@ This module must not know what is reduced.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from types import TracebackType
 
 import torch
 import torch.distributed as dist
 
-from gyre.errors import ConfigError
 from gyre.workloads.base import WorkloadContext
+from gyre.workloads.torch.steps.rendezvous import join
 
 
 class Peers:
@@ -28,18 +27,7 @@ class Peers:
         self._joined = False
         if self.world_size == 1:
             return
-        if context.master_addr is None or context.master_port is None:
-            raise ConfigError(
-                f"{context.role} has {self.world_size} ranks but no master address.",
-                hint="Declare its ranks as collective peers.",
-            )
-        dist.init_process_group(
-            "gloo",
-            init_method=f"tcp://{context.master_addr}:{context.master_port}",
-            rank=self.rank,
-            world_size=self.world_size,
-            timeout=timedelta(seconds=timeout_s),
-        )
+        join(context, "gloo", timeout_s)
         self._joined = True
 
     def all_reduce_sum(self, buffer: torch.Tensor) -> None:
