@@ -134,7 +134,7 @@ class Account:
                 self.left.add(f"placement group {group['name']} ({group['state']})")
 
     def plain(self) -> dict[str, Any]:
-        body = dataclasses.asdict(dataclasses.replace(self, lives={})) | {
+        return dataclasses.asdict(dataclasses.replace(self, lives={})) | {
             "left": sorted(self.left),
             "killed": self.killed,
             "effective": round(self.effective, 4),
@@ -146,7 +146,6 @@ class Account:
             "holds": self.holds,
             "lives": [self._life_in_minutes(life) for life in self.lives.values()],
         }
-        return body
 
     def _life_in_minutes(self, life: Life) -> dict[str, Any]:
         """One look of each minute."""

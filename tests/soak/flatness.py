@@ -1,9 +1,9 @@
-"""Whether master, manager and trainer stay as large as they are: memory, descriptors and sockets of each of their lives.
+"""Whether master, manager and trainer stay as large as they are: memory, descriptors and sockets of their lives.
 
 A process that is killed begins anew, so a slope is taken within lives only: the median of the slopes between any two
-looks at the same life (Theil and Sen's), which a few outliers do not move. The first looks of a life are left out, for a
-process grows while it loads what it works with. What grows from life to life, because a successor has more to load, shows
-in the sizes of young lives: the median slope between any two of them, over the soak's time.
+looks at the same life (Theil and Sen's), which a few outliers do not move. A life's first looks are left out, for a
+process grows while it loads what it works with. What grows from life to life, because a successor has more to load,
+shows in the sizes of young lives: the median slope between any two of them, over the soak's time.
 """
 
 from __future__ import annotations

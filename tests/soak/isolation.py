@@ -1,4 +1,4 @@
-"""A part of this machine that the kernel takes away with the soak: its own processes, mounts, network and shared memory.
+"""A part of this machine that the kernel takes away with the soak: processes, mounts, network and shared memory.
 
 Invariants:
 - *nothing outlives it*: when the first process in it ends, the kernel kills the others, and takes their mounts, name
