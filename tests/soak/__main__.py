@@ -53,7 +53,8 @@ def main() -> int:
         say(f"removed {path} of a soak or a test that was killed")
     most_s = BEGINS_S + 2 * CALM_S + options.seconds + ENDS_S + BEGINS_S
     with owned_folder("soak") as folder:
-        return isolation.run_inside(sys.argv[1:], folder, within_s=most_s)
+        command = [sys.executable, "-m", "tests.soak", *sys.argv[1:]]
+        return isolation.run_inside(command, folder, within_s=most_s)
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -21,6 +22,9 @@ FOLDER = "GYRE_SOAK_FOLDER"
 """Set inside: the folder below /tmp that is the soak's."""
 
 SHARED_MEMORY_GIB = 4
+PAST_DEADLINE = 124
+"""An exit status, as `timeout` gives it."""
+
 ENDS_S = 30.0
 """For an interrupted soak to say what came of it."""
 
@@ -41,20 +45,21 @@ def folder() -> Path | None:
     return Path(name) if name else None
 
 
-def run_inside(arguments: Sequence[str], place: Path, *, within_s: float) -> int:
-    """Run `python -m tests.soak` with these arguments inside, and return its exit status; 124 past the deadline."""
-    command = shlex.join([sys.executable, "-m", "tests.soak", *arguments])
+def run_inside(command: Sequence[str], place: Path, *, within_s: float) -> int:
+    """Run a command inside, with this folder as the soak's. Returns its exit status; `PAST_DEADLINE` if it was killed
+    then."""
     words = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid", "--fork"]
-    words += ["--kill-child", "--mount-proc", "bash", "-c", _INSIDE.format(command=command)]
+    words += ["--kill-child", "--mount-proc", "bash", "-c", _INSIDE.format(command=shlex.join(command))]
     environment = {**os.environ, FOLDER: str(place)}
     with subprocess.Popen(words, env=environment) as process:
         try:
             return process.wait(within_s)
         except subprocess.TimeoutExpired:
             sys.stderr.write(f"the soak did not end in {within_s:g} s, and is killed\n")
-            return 124
+            return PAST_DEADLINE
         except KeyboardInterrupt:  # the terminal has interrupted those inside as well
-            process.wait(ENDS_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(ENDS_S)
             return 128 + signal.SIGINT
         finally:
             process.kill()
