@@ -1,4 +1,5 @@
-"""What tests make on the machine itself, outside their own folders: small disks, control groups, folders below /tmp.
+"""What tests make on the machine itself, outside their own folders: small disks, control groups, folders below /tmp
+and in shared memory.
 
 Invariants:
 - *bounded*: every disk has a size, and is memory that is freed with it;
@@ -22,9 +23,11 @@ from pathlib import Path
 
 import pytest
 
-PLACE = Path(
-    "/tmp"
-)  # not below `tmp_path`: another user may have to enter, and Ray's sockets want a short path
+PLACE = Path("/tmp")
+"""Not below `tmp_path`: another user may have to enter, and Ray's sockets want a short path."""
+
+SHARED_MEMORY = Path("/dev/shm")
+"""What stays there takes memory until somebody removes it."""
 
 GROUPS = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
@@ -36,7 +39,7 @@ MOUNT_S = 10.0
 EMPTY_S = 5.0
 """For a control group's processes to be gone after they were killed."""
 
-_NAME = re.compile(r"gt\.[a-z]+\.(\d+)\.(\d+)(\.\w+)?")
+_NAME = re.compile(r"gt\.[a-z]+\.(\d+)\.(\d+)(\.[\w-]+)?")
 
 
 def started(pid: int) -> int:
@@ -60,14 +63,19 @@ def is_abandoned(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def owned_folder(kind: str) -> Iterator[Path]:
-    """A folder below /tmp that everybody may enter; it goes with all that is in it."""
-    folder = Path(tempfile.mkdtemp(prefix=f"{owned_name(kind)}.", dir=PLACE))
+def owned_folder(kind: str, place: Path = PLACE) -> Iterator[Path]:
+    """A folder in `PLACE` or `SHARED_MEMORY` that everybody may enter; it goes with all that is in it."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{owned_name(kind)}.", dir=place))
     folder.chmod(0o755)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def memory_folder(kind: str) -> contextlib.AbstractContextManager[Path]:
+    """An `owned_folder` in shared memory where there is such a place, else below /tmp."""
+    return owned_folder(kind, SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else PLACE)
 
 
 class SmallDisk:
@@ -191,10 +199,13 @@ def sweep() -> list[str]:
                 with contextlib.suppress(OSError):  # another run sweeps, too
                     _remove_group(group)
                     swept.append(str(group))
-    for folder in PLACE.glob("gt.*"):
-        if is_abandoned(folder.name):
-            shutil.rmtree(folder, ignore_errors=True)
-            swept.append(str(folder))
+    for path in (*PLACE.glob("gt.*"), *SHARED_MEMORY.glob("gt.*")):
+        if is_abandoned(path.name):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+            swept.append(str(path))
     return swept
 
 
