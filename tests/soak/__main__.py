@@ -134,7 +134,8 @@ def occasions(
     at = step_of(handle.status())
     while time.monotonic() < until and not handle.status()["job"]["ended_at"]:
         if options.failing_steps is None:
-            time.sleep(chance.expovariate(1.0 / options.pause))
+            pause_s = chance.expovariate(1.0 / options.pause)
+            time.sleep(min(pause_s, max(until - time.monotonic(), 0.0)))
             yield
             continue
         time.sleep(0.2)
