@@ -136,7 +136,8 @@ def occasions(
         if options.failing_steps is None:
             pause_s = chance.expovariate(1.0 / options.pause)
             time.sleep(min(pause_s, max(until - time.monotonic(), 0.0)))
-            yield
+            if time.monotonic() < until:
+                yield
             continue
         time.sleep(0.2)
         before, at = at, step_of(handle.status())
