@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from gyre.api.home import home
 from gyre.api.ray_session import connect, disconnect
+from tests import machine
 from tests.examples import examples
 
 # A suite that is started in the background inherits an ignored SIGINT, and so would every process that its tests
@@ -69,6 +71,13 @@ class ByFolder(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFolder | None:
     return ByFolder(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """What a run that was killed left on the machine is removed before the first test."""
+    if not hasattr(session.config, "workerinput"):  # xdist's workers come after the process that starts them
+        for path in machine.sweep():
+            sys.stderr.write(f"removed {path} of a run that was killed\n")
 
 
 def mark_most_cases_slow(items: list[pytest.Item]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import sqlite3
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from gyre.errors import Conflict
 from gyre.store import open_store
 from gyre.store.tables import VERSION_TABLE
 from tests.e2e.conftest import ENDS_WITHIN_S, Process, Shared
+from tests.machine import small_disk
 from tests.ports import nobody_listens
 
 MODULE = "tests.e2e.workloads"
@@ -165,22 +165,9 @@ def test_a_file_that_is_no_database(mine: Path) -> None:
 
 
 def test_a_full_disk(mine: Path) -> None:
-    folder = Path("/dev/full")
-    if not folder.exists() or os.geteuid() != 0:
-        pytest.skip("needs to mount a file system of its own")
-    import subprocess
-
-    disk = mine / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "gyre-test", disk], check=False)
-    if mounted.returncode:
-        pytest.skip("may not mount a file system of its own")
-    try:
-        result = run(mine, {**JOB, "store": {"url": f"sqlite:///{disk / 'g.db'}"}})
+    with small_disk(32) as disk:
+        result = run(mine, {**JOB, "store": {"url": f"sqlite:///{disk.path / 'g.db'}"}})
         says(result, 3, "space")
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
-        disk.rmdir()
 
 
 # -- places -----------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from gyre.engines.process import EngineCommand, EngineProcess, reserve_port
 from gyre.engines.sglang import LAUNCHER, LAUNCHER_KEY, sglang_command
 from gyre.engines.weight_loading import LOADER, LOADER_KEY, LOADER_PATH
 from gyre.errors import ConfigError
+from tests.machine import SHARED_MEMORY, owned_folder, owned_name
 from tests.waits import GENEROUS_S
 
 HERE = Path(__file__).parent
@@ -166,8 +166,8 @@ async def test_when_an_engine_dies_its_processes_die_too(make: Make) -> None:
 @pytest.mark.parametrize("end", ["stopped", "killed"])
 async def test_shared_memory_goes_with_the_engine(make: Make, end: str) -> None:
     """But what is in a folder, is older than it, or is mapped by somebody else: that is somebody else's."""
-    with tempfile.TemporaryDirectory(prefix="gyre-test-", dir="/dev/shm") as folder:
-        name = f"/dev/shm/gyre-test-{uuid.uuid4().hex}"
+    with owned_folder("engine", SHARED_MEMORY) as folder:
+        name = f"{SHARED_MEMORY}/{owned_name('engine')}.{uuid.uuid4().hex}"
         old, shared, inside = Path(f"{name}-old"), Path(f"{name}-shared"), Path(folder, "slot")
         old.touch()  # noqa: ASYNC240
         own = [Path(f"{name}-own-{number}") for number in range(2)]

@@ -34,7 +34,7 @@ from gyre.weights.version.manifest import (
 )
 from tests.fuzz.inputs import as_json, damaged, hostile, hostile_json, noise, twisted
 from tests.fuzz.target import Broken, Target
-from tests.weights.plane import memory_folder
+from tests.machine import memory_folder
 
 TOKEN = "only for this test"
 CHUNK = 4 << 10
@@ -98,7 +98,7 @@ class ChunkServers(Target):
     def start(self) -> None:
         self._deaths = Deaths()
         self._folder = contextlib.ExitStack()
-        self._arena = Arena(self._folder.enter_context(memory_folder()) / "arena", held=3)
+        self._arena = Arena(self._folder.enter_context(memory_folder("fuzz")) / "arena", held=3)
         self._older, self._manifest = publish(self._arena, 1), publish(self._arena, 2)
         self._server = ChunkServer(self._arena, TOKEN, stall_s=STALL_S)
         self._server.origin_of = {self._manifest.checksum}
@@ -211,7 +211,7 @@ class ChunkClients(Target):
 
     def start(self) -> None:
         self._folder = contextlib.ExitStack()
-        self._arena = Arena(self._folder.enter_context(memory_folder()) / "arena", held=3)
+        self._arena = Arena(self._folder.enter_context(memory_folder("fuzz")) / "arena", held=3)
         publish(self._arena, 1)
         self._manifest = manifest_of(2)
         self._staged = self._arena.stage_manifest(self._manifest, keep=1)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import sqlite3
-import tempfile
 from abc import ABC
 from pathlib import Path
 from random import Random
@@ -28,6 +26,7 @@ from gyre.workloads.gang import state_files
 from gyre.workloads.trainer.learning import checkpoints
 from tests.fuzz.inputs import damaged, hostile_json
 from tests.fuzz.target import Broken, Target
+from tests.machine import memory_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,12 +51,11 @@ class Files(Target, ABC):
     share = 0.02
 
     def start(self) -> None:
-        parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self._folder = tempfile.TemporaryDirectory(prefix="gyre-fuzz-", dir=parent)
-        self.path = Path(self._folder.name)
+        self._folder = contextlib.ExitStack()
+        self.path = self._folder.enter_context(memory_folder("fuzz"))
 
     def stop(self) -> None:
-        self._folder.cleanup()
+        self._folder.close()
 
 
 class WeightFolders(Files):

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -15,13 +13,14 @@ from typing import Any
 
 import psutil
 
+from gyre.testing.processes import ProcessFaults
+
 FOUND_S = 60.0
 """For Ray to notice a dead node and start the master elsewhere."""
 
 
 def main(url: str) -> int:
     from gyre.api.home import home
-    from gyre.testing.processes import ProcessFaults
     from tests.kill.gate import Gate
     from tests.kill.jobs import tiny_job
     from tests.kill.several_nodes import several_nodes
@@ -72,9 +71,9 @@ def raylet_of(pid: int) -> int:
 
 
 def kill(handle: Any) -> None:
-    before = master(handle)
-    os.kill(before["pid"], signal.SIGKILL)
-    next_master(handle, before)
+    """Kill the master and wait for the next."""
+    victim = ProcessFaults(handle).kill("master")[0]
+    next_master(handle, {"epoch": victim.incarnation})
 
 
 def next_master(handle: Any, before: dict[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,7 @@ import contextlib
 import json
 import os
 import random
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,35 +15,75 @@ from typing import Any
 
 import psutil
 
+from tests.machine import SmallDisk, owned_folder, sweep
+from tests.soak import isolation
 from tests.soak.account import Account, Watch, leftovers, report, shared_memory
 from tests.soak.cluster import SoakCluster
 from tests.soak.faults import Faults
-from tests.soak.network import HEAD, NETWORK, bridge
+from tests.soak.job import soak_job
+from tests.soak.network import bridge
 
 MACHINES = 3
+DISK_KB = 2 << 20
+"""Of the file system that holds the job's home."""
+
+FIRST_STEPS = 200
+"""After so many the policy has learned to give long answers."""
+
 CALM_S = 60.0
 """The job's pace without faults is that of so many seconds, after its first steps."""
 
-ENDS_S = 180.0
+BEGINS_S = 600.0
+"""For the cluster and the job's first steps, on a machine that is busy otherwise; and for one step without faults."""
+
+ENDS_S = 300.0
+"""For the job to end after it was stopped, and for its ledger to be read."""
+
+SPARED = (0.25, 0.85)
+"""The parts of the soak between which master, manager and trainer are not struck, so that their memory can be judged.
+Before and after they are struck like the others."""
 
 
 def main() -> int:
+    options = parsed(sys.argv[1:])
+    inside = isolation.folder()
+    if inside is not None:
+        return soak_inside(inside, options)
+    for path in sweep():
+        say(f"removed {path} of a soak or a test that was killed")
+    most_s = BEGINS_S + 2 * CALM_S + options.seconds + ENDS_S + BEGINS_S
+    with owned_folder("soak") as folder:
+        command = [sys.executable, "-m", "tests.soak", *sys.argv[1:]]
+        return isolation.run_inside(command, folder, within_s=most_s)
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description="A job under random faults.")
     parser.add_argument("--seconds", type=float, default=float(os.environ.get("SOAK_S", "3600")))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pause", type=float, default=5.0, help="Mean seconds between two faults.")
+    parser.add_argument("--pause", type=float, default=15.0, help="Mean seconds between two faults.")
     parser.add_argument(
         "--failing-steps", type=float, help="Instead of --pause: the share of steps in which a fault strikes."
     )
-    parser.add_argument("--prompts", type=int, default=16, help="Of one step: how long it takes.")
+    parser.add_argument("--prompts", type=int, default=8, help="Of one step: how long it takes.")
     parser.add_argument(
         "--out", type=Path, help="A folder for the table (soak.md) and the figures (soak.json)."
     )
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def soak_inside(folder: Path, options: argparse.Namespace) -> int:
     before = shared_memory()
-    with small_disk() as folder, bridge():
-        account = soak(folder, options, random.Random(options.seed))
-    account.left |= leftovers(folder, before)
+    home = folder / "home"
+    home.mkdir()
+    os.environ["RAY_TMPDIR"] = str(folder)  # where Ray notes the address of a new cluster
+    disk = SmallDisk(home, DISK_KB)
+    try:
+        with bridge():
+            account = soak(folder, disk, options, random.Random(options.seed))
+        account.left |= leftovers(folder, before)
+    finally:
+        disk.close()
     told = report(account, command=f"python -m tests.soak {' '.join(sys.argv[1:])}".rstrip())
     sys.stdout.write(told)
     if options.out is not None:
@@ -55,56 +93,26 @@ def main() -> int:
     return 0 if account.holds else 1
 
 
-@contextlib.contextmanager
-def small_disk() -> Iterator[Path]:
-    """A file system of its own for the job's home, small enough to be filled in a second."""
-    with tempfile.TemporaryDirectory(prefix="gs", dir="/tmp") as name:
-        folder = Path(name)
-        home = folder / "home"
-        home.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "tmpfs", str(home)], check=True)
-        os.environ["RAY_TMPDIR"] = name  # where Ray notes the address of a new cluster
-        try:
-            yield folder
-        finally:
-            subprocess.run(["umount", "--lazy", str(home)], check=False)
-
-
-def soak(folder: Path, options: argparse.Namespace, chance: random.Random) -> Account:
+def soak(folder: Path, disk: SmallDisk, options: argparse.Namespace, chance: random.Random) -> Account:
     from gyre.testing.processes import ProcessFaults
-    from tests.kill.jobs import tiny_job
 
-    home = folder / "home"
+    home = disk.path
     account = Account()
     with SoakCluster(folder, head_cpus=8, cpus=4) as cluster:
         for _ in range(MACHINES):
             cluster.add()
-        builder = tiny_job(
-            steps=1_000_000,
-            max_staleness=2,
-            rollout_cpu=2,
-            rollout_total=3,
-            elastic={"min": 1, "max": 6, "auto": False},
-            run={"prompts_per_step": options.prompts, "groups_per_firing": options.prompts // 4}
-            | {"groups_per_micro_batch": options.prompts // 2},
-            rollouts={"host": HEAD},
-            failover={
-                "silence_timeout_s": 10.0,
-                "machine": {"max": 50, "window_s": 600},
-                **{scope: {"max": 1_000, "window_s": 600} for scope in ("retry", "vertex", "region", "job")},
-            },
-        )
-        builder = builder.node_num(1 + MACHINES).weights(transports=["tcp"], bind=NETWORK)
-        handle = builder.spread("rollout").build().submit("soak", home_path=home)
-        job = ProcessFaults(handle)
-        job.reach_step(5)
+        job = soak_job(prompts=options.prompts, machines=MACHINES)
+        handle = job.build().submit("soak", home_path=home)
+        ProcessFaults(handle).reach_step(FIRST_STEPS, timeout_s=BEGINS_S)
         account.calm = pace(handle, CALM_S)
-        faults = Faults(cluster, handle.status, home, home / "gyre.db", MACHINES, chance, say=say)
+        faults = Faults(cluster, handle.status, disk, DISK_KB, home / "gyre.db", MACHINES, chance, say=say)
         watch = Watch(handle.status, account)
         watch.start()
         began, first = time.monotonic(), step_of(handle.status())
         try:
             for _ in occasions(handle, options, chance, until=began + options.seconds):
+                passed = (time.monotonic() - began) / options.seconds
+                faults.sparing = SPARED[0] <= passed < SPARED[1]
                 faults.strike()
         finally:
             account.faulty_s = time.monotonic() - began
@@ -126,8 +134,10 @@ def occasions(
     at = step_of(handle.status())
     while time.monotonic() < until and not handle.status()["job"]["ended_at"]:
         if options.failing_steps is None:
-            time.sleep(chance.expovariate(1.0 / options.pause))
-            yield
+            pause_s = chance.expovariate(1.0 / options.pause)
+            time.sleep(min(pause_s, max(until - time.monotonic(), 0.0)))
+            if time.monotonic() < until:
+                yield
             continue
         time.sleep(0.2)
         before, at = at, step_of(handle.status())
@@ -140,16 +150,18 @@ def occasions(
 def pace(handle: Any, seconds: float) -> float:
     """Steps a second, from the end of one to the end of another that comes after these seconds."""
     began, first = next_step(handle)
-    while True:
+    ended, last = began, first
+    while ended - began <= seconds:
         ended, last = next_step(handle)
-        if ended - began > seconds:
-            return (last - first) / (ended - began)
+    return (last - first) / (ended - began)
 
 
 def next_step(handle: Any) -> tuple[float, int]:
-    """When the next step ended (monotonic), and its number."""
-    before = step_of(handle.status())
+    """When the next step ended (monotonic), and its number. Raises TimeoutError if none comes."""
+    before, deadline = step_of(handle.status()), time.monotonic() + BEGINS_S
     while (step := step_of(handle.status())) == before:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no step came after step {before} in {BEGINS_S:g} s, without any fault")
         time.sleep(0.05)
     return time.monotonic(), step
 

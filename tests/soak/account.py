@@ -16,17 +16,20 @@ from typing import Any
 
 import psutil
 
-from tests.soak.faults import Tally
-
-View = dict[str, Any]
+from tests.soak.faults import WATCHED, Tally, View, processes_of
+from tests.soak.flatness import (
+    MIB_PER_HOUR,
+    PER_HOUR,
+    QUANTITIES,
+    Growth,
+    Life,
+    Look,
+    growth_between_lives,
+    growth_of,
+    look_at,
+)
 
 LOOK_S = 5.0
-GROWN_MIB_PER_HOUR = 100.0
-"""A process whose memory grows by more is not flat. Less cannot be told from noise in minutes."""
-
-LONG_ENOUGH_S = 240.0
-"""Incarnations that lived shorter say nothing about growth."""
-
 WANTED = 0.95
 """Of the pace without faults."""
 
@@ -48,8 +51,8 @@ class Account:
     tokens: dict[str, int] = field(default_factory=dict)
     """Generated, delivered, in flight and discarded, as the rollout manager counts them."""
     replay_differences: int = -1
-    memory: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    """MiB over seconds of each incarnation of master, manager and trainer."""
+    lives: dict[str, Life] = field(default_factory=dict)
+    """Of master, manager and trainer, by role and incarnation."""
     left: set[str] = field(default_factory=set)
     """What is there when all should be gone."""
 
@@ -67,17 +70,27 @@ class Account:
         told = self.tokens
         return bool(told) and told["generated"] == told["delivered"] + told["in_flight"] + told["discarded"]
 
+    def lives_of(self, role: str) -> list[Life]:
+        return [life for life in self.lives.values() if life.role == role]
+
+    def growth(self) -> dict[str, dict[str, Growth]]:
+        """By role and quantity, after the first quarter of the soak, of those that lived long enough."""
+        found: dict[str, dict[str, Growth]] = {}
+        for role in WATCHED:
+            for quantity in QUANTITIES:
+                one = growth_of(self.lives_of(role), quantity, after_s=self.faulty_s / 4)
+                if one is not None:
+                    found.setdefault(role, {})[quantity] = one
+        return found
+
     @property
-    def growth(self) -> dict[str, float]:
-        """MiB an hour of the longest-lived incarnation of each, after its first minute."""
-        found: dict[str, tuple[float, float]] = {}
-        for name, series in self.memory.items():
-            lived = series[-1][0] - series[0][0]
-            late = [point for point in series if point[0] - series[0][0] > 60.0]
-            role = name.partition("/")[0]
-            if lived > LONG_ENOUGH_S and lived > found.get(role, (0.0, 0.0))[0]:
-                found[role] = lived, _slope(late) * 3600.0
-        return {role: round(slope, 1) for role, (_, slope) in found.items()}
+    def is_flat(self) -> bool:
+        """Where no life was long enough to say, nothing is held against it."""
+        return all(
+            one.per_hour < (MIB_PER_HOUR if quantity == "memory_mib" else PER_HOUR)
+            for grown in self.growth().values()
+            for quantity, one in grown.items()
+        )
 
     @property
     def holds(self) -> bool:
@@ -86,7 +99,7 @@ class Account:
             and (self.lost, self.twice, self.replay_differences) == (0, 0, 0)
             and self.tokens_add_up
             and not self.left
-            and all(slope < GROWN_MIB_PER_HOUR for slope in self.growth.values())
+            and self.is_flat
         )
 
     def end(self, handle: Any, view: View) -> None:
@@ -121,15 +134,24 @@ class Account:
                 self.left.add(f"placement group {group['name']} ({group['state']})")
 
     def plain(self) -> dict[str, Any]:
-        body = dataclasses.asdict(self) | {
+        return dataclasses.asdict(dataclasses.replace(self, lives={})) | {
             "left": sorted(self.left),
             "killed": self.killed,
             "effective": round(self.effective, 4),
-            "growth_mib_per_hour": self.growth,
+            "growth": {
+                role: {quantity: dataclasses.asdict(one) for quantity, one in grown.items()}
+                for role, grown in self.growth().items()
+            },
+            "young_lives_mib_per_hour": {role: growth_between_lives(self.lives_of(role)) for role in WATCHED},
             "holds": self.holds,
+            "lives": [self._life_in_minutes(life) for life in self.lives.values()],
         }
-        del body["memory"]
-        return body
+
+    def _life_in_minutes(self, life: Life) -> dict[str, Any]:
+        """One look of each minute."""
+        kept: dict[int, Look] = {int(one.at_s // 60): one for one in reversed(life.looks)}
+        looks = [dataclasses.astuple(kept[minute]) for minute in sorted(kept)]
+        return {"role": life.role, "incarnation": life.incarnation, "looks": looks}
 
 
 class Watch:
@@ -157,16 +179,13 @@ class Watch:
                 self._take_tokens(view)
 
     def _measure(self, view: View, now: float) -> None:
-        watched = {
-            f"{one['role']}/{one['incarnation']}": one["pid"]
-            for one in view["vertices"]
-            if one["role"] in ("trainer", "rollout_manager") and one["phase"] == "running"
-        }
-        watched[f"master/{view['master']['epoch']}"] = view["master"]["pid"]
-        for name, pid in watched.items():
-            with contextlib.suppress(psutil.Error):
-                rss = psutil.Process(pid).memory_info().rss / 2**20
-                self._account.memory.setdefault(name, []).append((round(now, 1), round(rss, 2)))
+        for one in processes_of(view):
+            if one.is_watched:
+                with contextlib.suppress(psutil.Error, OSError):  # it has just died
+                    look = look_at(one.process, now)
+                    key = f"{one.role}/{one.incarnation}/{one.process.create_time()}"
+                    life = self._account.lives.setdefault(key, Life(one.role, one.incarnation))
+                    life.looks.append(look)
 
     def _take_tokens(self, view: View) -> None:
         for one in view["vertices"]:
@@ -177,17 +196,6 @@ class Watch:
                     lost = sum(discarded.values()) if isinstance(discarded, dict) else discarded
                     counted = {key: told[key] for key in ("generated", "delivered", "in_flight")}
                     self._account.tokens = {**counted, "discarded": lost}
-
-
-def _slope(series: list[tuple[float, float]]) -> float:
-    """The slope of the straight line through these points."""
-    count = len(series)
-    if count < 2:
-        return 0.0
-    mean_x = sum(x for x, _ in series) / count
-    mean_y = sum(y for _, y in series) / count
-    spread = sum((x - mean_x) ** 2 for x, _ in series)
-    return sum((x - mean_x) * (y - mean_y) for x, y in series) / spread if spread else 0.0
 
 
 def shared_memory() -> set[str]:
@@ -248,9 +256,31 @@ def report(account: Account, *, command: str) -> str:
         "steps a second: calm, under faults": f"{account.calm:.2f}, {faulty:.2f}",
         "a fault every so many steps": f"{account.faulty_steps / max(strikes, 1):.1f}",
         f"effective training time (wanted {WANTED})": f"{account.effective:.2f}",
-        "memory grew, MiB an hour": account.growth or "nobody lived long enough",
         "left behind": ", ".join(sorted(account.left)) or "nothing",
     }
     lines += ["", "| what came of it | |", "| --- | --- |"]
     lines += [f"| {what} | {value} |" for what, value in rows.items()]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *_flatness(account), ""])
+
+
+def _flatness(account: Account) -> list[str]:
+    growth = account.growth()
+    lines = ["", "| process | lives | longest, s | what | at its start | at its end | grew an hour |"]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
+    for role in WATCHED:
+        lives = account.lives_of(role)
+        for quantity in QUANTITIES:
+            one = growth.get(role, {}).get(quantity)
+            told = (
+                f"{one.observed_s:.0f} | {quantity.replace('_mib', ', MiB')} | {one.first:g} | {one.last:g} | "
+                f"{one.per_hour:+.2f}"
+                if one
+                else f"none long enough | {quantity.replace('_mib', ', MiB')} | | |"
+            )
+            lines.append(f"| {role.replace('_', ' ')} | {len(lives)} | {told} |")
+        between = growth_between_lives(lives)
+        told = f"{between:+.2f}" if between is not None else "too few"
+        lines.append(
+            f"| {role.replace('_', ' ')} | {len(lives)} | | memory of young lives, MiB | | | {told} |"
+        )
+    return lines

@@ -17,7 +17,10 @@ from typing import Self
 from tests.kill.several_nodes import HEALTH
 from tests.soak.network import HEAD, Link
 
-JOIN_S = 60.0
+JOIN_S = 180.0
+"""A machine that is busy otherwise takes long to start Ray."""
+
+DIES_S = 20.0
 PREEMPTION = 2
 """`DrainNodeReason` of Ray's GCS: the machine goes whatever runs there."""
 
@@ -58,7 +61,7 @@ class Machine:
         """The machine loses its power."""
         self.link.signal_all(signal.SIGKILL)
         self._process.kill()
-        self._process.wait()
+        self._process.wait(DIES_S)
 
     def close(self) -> None:
         self.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
 import sqlite3
@@ -15,9 +14,13 @@ from typing import Any
 
 import psutil
 
+from tests.machine import SmallDisk
 from tests.soak.cluster import Machine, SoakCluster
 
 View = dict[str, Any]
+
+WATCHED = ("master", "rollout_manager", "trainer")
+"""The roles whose memory must not grow."""
 
 
 @dataclass
@@ -30,16 +33,22 @@ class Tally:
 
 @dataclass
 class Faults:
-    """Strikes a running job. `status` gives its view, `home` is its file system, `database` its store."""
+    """Strikes a running job. `status` gives its view, `disk` holds its home, `database` is its store.
+
+    While `sparing` is true, no fault kills or stops master, manager or trainer, nor the machines that they are on:
+    whether their memory grows can only be seen if they live for long.
+    """
 
     cluster: SoakCluster
     status: Callable[[], View]
-    home: Path
+    disk: SmallDisk
+    disk_kb: int
     database: Path
     machines: int
     chance: random.Random
     tallies: dict[str, Tally] = field(default_factory=dict)
     say: Callable[[str], None] = print
+    sparing: bool = False
 
     def strike(self) -> None:
         """One fault of a kind drawn by weight; it is over when this returns."""
@@ -80,55 +89,53 @@ class Faults:
         return self._kill(self.chance.randint(2, 5))
 
     def _kill(self, count: int) -> int:
-        victims = self._processes()
+        victims = self._victims()
         chosen = self.chance.sample(victims, min(count, len(victims)))
-        for _, pid in chosen:
-            _signal(pid, signal.SIGKILL)
-        self.say(f"killed {', '.join(name for name, _ in chosen)}")
-        return len(chosen)
+        killed = [one.name for one in chosen if one.signal(signal.SIGKILL)]
+        self.say(f"killed {', '.join(killed) or 'nobody'}")
+        return len(killed)
 
-    def _processes(self) -> list[tuple[str, int]]:
-        view = self.status()
-        found = [
-            (one["id"], one["pid"]) for one in view["vertices"] if one["phase"] == "running" and one["pid"]
-        ]
-        if view["master"]["pid"]:
-            found.append(("master", view["master"]["pid"]))
-        return found
+    def _victims(self) -> list[Known]:
+        found = processes_of(self.status())
+        return [one for one in found if not (self.sparing and one.is_watched)]
 
     def kill_an_engine(self) -> int:
         engines = []
-        for name, pid in self._processes():
-            if name.startswith("rollout-"):
+        for agent in self._victims():
+            if agent.name.startswith("rollout-"):
                 with contextlib.suppress(psutil.Error):  # the agent has died, and its engine with it
-                    engines += [
-                        one.pid for one in psutil.Process(pid).children(recursive=True) if _is_engine(one)
-                    ]
+                    engines += [one for one in agent.process.children(recursive=True) if _is_engine(one)]
         if not engines:
             return 0
-        _signal(self.chance.choice(engines), signal.SIGKILL)
-        self.say("killed an engine")
-        return 1
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.chance.choice(engines).kill()  # psutil compares the start time
+            self.say("killed an engine")
+            return 1
+        return 0
 
     def stop_a_process(self) -> int:
-        victims = self._processes()
+        victims = self._victims()
         if not victims:
             return 0
-        name, pid = self.chance.choice(victims)
-        _signal(pid, signal.SIGSTOP)
+        victim = self.chance.choice(victims)
         seconds = self.chance.uniform(2.0, 20.0)
-        self.say(f"stopped {name} for {seconds:.0f} s")
+        self.say(f"stopped {victim.name} for {seconds:.0f} s")
+        victim.signal(signal.SIGSTOP)
         time.sleep(seconds)
-        _signal(pid, signal.SIGCONT)
+        victim.signal(signal.SIGCONT)
         return 0
 
     # -- machines -----------------------------------------------------------------------------------
 
-    def _machine(self) -> Machine:
-        return self.chance.choice(self.cluster.machines)
+    def _machine(self) -> Machine | None:
+        """One that may be struck, if there is one."""
+        spared = {one.process.pid for one in processes_of(self.status()) if self.sparing and one.is_watched}
+        found = [one for one in self.cluster.machines if spared.isdisjoint(one.link.processes())]
+        return self.chance.choice(found) if found else None
 
     def lose_a_machine(self) -> int:
-        machine = self._machine()
+        if (machine := self._machine()) is None:
+            return 0
         killed = len(machine.link.processes())
         machine.kill()
         away = self.chance.uniform(0.0, 30.0)
@@ -137,7 +144,8 @@ class Faults:
         return killed
 
     def notice(self) -> int:
-        machine = self._machine()
+        if (machine := self._machine()) is None:
+            return 0
         within = self.chance.uniform(2.0, 20.0)
         self.say(f"{machine.link.address} will be taken back in {within:.0f} s")
         self.cluster.notify(machine, within)
@@ -147,7 +155,8 @@ class Faults:
         return killed
 
     def hang_a_machine(self) -> int:
-        machine = self._machine()
+        if (machine := self._machine()) is None:
+            return 0
         seconds = self.chance.uniform(1.0, 15.0)
         machine.link.signal_all(signal.SIGSTOP)
         self.say(f"{machine.link.address} hangs for {seconds:.0f} s")
@@ -158,13 +167,15 @@ class Faults:
     # -- connections --------------------------------------------------------------------------------
 
     def reset_connections(self) -> int:
-        machine = self._machine()
+        if (machine := self._machine()) is None:
+            return 0
         machine.link.reset()
         self.say(f"connections of {machine.link.address} are reset")
         return 0
 
     def swallow(self) -> int:
-        machine = self._machine()
+        if (machine := self._machine()) is None:
+            return 0
         seconds = self.chance.choice([0.5, 1.0, 2.0, 12.0])
         machine.link.swallow()
         self.say(f"the cable of {machine.link.address} swallows for {seconds:g} s")
@@ -173,7 +184,8 @@ class Faults:
         return 0
 
     def throttle(self) -> int:
-        machine = self._machine()
+        if (machine := self._machine()) is None:
+            return 0
         machine.link.throttle()
         self.say(f"the cable of {machine.link.address} is slow for 10 s")
         time.sleep(10.0)
@@ -199,23 +211,62 @@ class Faults:
     def fill_the_disk(self) -> int:
         seconds = self.chance.uniform(2.0, 10.0)
         self.say(f"the disk is full for {seconds:.0f} s")
-        rubbish = self.home / "rubbish"
         try:
-            with contextlib.suppress(OSError), open(rubbish, "wb") as file:
-                while True:
-                    file.write(bytes(1 << 20))
+            self.disk.fill()
             time.sleep(seconds)
         finally:
-            rubbish.unlink(missing_ok=True)
+            self.disk.resize(self.disk_kb)
         return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A process of the job, by what its view says and when it started."""
+
+    name: str
+    incarnation: int
+    process: psutil.Process
+
+    @property
+    def role(self) -> str:
+        return self.name.partition("-")[0]
+
+    @property
+    def is_watched(self) -> bool:
+        return self.role in WATCHED
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Whether it was there to get it. A pid that has been given to another since is not struck."""
+        try:
+            self.process.send_signal(number)  # psutil compares the start time
+        except psutil.NoSuchProcess:
+            return False
+        return True
+
+
+def processes_of(view: View) -> list[Known]:
+    """Those that run, by a view that says so now, and that are the job's by their command line: a view may be older
+    than the processes."""
+    told = [
+        (one["id"], one["incarnation"], one["pid"]) for one in view["vertices"] if one["phase"] == "running"
+    ]
+    if view["master"]["answering"]:
+        told.append(("master", view["master"]["epoch"], view["master"]["pid"]))
+    found = []
+    for name, incarnation, pid in told:
+        with contextlib.suppress(psutil.Error):  # it has gone
+            process = psutil.Process(pid) if pid else None
+            if process is not None and _is_actor(process):
+                found.append(Known(name, incarnation, process))
+    return found
+
+
+def _is_actor(process: psutil.Process) -> bool:
+    """Whether it is a process that Ray runs actors in."""
+    return any(part.startswith("ray::") for part in process.cmdline()[:1])
 
 
 def _is_engine(process: psutil.Process) -> bool:
     """Whether it is the engine itself, not the process that guards it."""
     command = process.cmdline()
     return "gyre.engines.embedded" in command and "-I" not in command
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it died meanwhile
-        os.kill(pid, number)

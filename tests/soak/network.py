@@ -1,4 +1,7 @@
-"""Machines' network: a namespace for each, joined by a bridge on which the head has an address of its own."""
+"""Machines' network: a namespace for each, joined by a bridge on which the head has an address of its own.
+
+Its names are those of the soak's own part of the machine (`tests.soak.isolation`), and go with it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,18 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 
 NETWORK = "10.213.0.0/24"
 HEAD = "10.213.0.1"
 BRIDGE = "gyresoak"
+
+COMMAND_S = 20.0
+"""For one command that changes the network."""
+
+GONE_S = 20.0
+"""For the processes of a machine to be gone after they were killed."""
 
 
 class Link:
@@ -43,7 +53,7 @@ class Link:
 
     def heal(self) -> None:
         _ip("link", "set", self._cable, "up")
-        subprocess.run(["tc", "qdisc", "del", "dev", self._cable, "root"], capture_output=True, check=False)
+        _run("tc", "qdisc", "del", "dev", self._cable, "root", check=False)
 
     def throttle(self, rate: str = "2mbit") -> None:
         limit = ("tbf", "rate", rate, "burst", "64kbit", "latency", "400ms")
@@ -52,13 +62,10 @@ class Link:
     def reset(self) -> None:
         """End the machine's TCP connections, as a router that lost its table does."""
         for words in (self.command("ss", "-K", "dst", NETWORK), ["ss", "-K", "dst", self.address]):
-            subprocess.run(
-                words, capture_output=True, check=False
-            )  # those that end meanwhile are an error to it
+            _run(*words, check=False)  # those that end meanwhile are an error to it
 
     def processes(self) -> list[int]:
-        told = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=False)
-        return [int(word) for word in told.stdout.split()]
+        return [int(word) for word in _run("ip", "netns", "pids", self.name, check=False).split()]
 
     def signal_all(self, number: signal.Signals) -> int:
         """Send everybody on the machine a signal. Returns how many there were."""
@@ -69,8 +76,12 @@ class Link:
         return len(found)
 
     def close(self) -> None:
+        """Raises TimeoutError if its processes do not die."""
+        deadline = time.monotonic() + GONE_S
         while self.signal_all(signal.SIGKILL):
-            pass
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"processes {self.processes()} of {self.name} do not die")
+            time.sleep(0.02)
         _ip("link", "del", self._cable)
         _ip("netns", "del", self.name)
 
@@ -92,5 +103,6 @@ def _ip(*words: str) -> None:
     _run("ip", *words)
 
 
-def _run(*words: str) -> None:
-    subprocess.run(words, capture_output=True, text=True, check=True)
+def _run(*words: str, check: bool = True) -> str:
+    """What the command wrote. Raises CalledProcessError, and TimeoutExpired."""
+    return subprocess.run(words, capture_output=True, text=True, check=check, timeout=COMMAND_S).stdout

@@ -12,7 +12,6 @@ import os
 import pwd
 import shutil
 import subprocess
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from gyre.store import Store, open_store
+from tests.machine import owned_folder
 from tests.ports import free_port
 
 
@@ -45,41 +45,42 @@ def postgres_server() -> Iterator[str]:
             user = pwd.getpwnam("postgres").pw_name
         except KeyError:
             pytest.skip("NO USER `postgres`: initdb refuses root, so half of the store's tests did not run")
-    folder = Path(tempfile.mkdtemp(prefix="gyre-pg-", dir="/tmp"))
-    if user is not None:
-        shutil.chown(folder, user)
+    with owned_folder("pg") as folder:  # where it is swept, the server ends by itself within a minute
+        if user is not None:
+            shutil.chown(folder, user)
+        yield from _serve(binaries, folder, user)
+
+
+def _serve(binaries: Path, folder: Path, user: str | None) -> Iterator[str]:
     data, port = folder / "data", free_port()
 
     def run(*command: str) -> None:
         subprocess.run(command, user=user, cwd=folder, check=True, capture_output=True, timeout=60)
 
-    try:
-        run(
-            str(binaries / "initdb"),
-            "-D",
-            str(data),
-            "-U",
-            "gyre",
-            "-A",
-            "trust",
-            "-E",
-            "UTF8",
-            "--no-locale",
-            "-N",
+    run(
+        str(binaries / "initdb"),
+        "-D",
+        str(data),
+        "-U",
+        "gyre",
+        "-A",
+        "trust",
+        "-E",
+        "UTF8",
+        "--no-locale",
+        "-N",
+    )
+    with (data / "postgresql.conf").open("a") as conf:
+        conf.write(
+            f"\nlisten_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{folder}'\n"
+            "shared_buffers = 32MB\nmax_connections = 60\n"
         )
-        with (data / "postgresql.conf").open("a") as conf:
-            conf.write(
-                f"\nlisten_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{folder}'\n"
-                "shared_buffers = 32MB\nmax_connections = 60\n"
-            )
-        run(str(binaries / "pg_ctl"), "-D", str(data), "-w", "-t", "30", "-l", str(folder / "log"), "start")
-        try:
-            yield f"postgresql+psycopg://gyre@127.0.0.1:{port}"
-        finally:
-            with contextlib.suppress(subprocess.CalledProcessError):
-                run(str(binaries / "pg_ctl"), "-D", str(data), "-m", "immediate", "-w", "stop")
+    run(str(binaries / "pg_ctl"), "-D", str(data), "-w", "-t", "30", "-l", str(folder / "log"), "start")
+    try:
+        yield f"postgresql+psycopg://gyre@127.0.0.1:{port}"
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(subprocess.CalledProcessError):
+            run(str(binaries / "pg_ctl"), "-D", str(data), "-m", "immediate", "-w", "stop")
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,29 +12,16 @@ import pytest
 
 from gyre.errors import StoreFull
 from gyre.store import Entry, Journal, Store, open_store
+from tests.machine import SmallDisk, small_disk
 from tests.store.fault_points import BEGUN, at_points
 from tests.store.store_processes import entries
 
 
-def _mount(folder: Path, size_kb: int, *, again: bool = False) -> None:
-    options = f"size={size_kb}k" + (",remount" if again else "")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True, capture_output=True)
-
-
 @pytest.fixture
-def small_disk() -> Iterator[Path]:
-    """A file system of 1 MiB. Not below `tmp_path`, which the server's user could not enter."""
-    folder = Path(tempfile.mkdtemp(prefix="gyre-small-", dir="/tmp"))
-    folder.chmod(0o755)
-    try:
-        try:
-            _mount(folder, 1024)
-        except (OSError, subprocess.CalledProcessError):
-            pytest.skip("no right to mount a tmpfs here: see the page-count test below")
-        yield folder
-        subprocess.run(["umount", "-l", folder], check=True)
-    finally:
-        folder.rmdir()
+def disk() -> Iterator[SmallDisk]:
+    """A file system of 1 MiB."""
+    with small_disk(1024) as made:
+        yield made
 
 
 def _big(first: int) -> list[Entry]:
@@ -68,21 +53,21 @@ def _survives(journal: Journal, make_room: Callable[[], None]) -> None:
     assert journal.last_seq() == len(journal.events()) == first + 1
 
 
-def test_a_full_disk_is_said_so_and_the_same_entries_go_in_later_sqlite(small_disk: Path) -> None:
-    with open_store(f"sqlite:///{small_disk / 'gyre.db'}") as store:
+def test_a_full_disk_is_said_so_and_the_same_entries_go_in_later_sqlite(disk: SmallDisk) -> None:
+    with open_store(f"sqlite:///{disk.path / 'gyre.db'}") as store:
         store.create_job(job_id="j1", name="grpo", spec={}, now=1.0)
-        _survives(store.journal("j1"), lambda: _mount(small_disk, 8192, again=True))
+        _survives(store.journal("j1"), lambda: disk.resize(8192))
         store.verify()
 
 
 @pytest.mark.postgres
 def test_a_full_disk_is_said_so_and_the_same_entries_go_in_later_postgres(
-    small_disk: Path, postgres_url: str, postgres_server: str
+    disk: SmallDisk, postgres_url: str, postgres_server: str
 ) -> None:
     import psycopg
 
-    _mount(small_disk, 3072, again=True)
-    space = small_disk / "space"
+    disk.resize(3072)
+    space = disk.path / "space"
     space.mkdir()
     with contextlib.suppress(LookupError):
         shutil.chown(space, "postgres")
@@ -92,7 +77,7 @@ def test_a_full_disk_is_said_so_and_the_same_entries_go_in_later_postgres(
     try:
         with open_store(postgres_url + "%20-cdefault_tablespace%3Dsmall") as store:
             store.create_job(job_id="j1", name="grpo", spec={}, now=1.0)
-            _survives(store.journal("j1"), lambda: _mount(small_disk, 16384, again=True))
+            _survives(store.journal("j1"), lambda: disk.resize(16384))
         with psycopg.connect(plain, autocommit=True) as connection:
             schema = postgres_url.rpartition("%3D")[2]
             connection.execute(f"DROP SCHEMA {schema} CASCADE")
@@ -102,10 +87,10 @@ def test_a_full_disk_is_said_so_and_the_same_entries_go_in_later_postgres(
             connection.execute("DROP TABLESPACE small")
 
 
-def test_a_store_cannot_be_created_on_a_full_disk_and_says_why(small_disk: Path) -> None:
-    (small_disk / "ballast").write_bytes(b"x" * (1024 * 1024 - 8192))
+def test_a_store_cannot_be_created_on_a_full_disk_and_says_why(disk: SmallDisk) -> None:
+    (disk.path / "ballast").write_bytes(b"x" * (1024 * 1024 - 8192))
     with pytest.raises(StoreFull, match=r"No space left for .*gyre\.db"):
-        open_store(f"sqlite:///{small_disk / 'gyre.db'}")
+        open_store(f"sqlite:///{disk.path / 'gyre.db'}")
 
 
 def test_a_file_at_its_page_limit_is_full(tmp_path: Path) -> None:

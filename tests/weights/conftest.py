@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.weights.plane import WeightPeer, memory_folder
+from tests.machine import memory_folder
+from tests.weights.plane import WeightPeer
 
 
 @pytest.fixture
 def folder():
-    with memory_folder() as path:
+    with memory_folder("weights") as path:
         yield path
 
 

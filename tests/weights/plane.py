@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 import time
 from pathlib import Path
 
@@ -98,11 +95,3 @@ def until(condition, timeout_s: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.005)
-
-
-@contextlib.contextmanager
-def memory_folder():
-    """In shared memory where there is such a folder, as in production."""
-    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="gyre-test-weights-", dir=parent) as path:
-        yield Path(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +14,7 @@ from gyre.weights.transfer.chunk_transports import Source
 from gyre.weights.transfer.fetch import Superseded, WeightsUnreachable
 from gyre.weights.version.arena import STAGING, Arena, ArenaFull
 from gyre.weights.version.manifest import FileSpec, WeightManifest
+from tests.machine import small_disk
 from tests.weights.plane import content, until
 from tests.weights.process import Child, held, slow
 
@@ -225,21 +225,14 @@ def test_a_flipped_bit_in_the_base_of_a_delta(peer):
 
 
 @pytest.fixture
-def small_disk(folder):
+def disk():
     """A real file system of 2 MB where mounting is permitted."""
-    path = folder / "small"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "gyre-test", str(path)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting is not permitted here")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with small_disk(2048) as made:
+        yield made.path
 
 
-def test_a_full_file_system_is_an_error_and_not_a_signal(small_disk):
-    arena = Arena(small_disk)
+def test_a_full_file_system_is_an_error_and_not_a_signal(disk):
+    arena = Arena(disk)
     with pytest.raises(ArenaFull) as caught:
         arena.stage([FileSpec("model.safetensors", 4 << 20)], keep=None)
     assert caught.value.details["needed_bytes"] == 4 << 20

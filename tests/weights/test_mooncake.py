@@ -27,8 +27,9 @@ from gyre.weights.transfer.mooncake import (
     self_test,
 )
 from gyre.weights.transfer.protocol import Stalled
+from tests.machine import memory_folder
 from tests.waits import GENEROUS_S
-from tests.weights.plane import CHUNK, MEASURED, content, memory_folder
+from tests.weights.plane import CHUNK, MEASURED, content
 
 NO_CODEC = CodecChoice("none", "nothing else can be used")
 
@@ -255,7 +256,7 @@ def real():
 @pytest.fixture(scope="module")
 def publishing(real):
     """A publisher with the real Mooncake: what it says."""
-    with memory_folder() as folder:
+    with memory_folder("weights") as folder:
         settings = {"transports": ["mooncake", "tcp"], "chunk_bytes": 1 << 20}
         process = script("publish", str(folder), json.dumps(settings))
         try:
