@@ -48,7 +48,10 @@ _IPV6 = "|".join(
 _ZONE = rf"%[A-Za-z0-9][A-Za-z0-9._-]{{0,{MOST_ZONE - 1}}}"
 _LABEL = "[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
 _NUMBER = r"(?:[0-9]+|0[xX][0-9A-Fa-f]*)"
-_NAME = rf"(?=[A-Za-z0-9._-]{{1,{MOST_NAME}}}(?![A-Za-z0-9._-]))(?!(?:[A-Za-z0-9._-]*\.)?{_NUMBER}(?![A-Za-z0-9._-])){_LABEL}(?:\.{_LABEL})*"
+_MORE = "[A-Za-z0-9._-]"
+_NAME = (
+    rf"(?={_MORE}{{1,{MOST_NAME}}}(?!{_MORE}))(?!(?:{_MORE}*\.)?{_NUMBER}(?!{_MORE})){_LABEL}(?:\.{_LABEL})*"
+)
 
 HOST = rf"(?:{_IPV4}|\[(?:{_IPV6}|[fF][eE][89aAbB][0-9A-Fa-f]:[0-9A-Fa-f:]{{1,34}}{_ZONE})\]|{_NAME})"
 ADDRESS = rf"^{HOST}:{_PORT}\Z"
@@ -131,7 +134,7 @@ def may_name(address: str, caller: str, networks: Sequence[str] = ()) -> bool:
 
 
 def may_pass_on(address: str, teller: str) -> bool:
-    """Whether `address`, which a peer at the host `teller` says that others serve at, may be dialled: an IP address that
+    """Whether `address`, where others serve as a peer at the host `teller` says, may be dialled: an IP address that
     means the same machine here as there. A peer on the own machine may name others on it."""
     if not is_address(address):
         return False
