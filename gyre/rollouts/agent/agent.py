@@ -182,6 +182,8 @@ class Agent:
         self._drained = asyncio.Event()
         self._fatal: BaseException | None = None
         self._background: set[asyncio.Task[Any]] = set()
+        self._newest_said = -1
+        """The newest version that the manager was told of as loaded, before tokens of it are reported."""
         self._unsaid: list[Frame] = []
         """To be sent after the next report, by whichever connection there is then."""
 
@@ -341,12 +343,15 @@ class Agent:
             if everything:
                 due = self._now() + self._interval_s
             while True:
+                self._newest_said = max(self._newest_said, self.version)
+                await asyncio.sleep(0)  # what says that this version is loaded is on its way first
                 frame, more = self._reports.next(
                     self._generation.samples.values(),
                     everything=everything,
                     made_tokens=self._generation.tokens,
                     interval_s=self._interval_s,
                     now=self._now(),
+                    newest=self._newest_said,
                 )
                 await self._connection.send(frame)
                 if not more:

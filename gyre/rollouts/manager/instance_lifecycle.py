@@ -149,6 +149,8 @@ class InstanceLifecycle:
         if version >= 0 and not self._versions.is_known(version, frame.checksum):
             version = -1  # the same number, other bytes: an instance of another history
         instance.version = version
+        if version >= 0:
+            instance.loaded.came_back(version)
         session.resting = "asleep" if frame.asleep else ""
         if before is not None and back:
             session.take_over(before)
@@ -174,6 +176,7 @@ class InstanceLifecycle:
         )
         if weights is not None:
             session.loading, session.loading_since = weights.version, now
+            instance.loaded.tell(weights.version)
         self._policies.update(session)
         self._dispatch.cancel_superseded()
         self._on_event(
