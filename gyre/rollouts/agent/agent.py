@@ -39,7 +39,7 @@ from gyre.rollouts.agent.policy_loading import ENGINE_STARTS, AgentWeights, Chec
 from gyre.rollouts.agent.prompt_batching import PromptBatching
 from gyre.rollouts.agent.reports import Reports
 from gyre.rollouts.protocol.connection import ConnectionSettings, Endpoint, ManagerConnection, Refused
-from gyre.rollouts.protocol.fields import FrameError
+from gyre.rollouts.protocol.fields import LATER, FrameError
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
     Ack,
@@ -264,7 +264,9 @@ class Agent:
     # -- the connection -----------------------------------------------------------------------------
 
     def _refused(self, error: GyreError) -> bool:
-        """Nothing that the manager refuses becomes right by coming back."""
+        """Whether to dial again: after what is put off, but nothing that is refused becomes right by coming back."""
+        if error.details.get("reason") == LATER:
+            return True
         if isinstance(error, FrameError):
             error = Refused(str(error), details={"reason": "protocol"})
         self._give_up(error)

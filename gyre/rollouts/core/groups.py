@@ -397,6 +397,17 @@ class OpenGroups:
                 recalled[sample.instance].append((sample.row, sample.lease))
         return recalled
 
+    def take_back(self, row: int, lease: int) -> str | None:
+        """Take a recalled sample from its holder, which did not hand it back: it is queued with the tokens that it has,
+        and what the holder still reports of it counts no more. Returns the holder's name; None where the holder has
+        handed it back, or the sample is another's."""
+        sample = self._store.rows.samples[row]
+        if sample is None or sample.lease != lease or not sample.placed.recalled:
+            return None
+        name = sample.instance
+        self._queue(sample)
+        return name
+
     def rebalance(self, now: float) -> Recalled:
         """Recall samples that would end sooner elsewhere."""
         recalled: Recalled = defaultdict(list)

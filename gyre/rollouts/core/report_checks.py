@@ -81,8 +81,8 @@ def check_versions(
     has_loaded: Callable[[int, int], bool],
 ) -> None:
     """Raises FrameError for tokens of a version that the instance never loaded, or of an older one than the token
-    before under the same lease. `served` is what the instance serves, or that of each row's; `has_loaded(index, version)` says
-    whether the instance of that element of the columns has loaded the version."""
+    before under the same lease. `served` is what the instance serves, or that of each row's; `has_loaded(index,
+    version)` says whether the instance of that element of the columns has loaded the version."""
     for at in np.flatnonzero(matched.mine & (columns.versions != served)).tolist():
         if not has_loaded(at, version := int(columns.versions[at])):
             raise refuse(

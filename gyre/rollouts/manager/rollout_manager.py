@@ -427,7 +427,11 @@ class RolloutManager:
             self._reports.take_in()
             now = self._now()
             self.instances.look(now)
-            self.dispatch.look(now, rebalance_every_s=self.settings.rebalance_every_s)
+            self.dispatch.look(
+                now,
+                rebalance_every_s=self.settings.rebalance_every_s,
+                recall_timeout_s=self.settings.recall_timeout_s,
+            )
             self.windows.look(now)
             self._advise(now)
 

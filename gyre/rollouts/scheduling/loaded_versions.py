@@ -1,8 +1,9 @@
 """Which policy versions an instance has loaded, as far as it has proven that: the only ones whose tokens it may report.
 
 Invariants:
-- *acknowledged before believed*: a version counts once the instance has named the checksum of all its bytes. Where that word was lost with a connection, the versions that it was told to load count up to the one that it names
-  when it is back;
+- *acknowledged before believed*: a version counts once the instance has named the checksum of all its bytes. Where
+  that word was lost with a connection, the versions that it was told to load count up to the one that it names when it
+  is back;
 - *an earlier manager's word*: an incarnation that this manager has not met, and that holds samples, may have tokens of
   any version that was published before it came;
 - *bounded*: the newest `VERSIONS_KEPT` of an incarnation, and of the instances that left the last `INCARNATIONS_KEPT`.
