@@ -21,12 +21,13 @@ from gyre.rollouts.manager.dispatch import Dispatch
 from gyre.rollouts.manager.join_tokens import Caller
 from gyre.rollouts.manager.policy_push import PolicyPush
 from gyre.rollouts.manager.policy_versions import PolicyVersions
+from gyre.rollouts.manager.rate_limits import RateLimit
 from gyre.rollouts.manager.report_queue import ReportQueue
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, Connection
 from gyre.rollouts.manager.set_aside import SetAside
 from gyre.rollouts.manager.settings import ManagerSettings
 from gyre.rollouts.manager.trainer_session import TrainerSession
-from gyre.rollouts.protocol.fields import FrameError, refuse
+from gyre.rollouts.protocol.fields import LATER, FrameError, refuse
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
     Ack,
@@ -55,6 +56,9 @@ in the ledger, and a thousand instances would each read several a second. Others
 
 DEATHS = frozenset(("connection_lost", "silent", "replaced"))
 """Ways to leave that a sample may be to blame for."""
+
+JOINS_AT_ONCE, JOINS_S = 16, 1
+"""Of one name, for machines that joined."""
 
 LONGEST_DRAIN_S = 3600.0
 """A drain ends after this, whatever deadline the instance gave itself."""
@@ -108,6 +112,7 @@ class InstanceLifecycle:
         self._on_event = on_event
         self._now = now
         self._stalled = SetAside()
+        self._joins = RateLimit(JOINS_AT_ONCE, JOINS_S)
         self._looked_at = now()
 
     def join(self, frame: Frame | Report, connection: Connection, caller: Caller) -> AgentSession:
@@ -126,6 +131,8 @@ class InstanceLifecycle:
             raise refuse(
                 "name_taken", f"an instance {frame.instance} is there, which has not joined with this token"
             )
+        if not caller.is_ours and (wait_s := self._joins.wait_s(frame.instance, self._now())):
+            raise refuse(LATER, f"{frame.instance} joins too often: it may again in {wait_s:.1f} s")
         self._stalled.check(frame.instance, "" if not caller.is_ours else frame.incarnation, self._now())
         model = self._versions.model
         if model is not None and frame.model not in (model, "unset"):

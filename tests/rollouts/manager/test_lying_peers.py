@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 
-from gyre.rollouts.protocol.frames import Cancel, Loaded, Reject, Weights
+from gyre.rollouts.manager import peer_events, rollout_manager
+from gyre.rollouts.manager.rate_limits import RateLimit
+from gyre.rollouts.protocol.frames import Cancel, Frame, Loaded, Reject, Weights, WeightsTrouble
 from gyre.rollouts.protocol.progress import End, Progress
 from tests.rollouts.plane import JOIN_TOKEN, Plane, ScriptedAgent, live_plane, until
 
@@ -165,6 +168,7 @@ async def test_others_are_sent_to_no_host_that_an_instance_does_not_dial_from(
 ) -> None:
     trainer = await plane.trainer()
     made = await trainer.publish(0)
+    await until(lambda: plane.manager.groups.newest_version == 0)
     liar = await plane.agent("liar", token=JOIN_TOKEN, **({"source": source} if how == "hello" else {}))
     if how == "loaded":
         await liar.wire.send(
@@ -185,5 +189,63 @@ async def test_an_address_in_the_jobs_networks_is_believed(tmp_path: Path) -> No
         plane.change(weights=plane.settings.weights.model_copy(update={"sender_networks": ["10.0.0.0/24"]}))
         trainer = await plane.trainer()
         made = await trainer.publish(0)
+        await until(lambda: plane.manager.groups.newest_version == 0)
         await plane.agent("a", token=JOIN_TOKEN, version=0, checksum=made.checksum, source="10.0.0.5:7000")
         assert plane.manager.sessions["a"].source == "10.0.0.5:7000"
+
+
+# -- floods -----------------------------------------------------------------------------------------
+
+
+async def test_two_thousand_reports_of_trouble_are_a_few_events_with_a_count(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_events, "WINDOW_S", 0.5)
+    liar = await plane.agent("liar", token=JOIN_TOKEN)
+    for number in range(2000):
+        await liar.wire.send(WeightsTrouble(version=0, what="source_lost", evidence=f'{{"n": {number}}}'))
+    await until(lambda: sum(one.get("count", 1) for one in plane.told("WeightsTrouble")) == 2000)
+    assert len(plane.told("WeightsTrouble")) <= 6 * (peer_events.EACH + 1)  # windows of a slow machine
+    assert plane.told("WeightsTrouble")[-1]["evidence"] == '{"n": 1999}'
+
+
+async def test_who_dials_without_end_is_put_off_and_fills_no_journal(plane: Plane) -> None:
+    codes = set()
+    for number in range(60):
+        wire = await plane.dial(token=JOIN_TOKEN)
+        agent = ScriptedAgent(plane, f"liar-{number % 2}", str(number))
+        await wire.send(agent.hello())
+        answer = await wire.expect(Frame)
+        codes.add(answer.code if isinstance(answer, Reject) else "")
+        await wire.socket.close()
+    assert codes == {"", "later"}
+    for kind in ("InstanceJoined", "InstanceLeft", "PeerRefused"):
+        assert len(plane.told(kind)) <= 2 * (peer_events.EACH + 1)
+    await plane.agent("good", token=JOIN_TOKEN)
+
+
+async def test_a_host_that_dials_too_often_is_refused_before_it_says_anything(
+    plane: Plane,
+) -> None:
+    plane.manager._dials = RateLimit(3, 0.001)
+    for _ in range(3):
+        await plane.dial(token=JOIN_TOKEN)
+    with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+        await plane.dial(token=JOIN_TOKEN)
+    assert caught.value.status == 429
+    assert int((caught.value.headers or {})["Retry-After"]) > 0
+    await plane.agent("ours")  # with the job's own secret
+
+
+async def test_a_flood_of_frames_ends_its_connection(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_manager, "FRAMES_AT_ONCE", 100)
+    monkeypatch.setattr(rollout_manager, "FRAMES_S", 1)
+    good = await plane.agent("good", token=JOIN_TOKEN)
+    liar = await plane.agent("liar", token=JOIN_TOKEN)
+    nothing = Progress(7, *[np.empty(0, t) for t in "IQIIiif"])
+    for _ in range(200):
+        if liar.wire.socket.closed:
+            break
+        await liar.wire.send(nothing)
+    assert (await liar.wire.expect(Reject)).code == "flood"
+    assert not good.wire.socket.closed
