@@ -19,13 +19,14 @@ def pool_role(pool: str) -> str:
 
 def pools_of(spec: JobSpec) -> dict[str, dict[str, Any]]:
     """By role, the instances that stand on machines of their own, for the rollout manager: `elastic` as data, None
-    where it has none, `price_per_hour`, and `engine`."""
+    where it has none, `price_per_hour`, `engine`, and `stall_timeout_s`."""
     local = local_roles(spec)
     return {
         name: {
             "elastic": role.elastic.model_dump(mode="json") if role.elastic is not None else None,
             "price_per_hour": (role.pool or PoolSpec()).price_per_hour,
             "engine": rollouts_of(spec, name).engine,
+            "stall_timeout_s": role.stall_timeout_s,
         }
         for name, role in spec.roles.items()
         if is_instance(spec, name) and name not in local

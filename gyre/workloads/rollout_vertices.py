@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from gyre.config import Elastic, RolloutsSpec, WeightsSpec
+from gyre.config import Elastic, RoleSpec, RolloutsSpec, WeightsSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.engines.process import EngineCommand
 from gyre.errors import ConfigError
@@ -59,6 +59,9 @@ JOURNALLED = frozenset(
         "InstanceJoined",
         "InstanceLeft",
         "InstanceDraining",
+        "InstanceSetAside",
+        "RecallIgnored",
+        "AddressIgnored",
         "EngineStarted",
         "EngineStartFailed",
         "EngineDied",
@@ -170,6 +173,10 @@ class RolloutManagerVertex(BaseWorkload):
             settings=ManagerSettings(
                 report_interval_s=spec.report_interval_s,
                 silence_timeout_s=spec.silence_timeout_s,
+                stall_timeout_s=max(
+                    (pool["stall_timeout_s"] for pool in self.context.pools.values()),
+                    default=RoleSpec.model_fields["stall_timeout_s"].default,
+                ),
                 reconnect_grace_s=spec.reconnect_grace_s,
                 update_mode=spec.update_mode,
                 deterministic=spec.deterministic,

@@ -39,7 +39,7 @@ from gyre.rollouts.agent.policy_loading import ENGINE_STARTS, AgentWeights, Chec
 from gyre.rollouts.agent.prompt_batching import PromptBatching
 from gyre.rollouts.agent.reports import Reports
 from gyre.rollouts.protocol.connection import ConnectionSettings, Endpoint, ManagerConnection, Refused
-from gyre.rollouts.protocol.fields import FrameError
+from gyre.rollouts.protocol.fields import LATER, FrameError
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
     Ack,
@@ -182,6 +182,8 @@ class Agent:
         self._drained = asyncio.Event()
         self._fatal: BaseException | None = None
         self._background: set[asyncio.Task[Any]] = set()
+        self._newest_said = -1
+        """The newest version that the manager was told of as loaded, before tokens of it are reported."""
         self._unsaid: list[Frame] = []
         """To be sent after the next report, by whichever connection there is then."""
 
@@ -262,7 +264,9 @@ class Agent:
     # -- the connection -----------------------------------------------------------------------------
 
     def _refused(self, error: GyreError) -> bool:
-        """Nothing that the manager refuses becomes right by coming back."""
+        """Whether to dial again: after what is put off, but nothing that is refused becomes right by coming back."""
+        if error.details.get("reason") == LATER:
+            return True
         if isinstance(error, FrameError):
             error = Refused(str(error), details={"reason": "protocol"})
         self._give_up(error)
@@ -341,12 +345,15 @@ class Agent:
             if everything:
                 due = self._now() + self._interval_s
             while True:
+                self._newest_said = max(self._newest_said, self.version)
+                await asyncio.sleep(0)  # what says that this version is loaded is on its way first
                 frame, more = self._reports.next(
                     self._generation.samples.values(),
                     everything=everything,
                     made_tokens=self._generation.tokens,
                     interval_s=self._interval_s,
                     now=self._now(),
+                    newest=self._newest_said,
                 )
                 await self._connection.send(frame)
                 if not more:

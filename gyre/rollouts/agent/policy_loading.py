@@ -159,7 +159,7 @@ class AgentWeights:
                 fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, key)
             except ConfigError:
                 raise
-            except (GyreError, OSError):
+            except (GyreError, OSError, ValueError):
                 return  # `load` fetches again and tells the error
             self._ahead = (weights.version, weights.checksum, self._fetched_ahead(weights) or fetched)
 
@@ -191,7 +191,7 @@ class AgentWeights:
                 if self._starts is not None and self._failed_starts >= self._starts:
                     raise
                 return
-            except (GyreError, OSError) as error:
+            except (GyreError, OSError, ValueError) as error:
                 self._failed(weights, error)
                 return
             self._failed_starts = 0

@@ -40,10 +40,12 @@ class Reports:
         made_tokens: int,
         interval_s: float,
         now: float,
+        newest: int = 2**31 - 1,
     ) -> tuple[Progress, bool]:
         """The next report, and whether more tokens (of another version, say) need a further frame. It has the new
         tokens of all samples with `everything`, else of samples that ended. `made_tokens` counts all that the agent's
-        engines generated."""
+        engines generated. Tokens of a version above `newest`, of which the manager has not heard yet that it is loaded,
+        wait."""
         self.seq += 1
         new = sorted(
             (held for held in samples if held.sent < held.made and (everything or held.end)),
@@ -64,6 +66,8 @@ class Reports:
                 more = True
                 continue
             some_ids, some_logprobs, version = held.unsent()
+            if version > newest:
+                continue
             some_ids, some_logprobs = some_ids[:room], some_logprobs[:room]
             room -= len(some_ids)
             rows.append(held.row)
@@ -74,12 +78,14 @@ class Reports:
             ids.append(some_ids)
             logprobs.append(some_logprobs)
             held.sent += len(some_ids)
-            more = more or held.sent < held.made
+            more = more or (held.sent < held.made and held.unsent()[2] <= newest)
         ends = []
         over = [held for held in samples if held.end and not held.end_seq]
         together = all(held.sent == held.made for held in over if held.end == "died")
         for held in over:
             if held.end and held.sent == held.made and (together or held.end != "died"):
+                if any(version > newest for version, _ in held.true_runs):
+                    continue
                 held.end_seq = self.seq
                 runs = held.true_runs if held.lease_began == 0 else ()
                 ends.append(End(held.row, held.lease, held.end, held.message, runs))

@@ -34,7 +34,7 @@ from gyre.rollouts.core.quarantine import (
     record_engine_death,
     record_failure,
 )
-from gyre.rollouts.core.report_checks import check_ends
+from gyre.rollouts.core.report_checks import check_ends, check_runs
 from gyre.rollouts.core.requests import (
     INDEX_BITS,
     GroupRequest,
@@ -52,6 +52,7 @@ from gyre.rollouts.protocol.progress import End, Progress, Report
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.samples import Group
 from gyre.rollouts.scheduling.fleet import Instance
+from gyre.rollouts.scheduling.loaded_versions import LoadedByIncarnation
 from gyre.rollouts.scheduling.placement import Placement
 from gyre.rollouts.scheduling.rebalancing import Rebalancing
 from gyre.rollouts.scheduling.router import OpenInstances, Router
@@ -99,6 +100,7 @@ class OpenGroups:
         self._pinned: dict[int, GroupRequest] = {}
         self._next_number = 1
         self._lost = LostIncarnations()
+        self._loaded = LoadedByIncarnation()
 
     # -- requests -----------------------------------------------------------------------------------
 
@@ -237,6 +239,9 @@ class OpenGroups:
             kv_tokens=hello.kv_tokens,
             admitted=False,
         )
+        instance.loaded = self._loaded.join(
+            hello.incarnation, holds=bool(hello.held), newest=self.newest_version
+        )
         return [keep for held in hello.held if (keep := self._take_back(instance, held)) is not None]
 
     def _take_back(self, instance: Instance, held: Held) -> Keep | None:
@@ -271,7 +276,9 @@ class OpenGroups:
 
     def serve(self, name: str, version: int) -> None:
         """Note that the instance now serves `version`."""
-        self.instances[name].version = version
+        instance = self.instances[name]
+        instance.version = version
+        instance.loaded.acknowledge(version)
         self.admit(name)
 
     def resize(self, name: str, *, max_running: int, kv_tokens: int) -> None:
@@ -298,6 +305,7 @@ class OpenGroups:
         for sample in orphans:
             self._store.leases.end(sample, instance.incarnation)
         self.placement.leave(instance)
+        self._loaded.leave(instance.incarnation, instance.loaded)
         if died:
             before = [sample.record for sample in orphans]
             for sample in orphans:
@@ -389,6 +397,17 @@ class OpenGroups:
                 recalled[sample.instance].append((sample.row, sample.lease))
         return recalled
 
+    def take_back(self, row: int, lease: int) -> str | None:
+        """Take a recalled sample from its holder, which did not hand it back: it is queued with the tokens that it has,
+        and what the holder still reports of it counts no more. Returns the holder's name; None where the holder has
+        handed it back, or the sample is another's."""
+        sample = self._store.rows.samples[row]
+        if sample is None or sample.lease != lease or not sample.placed.recalled:
+            return None
+        name = sample.instance
+        self._queue(sample)
+        return name
+
     def rebalance(self, now: float) -> Recalled:
         """Recall samples that would end sooner elsewhere."""
         recalled: Recalled = defaultdict(list)
@@ -405,8 +424,9 @@ class OpenGroups:
         back are queued. Raises FrameError, and changes nothing, if the frame is inconsistent."""
         instance = self.instances[name]
         check_ends(frame.ends, self._store.rows, newest_version=self.newest_version)
+        check_runs(frame.ends, self._store.rows, instance.number, instance.loaded.has)
         if frame.rows.size:
-            tokens = self._store.take_in(frame.columns, instance.number, newest_version=self.newest_version)
+            tokens = self._store.take_in(frame.columns, instance, newest_version=self.newest_version)
             self.placement.load.generated(instance, tokens)
         self._reported(instance, frame.seq, frame.rate_tokens_s, frame.used_tokens, ended=bool(frame.ends))
         given: Given = {}
@@ -425,8 +445,9 @@ class OpenGroups:
         """Take in several reports in one pass: of different instances, each with samples and no ends. Returns False,
         and changes nothing, if one of them has to be handled by itself."""
         instances = [self.instances[name] for name in names]
-        owners = np.repeat(np.array([instance.number for instance in instances]), joined.samples)
-        if not self._store.take_in_many(joined.columns, owners, newest_version=self.newest_version):
+        if not self._store.take_in_many(
+            joined.columns, instances, joined.samples, newest_version=self.newest_version
+        ):
             return False
         for instance, report, total in zip(instances, reports, joined.totals, strict=True):
             self.placement.load.generated(instance, total)

@@ -8,7 +8,7 @@ This module must not know what a report brings about.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +71,53 @@ def check_ends(ends: Sequence[End], rows: SampleRows, *, newest_version: int) ->
         raise refuse("unknown_row", "progress.ends: a row that this manager never gave out")
     if any(version > newest_version for end in ends for version, _ in end.runs):
         raise refuse("unknown_version", f"progress.ends: the newest policy is {newest_version}")
+
+
+def check_versions(
+    columns: ReportColumns,
+    matched: Match,
+    rows: SampleRows,
+    served: int | NDArray[np.int64],
+    has_loaded: Callable[[int, int], bool],
+) -> None:
+    """Raises FrameError for tokens of a version that the instance never loaded, or of an older one than the token
+    before under the same lease. `served` is what the instance serves, or that of each row's; `has_loaded(index,
+    version)` says whether the instance of that element of the columns has loaded the version."""
+    for at in np.flatnonzero(matched.mine & (columns.versions != served)).tolist():
+        if not has_loaded(at, version := int(columns.versions[at])):
+            raise refuse(
+                "not_loaded",
+                f"progress.versions: tokens of version {version}, which the instance never acknowledged",
+            )
+    before = rows.tokens.last_versions[columns.rows]
+    older = matched.mine & (columns.versions < before) & (columns.starts == matched.lengths)
+    for at in np.flatnonzero(older).tolist():
+        sample = rows.samples[int(columns.rows[at])]
+        if sample is not None and sample.length > sample.length_at_lease:
+            raise refuse(
+                "older_version",
+                f"progress.versions: {int(columns.versions[at])} after tokens of {int(before[at])} in one sample",
+            )
+
+
+def check_runs(ends: Sequence[End], rows: SampleRows, owner: int, has_loaded: Callable[[int], bool]) -> None:
+    """Raises FrameError where an end of a sample that the instance `owner` has tells of versions that it never loaded,
+    or that go back."""
+    for end in ends:
+        if not end.runs or rows.owners[end.row] != owner or rows.leases[end.row] != end.lease:
+            continue
+        before = -1
+        for version, _ in end.runs:
+            if not has_loaded(version):
+                raise refuse(
+                    "not_loaded",
+                    f"progress.ends: tokens of version {version}, which the instance never acknowledged",
+                )
+            if version < before:
+                raise refuse(
+                    "older_version", f"progress.ends: version {version} after {before} in one sample"
+                )
+            before = version
 
 
 class Trimmed(NamedTuple):

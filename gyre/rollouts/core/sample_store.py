@@ -10,20 +10,20 @@ This module must not know which instance a sample should go to, or what follows 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gyre.rollouts.core.accounting import TokenAccount
 from gyre.rollouts.core.leases import Leases
-from gyre.rollouts.core.report_checks import match, trim
+from gyre.rollouts.core.report_checks import check_versions, match, trim
 from gyre.rollouts.core.requests import FailureRecord, GroupRequest, InFlightSample
 from gyre.rollouts.core.sample_rows import SampleRows
 from gyre.rollouts.protocol.columns import ReportColumns
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.sample_checks import MOST_TOKENS
+from gyre.rollouts.scheduling.fleet import Instance
 from gyre.rollouts.token_log.records import LeaseRecord, delta_in
 from gyre.rollouts.token_log.write_buffer import WriteBuffer
 
@@ -59,10 +59,14 @@ class SampleStore:
 
     # -- tokens -------------------------------------------------------------------------------------
 
-    def take_in(self, columns: ReportColumns, owner: int, *, newest_version: int) -> int:
-        """Take in what a report of the instance `owner` brings. Returns how many tokens are new. Raises FrameError for
-        a report that cannot be."""
+    def take_in(self, columns: ReportColumns, instance: Instance, *, newest_version: int) -> int:
+        """Take in what a report of the instance brings. Returns how many tokens are new. Raises FrameError for a report
+        that cannot be."""
+        owner = instance.number
         matched = match(columns, self.rows, owner, newest_version=newest_version, vocabulary=self._vocabulary)
+        check_versions(
+            columns, matched, self.rows, instance.version, lambda at, version: instance.loaded.has(version)
+        )
         self.account.generated += len(columns.tokens)
         if not (matched.mine & (matched.lengths == columns.starts)).all():
             trimmed = trim(columns, matched)
@@ -75,12 +79,29 @@ class SampleStore:
         self._append(columns)
         return len(columns.tokens)
 
-    def take_in_many(self, columns: ReportColumns, owners: NDArray[np.int64], *, newest_version: int) -> bool:
-        """The same for reports of different instances in one pass; `owners` has an element a row. False, and nothing
-        has changed, where one of them has to be looked at by itself."""
+    def take_in_many(
+        self,
+        columns: ReportColumns,
+        instances: Sequence[Instance],
+        samples: Sequence[int],
+        *,
+        newest_version: int,
+    ) -> bool:
+        """The same for reports of different instances in one pass, of which each brings so many `samples`. False, and
+        nothing has changed, where one of them has to be looked at by itself."""
+        of = np.repeat(np.arange(len(instances)), samples)
+        owners = np.array([instance.number for instance in instances])[of]
+        served = np.array([instance.version for instance in instances])[of]
         try:
             matched = match(
                 columns, self.rows, owners, newest_version=newest_version, vocabulary=self._vocabulary
+            )
+            check_versions(
+                columns,
+                matched,
+                self.rows,
+                served,
+                lambda at, version: instances[int(of[at])].loaded.has(version),
             )
         except FrameError:  # which report is refused, and why, shows when each is taken in by itself
             return False

@@ -52,6 +52,11 @@ class TokenTable:
         self._versions = np.concatenate((self._versions, np.full(more, -1, np.int32)))
         self._next = np.concatenate((self._next, np.zeros(more, np.int64)))
 
+    @property
+    def last_versions(self) -> NDArray[np.int32]:
+        """The policy of each row's last token, -1 without one."""
+        return self._versions
+
     def append(
         self,
         rows: NDArray[np.uint32],

@@ -4,6 +4,7 @@ Invariants:
 - *admitted means verified*: admission is computed from the present state before samples are given out, whatever came
   since the last time;
 - *continued means durable*: a sample goes on elsewhere after the commit that holds its tokens;
+- *a recall has an end*: a sample that was recalled and not handed back in time is taken back;
 - *in order*: what is sent to an instance behind a frame that waits for a commit waits too.
 
 This module must not know about sockets or the trainer.
@@ -12,6 +13,7 @@ This module must not know about sockets or the trainer.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -58,6 +60,8 @@ class Dispatch:
         self._on_event = on_event
         self._now = now
         self._scheduled = False
+        self._recalled: dict[tuple[int, int], float] = {}
+        """When each (row, lease) was recalled, in that order."""
         self._is_stale = True
         """Something other than a report came since admission was computed."""
         self._rebalanced_at = 0.0
@@ -130,6 +134,22 @@ class Dispatch:
         for name, rows in recalled.items():
             if (session := self._sessions.get(name)) is not None:
                 self.tell(session, Cancel(rows=rows))
+                self._recalled.update(dict.fromkeys(rows, self._now()))
+
+    def _take_back(self, since: float) -> None:
+        """What was recalled before `since`, and was not handed back, goes on elsewhere, whatever its holder says."""
+        taken: Counter[str] = Counter()
+        while self._recalled:
+            (row, lease), recalled_at = next(iter(self._recalled.items()))
+            if recalled_at > since:
+                break
+            del self._recalled[row, lease]
+            if (name := self._groups.take_back(row, lease)) is not None:
+                taken[name] += 1
+        for name, count in taken.items():
+            self._on_event("RecallIgnored", {"instance": name, "count": count})
+        if taken:
+            self.soon()
 
     def cancel_superseded(self) -> None:
         """Stop what went on elsewhere."""
@@ -139,9 +159,10 @@ class Dispatch:
             if session is not None:
                 self.tell(session, Cancel(rows=[(row, lease)]))
 
-    def look(self, now: float, *, rebalance_every_s: float) -> None:
+    def look(self, now: float, *, rebalance_every_s: float, recall_timeout_s: float) -> None:
         """Every so often: whatever was missed is made good for."""
         self._is_stale = True
+        self._take_back(now - recall_timeout_s)
         if self.compute_admission():
             self.soon()
         if self.hold_until and now >= self.hold_until:

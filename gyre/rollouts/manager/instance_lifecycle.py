@@ -3,6 +3,7 @@
 Invariants:
 - *acknowledged means durable*: an agent's progress is acknowledged after the commit that holds it (`committed`), and an
   agent keeps what was not acknowledged;
+- *alive is not enough*: an instance that has samples and sends no token of them is set aside, whatever it reports;
 - *who died is known*: an instance that is lost, and not left in order, counts against the samples that it had.
 
 This module must not know about sockets, Ray, graphs or how a trainer trains.
@@ -20,11 +21,13 @@ from gyre.rollouts.manager.dispatch import Dispatch
 from gyre.rollouts.manager.join_tokens import Caller
 from gyre.rollouts.manager.policy_push import PolicyPush
 from gyre.rollouts.manager.policy_versions import PolicyVersions
+from gyre.rollouts.manager.rate_limits import RateLimit
 from gyre.rollouts.manager.report_queue import ReportQueue
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, Connection
+from gyre.rollouts.manager.set_aside import SetAside
 from gyre.rollouts.manager.settings import ManagerSettings
 from gyre.rollouts.manager.trainer_session import TrainerSession
-from gyre.rollouts.protocol.fields import FrameError, refuse
+from gyre.rollouts.protocol.fields import LATER, FrameError, refuse
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
     Ack,
@@ -45,6 +48,7 @@ from gyre.rollouts.protocol.frames import (
 from gyre.rollouts.protocol.progress import Progress, Report
 from gyre.rollouts.token_log.group_commit import GroupCommit
 from gyre.rollouts.token_log.write_buffer import WriteBatch
+from gyre.weights.transfer.address import may_name
 
 ACK_WITHIN_S = 10.0
 """Longest time to the acknowledgement of a report that ended nothing: an agent only wants to know which of its ends are
@@ -52,6 +56,15 @@ in the ledger, and a thousand instances would each read several a second. Others
 
 DEATHS = frozenset(("connection_lost", "silent", "replaced"))
 """Ways to leave that a sample may be to blame for."""
+
+JOINS_AT_ONCE, JOINS_S = 16, 1
+"""Of one name, for machines that joined."""
+
+LONGEST_DRAIN_S = 3600.0
+"""A drain ends after this, whatever deadline the instance gave itself."""
+
+LONGEST_LOOK_S = 1.0
+"""What counts at most between two looks: this process may have been stopped, and reports wait in its sockets."""
 
 OTHERS_TOLD = 16
 """Names of other instances at work that are told with an engine that does not start."""
@@ -98,6 +111,9 @@ class InstanceLifecycle:
         self._reject = reject
         self._on_event = on_event
         self._now = now
+        self._stalled = SetAside()
+        self._joins = RateLimit(JOINS_AT_ONCE, JOINS_S)
+        self._looked_at = now()
 
     def join(self, frame: Frame | Report, connection: Connection, caller: Caller) -> AgentSession:
         """Take an agent in by its first frame. Raises FrameError where it is none, not one of this job, or says that it
@@ -115,6 +131,9 @@ class InstanceLifecycle:
             raise refuse(
                 "name_taken", f"an instance {frame.instance} is there, which has not joined with this token"
             )
+        if not caller.is_ours and (wait_s := self._joins.wait_s(frame.instance, self._now())):
+            raise refuse(LATER, f"{frame.instance} joins too often: it may again in {wait_s:.1f} s")
+        self._stalled.check(frame.instance, "" if not caller.is_ours else frame.incarnation, self._now())
         model = self._versions.model
         if model is not None and frame.model not in (model, "unset"):
             raise refuse("model", f"{frame.instance} serves model {frame.model}; this job's is {model}")
@@ -141,14 +160,17 @@ class InstanceLifecycle:
         if keep:
             self._commits.soon()  # the leases
         instance = self._groups.instances[frame.instance]
-        session = AgentSession(frame, connection, instance.number, heard_at=now, source=frame.source)
+        session = AgentSession(frame, connection, instance.number, heard_at=now)
         session.caller = caller
+        session.source = self._believed(session, frame.source)
         session.limits = EngineLimits(max_running=frame.max_running, kv_tokens=frame.kv_tokens)
         self._sessions[frame.instance] = session
         version = frame.version
         if version >= 0 and not self._versions.is_known(version, frame.checksum):
             version = -1  # the same number, other bytes: an instance of another history
         instance.version = version
+        if version >= 0:
+            instance.loaded.came_back(version)
         session.resting = "asleep" if frame.asleep else ""
         if before is not None and back:
             session.take_over(before)
@@ -174,6 +196,7 @@ class InstanceLifecycle:
         )
         if weights is not None:
             session.loading, session.loading_since = weights.version, now
+            instance.loaded.tell(weights.version)
         self._policies.update(session)
         self._dispatch.cancel_superseded()
         self._on_event(
@@ -190,6 +213,18 @@ class InstanceLifecycle:
         )
         self._dispatch.soon()
         return session
+
+    def _believed(self, session: AgentSession, address: str) -> str:
+        """The address where others fetch from it, "" where it may not name that one: a machine that joined speaks for
+        the host that it dials from, or one in the job's networks. It works on without serving others."""
+        connection = session.connection
+        if not address or session.caller.is_ours or connection is None:
+            return address
+        if may_name(address, connection.host, self._settings().weights.sender_networks):
+            return address
+        told = {"instance": session.name, "address": address, "dialled_from": connection.host}
+        self._on_event("AddressIgnored", told)
+        return ""
 
     def received(self, session: AgentSession, frame: Frame | Report) -> None:
         """A frame of this instance. Raises FrameError for what an agent does not send, or what cannot be."""
@@ -274,7 +309,7 @@ class InstanceLifecycle:
             raise refuse(
                 "checksum", f"{session.name} loaded version {frame.version} with checksum {frame.checksum}"
             )
-        session.source = frame.source
+        session.source = self._believed(session, frame.source)
         self._groups.serve(session.name, frame.version)
         self._on_event(
             "WeightsLoaded",
@@ -401,6 +436,37 @@ class InstanceLifecycle:
                     session.connection.send(Reject(code="unauthorised", message=message))
                 self.lost(session, "token")
 
+    def _stands_still(self, session: AgentSession, elapsed_s: float, settings: ManagerSettings) -> bool:
+        """Whether it has samples, and no token of them came for too long. While it loads a version, the time for that
+        is added."""
+        instance = self._groups.instances[session.name]
+        if instance.generated_tokens != session.seen_tokens:
+            session.seen_tokens, session.still_s = instance.generated_tokens, 0.0
+        elif instance.held and session.connection is not None:
+            session.still_s += elapsed_s
+        loading_s = settings.load_timeout_s if session.loading is not None else 0.0
+        return session.still_s > settings.stall_timeout_s + loading_s
+
+    def _set_aside(self, session: AgentSession, first_s: float) -> None:
+        """Its samples go on elsewhere, and it gets no others for a while."""
+        instance = self._groups.instances[session.name]
+        by = "" if not session.caller.is_ours else session.hello.incarnation
+        pause_s = self._stalled.add(session.name, by, first_s, self._now())
+        self._on_event(
+            "InstanceSetAside",
+            {
+                "instance": session.name,
+                "still_s": round(session.still_s, 1),
+                "samples": len(instance.held),
+                "version": instance.version,
+                "running": session.running,
+                "waiting": session.waiting,
+                "rate_tokens_s": session.rate_tokens_s,
+                "for_s": pause_s,
+            },
+        )
+        self.lost(session, "stalled")
+
     def refresh(self, session: AgentSession) -> None:
         """What may be done with a local instance has changed: its window opens or closes, or it woke."""
         if session.name in self._groups.instances:
@@ -421,6 +487,7 @@ class InstanceLifecycle:
         if session.draining:
             return
         session.draining = True
+        deadline_s = min(deadline_s, LONGEST_DRAIN_S)
         session.drain_until = self._now() + deadline_s
         self._dispatch.soon()
         self._on_event(
@@ -447,6 +514,7 @@ class InstanceLifecycle:
     def look(self, now: float) -> None:
         """Every so often: who is gone, silent or too slow is lost."""
         settings = self._settings()
+        elapsed_s, self._looked_at = min(now - self._looked_at, LONGEST_LOOK_S), now
         for session in list(self._sessions.values()):
             if session.lost_at is not None and session.connection is None:
                 if now - session.lost_at > settings.reconnect_grace_s:
@@ -457,5 +525,7 @@ class InstanceLifecycle:
                 self.lost(session, "drain_deadline")
             elif session.loading is not None and now - session.loading_since > settings.load_timeout_s:
                 self.lost(session, "weights_not_loaded")
+            elif self._stands_still(session, elapsed_s, settings):
+                self._set_aside(session, settings.stall_timeout_s)
             elif session.refused:
                 self._policies.update(session)

@@ -83,6 +83,7 @@ class PolicyPush:
             return
         if self._may_load(session):
             session.loading, session.loading_since = served.version, self._now()
+            self._groups.instances[session.name].loaded.tell(served.version)
             session.connection.send(told or self.with_sources(served))
             self._dispatch.soon()
         elif session.loading is None and session.told_ahead != served.version:

@@ -10,6 +10,7 @@ Invariants:
 - *published means durable*: a version is sent out after the commit that holds it, so instances never hear of a version
   that the next manager does not know;
 - *nobody waits for one*: a connection that nobody reads, or that is silent, is cut, and never slows the loop;
+- *nobody fills the journal*: events that one peer brings about are folded, and its dials and frames are limited;
 - *telling ends nothing*: an event that cannot be reported is left out.
 
 This module must not know about Ray, graphs or how a trainer trains.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import ssl
 import sys
@@ -40,8 +42,10 @@ from gyre.rollouts.manager.device_sharing import TRAINER_AWAY_S, DeviceSharing
 from gyre.rollouts.manager.dispatch import Dispatch
 from gyre.rollouts.manager.instance_lifecycle import InstanceLifecycle
 from gyre.rollouts.manager.join_tokens import Caller, JoinTokens
+from gyre.rollouts.manager.peer_events import PeerEvents
 from gyre.rollouts.manager.policy_push import PolicyPush
 from gyre.rollouts.manager.policy_versions import PolicyVersions
+from gyre.rollouts.manager.rate_limits import RateLimit
 from gyre.rollouts.manager.report_queue import ReportQueue
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, Connection
 from gyre.rollouts.manager.settings import ManagerSettings
@@ -72,6 +76,12 @@ NO_REQUEST = (
 )
 """What reading a request raises that is no JSON, or not of the form: text in no known encoding, lists without end, a
 number for a name."""
+
+DIALS_AT_ONCE, DIALS_S = 1024, 50
+"""Of one host and join token: a site's whole fleet comes back at once after a restart of the manager."""
+
+FRAMES_AT_ONCE, FRAMES_S = 8192, 1024
+"""Of one machine that joined. An agent sends some ten a second."""
 
 CLOSE_WITHIN_S = 3.0
 """How long a closing connection may take to send its queue."""
@@ -105,7 +115,10 @@ class RolloutManager:
         self._term = term
         self._tokens = JoinTokens(token, join_token)
         self._clock = clock
-        self._on_event = on_event = _telling(on_event)
+        self._told = _telling(on_event)
+        self._on_event = on_event = self._tell
+        self._folded = PeerEvents(self._is_ours)
+        self._dials = RateLimit(DIALS_AT_ONCE, DIALS_S)
         self._on_fatal = on_fatal
         self._now = now = monotonic
         self._tasks: list[asyncio.Task[None]] = []
@@ -269,6 +282,21 @@ class RolloutManager:
         except BaseException as error:
             self._on_fatal(error)
 
+    def _tell(self, kind: str, fields: dict[str, Any]) -> None:
+        """Tell an event, or count it where its source brings about too many."""
+        now = self._now()
+        self._tell_counted(now)
+        if (told := self._folded.add(kind, fields, now)) is not None:
+            self._told(*told)
+
+    def _tell_counted(self, now: float) -> None:
+        for told in self._folded.due(now):
+            self._told(*told)
+
+    def _is_ours(self, name: str) -> bool:
+        session = self.sessions.get(name)
+        return session is not None and session.caller.is_ours
+
     # -- who dials in -------------------------------------------------------------------------------
 
     def _caller(self, request: web.Request) -> Caller:
@@ -299,7 +327,12 @@ class RolloutManager:
 
     async def _agent_route(self, request: web.Request) -> web.StreamResponse:
         caller = self._caller(request)
+        if not caller.is_ours and (wait_s := self._dials.wait_s((caller.token, request.remote), self._now())):
+            self.refused += 1
+            raise web.HTTPTooManyRequests(headers={"Retry-After": str(math.ceil(wait_s))})
         socket = await self._websocket(request)
+        frames = RateLimit(FRAMES_AT_ONCE, FRAMES_S, most=1)
+        received_bytes = RateLimit(4 * MAX_FRAME_BYTES, MAX_FRAME_BYTES, most=1)
         async with self._connected(
             Connection(socket, "an agent", request.transport, self.settings.send_timeout_s)
         ) as connection:
@@ -310,6 +343,13 @@ class RolloutManager:
                     if message.type is WSMsgType.BINARY:
                         if session.connection is not connection or connection.closing:
                             break  # the same instance dialled again: this connection is obsolete
+                        if not caller.is_ours and (
+                            frames.wait_s("", self._now())
+                            or received_bytes.wait_s("", self._now(), cost=len(message.data))
+                        ):
+                            raise refuse(
+                                "flood", f"more than {FRAMES_S} frames or {MAX_FRAME_BYTES} bytes a second"
+                            )
                         self.instances.received(session, unpack(message.data))
                     elif message.type is WSMsgType.TEXT:
                         raise refuse("malformed", "a text message; frames are binary")
@@ -426,8 +466,13 @@ class RolloutManager:
             await asyncio.sleep(TICK_S)
             self._reports.take_in()
             now = self._now()
+            self._tell_counted(now)
             self.instances.look(now)
-            self.dispatch.look(now, rebalance_every_s=self.settings.rebalance_every_s)
+            self.dispatch.look(
+                now,
+                rebalance_every_s=self.settings.rebalance_every_s,
+                recall_timeout_s=self.settings.recall_timeout_s,
+            )
             self.windows.look(now)
             self._advise(now)
 

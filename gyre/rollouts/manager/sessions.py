@@ -45,6 +45,12 @@ class Connection:
     waiting_bytes: int = 0
     closing: bool = False
 
+    @property
+    def host(self) -> str:
+        """The address that it dialled from; "" where that is not known."""
+        peer = self.transport.get_extra_info("peername") if self.transport is not None else None
+        return str(peer[0]) if isinstance(peer, tuple) and peer else ""
+
     def send(self, frame: Frame) -> None:
         if self.closing:
             return
@@ -143,6 +149,10 @@ class AgentSession:
     """Frames that wait until the ledger's delta of this number is committed, in order."""
     refused: dict[int, RefusedVersion] = field(default_factory=dict)
     """Versions that this incarnation could not load."""
+    still_s: float = 0.0
+    """How long it has had samples without a new token of any."""
+    seen_tokens: int = 0
+    """Its tokens at the last look."""
     failed_starts: int = 0
     """Starts of its engine in a row that failed."""
     start_at: float = 0.0

@@ -21,6 +21,11 @@ class ManagerSettings:
     however little is in it."""
     silence_timeout_s: float = 3.0
     """An agent that reported nothing for this long is lost, though its connection stands."""
+    stall_timeout_s: float = 120.0
+    """An instance that has samples and sent no token for this long is set aside, though it reports: the largest of its
+    kind's `stall_timeout_s`."""
+    recall_timeout_s: float = 10.0
+    """For a recalled sample to be handed back; after that it is taken back."""
     reconnect_grace_s: float = 0.75
     """After a connection broke, before its samples go on elsewhere: a short cut costs nothing."""
     restart_grace_s: float = 2.0

@@ -60,6 +60,8 @@ class ConnectionSettings:
     """Pause before the manager is dialled again, doubled each time."""
     redial_max_s: float = 1.0
     """Less than a new manager waits for those who hold samples."""
+    put_off_max_s: float = 15.0
+    """The same after a refusal that does not stand."""
 
 
 class ManagerConnection:
@@ -120,7 +122,7 @@ class ManagerConnection:
     async def _keep_connected(self) -> None:
         pause_s = self.settings.redial_first_s
         while not self._stopped.is_set():
-            began = self._now()
+            began, put_off = self._now(), False
             try:
                 await self._once()
             except (aiohttp.ClientError, OSError, TimeoutError):
@@ -128,12 +130,14 @@ class ManagerConnection:
             except GyreError as error:
                 if not self._refused(error):
                     return
+                put_off = True
             if self._now() - began > self.settings.redial_max_s:
                 pause_s = self.settings.redial_first_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stopped.wait()
-            pause_s = min(self.settings.redial_max_s, 2 * pause_s)
+            longest_s = self.settings.put_off_max_s if put_off else self.settings.redial_max_s
+            pause_s = min(longest_s, 2 * pause_s)
 
     def stop(self) -> None:
         """Close the connection after what was sent, and dial no more."""

@@ -30,6 +30,10 @@ class FrameError(GyreError):
     code = "rollouts.frame"
 
 
+LATER = "later"
+"""The reason of a refusal that does not stand: whoever is refused dials again, after a longer pause each time."""
+
+
 def refuse(reason: str, message: str) -> FrameError:
     return FrameError(message, details={"reason": reason})
 

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gyre.rollouts.scheduling.loaded_versions import LoadedVersions
+
 _LIGHT_USE = 0.25
 """Below this share of its slots an instance's samples do not slow each other down much."""
 
@@ -73,6 +75,7 @@ class Instance:
 
     version: int = -1
     """The policy version that it serves; -1 for none."""
+    loaded: LoadedVersions = field(default_factory=LoadedVersions)
     generated_tokens: int = 0
     """Tokens that it has generated since it joined."""
 

@@ -24,7 +24,7 @@ from gyre.errors import GyreError, Unauthorized
 from gyre.weights.codecs.adaptive import CodecChoice, Cost, blend, choose_codec, faded
 from gyre.weights.codecs.encoding import Codec
 from gyre.weights.codecs.link_rate import MEASURED_BYTES, LinkRate
-from gyre.weights.transfer.address import is_address
+from gyre.weights.transfer.address import may_pass_on
 from gyre.weights.transfer.chunk_transports import (
     Pulled,
     SharedTransport,
@@ -245,7 +245,11 @@ class Fetch:
             peer.busy += 1
         good = False
         try:
-            transport, stream.transport = stream.transport or self._transport(peer), None
+            try:
+                transport, stream.transport = stream.transport or self._transport(peer), None
+            except (OSError, ValueError, GyreError) as error:
+                self._rest(peer, "source_lost", error, index)
+                return True
             good = self._step(peer, index, transport, want, stream)
             if not good:
                 transport.close()  # the next attempt takes another transport, if there is one
@@ -383,7 +387,7 @@ class Fetch:
             return pulled.status != "gone" and transport.name in (self._way(peer), "shared")
         except Abandoned:
             raise
-        except (OSError, GyreError) as error:
+        except Exception as error:  # whatever a source's words lead to is that source's failure
             alone = len(self.receiver.rates) == 1
             if isinstance(error, MooncakeMissing) and not alone:
                 peer.lacks_memory = True
@@ -409,7 +413,8 @@ class Fetch:
         try:
             have, given = str(told.get("have", "")), str(told.get("given", ""))
             holders = told.get("holders") or {}
-            peers = [address for address in told.get("peers", ()) if is_address(address)]
+            teller = peer.source.address.rpartition(":")[0]
+            peers = [address for address in told.get("peers", ()) if may_pass_on(address, teller)]
             bits = ("" if have == "all" else have, given, *holders.values())
             check_bits(bits, len(self.files.chunks))
             with self._lock:

@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gyre.errors import GyreError, Unauthorized
+from gyre.errors import Unauthorized
 from gyre.weights.codecs.adaptive import PRIOR, UNKNOWN, Cost, TransportChoice, choose_transport
 from gyre.weights.codecs.encoding import Codec
+from gyre.weights.transfer.address import parse_address
 from gyre.weights.transfer.chunk_transports import Source, TcpTransport, Transport
 from gyre.weights.transfer.connections import ConnectionPool
 from gyre.weights.transfer.encryption import Encryption
@@ -206,7 +207,7 @@ class Receiver:
                     found = self._ask_manifest(source, checksum, superseded)
                     if found is not None:
                         return replace(found, version=version)
-                except (OSError, GyreError) as error:
+                except Exception as error:  # whatever a source's words lead to is that source's failure
                     if superseded():
                         break
                     if str(source) not in told:
@@ -257,8 +258,8 @@ class Receiver:
 
     def _may_dial(self, address: str) -> bool:
         try:
-            return is_allowed(address.rpartition(":")[0].strip("[]"), self._networks)
-        except ValueError:  # a name, whose address is not known before it is dialled
+            return is_allowed(parse_address(address).host, self._networks)
+        except ValueError:  # no address, or a name, whose address is not known before it is dialled
             return False
 
     def may_pull(self, source: Source) -> bool:

@@ -27,7 +27,7 @@ from typing import Any
 from gyre.errors import Unauthorized
 from gyre.weights.codecs.delta_history import DeltaSteps, limit_for
 from gyre.weights.codecs.encoding import encode, is_known
-from gyre.weights.transfer.address import is_address
+from gyre.weights.transfer.address import format_address, may_name
 from gyre.weights.transfer.encryption import Encryption
 from gyre.weights.transfer.protocol import (
     REQUEST_LIMIT,
@@ -170,7 +170,7 @@ class ChunkServer:
         self._listener = socket.create_server((host, port), family=family, backlog=256)
         self.port: int = self._listener.getsockname()[1]
         host = reach or host
-        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        self.address = format_address(host, self.port)
         self._thread = threading.Thread(target=self._accept, name="gyre-chunks", daemon=True)
         self._thread.start()
 
@@ -281,7 +281,8 @@ class ChunkServer:
             connection.send_json({"status": "ok", "manifest": files.manifest.to_dict()})
             return
         told = request.get("relay", "")
-        relay = told if is_address(told) else ""  # checked, because others are told to dial it
+        relay = told if isinstance(told, str) and may_name(told, host, self._networks) else ""
+        # Others are told to dial it: a receiver speaks for itself, or for the networks that receivers are in.
         if what == "have":
             connection.send_json({"status": "ok", **self._told(files, relay)})
         elif what == "chunk":

@@ -202,6 +202,8 @@ def test_version_runs_that_the_engine_tells_in_the_end_are_the_ones_kept() -> No
     join(open_groups, "b")
     open_groups.assign()
     report(open_groups, "b", {state: 10})
+    for version in (2, 3):
+        open_groups.serve("b", version)
     end = End(state.row, state.lease, "stop", "", ((0, 3), (2, 5), (3, 2)))
     open_groups.progress("b", Progress(9, *[np.empty(0, t) for t in "IQIIiif"], [end]))
     assert state.runs == [[0, 0, 9], [2, 9, 14], [3, 14, 16]]
