@@ -36,6 +36,8 @@ GROUPS = (
 """Where control groups of version 1 and 2 limit memory, and the file of the limit."""
 
 MOUNT_S = 10.0
+MOST_BYTES = 1 << 30
+"""No test fills a disk that is larger: it would be the machine's own."""
 EMPTY_S = 5.0
 """For a control group's processes to be gone after they were killed."""
 
@@ -120,6 +122,19 @@ def small_disk(size_kb: int) -> Iterator[SmallDisk]:
             yield disk
         finally:
             disk.close()
+
+
+def fill(file: Path, *, leave_bytes: int = 0) -> None:
+    """Take all room of the file's disk but so much, with this file. Only for a `small_disk`."""
+    assert os.statvfs(file.parent).f_blocks * os.statvfs(file.parent).f_frsize <= MOST_BYTES, file
+    with file.open("ab", buffering=0) as ballast:
+        while (free := os.statvfs(file).f_bavail * os.statvfs(file).f_frsize) > leave_bytes:
+            try:
+                ballast.write(bytes(max(1, min(1 << 20, free - leave_bytes))))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                return
 
 
 def unmount(path: Path) -> None:

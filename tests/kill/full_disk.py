@@ -26,7 +26,7 @@ from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults
 from tests.kill.gate import Gate
 from tests.kill.jobs import tiny_job
-from tests.mounts import fill, mounted
+from tests.machine import fill, small_disk
 
 SIZE_MIB = 64
 STEPS = 20
@@ -46,7 +46,8 @@ VICTIMS = (
 
 def main(seed: int) -> None:
     began = time.monotonic()
-    with mounted(SIZE_MIB) as disk:
+    with small_disk(SIZE_MIB << 10) as small:
+        disk = small.path
         connect("local", start_local=True, place=home(disk))
         try:
             seen = run(disk, random.Random(seed))

@@ -14,8 +14,8 @@ from gyre.failover import JobPhase, Reason
 from gyre.failover.events import DiskFilled, DiskHasRoom
 from gyre.master.disk_watch import SAID_HOLD_S, DiskWatch
 from gyre.workloads.vertex.disk_room import DiskLook, DiskRoom, can_write, rooms_of
+from tests.machine import fill, small_disk
 from tests.master.lives import Job
-from tests.mounts import fill, mounted
 
 MIB = 2**20
 
@@ -108,7 +108,8 @@ def test_one_disk_that_several_see_is_one() -> None:
 
 
 def test_a_failed_write_is_believed_until_one_succeeds() -> None:
-    with mounted(8) as folder:
+    with small_disk(8 << 10) as disk:
+        folder = disk.path
         watched = Watched(DiskLook([folder]))
         watched.full["n0:x"] = {"where": "x", "node": "n0", "since": 0.0, "said": True}
         fill(folder / "ballast", leave_bytes=MIB // 2)
@@ -121,7 +122,8 @@ def test_a_failed_write_is_believed_until_one_succeeds() -> None:
 
 
 def test_a_look_at_a_real_disk(tmp_path: Path) -> None:
-    with mounted(8) as folder:
+    with small_disk(8 << 10) as disk:
+        folder = disk.path
         inner = folder / "a"
         inner.mkdir()
         (room,) = rooms_of([folder / "none", inner, folder])

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.mounts import mounted
+from tests.machine import small_disk
 
 
 @pytest.fixture
 def small_mount() -> Iterator[Path]:
     """A file system of 1 MiB."""
-    with mounted(1) as folder:
+    with small_disk(1 << 10) as disk:
+        folder = disk.path
         yield folder

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from gyre.workloads.vertex.output import LossyFile
-from tests.mounts import fill
+from tests.machine import fill
 
 PRINTS = """
 import sys, logging, warnings

@@ -6,11 +6,12 @@ import pytest
 
 from gyre.workloads.trainer.evaluation.evaluation import Evaluation
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
-from tests.mounts import fill, mounted
+from tests.machine import fill, small_disk
 
 
 def test_a_line_that_finds_no_room_leaves_the_others_and_is_written_later() -> None:
-    with mounted(1) as folder:
+    with small_disk(1 << 10) as disk:
+        folder = disk.path
         log = EvaluationLog.of(folder)
         assert log.leave_out(Evaluation(0, "held_out"), "first " * 100)
         fill(folder / "ballast")
@@ -24,7 +25,8 @@ def test_a_line_that_finds_no_room_leaves_the_others_and_is_written_later() -> N
 
 
 def test_a_line_that_was_cut_short_is_cut_off_though_there_is_no_room() -> None:
-    with mounted(1) as folder:
+    with small_disk(1 << 10) as disk:
+        folder = disk.path
         log = EvaluationLog.of(folder)
         assert log.leave_out(Evaluation(0, "held_out"), "first")
         with log.path.open("a") as file:
