@@ -64,8 +64,8 @@ def submit_job(
     that the master signs; `plain_http` leaves it in clear.
 
     Where the cluster has no room for what the job needs to begin, the job waits for it, at most
-    `failover.wait_for_room_s`, and a note of the handle says what is required and available. With `no_wait`, or on a
-    cluster that is started for it, where none will come, GraphError is raised instead.
+    `failover.wait_for_room_s`, and a note of the handle says what is required and available. GraphError is raised
+    instead with `no_wait`, for a job with `node_num`, and on a cluster that is started for it, where no room will come.
 
     It runs on the cluster that this process is connected to, else on `ray_address` or RAY_ADDRESS, else, with
     `start_local`, on a Ray cluster that is started for it and ends with this process. Raises ConfigError,
