@@ -11,7 +11,6 @@ the machine is busy, so a master that its machine does not let run is given more
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -50,6 +49,7 @@ class MasterWatchdog:
         kill: Callable[[int], None] = lambda pid: os.kill(pid, signal.SIGKILL),
         is_master: Callable[[int], bool] | None = None,
         activity: Callable[[int, float], tuple[str, float, float] | None] = cpu_activity,
+        describe: Callable[[int], str] = describe_process,
     ) -> None:
         self.hung_after_s = hung_after_s
         self.master: Identity | None = None
@@ -58,6 +58,7 @@ class MasterWatchdog:
         self._kill = kill
         self._is_master = is_master or _is_master
         self._activity = activity
+        self._describe = describe
         self._ended: Identity | None = None
 
     def look(self, silent_s: float) -> dict[str, object] | None:
@@ -70,13 +71,19 @@ class MasterWatchdog:
             return None
         if silent_s < PATIENCE * self.hung_after_s and self._is_starved(pid):
             return None
-        evidence = {"pid": pid, "silent_s": round(silent_s, 1), "stack": describe_process(pid)}
+        evidence = {"pid": pid, "silent_s": round(silent_s, 1), "stack": self._describe(pid)}
+        # All vertices of a machine notice at about the same time. The first ends the master and tells what it saw; the
+        # others see what is left of it, which must not replace that.
+        self._ended = master
+        if not self._is_master(pid):
+            return None
         print(
             f"the master (pid {pid}) is silent for {silent_s:.0f} s; ending it.", file=sys.stderr, flush=True
         )
-        with contextlib.suppress(ProcessLookupError):  # another guard was quicker
+        try:
             self._kill(pid)
-        self._ended = master
+        except ProcessLookupError:
+            return None
         return evidence
 
     def _is_starved(self, pid: int) -> bool:

@@ -53,6 +53,35 @@ def test_a_silent_master_is_ended_once_and_its_state_is_told(make: Make, killed:
     assert killed == [41]
 
 
+def test_of_guards_that_look_at_the_same_time_only_the_one_that_ended_the_master_tells() -> None:
+    """The evidence of another would be of a process that is gone, and would replace what the first saw."""
+    alive, tell = [True], []
+
+    def second_is_quicker(pid: int) -> str:
+        if not tell:
+            tell.append("first")
+            found = guards[1].look(10.0)
+            assert found is not None
+            assert found["stack"] == "State T (stopped)"
+        return "State T (stopped)"
+
+    guards = [
+        MasterWatchdog(
+            10.0,
+            host="here",
+            kill=lambda pid: alive.__setitem__(0, False),
+            is_master=lambda pid: alive[0],
+            activity=lambda pid, over_s: ("T", 0.0, 0.0),
+            describe=second_is_quicker,
+        )
+        for _ in range(2)
+    ]
+    for guard in guards:
+        guard.master = (41, "here")
+    assert guards[0].look(10.0) is None
+    assert not alive[0]
+
+
 def test_a_successor_that_hangs_too_is_ended_too(make: Make, killed: list[int]) -> None:
     guard = make()
     guard.look(10.0)
@@ -100,10 +129,10 @@ def test_it_is_judged_as_vertices_are() -> None:
     assert STARVED_SHARE == suspicions.STARVED_SHARE
 
 
-def test_a_guard_that_comes_second_does_not_mind(make: Make) -> None:
+def test_a_guard_whose_signal_comes_too_late_tells_nothing() -> None:
     def gone(pid: int) -> None:
         raise ProcessLookupError
 
     guard = MasterWatchdog(10.0, host="here", kill=gone, is_master=lambda pid: True)
     guard.master = (41, "here")
-    assert guard.look(10.0) is not None
+    assert guard.look(10.0) is None
