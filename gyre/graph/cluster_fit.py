@@ -353,6 +353,7 @@ class _Fit:
         most = self._plan.most_nodes
         used = {id(machine) for machine in self._found.values()}
         lacking: dict[str, GraphError] = {}
+        nowhere: list[_Need] = []
         parts = (part for need in needs for part in self._parts(need))
         waiting = deque(sorted(parts, key=lambda part: (-part.gpu, -part.cpu, part.node)))
         while waiting:
@@ -365,8 +366,10 @@ class _Fit:
                 waiting.extendleft(reversed(pieces))
                 continue
             if not fitting:
-                error = _bound_reached(need, holding, most) if holding and most else None
-                lacking.setdefault(need.bundles[0][0], error or _no_machine(need, self._machines))
+                if holding and most:
+                    lacking.setdefault(need.bundles[0][0], _bound_reached(need, holding, most))
+                else:
+                    nowhere.append(need)
                 continue
             machine = min(
                 fitting,
@@ -379,6 +382,9 @@ class _Fit:
             )
             self._seat(need, machine)
             used.add(id(machine))
+        for need in nowhere:  # once it is known how many machines the others take
+            full = most is not None and len(used) >= most
+            lacking.setdefault(need.bundles[0][0], _no_machine(need, self._machines, full=full))
         return lacking
 
     def _parts(self, need: _Need) -> list[_Need]:
@@ -478,7 +484,8 @@ def _bound_reached(need: _Need, holding: Sequence[_Machine], most: int) -> Graph
     )
 
 
-def _no_machine(need: _Need, machines: Sequence[_Machine]) -> GraphError:
+def _no_machine(need: _Need, machines: Sequence[_Machine], *, full: bool) -> GraphError:
+    """No machine holds it. Where the bound of machines is `full`, another would not help."""
     required, (free, shut) = str(need), _free(need, machines)
     named = _named(need)
     whose = f" for {named.rstrip(',')}" if "," in named else ""
@@ -488,7 +495,7 @@ def _no_machine(need: _Need, machines: Sequence[_Machine]) -> GraphError:
         details={
             "required": f"{required} on one machine{whose}",
             "available": free or "no machine",
-            "another_would_help": not shut,
+            "another_would_help": not (shut or full),
         },
     )
 

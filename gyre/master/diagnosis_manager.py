@@ -449,6 +449,7 @@ class DiagnosisManager:
             event = event_of(address, number, kind, body)
             if isinstance(event, ScaleAdvised):
                 event = await self._with_room(event)
+                await self._growth.advised(event)
             elif isinstance(event, RolloutsChanged):
                 event = replace(event, node=self._node_of(str(event.details.get("instance", ""))))
             writing = self._submit_report(address, number, event)
@@ -461,10 +462,7 @@ class DiagnosisManager:
         if role is None or role.elastic is None:
             return advice  # it is not followed
         wanted = min(advice.count, role.elastic.max)
-        told = replace(advice, possible=await self._scheduler.places.room(advice.role, wanted))
-        if advice.seen == self._context.state.job.roles.get(advice.role):  # else it is out of date
-            await self._growth.advised(told)
-        return told
+        return replace(advice, possible=await self._scheduler.places.room(advice.role, wanted))
 
     def _submit_report(self, address: Address, number: int, event: Event) -> asyncio.Future[int]:
         """Submit the event. One that cannot be decided or journaled is recorded as refused and changes nothing: if it

@@ -31,6 +31,7 @@ LOOK_EVERY_S = 1.0
 class _Wish:
     advice: ScaleAdvised
     since: float
+    timeout_s: float
     present: int
     """The role's number of vertices that the wish adds to."""
     is_followed: bool = False
@@ -70,11 +71,13 @@ class GrowthDemand:
         return {role: len(wish.sub_graphs) for role, wish in self._wishes.items()}
 
     async def advised(self, advice: ScaleAdvised) -> None:
-        """Show what the advice wants beyond `possible`, or withdraw what an earlier one wanted."""
-        elastic = self._spec.roles[advice.role].elastic
-        assert elastic is not None, "only advice about elastic roles is followed"
+        """Show what the advice wants beyond `possible`, or withdraw what an earlier one wanted. One that is out of
+        date, or about a role that does not scale, changes nothing: it is not followed either."""
+        role = self._spec.roles.get(advice.role)
+        if role is None or role.elastic is None or advice.seen != self._state().job.roles.get(advice.role):
+            return
         possible = advice.count if advice.possible is None else advice.possible
-        count = min(advice.count, elastic.max)
+        count = min(advice.count, role.elastic.max)
         if count <= max(possible, advice.seen) or not self._may_wish():
             await self._withdraw(advice.role)
             return
@@ -85,6 +88,7 @@ class GrowthDemand:
         wish = _Wish(
             replace(advice, count=count),
             since=before.since if before is not None else now,
+            timeout_s=role.elastic.machines_timeout_s,
             present=max(possible, advice.seen),
             sub_graphs=before.sub_graphs if before is not None else {},
         )
@@ -104,9 +108,8 @@ class GrowthDemand:
             if not self._may_wish() or present != expected:
                 await self._withdraw(role)
                 continue
-            elastic = self._spec.roles[role].elastic
-            if elastic is None or now - wish.since >= elastic.machines_timeout_s:
-                self._not_before[role] = now + (elastic.machines_timeout_s if elastic is not None else 0.0)
+            if now - wish.since >= wish.timeout_s:
+                self._not_before[role] = now + wish.timeout_s
                 await self._withdraw(role)
                 continue
             if await self._places.is_another_first():
@@ -118,7 +121,7 @@ class GrowthDemand:
                 wish.advice, wish.present = replace(wish.advice, seen=present), possible
                 wish.is_followed = False
                 if possible >= wish.advice.count:
-                    self._forget(role)
+                    del self._wishes[role]  # it came true: its places are the vertices' now
                     continue
             await self._show(wish)
 
@@ -134,10 +137,6 @@ class GrowthDemand:
             if rank not in wish.sub_graphs:
                 wish.sub_graphs[rank] = sub_graph
                 await self._cluster.demand(sub_graph)
-
-    def _forget(self, role: str) -> None:
-        """End a wish that came true: its places are the vertices' now."""
-        del self._wishes[role]
 
     async def _withdraw(self, role: str) -> None:
         wish = self._wishes.pop(role, None)

@@ -69,8 +69,8 @@ def test_graph_spec_vertices_incidents_and_metrics(http: Client, job: StandingJo
     assert incident.items() >= {"vertex": "rollout-1", "scope": "vertex", "outcome": "open"}.items()
     assert http.get(f"{JOB}/metrics").json() == {
         "job_id": "standing-1",
-        "seq": 9,
-        "step": 0,
+        "seq": 10,  # that the script reported step 3 is an event
+        "step": 3,
         "version": -1,
         "progress": {"step": 3, "reward": "nan"},
         "steps": [],

@@ -113,14 +113,36 @@ def test_more_devices_than_the_job_has_nodes_for(mine: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_more_gpus_than_there_are(shared: Shared, tmp_path: Path) -> None:
-    file = tmp_path / "job.json"
-    file.write_text(json.dumps({**JOB, "name": "gpus", "device_type": "GPU"}))
-    ended = shared.gyre("submit", str(file))
+@pytest.mark.parametrize("words", [("--no-wait",), ("--set", "node_num=1")], ids=["no-wait", "node_num"])
+def test_more_gpus_than_there_are(shared: Shared, tmp_path: Path, words: tuple[str, ...]) -> None:
+    ended = shared.gyre("submit", *words, str(wants_gpus(tmp_path)))
     assert ended.code == 2
-    assert "rollout-0 required 0 CPU, 0 bytes of memory, 1 GPUs on one machine" in ended.err
+    assert "required" in ended.err
+    assert "GPUs" in ended.err
     with open_store(f"sqlite:///{shared.home / 'gyre.db'}") as store:
         assert not any(row.name == "gpus" for row in store.jobs())
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_job_waits_for_gpus_that_may_come_and_is_stopped_meanwhile(shared: Shared, tmp_path: Path) -> None:
+    ended = shared.gyre("submit", str(wants_gpus(tmp_path)))
+    try:
+        assert ended.code == 0, ended.err
+        lack = "rollout-0 required 0 CPU, 0 bytes of memory, 1 GPUs on one machine"
+        assert f"The job waits for room, for rollout-0, rollout-1: {lack}" in ended.err
+        assert "add machines" in ended.err
+    finally:
+        assert shared.gyre("stop", "gpus").code == 0
+    assert shared.gyre("events", "-f", "gpus").code == 0  # until it has ended
+    with open_store(f"sqlite:///{shared.home / 'gyre.db'}") as store:
+        assert [row.phase for row in store.jobs() if row.name == "gpus"] == ["stopped"]
+
+
+def wants_gpus(folder: Path) -> Path:
+    file = folder / "job.json"
+    file.write_text(json.dumps({**JOB, "name": "gpus", "device_type": "GPU"}))
+    return file
 
 
 def test_a_name_that_is_none(mine: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from gyre.config import JobSpec, parse_job
 from gyre.config.yaml_text import load_yaml
 from gyre.errors import GraphError
-from gyre.graph import NodeCapacity, can_come_later, compile_job, fit_to_cluster
+from gyre.graph import NodeCapacity, can_come_later, compile_job, fit_to_cluster, fit_what_has_room
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_openr1_qwen3.yaml"
 
@@ -46,6 +46,23 @@ def needs_two_machines() -> JobSpec:
             },
         }
     )
+
+
+@pytest.mark.parametrize(("node_num", "helps"), [(1, False), (2, True)])
+def test_a_machine_beyond_the_bound_of_node_num_is_not_asked_for(node_num: int, helps: bool) -> None:
+    """The job's small vertices have taken the one machine that there is."""
+    spec = {
+        "name": "j",
+        "recipe": "grpo",
+        "node_num": node_num,
+        "device_type": "CPU",
+        "device_per_node": 8,
+        "config": {"task": {"name": "arithmetic"}},
+        "roles": {"actor": {"total": 1}, "rollout": {"total": 1, "resources": {"cpu": 3}}, "reward": {}},
+    }
+    small = NodeCapacity("n1", "10.0.0.1", 2.0, 1 << 34)
+    _, lacking = fit_what_has_room(compile_job(JobSpec.model_validate(spec)).plan, [small])
+    assert lacking["rollout-0"].details["another_would_help"] is helps
 
 
 def test_what_is_needed_is_said_whether_it_is_refused_or_waited_for() -> None:

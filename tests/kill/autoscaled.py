@@ -41,7 +41,11 @@ def autoscaled(*, head_cpus: int, cpus: int, machines: int, idle_s: float) -> It
             "max_workers": machines,
             "idle_timeout_minutes": idle_s / 60,
             "upscaling_speed": 10.0,
-            "provider": {"type": "fake_multinode"},
+            "provider": {
+                "type": "fake_multinode",
+                "disable_node_updaters": True,  # they would go by SSH
+                "use_node_id_as_ip": True,  # all of these machines have one address
+            },
             "auth": {},
             # Ray reads all of these, though this provider uses none.
             **{name: {} for name in ("docker", "file_mounts", "head_node", "worker_nodes")},
@@ -65,6 +69,9 @@ def autoscaled(*, head_cpus: int, cpus: int, machines: int, idle_s: float) -> It
             subprocess.run(started, env=environment, check=True, timeout=GENEROUS_S, stdout=sys.stderr)
             yield f"127.0.0.1:{PORT}", Path(folder)
         finally:
+            import ray
+
+            ray.shutdown()  # else this process ends with the cluster, before it has said what went wrong
             end_all(folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -78,8 +79,6 @@ class Bench:
         self.decide(advice)
 
     async def pass_s(self, seconds: int) -> None:
-        import asyncio
-
         for _ in range(seconds):
             await asyncio.sleep(1.0)
             await self.growth.look()

@@ -230,8 +230,7 @@ def test_a_script_that_makes_no_step_is_left_alone_and_told_of(make_job: Callabl
 
 @pytest.mark.parametrize("gets_on", [False, True])
 def test_a_gang_of_a_script_that_dies_again_and_again(make_job: Callable[..., Job], gets_on: bool) -> None:
-    """It ends the job unless its script reports larger steps between, by `report_progress` alone. One that was not yet
-    written to the journal is when the gang is lost."""
+    """It ends the job unless its script reports larger steps between, by `report_progress` alone."""
     job = make_job(steps=100)
     deaths = 13
     for half in range(2, 140 * (deaths + 1)):
@@ -250,6 +249,23 @@ def test_a_gang_of_a_script_that_dies_again_and_again(make_job: Callable[..., Jo
         assert job.phase is JobPhase.FAILED
         assert scopes == [Scope.REGION] * 3 + [Scope.JOB] * 2 + [Scope.GIVE_UP]
         assert "again and again, with no step between" in job.state.job.message
+
+
+def test_a_step_that_a_script_reports_is_known_before_what_is_lost_after_it(
+    make_job: Callable[..., Job],
+) -> None:
+    """Also one that was reported between two that are written."""
+    job = make_job(steps=100)
+    job.world.at(2.0, job.world.deadlock, "trainer-0")
+    began_s, killed_s, pace_s = 15.0, 26.3, 0.2
+    for step in range(1, 100):
+        job.world.at(began_s + pace_s * step, job.world.say, "trainer-0", {"step": step})
+    job.world.at(killed_s, job.world.kill, "actor-0")
+    job.life().at(40.0, lambda life: life.die()).run()
+    kinds = [event.kind for event in job.events]
+    before = job.events[: kinds.index("VertexLost")]
+    reported = [event.body["step"] for event in before if event.kind == "StepReported"]
+    assert reported[-1] >= (killed_s - 1.0 - began_s) / pace_s, "what was heard a second before"
 
 
 def test_a_failing_call_is_retried_without_a_restart(job: Job) -> None:
@@ -491,6 +507,20 @@ def test_a_master_that_dies_with_a_full_disk_has_acknowledged_nothing_that_is_lo
 
 
 # -- the master dies --------------------------------------------------------------------------------
+
+
+def test_what_a_dead_master_wished_for_is_taken_back_by_the_next(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=60)
+    wished: list[set[str]] = []
+    first = job.life()
+    first.at(SETTLED_S, lambda life: job.world.room.demands.add("rollout-3"))
+    first.at(SETTLED_S + 1, lambda life: life.die()).run()
+    second = job.life()
+    second.at(SETTLED_S + 5, lambda life: wished.append(set(job.world.room.demands)))
+    second.run()
+    assert wished == [set()]
+    assert job.phase is JobPhase.SUCCEEDED
+    assert [incident.vertex for incident in job.incidents] == ["master"], "what is wanted kept its place"
 
 
 def disturbed(job: Job) -> None:

@@ -37,9 +37,10 @@ class MasterWatchdog:
         self,
         hung_after_s: float,
         *,
-        kill: Callable[[ProcessIdentity], object] = lambda master: master.signal(signal.SIGKILL),
+        kill: Callable[[ProcessIdentity], bool] = lambda master: master.signal(signal.SIGKILL),
         is_alive: Callable[[ProcessIdentity], bool] = ProcessIdentity.is_alive,
         activity: Callable[[int, float], tuple[str, float, float] | None] = cpu_activity,
+        describe: Callable[[int], str] = describe_process,
     ) -> None:
         self.hung_after_s = hung_after_s
         self.master: ProcessIdentity | None = None
@@ -47,6 +48,7 @@ class MasterWatchdog:
         self._kill = kill
         self._is_alive = is_alive
         self._activity = activity
+        self._describe = describe
         self._ended: ProcessIdentity | None = None
 
     def look(self, silent_s: float) -> dict[str, object] | None:
@@ -59,12 +61,17 @@ class MasterWatchdog:
         pid = master.pid
         if silent_s < PATIENCE * self.hung_after_s and self._is_starved(pid):
             return None
-        evidence = {"pid": pid, "silent_s": round(silent_s, 1), "stack": describe_process(pid)}
+        evidence = {"pid": pid, "silent_s": round(silent_s, 1), "stack": self._describe(pid)}
+        # All vertices of a machine notice at about the same time. The first ends the master and tells what it saw; the
+        # others see what is left of it, which must not replace that.
+        self._ended = master
+        if not self._is_alive(master):
+            return None
         print(
             f"the master (pid {pid}) is silent for {silent_s:.0f} s; ending it.", file=sys.stderr, flush=True
         )
-        self._kill(master)  # does nothing if another guard was quicker
-        self._ended = master
+        if not self._kill(master):
+            return None
         return evidence
 
     def _is_starved(self, pid: int) -> bool:

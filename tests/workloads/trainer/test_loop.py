@@ -385,7 +385,9 @@ def test_a_call_that_fails_every_time_is_repeated_after_a_pause_and_fails_the_jo
         job.result(timeout_s=DEADLINE_S)
     attempts = [told.body["attempt"] for told in job.reports_of("OperatorFailed")]
     assert attempts[:4] == [1, 2, 3, 4]
-    assert len(called) == len(attempts) <= 5, "one more may begin before the job has ended"
+    assert len(attempts) <= len(called) <= 5, (
+        "one more may begin before the job has ended, and be heard or not"
+    )
     assert called[1] - called[0] >= retries.RETRY_FIRST_S
 
 

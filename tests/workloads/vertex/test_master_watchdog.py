@@ -33,7 +33,7 @@ def make(killed: list[int]) -> Make:
     ) -> MasterWatchdog:
         made = MasterWatchdog(
             10.0,
-            kill=lambda master: killed.append(master.pid),
+            kill=lambda master: killed.append(master.pid) is None,
             is_alive=lambda master: is_alive,
             activity=lambda pid, over_s: activity,
         )
@@ -56,6 +56,34 @@ def test_a_silent_master_is_ended_once_and_its_state_is_told(make: Make, killed:
     assert "process 41" in str(found["stack"])
     assert guard.look(11.0) is None, "its successor has not been heard of yet and is not its predecessor"
     assert killed == [41]
+
+
+def test_of_guards_that_look_at_the_same_time_only_the_one_that_ended_the_master_tells() -> None:
+    """The evidence of another would be of a process that is gone, and would replace what the first saw."""
+    alive, tell = [True], []
+
+    def second_is_quicker(pid: int) -> str:
+        if not tell:
+            tell.append("first")
+            found = guards[1].look(10.0)
+            assert found is not None
+            assert found["stack"] == "State T (stopped)"
+        return "State T (stopped)"
+
+    guards = [
+        MasterWatchdog(
+            10.0,
+            kill=lambda master: alive.__setitem__(0, False) is None,
+            is_alive=lambda master: alive[0],
+            activity=lambda pid, over_s: ("T", 0.0, 0.0),
+            describe=second_is_quicker,
+        )
+        for _ in range(2)
+    ]
+    for guard in guards:
+        guard.master = MASTER
+    assert guards[0].look(10.0) is None
+    assert not alive[0]
 
 
 def test_a_successor_that_hangs_too_is_ended_too(make: Make, killed: list[int]) -> None:
@@ -119,3 +147,9 @@ def test_a_master_that_its_machine_does_not_let_run_has_more_time(
 
 def test_it_is_judged_as_vertices_are() -> None:
     assert STARVED_SHARE == suspicions.STARVED_SHARE
+
+
+def test_a_guard_whose_signal_comes_too_late_tells_nothing() -> None:
+    guard = MasterWatchdog(10.0, kill=lambda master: False, is_alive=lambda master: True)
+    guard.master = MASTER
+    assert guard.look(10.0) is None
