@@ -10,8 +10,18 @@ import numpy as np
 import pytest
 
 from gyre.rollouts.manager import peer_events, rollout_manager
+from gyre.rollouts.manager.instance_lifecycle import LONGEST_DRAIN_S
 from gyre.rollouts.manager.rate_limits import RateLimit
-from gyre.rollouts.protocol.frames import Cancel, Frame, Loaded, Reject, Weights, WeightsTrouble
+from gyre.rollouts.protocol.frames import (
+    Assign,
+    Cancel,
+    Draining,
+    Frame,
+    Loaded,
+    Reject,
+    Weights,
+    WeightsTrouble,
+)
 from gyre.rollouts.protocol.progress import End, Progress
 from tests.rollouts.plane import JOIN_TOKEN, Plane, ScriptedAgent, live_plane, until
 
@@ -264,3 +274,28 @@ async def test_a_flood_of_frames_ends_its_connection(plane: Plane, monkeypatch: 
         await liar.wire.send(nothing)
     assert (await liar.wire.expect(Reject)).code == "flood"
     assert not good.wire.socket.closed
+
+
+# -- what else a frame says -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["hello", "loaded"])
+async def test_another_checksum_is_no_version(plane: Plane, how: str) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    await until(lambda: plane.manager.groups.newest_version == 0)
+    said = {"version": 0, "checksum": "another"} if how == "hello" else {}
+    liar = await plane.agent("liar", token=JOIN_TOKEN, **said)
+    await trainer.ask([0])
+    if how == "loaded":
+        await liar.wire.send(Loaded(version=0, checksum="another", fetch_s=0.0, load_s=0.0))
+        assert (await liar.wire.expect(Reject)).code == "checksum"
+    else:
+        await liar.wire.nothing(Assign)
+
+
+async def test_a_drain_without_end_has_one(plane: Plane) -> None:
+    liar = await plane.agent("liar", token=JOIN_TOKEN)
+    await liar.wire.send(Draining(reason="soon", deadline_s=1e308))
+    await until(lambda: plane.told("InstanceDraining"))
+    assert plane.told("InstanceDraining")[0]["deadline_s"] == LONGEST_DRAIN_S
