@@ -7,8 +7,11 @@ import json
 import re
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -18,6 +21,8 @@ from gyre.config import ROLLOUT_MANAGER
 from gyre.errors import Unauthorized
 from gyre.rollouts.manager.join_tokens import JoinTokens
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_join_endpoint, write_endpoint
+from gyre.rollouts.protocol.frames import KINDS, FinishedSample, Held, Keep, Prompt, Work
+from gyre.rollouts.protocol.progress import End, ReportBody
 from gyre.rollouts.protocol.secrets import digest_of, new_secret, weights_key
 from gyre.testing.standing_job import StandingJob, small_spec
 
@@ -77,7 +82,79 @@ def test_no_claim_is_overlooked_and_no_number_is_used_twice() -> None:
     numbers = [claim.number for claim in CLAIMS]
     assert len(numbers) == len(set(numbers))
     assert len(numbers) == PAGE.count("- **"), "an item in bold is no claim"
-    assert sum(len(claim.tests) for claim in CLAIMS) == PAGE.count("::"), "a test is named outside of a claim"
+    named = sum(len(claim.tests) for claim in CLAIMS) + len(ROWS)
+    assert named == PAGE.count("::"), "a test is named outside of a claim and of the table"
+
+
+# -- the table of what peers say --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    frame: str
+    fields: tuple[str, ...]
+    checker: str
+    test: str
+
+
+def rows() -> list[Row]:
+    found = []
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if len(cells) == 5 and cells[4].startswith("`tests/"):
+            fields = tuple(name.strip() for name in cells[1].split(",") if name.strip() != "–")
+            found.append(Row(cells[0], fields, cells[3].strip("`"), cells[4].strip("` ")))
+    return found
+
+
+ROWS = rows()
+
+
+def said_by_peers() -> set[tuple[str, str]]:
+    """(frame, field) of all that comes over a connection, as the code reads it."""
+    parts = [*KINDS.values(), Held, Keep, Work, Prompt, FinishedSample]
+    said = {(kind.__name__, one.name) for kind in parts for one in msgspec.structs.fields(kind)}
+    said |= {("Progress", one.name) for one in msgspec.structs.fields(ReportBody)}
+    said |= {("End", one.name) for one in msgspec.structs.fields(End)}
+    folder = ROOT / "gyre" / "weights" / "transfer"
+    said |= {("chunk request", key) for key in keys_read(folder / "server.py", {"request"})}
+    for name in ("fetch", "receiver", "chunk_transports"):
+        said |= {("chunk reply", key) for key in keys_read(folder / f"{name}.py", {"told", "reply"})}
+    said |= {("drain request", key) for key in ("instance", "deadline_s", "reason")}
+    return said
+
+
+def keys_read(path: Path, variables: set[str]) -> set[str]:
+    """The texts that are got of these variables, or of attributes of these names."""
+    keys = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            of = node.func.value
+            name = of.id if isinstance(of, ast.Name) else of.attr if isinstance(of, ast.Attribute) else ""
+            if name in variables and node.args and isinstance(node.args[0], ast.Constant):
+                keys.add(str(node.args[0].value))
+    return keys
+
+
+def test_every_field_of_every_frame_stands_in_the_table() -> None:
+    listed = [(row.frame, name) for row in ROWS for name in row.fields]
+    assert len(listed) == len(set(listed)), "a field stands there twice"
+    assert said_by_peers() == set(listed)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.frame}.{row.fields[0] if row.fields else ''}")
+def test_a_field_names_who_checks_it_and_a_test(row: Row) -> None:
+    found: object = None
+    module, _, name = row.checker.rpartition(".")
+    while found is None:
+        try:
+            found = attrgetter(name)(import_module(module))
+        except ModuleNotFoundError:
+            module, _, front = module.rpartition(".")
+            name = f"{front}.{name}"
+    assert callable(found)
+    path, _, test = row.test.partition("::")
+    assert test in functions_of(ROOT / path), f"{row.frame} names {row.test}, which is not there"
 
 
 # -- claims that no room shows ----------------------------------------------------------------------

@@ -406,8 +406,9 @@ class JobStalled(Event):
 @dataclass(frozen=True, slots=True)
 class RolloutsChanged(Event):
     """The rollout manager (`vertex`) tells what became of an instance, a sample or a window: `what` is
-    `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `EngineStarted`, `EngineStartFailed`, `EngineDied`,
-    `EngineLimited`, `SlowerWay`, `SampleSetAside` (quarantined), `WindowClosed`, `MemoryNotReleased`, `WeightsRefused`
+    `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `InstanceSetAside`, `RecallIgnored`, `AddressIgnored`,
+    `EngineStarted`, `EngineStartFailed`, `EngineDied`, `EngineLimited`, `SlowerWay`, `SampleSetAside` (quarantined),
+    `WindowClosed`, `MemoryNotReleased`, `WeightsRefused`, `WeightsTrouble`, `TransferChosen`
     or `PeerRefused`; the rollout plane's log has the rest."""
 
     vertex: str

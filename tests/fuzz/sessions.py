@@ -186,7 +186,7 @@ class Plane:
     def look(self) -> None:
         self.now += 0.1
         self.manager.instances.look(self.now)
-        self.manager.dispatch.look(self.now, rebalance_every_s=1e9)
+        self.manager.dispatch.look(self.now, rebalance_every_s=1e9, recall_timeout_s=10.0)
         self.manager.windows.look(self.now)
         msgspec.json.encode(self.manager.status())
 

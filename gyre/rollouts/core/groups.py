@@ -239,10 +239,9 @@ class OpenGroups:
             kv_tokens=hello.kv_tokens,
             admitted=False,
         )
-        instance.loaded = self._loaded.join(
-            hello.incarnation, holds=bool(hello.held), newest=self.newest_version
-        )
-        return [keep for held in hello.held if (keep := self._take_back(instance, held)) is not None]
+        kept = [keep for held in hello.held if (keep := self._take_back(instance, held)) is not None]
+        instance.loaded = self._loaded.join(hello.incarnation, holds=bool(kept), newest=self.newest_version)
+        return kept
 
     def _take_back(self, instance: Instance, held: Held) -> Keep | None:
         sample = self.sample(held.key)

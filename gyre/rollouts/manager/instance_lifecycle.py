@@ -60,6 +60,9 @@ DEATHS = frozenset(("connection_lost", "silent", "replaced"))
 JOINS_AT_ONCE, JOINS_S = 16, 1
 """Of one name, for machines that joined."""
 
+STRETCH_S, RATE_SLACK = 2.0, 4.0
+"""A rate is proven over so long, and believed up to so many times that: its samples may just have begun."""
+
 LONGEST_DRAIN_S = 3600.0
 """A drain ends after this, whatever deadline the instance gave itself."""
 
@@ -255,7 +258,23 @@ class InstanceLifecycle:
         else:
             raise refuse("unexpected", f"an agent does not send {type(frame).__name__}")
 
+    def _believed_rate(self, session: AgentSession, said: float) -> float:
+        """Samples go where they end soonest, so a machine that joined is believed no rate far above that of the tokens
+        that came from it. Before any came it counts as a typical instance (0)."""
+        if session.caller.is_ours:
+            return said
+        tokens, now = self._groups.instances[session.name].generated_tokens, session.heard_at
+        if session.stretch is None:
+            session.stretch = (now, tokens)
+        began, before = session.stretch
+        if now - began >= STRETCH_S:
+            session.proven_tokens_s = (tokens - before) / (now - began)
+            session.stretch = (now, tokens)
+        return min(said, RATE_SLACK * session.proven_tokens_s)
+
     def _report(self, session: AgentSession, report: Report) -> None:
+        *load, said = report.load
+        report.load = (*load, self._believed_rate(session, said))  # type: ignore[assignment]
         session.running, session.waiting, session.used_tokens, session.rate_tokens_s = report.load
         if self._reports.has(session.name):
             if report.ends:

@@ -149,6 +149,10 @@ class AgentSession:
     """Frames that wait until the ledger's delta of this number is committed, in order."""
     refused: dict[int, RefusedVersion] = field(default_factory=dict)
     """Versions that this incarnation could not load."""
+    proven_tokens_s: float = 0.0
+    """Its rate over the last stretch, by the tokens that came; 0 before the first."""
+    stretch: tuple[float, int] | None = None
+    """When the present stretch began, and its tokens then."""
     still_s: float = 0.0
     """How long it has had samples without a new token of any."""
     seen_tokens: int = 0

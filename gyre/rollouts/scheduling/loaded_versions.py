@@ -58,7 +58,7 @@ class LoadedByIncarnation:
             del self._left[next(iter(self._left))]
 
     def join(self, incarnation: str, *, holds: bool, newest: int) -> LoadedVersions:
-        """`holds`: it says that it holds samples. `newest` is the newest version that there is."""
+        """`holds`: it has samples under leases that it proved. `newest` is the newest version that there is."""
         known = self._left.pop(incarnation, None)
         return known if known is not None else LoadedVersions(earlier=newest if holds else -1)
 

@@ -10,8 +10,18 @@ import numpy as np
 import pytest
 
 from gyre.rollouts.manager import peer_events, rollout_manager
+from gyre.rollouts.manager.instance_lifecycle import LONGEST_DRAIN_S
 from gyre.rollouts.manager.rate_limits import RateLimit
-from gyre.rollouts.protocol.frames import Cancel, Frame, Loaded, Reject, Weights, WeightsTrouble
+from gyre.rollouts.protocol.frames import (
+    Assign,
+    Cancel,
+    Draining,
+    Frame,
+    Loaded,
+    Reject,
+    Weights,
+    WeightsTrouble,
+)
 from gyre.rollouts.protocol.progress import End, Progress
 from tests.rollouts.plane import JOIN_TOKEN, Plane, ScriptedAgent, live_plane, until
 
@@ -113,7 +123,7 @@ async def test_who_has_samples_and_sends_no_token_is_set_aside_and_they_go_on(tm
         (again,) = await good.work(1)
         assert again.tokens == [1, 2, 3, 4]
         (told,) = plane.told("InstanceSetAside")
-        assert (told["instance"], told["samples"], told["rate_tokens_s"]) == ("liar", 1, 1e6)
+        assert (told["instance"], told["samples"], told["running"]) == ("liar", 1, 1)
         assert told["still_s"] >= 0.3
         assert [one["reason"] for one in plane.told("InstanceLeft")] == ["stalled"]
         await liar.wire.closed()
@@ -123,6 +133,21 @@ async def test_who_has_samples_and_sends_no_token_is_set_aside_and_they_go_on(tm
         assert (await wire.expect(Reject)).code == "later"
         await good.report({again.work.row: 1}, {again.work.row: "stop"})
         assert (await trainer.groups(1))[0].samples[0].token_ids.tolist() == [1, 2, 3, 4, 5]
+
+
+async def test_a_rate_that_no_tokens_prove_is_not_believed(plane: Plane) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    liar, good = await joined(plane, "liar", max_running=512), await joined(plane, "good", max_running=512)
+    for agent in (liar, good):
+        rate = 1e11 if agent is liar else 10.0
+        await agent.wire.send(
+            Progress(7, *[np.empty(0, t) for t in "IQIIiif"], rate_tokens_s=rate, running=1)
+        )
+    await plane.settled()
+    await trainer.ask(range(100))
+    assert len(await good.work(40)) >= 40
+    assert plane.manager.sessions["liar"].rate_tokens_s == 0.0
 
 
 async def test_an_idle_instance_is_never_set_aside(tmp_path: Path) -> None:
@@ -249,3 +274,28 @@ async def test_a_flood_of_frames_ends_its_connection(plane: Plane, monkeypatch: 
         await liar.wire.send(nothing)
     assert (await liar.wire.expect(Reject)).code == "flood"
     assert not good.wire.socket.closed
+
+
+# -- what else a frame says -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["hello", "loaded"])
+async def test_another_checksum_is_no_version(plane: Plane, how: str) -> None:
+    trainer = await plane.trainer()
+    await trainer.publish(0)
+    await until(lambda: plane.manager.groups.newest_version == 0)
+    said = {"version": 0, "checksum": "another"} if how == "hello" else {}
+    liar = await plane.agent("liar", token=JOIN_TOKEN, **said)
+    await trainer.ask([0])
+    if how == "loaded":
+        await liar.wire.send(Loaded(version=0, checksum="another", fetch_s=0.0, load_s=0.0))
+        assert (await liar.wire.expect(Reject)).code == "checksum"
+    else:
+        await liar.wire.nothing(Assign)
+
+
+async def test_a_drain_without_end_has_one(plane: Plane) -> None:
+    liar = await plane.agent("liar", token=JOIN_TOKEN)
+    await liar.wire.send(Draining(reason="soon", deadline_s=1e308))
+    await until(lambda: plane.told("InstanceDraining"))
+    assert plane.told("InstanceDraining")[0]["deadline_s"] == LONGEST_DRAIN_S
