@@ -3,8 +3,8 @@
 The gate parses HTTP by itself, so it holds for any server, and the server gets no byte of a request that was refused.
 
 Invariants:
-- *every request has an end*: its head, its body and the reading of its answer have deadlines; an answer that is read, such
-  as a stream of events, may take as long as it likes;
+- *every request has an end*: its head, its body and the reading of its answer have deadlines; an answer that is read,
+  such as a stream of events, may take as long as it likes;
 - *nothing is kept that is too large*: a head or a body above its bound ends the connection before the server reads on.
 
 This module must not know routes, tokens or jobs.

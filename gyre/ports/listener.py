@@ -72,8 +72,8 @@ class _Caller:
 
 
 class Listener:
-    """Accepts on sockets that listen, from `start` until `close`; it owns them. `make` returns the server's own protocol for
-    a connection; the other arguments are the gate's (`HttpGate`)."""
+    """Accepts on sockets that listen, from `start` until `close`; it owns them. `make` returns the server's own
+    protocol for a connection; the other arguments are the gate's (`HttpGate`)."""
 
     def __init__(
         self,

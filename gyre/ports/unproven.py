@@ -1,7 +1,7 @@
 """The callers of a port who have not shown a token yet, and which of them make room for the next: pure.
 
-Invariant *a newcomer has a place*: a new caller is always taken in. If there are too many, the oldest caller of the address
-with the most makes room, so a crowd at one address harms no caller at another, and at its own only those who are slower than it.
+Invariant *a newcomer has a place*: a new caller is always taken in. If there are too many, the oldest caller of the
+address with the most makes room: a crowd at one address harms no caller at another.
 """
 
 from __future__ import annotations
