@@ -79,11 +79,14 @@ class HttpGate(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._body_until = 0.0
+        self._url = b""
+        self._authorization: bytes | None = None
+        self._length = self._body = self._head = 0
+        self._limit = bounds.body_bytes
         self._fed = 0
         """Bytes since the last whole request, where no head is whole."""
         self._deaf = False
         """What comes after a request that asked for another protocol, which it does not get, is not read."""
-        self._begin()
 
     # -- the transport ------------------------------------------------------------------------------
 
@@ -173,7 +176,7 @@ class HttpGate(asyncio.Protocol):
     def _begin(self) -> None:
         """Forget the last request."""
         self._url = b""
-        self._authorization: bytes | None = None
+        self._authorization = None
         self._length = self._body = self._head = 0
         self._limit = self._bounds.body_bytes
 
