@@ -18,7 +18,6 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from gyre.api.cursor import read_cursor, write_cursor
-from gyre.api.loopback import is_loopback
 from gyre.errors import ConfigError, GyreError, Unauthorized, Unreachable
 
 TIMEOUT_S = 5.0
@@ -53,9 +52,8 @@ class GyreClient:
             base_url=self.url,
             headers={b"Authorization": f"Bearer {token}".encode()} if token else None,
             timeout=timeout_s,
-            transport=transport,
-            verify=trust or True,
-            trust_env=not is_loopback(parts.hostname),  # a proxy cannot reach our loopback
+            # A transport that is given goes by no proxy of the environment: the master is Gyre's own.
+            transport=transport or httpx.HTTPTransport(verify=trust or True),
         )
 
     def close(self) -> None:

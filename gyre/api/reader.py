@@ -154,7 +154,7 @@ class JobReader:
             raise Unreachable(
                 f"The master of job {row.name} has not started yet.", hint="Try again in a moment."
             )
-        return self._client(row.url).nodes(row.job_id)
+        return self._client(row.url, row.job_id).nodes(row.job_id)
 
     def master_state(self, job: Mapping[str, Any]) -> str:
         """Returns the state of the master of an item of `jobs`: `answering`, `away`, or nothing for a job that has

@@ -223,7 +223,10 @@ def _post(url: str, token: str, body: dict[str, Any], trust: ssl.SSLContext | No
 
     try:
         headers = {"Authorization": f"Bearer {token}"}
-        reply = httpx.post(url, json=body, headers=headers, timeout=10.0, verify=trust or True)
+        # The manager is Gyre's own: no proxy of the environment stands before it.
+        reply = httpx.post(
+            url, json=body, headers=headers, timeout=10.0, verify=trust or True, trust_env=False
+        )
         answer = reply.json()
         said = str(answer.get("message", answer))
     except (httpx.HTTPError, ValueError, AttributeError) as error:

@@ -59,11 +59,15 @@ class Guard:
         return None
 
     def _is_valid(self, header: str) -> bool:
-        scheme, _, given = header.partition(" ")
-        assert self._token is not None
         # Header values are latin-1 on the wire; a token beyond ASCII is sent as UTF-8.
-        same = compare_digest(given.strip().encode("latin-1", "replace"), self._token)
-        return same and scheme.lower() == "bearer"
+        assert self._token is not None
+        return is_bearer(header.encode("latin-1", "replace"), self._token)
+
+
+def is_bearer(header: bytes, token: bytes) -> bool:
+    """Whether the value of an Authorization header has this token."""
+    scheme, _, given = header.partition(b" ")
+    return compare_digest(given.strip(), token) and scheme.lower() == b"bearer"
 
 
 def _foreign(method: str, headers: Headers) -> ASGIApp | None:

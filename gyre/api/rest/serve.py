@@ -6,7 +6,8 @@ Invariants:
 - *bound is listening*: `start` returns only when the socket listens and the server takes requests;
 - *a port is never shared*: a port in use is an error, or with `fallback_to_any` another free one is taken: a
   restarting master wants its earlier address back, but must come up without it too;
-- *the process's signals are its own*: the server installs no handler.
+- *the process's signals are its own*: the server installs no handler;
+- *every request has an end*: `gyre.ports` stands before uvicorn, which has no deadline for a head or a body.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import errno
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,23 +24,35 @@ import uvicorn
 from fastapi import FastAPI
 
 from gyre.api.loopback import is_loopback
+from gyre.api.rest.guard import is_bearer
 from gyre.api.tls import Certificate
 from gyre.errors import ConfigError, Unreachable
+from gyre.ports.bounds import PortBounds
+from gyre.ports.listener import Listener
 
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 
 
 class _Server(uvicorn.Server):
-    """Sets an event when the server takes requests."""
+    """Takes its connections from a `Listener`, and sets an event when it takes requests."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, listener: Callable[[Callable[[], Any]], Listener]) -> None:
         super().__init__(config)
         self.ready = threading.Event()
+        self._listener = listener
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
+        await self.lifespan.startup()
+        listener = self._listener(self._protocol)
+        listener.start()
+        self.servers = [listener]  # type: ignore[list-item]  # it is closed, and waited for
+        self.started = True
         self.ready.set()
+
+    def _protocol(self) -> Any:
+        make: Any = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
 
 def check_port_is_free(host: str, port: int) -> None:
@@ -61,6 +75,7 @@ class RestServer:
         advertise: str | None = None,
         certificate: Certificate | None = None,
         plain_http: bool = False,
+        bounds: PortBounds | None = None,
     ) -> None:
         """`advertise` is the host name in the url; by default `host`, or this machine's name for a wildcard. With a
         `certificate` the server speaks TLS; `plain_http` permits an address off loopback to go without.
@@ -78,6 +93,8 @@ class RestServer:
                 hint="Give a certificate, or permit plain HTTP where the network is a tunnel or behind a proxy.",
             )
         self._tls = certificate.context() if certificate is not None else None
+        self._token = None if token is None else token.encode()
+        self._bounds = bounds or PortBounds()
         self._host, self._port = host, port
         self._fallback_to_any = fallback_to_any
         self._advertise = advertise
@@ -101,10 +118,11 @@ class RestServer:
             ws="none",
             loop="asyncio",
             timeout_graceful_shutdown=1,
+            timeout_keep_alive=max(1, round(self._bounds.keep_alive_s)),
+            proxy_headers=False,  # the address is the caller's own; nothing here trusts another
         )
         config.load()
-        config.ssl = self._tls
-        self._server = server = _Server(config)
+        self._server = server = _Server(config, lambda make: self._listener(listener, make))
         self._thread = threading.Thread(
             target=self._serve, args=(server, listener), name="gyre-rest", daemon=True
         )
@@ -134,10 +152,22 @@ class RestServer:
     def is_alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
+    def _listener(self, listener: socket.socket, make: Callable[[], Any]) -> Listener:
+        return Listener(
+            [listener],
+            make,
+            self._bounds,
+            tls=self._tls,
+            is_proven=None if self._token is None else self._is_proven,
+        )
+
+    def _is_proven(self, authorization: bytes) -> bool:
+        return self._token is not None and is_bearer(authorization, self._token)
+
     def _serve(self, server: _Server, listener: socket.socket) -> None:
         async def serve() -> None:
             self._loop = asyncio.get_running_loop()
-            await server.serve(sockets=[listener])
+            await server.serve()
 
         try:
             asyncio.run(serve())

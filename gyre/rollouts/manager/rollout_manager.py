@@ -11,6 +11,7 @@ Invariants:
   that the next manager does not know;
 - *nobody waits for one*: a connection that nobody reads, or that is silent, is cut, and never slows the loop;
 - *nobody fills the journal*: events that one peer brings about are folded, and its dials and frames are limited;
+- *every request has an end*: `gyre.ports` stands before the server, and a WebSocket's first frame has a deadline;
 - *telling ends nothing*: an event that cannot be reported is left out.
 
 This module must not know about Ray, graphs or how a trainer trains.
@@ -34,6 +35,8 @@ from aiohttp import WSMsgType, web
 
 from gyre.config import JOIN_TOKEN
 from gyre.errors import GyreError, StoreError, Unauthorized
+from gyre.ports.bounds import PortBounds
+from gyre.ports.listener import Listener, bind
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.core_usage import CoreUsage
 from gyre.rollouts.manager.autoscaler import Autoscaler, Fleet
@@ -82,6 +85,7 @@ DIALS_AT_ONCE, DIALS_S = 1024, 50
 
 FRAMES_AT_ONCE, FRAMES_S = 8192, 1024
 """Of one machine that joined. An agent sends some ten a second."""
+WEBSOCKETS = frozenset({"/v1/agent", "/v1/trainer"})
 
 CLOSE_WITHIN_S = 3.0
 """How long a closing connection may take to send its queue."""
@@ -104,6 +108,7 @@ class RolloutManager:
         on_fatal: Callable[[BaseException], None] = lambda error: None,
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
+        bounds: PortBounds | None = None,
     ) -> None:
         self.settings = settings or ManagerSettings()
         self.groups = OpenGroups(epoch=term, vocabulary=self.settings.vocabulary)
@@ -122,7 +127,9 @@ class RolloutManager:
         self._on_fatal = on_fatal
         self._now = now = monotonic
         self._tasks: list[asyncio.Task[None]] = []
+        self._bounds = bounds or PortBounds()
         self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
         self._restored = False
         self._commits = GroupCommit(
             self._batch,
@@ -208,7 +215,8 @@ class RolloutManager:
         if not self._restored:
             self._restore(await loop.run_in_executor(self._commits.thread, self._take_over))
             self._restored = True
-        application = web.Application(client_max_size=MAX_FRAME_BYTES, middlewares=[self._refuse_strangers])
+        bounds = self._bounds
+        application = web.Application(client_max_size=bounds.body_bytes, middlewares=[self._refuse_strangers])
         application.add_routes(
             [
                 web.get("/v1/agent", self._agent_route),
@@ -217,17 +225,27 @@ class RolloutManager:
                 web.get("/v1/status", self._status_route),
             ]
         )
-        self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(
+            application, access_log=None, handle_signals=False, keepalive_timeout=bounds.keep_alive_s
+        )
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port, ssl_context=tls, reuse_address=True).start()
+            sockets = bind(host, port)
         except OSError:
             await self._runner.cleanup()
             raise
+        self._listener = Listener(
+            sockets,
+            self._runner.server,  # type: ignore[arg-type]  # it makes a protocol for a connection
+            bounds,
+            tls=tls,
+            is_proven=self._is_proven,
+            websockets=WEBSOCKETS,
+        )
+        self._listener.start()
         for work in (self._commits.run, self._tick_loop, self._token_loop):
             self._tasks.append(asyncio.create_task(self._guarded(work)))
-        sockets = self._runner.addresses
-        return int(sockets[0][1])
+        return int(sockets[0].getsockname()[1])
 
     def _restore(self, rows: RolloutRows) -> None:
         counters = rows.counters
@@ -264,12 +282,14 @@ class RolloutManager:
             GyreError
         ):  # fenced: another manager has the ledger, with everything that was acknowledged
             await self._commits.last()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self.let_go()
         self._commits.close()
 
     async def let_go(self) -> None:
         """Close the sockets and write nothing, as a death does. Harmless after `stop`."""
+        if self._listener is not None:
+            self._listener.close()
+            await self._listener.wait_closed()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -302,6 +322,14 @@ class RolloutManager:
     def _caller(self, request: web.Request) -> Caller:
         """Raises Unauthorized."""
         return self._tokens.caller(request.headers.get("Authorization", ""), self._clock())
+
+    def _is_proven(self, authorization: bytes) -> bool:
+        """Whether the header's value shows a token that is good now."""
+        try:
+            self._tokens.caller(authorization.decode("utf-8", "surrogateescape"), self._clock())
+        except Unauthorized:
+            return False
+        return True
 
     def _only_ours(self, request: web.Request, what: str) -> None:
         """Raises Unauthorized for anybody but the job's own processes."""

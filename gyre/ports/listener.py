@@ -1,0 +1,203 @@
+"""The accepting side of a port: it takes callers in, bounds those who have not shown a token, and outlives the
+process's last descriptor.
+
+asyncio's own accept loop goes on accepting with descriptors spent, and writes a traceback for each try.
+
+Invariants:
+- *an honest caller comes in*: whoever is slow to show a token makes room, the oldest first (`gyre.ports.unproven`);
+- *the process keeps a reserve*: a caller whose descriptor is within the reserve of the process is not kept;
+- *spent is not the end*: without a descriptor the port pauses, closes the oldest callers, and comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+
+from gyre.ports.bounds import PortBounds, highest_descriptor
+from gyre.ports.http_gate import HttpGate
+from gyre.ports.sparse_log import make_sparse
+from gyre.ports.unproven import Unproven
+
+AT_ONCE = 32
+"""Callers taken in before the loop's other work has its turn."""
+
+PAUSE_S = 0.2
+"""After an accept without a descriptor, or one within the reserve. Callers wait in the kernel's queue meanwhile."""
+
+FREED_AT_ONCE = 16
+"""Callers closed when descriptors are spent: one place alone would be taken by the next caller."""
+
+_SPENT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+_log = logging.getLogger(__name__)
+
+
+def bind(host: str, port: int, *, backlog: int = 256) -> list[socket.socket]:
+    """Sockets that listen on all addresses of `host`. Raises OSError."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    made: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            made.append(listener := socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address)
+            listener.listen(backlog)
+    except OSError:
+        for listener in made:
+            listener.close()
+        raise
+    return made
+
+
+class _Caller:
+    """One connection, from its accept on."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self.task: asyncio.Task[None] | None = None
+        self.transport: asyncio.BaseTransport | None = None
+
+    def end(self) -> None:
+        if isinstance(self.transport, asyncio.WriteTransport):
+            self.transport.abort()
+        elif self.task is not None:
+            self.task.cancel()
+
+
+class Listener:
+    """Accepts on sockets that listen, from `start` until `close`; it owns them. `make` returns the server's own
+    protocol for a connection; the other arguments are the gate's (`HttpGate`)."""
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        make: Callable[[], asyncio.Protocol],
+        bounds: PortBounds,
+        *,
+        tls: ssl.SSLContext | None = None,
+        is_proven: Callable[[bytes], bool] | None = None,
+        websockets: frozenset[str] = frozenset(),
+    ) -> None:
+        self._sockets = list(sockets)
+        self._make = make
+        self._bounds = bounds
+        self._tls = tls
+        self._is_proven = is_proven
+        self._websockets = websockets
+        self._unproven: Unproven[_Caller] = Unproven(bounds.unproven, bounds.unproven_per_address)
+        self._welcoming: set[asyncio.Task[None]] = set()
+        self._resuming: asyncio.TimerHandle | None = None
+        self._closed = False
+        make_sparse(__name__, "asyncio", "uvicorn.error", "aiohttp.server", "aiohttp.web")
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        for listener in self._sockets:
+            listener.setblocking(False)
+        self._resume()
+
+    @property
+    def unproven(self) -> int:
+        """How many callers have not shown a token."""
+        return len(self._unproven)
+
+    def close(self) -> None:
+        """Accept no more. Connections stay. Harmless when it was closed before."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._resuming is not None:
+            self._resuming.cancel()
+        for listener in self._sockets:
+            self._loop.remove_reader(listener)
+            listener.close()
+        for task in self._welcoming:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._welcoming, return_exceptions=True)
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        self._resuming = None
+        for listener in self._sockets:
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def _pause(self, why: object) -> None:
+        """Accept nobody for a moment, and make room."""
+        for listener in self._sockets:
+            self._loop.remove_reader(listener)
+        if self._resuming is None:
+            self._resuming = self._loop.call_later(PAUSE_S, self._resume)
+        for _ in range(FREED_AT_ONCE):
+            if (oldest := self._unproven.oldest()) is None:
+                break
+            oldest.end()
+        _log.warning(
+            "No descriptor is left for a caller: %s. Raise the limit on open files (ulimit -n).", why
+        )
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                link, peer = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in _SPENT:
+                    self._pause(error)
+                    return
+                continue  # this caller has gone already
+            if link.fileno() > highest_descriptor(self._bounds.reserve_descriptors):
+                link.close()
+                self._pause("the rest is the process's own reserve")
+                return
+            self._take_in(link, str(peer[0]))
+
+    def _take_in(self, link: socket.socket, address: str) -> None:
+        caller = _Caller(link)
+        for crowded_out in self._unproven.add(caller, address):
+            crowded_out.end()
+        caller.task = task = self._loop.create_task(self._welcome(caller))
+        self._welcoming.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._welcoming.discard(task)
+            if task.cancelled():  # also where it had not begun
+                self._unproven.discard(caller)
+                link.close()
+
+        task.add_done_callback(done)
+
+    async def _welcome(self, caller: _Caller) -> None:
+        def gone() -> None:
+            self._unproven.discard(caller)
+
+        def gate() -> HttpGate:
+            return HttpGate(
+                self._make(),
+                self._bounds,
+                is_proven=self._is_proven,
+                proven=gone,
+                gone=gone,
+                websockets=self._websockets,
+            )
+
+        try:
+            caller.transport, _ = await self._loop.connect_accepted_socket(
+                gate,
+                caller.link,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else self._bounds.handshake_s,
+            )
+        except OSError:  # no handshake, or it has gone
+            gone()
+            caller.link.close()

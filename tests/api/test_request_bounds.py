@@ -1,0 +1,85 @@
+"""The bounds before both HTTP ports: half-open requests end, large ones are refused, and callers make room."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+
+import pytest
+
+from gyre.api.rest import RestServer, create_app
+from gyre.ports.bounds import PortBounds
+from gyre.ports.sparse_log import SparseLog
+from gyre.ports.unproven import Unproven
+from gyre.testing.standing_job import StandingJob
+from tests.waits import GENEROUS_S
+
+QUICK = PortBounds(head_s=0.2, body_idle_s=0.2, body_s=0.4, head_bytes=4096, body_bytes=1000, unproven=8)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /healthz HT", b"408"),
+        (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"408"),
+        (b"POST /api/v1/jobs/small:stop HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{", b"408"),
+        (b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 300000000\r\n\r\n", b"413"),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n800\r\n" + b"x" * 2048, b"413"),
+        (b"GET / HTTP/1.1\r\nlarge: " + b"x" * 5000, b"431"),
+        (b"no request\r\n\r\n", b"400"),
+    ],
+)
+def test_a_request_has_an_end(shared_job: StandingJob, sent: bytes, status: bytes) -> None:
+    server = RestServer(create_app(shared_job.master, token=None), bounds=QUICK)
+    port = int(server.start().rpartition(":")[2])
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=GENEROUS_S) as link:
+            link.sendall(sent)
+            answer = b""
+            while part := link.recv(1 << 16):
+                answer += part
+        assert status in answer.partition(b"\r\n")[0]
+    finally:
+        server.stop()
+
+
+def test_the_oldest_unproven_callers_make_room(shared_job: StandingJob) -> None:
+    bounds = PortBounds(unproven=8, head_s=600.0)
+    server = RestServer(create_app(shared_job.master, token=None), bounds=bounds)
+    port = int(server.start().rpartition(":")[2])
+    links = [socket.create_connection(("127.0.0.1", port), timeout=GENEROUS_S) for _ in range(40)]
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=GENEROUS_S) as honest:
+            honest.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert honest.recv(1 << 12).startswith(b"HTTP/1.1 200")
+        with contextlib.suppress(ConnectionResetError):
+            assert links[0].recv(1) == b""
+    finally:
+        for link in links:
+            link.close()
+        server.stop()
+
+
+def test_a_crowd_at_one_address_harms_no_other() -> None:
+    callers: Unproven[int] = Unproven(most=4, most_per_address=3)
+    assert [callers.add(n, "a") for n in range(3)] == [[], [], []]
+    assert callers.add(9, "b") == []
+    assert callers.add(3, "a") == [0]
+    assert callers.add(10, "c") == [1]
+    assert 9 in callers
+    assert len(callers) == 4
+
+
+def test_one_cause_is_one_line_a_second() -> None:
+    now = [0.0]
+    sparse = SparseLog(clock=lambda: now[0])
+
+    def record() -> logging.LogRecord:
+        return logging.LogRecord("asyncio", logging.ERROR, "", 0, "accept %s", ("x",), None)
+
+    assert [sparse.filter(record()) for _ in range(1235)].count(True) == 1
+    now[0] = 1.0
+    later = record()
+    assert sparse.filter(later)
+    assert later.getMessage() == "accept x (… and 1,234 more)"
