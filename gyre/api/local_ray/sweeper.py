@@ -120,7 +120,9 @@ def sweep(folder: str, driver: ProcessIdentity) -> None:
                 elif passed > _BY_ITSELF_S and how == "guard":
                     process.signal(signal.SIGUSR1)  # end all of the engine, now
         time.sleep(_LOOK_S)
-    _remove_weights(driver)
+    # A process is seen to have ended a moment before the kernel has let go of its locks.
+    while not _remove_weights(driver) and time.monotonic() - began < _END_S:
+        time.sleep(_LOOK_S)
     _remove_sessions(folder, driver)
     forget(folder, driver)
 
@@ -183,9 +185,11 @@ def _read(process: ProcessIdentity, name: str) -> bytes:
         return b""
 
 
-def _remove_weights(driver: ProcessIdentity) -> None:
+def _remove_weights(driver: ProcessIdentity) -> bool:
+    """Whether none of the driver's is left: what is locked stays."""
     import fcntl
 
+    all_gone = True
     for name in _listed(_SHARED):
         if not name.lstrip(".").startswith(_WEIGHTS):
             continue
@@ -200,9 +204,10 @@ def _remove_weights(driver: ProcessIdentity) -> None:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove_tree(path)
         except OSError:  # a living process has it
-            continue
+            all_gone = False
         finally:
             os.close(held)
+    return all_gone
 
 
 def _owner_in(folder: int) -> str:

@@ -6,6 +6,7 @@ The drivers here start no Ray, but what they leave is real.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -147,6 +148,30 @@ def test_weights_that_a_living_process_holds_stay(tmp_path: Path, begin: Callabl
     driver = begin()
     sweeper._remove_weights(identity(driver.process.pid))
     assert driver.weights.is_dir()
+
+
+def test_weights_whose_lock_outlives_their_process_go_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel lets go of a dead process's locks a moment after the process is seen to have ended."""
+    monkeypatch.setattr(sweeper, "_SHARED", str(tmp_path))
+    dead = ProcessIdentity(2**22 + 1, 1, ProcessIdentity.own().boot)
+    weights = tmp_path / "gyre-weights-0123"
+    weights.mkdir(mode=0o700)
+    (weights / sweeper.OWNER_FILE).write_text(str(dead))
+    lock = os.open(weights, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    looks: list[float] = []
+
+    def let_go(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            os.close(lock)
+
+    monkeypatch.setattr(sweeper.time, "sleep", let_go)
+    sweeper.sweep(str(tmp_path), dead)
+    assert not weights.exists()
+    assert len(looks) == 2
 
 
 def test_the_sweeper_is_small(begin: Callable[[], Driver]) -> None:
