@@ -89,8 +89,7 @@ class HttpGate(asyncio.Protocol):
         self._fed = 0
         """Bytes since the last whole request, where no head is whole."""
         self._deaf = False
-        """What comes after a request that asked for another protocol, which it does not get, is not read; an answer to
-        it ends the connection."""
+        """What comes after a request that asked for another protocol, which it does not get, is not read."""
 
     # -- the transport ------------------------------------------------------------------------------
 
@@ -190,14 +189,12 @@ class HttpGate(asyncio.Protocol):
     def _parse(self, data: bytes) -> None:
         self._fed += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            if self._path() in self._websockets and self._shown:
-                self._part = _Part.OPEN
-                self._disarm()
-                self._disarm_write()
-            else:
-                self._deaf = True
+            while data:
+                try:
+                    self._parser.feed_data(data)
+                    break
+                except httptools.HttpParserUpgrade as asked:
+                    data = self._upgrade(data[asked.args[0] :])
         except httptools.HttpParserCallbackError as error:
             if isinstance(error.__context__, _Refused):
                 raise error.__context__ from None
@@ -206,6 +203,19 @@ class HttpGate(asyncio.Protocol):
             raise _Refused(400, "This is no HTTP request.") from None
         if self._part in (_Part.HEAD, _Part.ANSWER):
             self._check_head(self._fed)
+
+    def _upgrade(self, rest: bytes) -> bytes:
+        """What of the bytes after a request for another protocol is to be parsed."""
+        if self._path() not in self._websockets:
+            self._deaf = True
+            return b""
+        if self._shown:
+            self._part = _Part.OPEN
+            self._disarm()
+            self._disarm_write()
+            return b""
+        self._parser = httptools.HttpRequestParser(self)  # it is refused: the next request may show a token
+        return rest
 
     def _path(self) -> str:
         return self._url.partition(b"?")[0].decode("latin-1")

@@ -350,7 +350,7 @@ def test_a_read_from_a_wrong_address_ends_with_an_error(reader, peer):
 def test_a_source_killed_in_the_middle_is_replaced_by_another(real, folder):
     """The version is so large that it still goes over when the first source dies."""
     settings = json.dumps({"transports": ["mooncake"], "chunk_bytes": 1 << 20})
-    with memory_folder() as one, memory_folder() as other:
+    with memory_folder("weights") as one, memory_folder("weights") as other:
         sources = [script("publish", str(where), settings, "12000") for where in (one, other)]
         try:
             lines = [process.stdout.readline() for process in sources]
