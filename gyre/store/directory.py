@@ -273,19 +273,21 @@ class Store:
         )
 
 
-def open_store(url: str, *, create: bool = True, read_only: bool = False) -> Store:
+def open_store(url: str, *, create: bool = True, read_only: bool = False, hold_s: float = 0.0) -> Store:
     """Open the store at `url`, create it if it is not there (and `create`), and bring its schema up to date.
 
     `sqlite:////absolute/path.db` or `postgresql+psycopg://user:password@host/database`. Any number of
-    processes may open one store at the same moment. `read_only` neither creates nor migrates.
+    processes may open one store at the same moment. `read_only` neither creates nor migrates. A transaction waits up to
+    `hold_s` for an SQLite file that was moved away.
 
     Raises:
         SchemaTooNew: a newer Gyre wrote it.
         StoreCorrupt: the file is not a database, or is damaged; it is left as it is.
         StoreFull:    no space.
+        StoreLost:    it is not there (and not `create`); by any transaction: it is not there any more, or is another.
         StoreError:   the path cannot be written, the server cannot be reached, the address makes no sense.
     """
-    return Store(open_database(url, create=create, read_only=read_only), url)
+    return Store(open_database(url, create=create, read_only=read_only, hold_s=hold_s), url)
 
 
 def _select_jobs() -> Select[Any]:
