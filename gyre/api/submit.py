@@ -228,6 +228,7 @@ def start_master(spec: JobSpec, job_id: str, store_url: str, directory: Path, re
         store_url=store_url,
         directory=str(directory),
         device_type=spec.device_type,
+        store_lost_timeout_s=spec.store.lost_timeout_s,
         surface="gyre.api.rest.surface:serve_master",
         **asdict(rest),
     )

@@ -16,11 +16,12 @@ from typing import Any, TypedDict, Unpack
 
 from sqlalchemy import Connection, Row, Select, and_, insert, or_, select, text, update
 
-from gyre.errors import Conflict, Fenced, NotFound, StoreCorrupt, StoreError, nearest
+from gyre.errors import Conflict, Fenced, NotFound, StoreCorrupt, StoreError, StoreLost, nearest
 from gyre.store import tables
 from gyre.store.database import Database, is_unique_violation, open_database
 from gyre.store.journal import Journal
 from gyre.store.ledger import LedgerStore
+from gyre.store.presence import Finding, Lost
 from gyre.store.rollouts import RolloutStore
 from gyre.store.tables import check_text, decode_body, encode_body
 
@@ -105,6 +106,19 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({self._database.where})"
+
+    def look(self) -> Finding | None:
+        """What is wrong with an SQLite file, found within a deadline; None where it is as it was opened. A removed log
+        is made good. PostgreSQL is asked nothing: its own errors tell."""
+        presence = self._database.presence
+        finding = presence.look_within() if presence is not None else None
+        if finding is None or finding.kind in (Lost.HANGING, Lost.MISSING, Lost.REPLACED):
+            return finding
+        try:
+            self._database.check_present()
+        except StoreLost:
+            return finding
+        return None
 
     def journal(self, job_id: str) -> Journal:
         """The journal of one job. Reading or writing one that does not exist raises NotFound."""
