@@ -117,8 +117,8 @@ def disconnect(session: str = "") -> None:
 
 
 def _end_headless(ray: Any) -> None:
-    """End what is left of our own cluster whose head has ended. Ray's shutdown asks the head, and waits for it; so it is
-    given little time, and what it would ask for is done: no server is left, and workers end with their raylet."""
+    """End what is left of our own cluster whose head has ended. Ray's shutdown asks the head, and waits for it; so it
+    is given little time, and what it would ask for is done: no server is left, workers end with their raylet."""
     node = ray._private.worker._global_node
     node.kill_all_processes(check_alive=False, allow_graceful=False)
     thread = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
@@ -151,8 +151,8 @@ def _disconnect_at_exit(session: str) -> None:
 
 
 def cluster_is_gone() -> str:
-    """The address of the cluster that this process started, if its head (the GCS) has ended; else "". Ray itself notices
-    after a minute, and then ends this process."""
+    """The address of the cluster that this process started, if its head (the GCS) has ended; else "". Ray itself
+    notices after a minute, and then ends this process."""
     if not _started_here.is_set():
         return ""
     from ray._private import worker

@@ -161,8 +161,8 @@ class JobReader:
         at, view = self._known[job_id]
         job = view["job"]
         raise StoreLost(
-            f"Last known of {job['name']}: {job['phase']}, step {job['step']}, {time.time() - at:.0f} s ago; its master "
-            f"does not answer. {error.message}",
+            f"Last known of {job['name']}: {job['phase']}, step {job['step']}, {time.time() - at:.0f} s ago; its "
+            f"master does not answer. {error.message}",
             hint=error.hint,
             details=error.details,
         ) from error

@@ -46,8 +46,8 @@ from gyre.master.job_manager import JobManager
 from gyre.master.logs import read_logs
 from gyre.master.master_api import View, nodes_of, spec_of, tokens_of, view_of
 from gyre.master.metrics import prometheus_text
-from gyre.master.vertex_scheduler import Scheduler
 from gyre.master.store_watch import StoreWatch, store_at
+from gyre.master.vertex_scheduler import Scheduler
 from gyre.store import JobFields, Store
 
 RECONCILE_S = 1.0
@@ -165,7 +165,8 @@ class JobMaster:
     async def _give_up(self, why: str) -> None:
         """End this master for good. Its vertices end by themselves, for no master comes back."""
         print(
-            f"{why} for {self._store_lost_timeout_s:g} s: the job is given up. Bring the store back, then `gyre resume`.",
+            f"{why} for {self._store_lost_timeout_s:g} s: the job is given up. "
+            "Bring the store back, then `gyre resume`.",
             file=sys.stderr,
             flush=True,
         )

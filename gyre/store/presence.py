@@ -1,16 +1,16 @@
 """Whether an SQLite file is still where it was opened, and still the same: a connection does not notice.
 
-SQLite writes to the file that it opened. If that file is deleted, moved or replaced, every commit goes to a file without
-a name, and is gone with the last process that has it open.
+SQLite writes to the file that it opened. If that file is deleted, moved or replaced, every commit goes to a file
+without a name, and is gone with the last process that has it open.
 
 Invariants:
-    Never-into-nothing  no commit is acknowledged unless the file stood at its path, as the same inode with the same log,
-                        after it.
+    Never-into-nothing  no commit is acknowledged unless the file stood at its path, as the same inode with the same
+                        log, after it.
     Never-another       a file that was put in its place is refused, and neither written to nor taken over, whatever it
                         holds: other processes may still write to the first. The same file put back is accepted.
     Never-back          the count of commits in the database never falls. One that is lower than what this process has
                         seen is an older copy that was written over the file.
-    Looked-at           the file is never opened here: closing any descriptor of it drops all locks that this process has.
+    Looked-at           the file is never opened here: closing any descriptor of it drops all locks of this process.
 
 This file must not know the tables' meaning, or what is done about a finding.
 """
@@ -29,7 +29,7 @@ from pathlib import Path
 from gyre.errors import StoreLost
 
 HANGS_AFTER_S = 5.0
-"""How long a look at a file may take. A local disk answers in microseconds, a busy NFS server within a second or two."""
+"""How long a look at a file may take. A local disk answers in microseconds, a busy NFS server in a second or two."""
 
 
 class Lost(StrEnum):
@@ -135,7 +135,7 @@ class Presence:
             ).error()
 
     def look(self, *, writes: bool = True) -> Finding | None:
-        """What is wrong with the file, by its metadata; None if it is as it was. May take as long as the file system."""
+        """What is wrong with the file, by its metadata; None if it is as it was. It may hang as the disk does."""
         try:
             found = self._stat(str(self.path))
         except FileNotFoundError:

@@ -121,7 +121,7 @@ def test_a_store_that_is_put_back_goes_on(store: Store, path: Path) -> None:
 
 
 def test_a_transaction_that_was_open_when_the_file_went_is_not_acknowledged(store: Store, path: Path) -> None:
-    with pytest.raises(StoreLost), store._database.write() as connection:
+    with pytest.raises(StoreLost), store._database.write() as connection:  # noqa: PT012
         connection.exec_driver_sql("UPDATE gyre_jobs SET phase = 'running'")
         _aside(path)
     _back(path)
@@ -209,7 +209,8 @@ def test_a_file_system_that_hangs_is_told_in_time_and_costs_one_thread(path: Pat
     for _ in range(3):
         began = time.monotonic()
         finding = presence.look_within(0.05)
-        assert finding is not None and finding.kind is Lost.HANGING
+        assert finding is not None
+        assert finding.kind is Lost.HANGING
         assert time.monotonic() - began < 5.0
     assert threading.active_count() <= before + 1
     hangs.clear()
