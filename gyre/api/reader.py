@@ -12,6 +12,7 @@ module must not know Ray.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from gyre.api.client import GyreClient
 from gyre.api.home import Home, home
 from gyre.api.tls import trust_of
 from gyre.config import parse_job
-from gyre.errors import Conflict, Fenced, GyreError, NotFound, Unauthorized, Unreachable
+from gyre.errors import Conflict, Fenced, GyreError, NotFound, StoreLost, Unauthorized, Unreachable
 from gyre.failover import FailoverCoordinator, JobPhase, JobRecord, JobState, Reason, state_from
 from gyre.master.logs import read_logs
 from gyre.master.master_api import View, tokens_of, view_of
@@ -71,6 +72,9 @@ class JobReader:
         self._ca, self._fingerprint = ca, fingerprint
         self._opened: Store | None = None
         self._clients: dict[str, GyreClient] = {}
+        self._urls: dict[str, str] = {}
+        self._known: dict[str, tuple[float, View]] = {}
+        """The last view of each job, and when it was."""
 
     def close(self) -> None:
         if self._opened is not None:
@@ -134,7 +138,36 @@ class JobReader:
         """The view of the job at this moment; `master.answering` says where it is from."""
         if self._url is not None:
             return self._client(self._url).view(job_id)
-        row = self.store.job(job_id)
+        try:
+            row = self.store.job(job_id)
+        except StoreLost as error:
+            return self._last_known(job_id, error)
+        if row.live and row.url:
+            self._urls[job_id] = row.url
+        view = self._view_of(row)
+        self._known[job_id] = (time.time(), view)
+        return view
+
+    def _last_known(self, job_id: str, error: StoreLost) -> View:
+        """The master's own view where it answers; else the error, with what was last known of the job and since when.
+        What a connection still reads of a file that is gone is no news."""
+        if (url := self._urls.get(job_id)) is not None:
+            with contextlib.suppress(GyreError):
+                view = self._client(url, job_id).view(job_id)
+                self._known[job_id] = (time.time(), view)
+                return view
+        if job_id not in self._known:
+            raise error
+        at, view = self._known[job_id]
+        job = view["job"]
+        raise StoreLost(
+            f"Last known of {job['name']}: {job['phase']}, step {job['step']}, {time.time() - at:.0f} s ago; its "
+            f"master does not answer. {error.message}",
+            hint=error.hint,
+            details=error.details,
+        ) from error
+
+    def _view_of(self, row: JobRow) -> View:
         if row.live and row.url:
             try:
                 return self._client(row.url, row.job_id).view(row.job_id)
@@ -161,7 +194,7 @@ class JobReader:
         ended."""
         if self._url is not None:
             return "answering"
-        if job["ended_at"]:
+        if job["ended_at"]:  # also of a job that is lost and whose end nobody has written yet
             return ""
         return "answering" if self.view(job["job_id"])["master"]["answering"] else "away"
 
@@ -361,13 +394,19 @@ class JobReader:
         return replace(state, job=job)
 
     def _stored_view(self, row: JobRow) -> View:
-        state = self._state(row)
+        state = self._truth(row)
         progress = {"step": state.job.step, "version": state.job.version, **state.job.result}
         seq = self.store.journal(row.job_id).last_seq()
         return view_of(state, seq=seq, progress=progress, answering=False)
 
+    def _truth(self, row: JobRow) -> JobState:
+        """The stored state; as lost where nothing of a live job is left that could write its end."""
+        from gyre.api.orphaned_jobs import lost_state
+
+        return (lost_state(self.store, row) if row.live else None) or self._state(row)
+
     def _item(self, row: JobRow) -> dict[str, Any]:
-        job = self._state(row).job
+        job = self._truth(row).job
         return {
             "job_id": row.job_id,
             "name": row.name,
@@ -379,7 +418,7 @@ class JobReader:
             "version": job.version,
             "submitted_at": row.created_at,
             "started_at": job.started_at,
-            "ended_at": row.ended_at,
+            "ended_at": row.ended_at or job.ended_at,
             "live": row.live,
             "url": row.url or "",
         }
