@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,10 +57,10 @@ Taken = TypeVar("Taken")
 
 RECONCILE_S = 1.0
 LOOK_S = 0.25
+"""Pause between diagnosis passes: a fraction of the shortest sensible deadline."""
+
 SAY_QUEUED_S = 15.0
 """How often a job says that it is in the queue: four times as often as it has to (`gyre.store.directory`)."""
-
-"""Pause between diagnosis passes: a fraction of the shortest sensible deadline."""
 
 ROW_WRITTEN_WITHIN_S = 30.0
 """How long a write of the job's row may hold the control loop up: beyond what SQLite waits for its lock."""
@@ -127,7 +127,7 @@ class JobMaster:
         if self._disks.places:
             self._disks.begin()
             self._opened.callback(self._disks.end)
-        found = await store_at(self._store_url, timeout_s=self._store_lost_timeout_s, clock=self._monotonic)
+        found = await self._with_room(self._find_store)
         if found is None:
             await self._give_up(f"the store {self._store_url} was not there")
             return
@@ -137,7 +137,7 @@ class JobMaster:
         self._ray_address = row.ray_address
         self._build(row.name)
         self._opened.callback(self._context.close)
-        undone = await self._with_room(lambda: self._context.open(pid=os.getpid()))
+        undone = await self._with_room(self._take_over)
         first = not self._context.state.vertices
         if self._context.state.job.phase.ended:
             # The earlier master died after the job's last event and before carrying out its commands.
@@ -179,12 +179,18 @@ class JobMaster:
             await self._manager.close()
             raise
 
-    async def _with_room(self, take: Callable[[], Taken]) -> Taken:
+    async def _find_store(self) -> Store | None:
+        return await store_at(self._store_url, timeout_s=self._store_lost_timeout_s, clock=self._monotonic)
+
+    async def _take_over(self) -> list[Issued]:
+        return self._context.open(pid=os.getpid())
+
+    async def _with_room(self, take: Callable[[], Awaitable[Taken]]) -> Taken:
         """Do what writes to the store before this master controls the job, as soon as the disk has room for it. There
         is no deadline: a master that gives up is started again, and finds the same disk."""
         while True:
             try:
-                return take()
+                return await take()
             except StoreFull as error:
                 if not self._waited_for_room:
                     print(f"{error} This master waits for room.", file=sys.stderr, flush=True)

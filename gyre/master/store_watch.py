@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from gyre.errors import StoreError
 from gyre.failover.events import StoreReturned
 from gyre.master.job_context import JobContext
-from gyre.store import Store, open_store
+from gyre.store import Store, may_come_back, open_store
 
 LOOK_S = 1.0
 
@@ -24,12 +24,15 @@ LOOK_S = 1.0
 async def store_at(
     url: str, *, timeout_s: float, clock: Callable[[], float], look_s: float = LOOK_S
 ) -> Store | None:
-    """The store at this URL, waited for while it is not there; None where it has not come within `timeout_s`."""
+    """The store at this URL, waited for while it is not there; None where it has not come within `timeout_s`. What no
+    wait makes good is raised at once, and so is StoreFull: a full disk has no deadline."""
     until, told = clock() + timeout_s, ""
     while True:
         try:
             return await asyncio.to_thread(open_store, url, create=False)
         except StoreError as error:
+            if not may_come_back(error):
+                raise
             if str(error) != told:
                 told = str(error)
                 print(f"waiting for the store: {told}", file=sys.stderr, flush=True)

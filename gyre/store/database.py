@@ -50,8 +50,8 @@ MIGRATION_LOCK = 0x67797265  # "gyre": the key of PostgreSQL's advisory lock
 _NEARLY_NOTHING_BYTES = 256 * 1024
 
 _HELD_POLL_S = 0.25
-_CAN_COME_BACK = frozenset({Lost.MISSING, Lost.REPLACED, Lost.READ_ONLY, Lost.LOG_REMOVED})
-"""What may be made good by putting the file back. No wait helps the others."""
+_CAN_COME_BACK = frozenset({Lost.MISSING, Lost.REPLACED, Lost.READ_ONLY, Lost.LOG_REMOVED, Lost.HANGING})
+"""What may be made good by putting the file back, or by its disk. No wait helps the others."""
 
 _IDENTITY = text("SELECT store_id, commits FROM gyre_store")
 _COUNT_COMMIT = text("UPDATE gyre_store SET commits = commits + 1 RETURNING store_id, commits")
@@ -116,19 +116,23 @@ class Database:
 
     def check_present(self, *, log_too: bool = True) -> None:
         """Raises StoreLost if the SQLite file is not where it was opened, or not the same, and is not put back within
-        `hold_s`. `log_too`: a removed log is made good here, which wants that this thread has no transaction."""
+        `hold_s`; also if the disk does not answer a look in time. `log_too`: a removed log is made good here, which
+        wants that this thread has no transaction. There, and in the transaction itself, SQLite asks the disk, and
+        waits as long as that takes."""
         if self.presence is None:
             return
         until = time.monotonic() + self._hold_s
-        while (finding := self._lost(log_too)) is not None:
+        while (finding := self.lost(log_too=log_too)) is not None:
             left_s = until - time.monotonic()
             if left_s <= 0 or finding.kind not in _CAN_COME_BACK:
                 raise finding.error()
             time.sleep(min(_HELD_POLL_S, left_s))
 
-    def _lost(self, log_too: bool) -> Finding | None:
-        assert self.presence is not None
-        finding = self.presence.look(writes=not self.read_only)
+    def lost(self, *, log_too: bool = True) -> Finding | None:
+        """What is wrong with the SQLite file now, after what can be made good here."""
+        if self.presence is None:
+            return None
+        finding = self.presence.look_often(writes=not self.read_only)
         if finding is None or not log_too:
             return None if finding is not None and finding.kind is Lost.LOG_REMOVED else finding
         if finding.kind is Lost.LOG_REMOVED and self._empty_the_log():
@@ -217,7 +221,17 @@ def open_database(url: str, *, create: bool, read_only: bool, hold_s: float = 0.
     parsed = _parse(url)
     path = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
     if path is not None:
-        _check_path(path, create=create and not read_only)
+        finding = Presence(path).look_within()
+        if finding is not None and finding.kind is Lost.HANGING:
+            raise finding.error()
+        try:
+            _check_path(path, create=create and not read_only)
+        except OSError as error:
+            raise StoreError(
+                f"{path} cannot be reached: {error.strerror}.",
+                hint="See whether its disk is mounted and answers.",
+                details={"path": str(path), "unreachable": True},
+            ) from error
     database = Database(parsed, read_only=read_only, hold_s=hold_s)
     try:
         _bring_to_head(database, create=create)
@@ -270,7 +284,11 @@ def _check_path(path: Path, *, create: bool) -> None:
     # Looked at, never opened: closing any descriptor of the file drops every lock that this process has on it,
     # and without its lock another process's leaving deletes the log that this one still writes to.
     if not os.access(path, os.R_OK):
-        raise StoreError(f"Cannot read {path}: {os.strerror(errno.EACCES)}.", hint=hint)
+        raise StoreError(
+            f"Cannot read {path}: {os.strerror(errno.EACCES)}.",
+            hint=hint,
+            details={"path": str(path), "unreachable": True},
+        )
     empty = path.stat().st_size == 0
     wal = Path(f"{path}-wal")
     if empty and wal.exists() and wal.stat().st_size > 0 and path.stat().st_size == 0:
@@ -369,7 +387,7 @@ def _bring_to_head(database: Database, *, create: bool) -> None:
             hint="Open it once for writing: that migrates it.",
         )
     if revision is None and not create:
-        raise StoreError(
+        raise StoreLost(
             f"{database.where} holds no Gyre store, and none is made in its place.",
             hint="Bring the store back. `gyre run` and `gyre submit` make a new one.",
         )
@@ -496,13 +514,13 @@ def _translate_sqlite(cause: sqlite3.Error, database: Database) -> GyreError:
         return StoreError(
             f"{path} cannot be opened for writing: {cause}.",
             hint="The file and its folder must be writable by this user, on a disk that is not read-only.",
-            details=details,
+            details=details | {"unreachable": True},
         )
     if code == sqlite3.SQLITE_IOERR:
         return StoreError(
             f"{path}: the disk failed: {cause} ({details['sqlite']}).",
             hint="See the kernel's log; what was acknowledged before is in the file.",
-            details=details,
+            details=details | {"unreachable": True},
         )
     return StoreError(f"{path}: {cause} ({details['sqlite']}).", hint="See the cause.", details=details)
 
@@ -549,6 +567,12 @@ def _translate_postgres(sqlstate: str | None, cause: Any, error: DBAPIError, dat
             details=details | {"unreachable": True},
         )
     return StoreError(f"{database.where}: {said} ({state}).", hint="See the cause.", details=details)
+
+
+def may_come_back(error: StoreError) -> bool:
+    """Whether a store that raised this when it was opened may open later without being changed: it is lost, its file,
+    folder or server cannot be reached, or another process holds its lock."""
+    return isinstance(error, StoreLost) or any(error.details.get(why) for why in ("unreachable", "busy"))
 
 
 def is_unique_violation(error: GyreError) -> bool:

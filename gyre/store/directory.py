@@ -16,9 +16,9 @@ from typing import Any, TypedDict, Unpack
 
 from sqlalchemy import Connection, Row, Select, and_, insert, or_, select, text, update
 
-from gyre.errors import Conflict, Fenced, NotFound, StoreCorrupt, StoreError, StoreLost, nearest
+from gyre.errors import Conflict, Fenced, NotFound, StoreCorrupt, StoreError, nearest
 from gyre.store import tables
-from gyre.store.database import Database, is_unique_violation, open_database
+from gyre.store.database import BUSY_TIMEOUT_S, Database, is_unique_violation, open_database
 from gyre.store.journal import Journal
 from gyre.store.ledger import LedgerStore
 from gyre.store.presence import Finding, Lost
@@ -112,13 +112,10 @@ class Store:
         is made good. PostgreSQL is asked nothing: its own errors tell."""
         presence = self._database.presence
         finding = presence.look_within() if presence is not None else None
-        if finding is None or finding.kind in (Lost.HANGING, Lost.MISSING, Lost.REPLACED):
+        if presence is None or finding is None or finding.kind in (Lost.HANGING, Lost.MISSING, Lost.REPLACED):
             return finding
-        try:
-            self._database.check_present()
-        except StoreLost:
-            return finding
-        return None
+        mending_s = BUSY_TIMEOUT_S + presence.hangs_after_s  # SQLite waits for its lock, and then for the disk
+        return presence.look_within(self._database.lost, deadline_s=mending_s)
 
     def journal(self, job_id: str) -> Journal:
         """The journal of one job. Reading or writing one that does not exist raises NotFound."""

@@ -11,6 +11,9 @@ Invariants:
     Never-back          the count of commits in the database never falls. One that is lower than what this process has
                         seen is an older copy that was written over the file.
     Looked-at           the file is never opened here: closing any descriptor of it drops all locks of this process.
+    Answers-in-time     a look that the disk does not answer is the finding `HANGING`, and holds up nobody but a thread
+                        of its own. What SQLite itself asks of such a disk cannot be bounded: the kernel ends neither
+                        the call nor the thread that made it. A transaction that is under way then waits for the disk.
 
 This file must not know the tables' meaning, or what is done about a finding.
 """
@@ -21,6 +24,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,6 +34,10 @@ from gyre.errors import StoreLost
 
 HANGS_AFTER_S = 5.0
 """How long a look at a file may take. A local disk answers in microseconds, a busy NFS server in a second or two."""
+
+ANSWERED_FOR_S = 1.0
+"""How long a look that was answered in time vouches for the next ones, which then cost no thread: a transaction can be
+caught by a disk that begins to hang meanwhile, as SQLite can be in any case."""
 
 
 class Lost(StrEnum):
@@ -82,8 +90,14 @@ Stat = Callable[[str], os.stat_result]
 class Presence:
     """The file at `path` as this process has opened it. Safe to use from many threads."""
 
-    def __init__(self, path: Path, *, stat: Stat = os.stat) -> None:
+    def __init__(
+        self, path: Path, *, stat: Stat = os.stat, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self.path = path
+        self.hangs_after_s = HANGS_AFTER_S
+        self._monotonic = monotonic
+        self._hanging: _Look | None = None
+        self._answered_at = -ANSWERED_FOR_S
         self._stat = stat
         self._lock = threading.Lock()
         self._file: _Identity | None = None
@@ -163,20 +177,34 @@ class Presence:
             return self._finding(Lost.READ_ONLY, "can no longer be written: it or its folder is read-only")
         return None
 
-    def look_within(self, deadline_s: float = HANGS_AFTER_S) -> Finding | None:
-        """`look` with a deadline: not answering in time is the finding `HANGING`. The thread that hangs is left to the
-        kernel, and none is added while it stands."""
-        looker = getattr(self, "_looker", None)
-        if looker is None or not looker.thread.is_alive():
-            looker = self._looker = _Look(self.look)
-        looker.thread.join(deadline_s)
-        if looker.thread.is_alive():
-            return self._finding(
-                Lost.HANGING, f"does not answer: a look at it took more than {deadline_s:g} s"
-            )
-        return looker.found
+    def look_within(
+        self, look: Callable[[], Finding | None] | None = None, *, deadline_s: float | None = None
+    ) -> Finding | None:
+        """`look`, by default this file's own, with a deadline: not answering in time is the finding `HANGING`. The
+        thread that hangs is left to the kernel, and none is added while it stands."""
+        if self._hangs():
+            return self._does_not_answer()
+        looking = _Look(look or self.look)
+        looking.thread.join(self.hangs_after_s if deadline_s is None else deadline_s)
+        if looking.thread.is_alive():
+            self._hanging = looking
+            return self._does_not_answer()
+        self._answered_at = self._monotonic()
+        return looking.result()
 
-    _looker: _Look | None = None
+    def look_often(self, *, writes: bool = True) -> Finding | None:
+        """`look_within` for every transaction: it costs a thread only where no look was answered lately."""
+        if self._hangs() or self._monotonic() - self._answered_at >= ANSWERED_FOR_S:
+            return self.look_within(lambda: self.look(writes=writes))
+        return self.look(writes=writes)
+
+    def _hangs(self) -> bool:
+        return self._hanging is not None and self._hanging.thread.is_alive()
+
+    def _does_not_answer(self) -> Finding:
+        return self._finding(
+            Lost.HANGING, f"does not answer: a look at it took more than {self.hangs_after_s:g} s"
+        )
 
     def _replaced(self) -> Finding:
         return self._finding(Lost.REPLACED, f"was replaced: {self._what_is_there()} is in its place")
@@ -205,13 +233,22 @@ class Presence:
 
 class _Look:
     def __init__(self, look: Callable[[], Finding | None]) -> None:
-        self.found: Finding | None = None
+        self._found: Finding | None = None
+        self._error: BaseException | None = None
 
         def run() -> None:
-            self.found = look()
+            try:
+                self._found = look()
+            except BaseException as error:  # raised to who waits for it
+                self._error = error
 
         self.thread = threading.Thread(target=run, name="store-presence", daemon=True)
         self.thread.start()
+
+    def result(self) -> Finding | None:
+        if self._error is not None:
+            raise self._error
+        return self._found
 
 
 def _identity(found: os.stat_result) -> _Identity:

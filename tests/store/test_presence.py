@@ -203,19 +203,24 @@ def test_a_file_system_that_hangs_is_told_in_time_and_costs_one_thread(path: Pat
 
     presence = Presence(path, stat=stat)
     presence.connected(first=True)
-    assert presence.look_within(5.0) is None
+    presence.hangs_after_s = 5.0
+    assert presence.look_within() is None
+    presence.hangs_after_s = 0.05
     hangs.set()
     before = threading.active_count()
     for _ in range(3):
         began = time.monotonic()
-        finding = presence.look_within(0.05)
+        finding = presence.look_within()
         assert finding is not None
         assert finding.kind is Lost.HANGING
         assert time.monotonic() - began < 5.0
     assert threading.active_count() <= before + 1
     hangs.clear()
     answers.set()
-    assert presence.look_within(5.0) is None
+    assert presence._hanging is not None
+    presence._hanging.thread.join(5.0)
+    presence.hangs_after_s = 5.0
+    assert presence.look_within() is None
 
 
 @pytest.mark.parametrize("content", [None, b""])

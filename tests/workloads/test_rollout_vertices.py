@@ -21,6 +21,7 @@ def started(directory: Path, incarnation: int) -> RolloutManagerVertex:
         directory=directory,
         config={},
         store_url=f"sqlite:///{directory}/gyre.db",
+        store_hold_s=3.0,
         job_id="job",
         address="",
         incarnation=incarnation,
