@@ -129,7 +129,7 @@ class JobMaster:
             self._opened.callback(self._disks.end)
         found = await self._with_room(self._find_store)
         if found is None:
-            await self._give_up(f"the store {self._store_url} was not there")
+            await self._give_up("the store was not there")
             return
         self._store = self._opened.enter_context(found)
         row = self._store.job(self.job_id)

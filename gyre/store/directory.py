@@ -114,7 +114,9 @@ class Store:
         finding = presence.look_within() if presence is not None else None
         if presence is None or finding is None or finding.kind in (Lost.HANGING, Lost.MISSING, Lost.REPLACED):
             return finding
-        mending_s = BUSY_TIMEOUT_S + presence.hangs_after_s  # SQLite waits for its lock, and then for the disk
+        mending_s = (
+            BUSY_TIMEOUT_S + presence.hangs_after_s
+        )  # SQLite waits for its lock, and then for the disk
         return presence.look_within(self._database.lost, deadline_s=mending_s)
 
     def journal(self, job_id: str) -> Journal:

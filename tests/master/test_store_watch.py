@@ -18,10 +18,13 @@ from gyre.master import store_watch
 from gyre.master.store_watch import LOOK_S, StoreWatch, store_at
 from gyre.store.presence import Finding, Lost
 from gyre.testing.clock import VirtualClock, run_virtual
-from tests.master.lives import Job, Life
+from gyre.testing.standing_job import MasterLife
+from tests.master.lives import JOB_ID, Job, Life
 
 GONE = Finding(Lost.MISSING, "/s/gyre.db", "The store /s/gyre.db is gone: it was deleted or moved.")
-OTHER = Finding(Lost.REPLACED, "/s/gyre.db", "The store /s/gyre.db was replaced: another store is in its place.")
+OTHER = Finding(
+    Lost.REPLACED, "/s/gyre.db", "The store /s/gyre.db was replaced: another store is in its place."
+)
 TIMEOUT_S = 60.0
 
 
@@ -175,12 +178,30 @@ def test_what_can_come_back_is_waited_for_and_then_given_up(
         StoreError("'gyre' is not a store's address."),
     ],
 )
-def test_what_no_wait_makes_good_is_raised_at_once(monkeypatch: pytest.MonkeyPatch, error: StoreError) -> None:
+def test_what_no_wait_makes_good_is_raised_at_once(
+    monkeypatch: pytest.MonkeyPatch, error: StoreError
+) -> None:
     used = _opens(monkeypatch, error)
     clock = VirtualClock()
     with pytest.raises(type(error)):
         _found(clock)
     assert (len(used), clock.monotonic()) == (1, 0.0)
+
+
+def _live(
+    job: Job, *, store_lost_timeout_s: float, at: tuple[float, Callable[[], None]] | None = None
+) -> None:
+    """One master, in whose loop time passes also while it has no store yet."""
+    life = MasterLife(job.world, job_id=JOB_ID, store_url=job.url, directory=job.folder)
+    life.master._store_lost_timeout_s = store_lost_timeout_s
+    try:
+        life.start().add_done_callback(life.stop_loop)
+        life.loop.call_later(300.0, life.die)
+        if at is not None:
+            life.loop.call_later(*at)
+        life.loop.run_forever()
+    finally:
+        life.bury()
 
 
 def test_a_full_disk_at_the_start_has_no_deadline_and_is_in_the_history(
@@ -195,12 +216,31 @@ def test_a_full_disk_at_the_start_has_no_deadline_and_is_in_the_history(
         return opened(url, create=create)
 
     monkeypatch.setattr(store_watch, "open_store", open_store)
-    life = job.life()
-    life.master._store_lost_timeout_s = 10.0
-    life.run()
+    _live(job, store_lost_timeout_s=10.0)
     assert job.phase is JobPhase.SUCCEEDED
     assert job.clock.monotonic() >= until_s
     assert {"DiskFilled", "DiskHasRoom"} <= set(job.kinds)
+
+
+def test_a_master_that_starts_without_its_store_waits_for_it(make_job: Callable[..., Job]) -> None:
+    job = make_job(steps=2)
+    away = job.folder / "away"
+    _move(job, job.folder, away)
+    _live(job, store_lost_timeout_s=30.0, at=(15.0, lambda: _move(job, away, job.folder)))
+    assert job.clock.monotonic() > 15.0
+    assert job.phase is JobPhase.SUCCEEDED
+
+
+def test_a_master_whose_store_does_not_come_gives_up_and_makes_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(tmp_path / "job")
+    _move(job, job.folder, job.folder / "away")
+    _live(job, store_lost_timeout_s=30.0)
+    assert list(job.folder.glob("gyre.db*")) == []
+    assert job.world.ended
+    assert "was not there for 30 s: the job is given up" in capsys.readouterr().err
+    job.store.close()
 
 
 # -- under the master ----------------------------------------------------------------------------------
@@ -226,12 +266,11 @@ def test_a_job_whose_store_is_moved_away_goes_on_and_says_so(make_job: Callable[
     life.at(50.0, lambda _: seen.update(later=len(job.world.steps)))
     life.at(60.0, lambda _: _move(job, away, job.folder))
     life.run()
-    print(job.kinds, job.incidents)
     assert job.phase is JobPhase.SUCCEEDED
     assert "is gone: it was deleted or moved" in seen["view"]["store"]["error"]
     assert seen["files"] == [], "no store is made in its place"
     assert seen["later"] > seen["steps"], "the data plane goes on"
-    (lost,) = [one for one in job.incidents if one.cause is Cause.STORE_LOST]
+    (lost,) = [one for one in job.incidents if one.cause == Cause.STORE_LOST]
     assert (lost.outcome, lost.evidence["kind"]) == ("recovered", "missing")
     assert lost.evidence["away_s"] == pytest.approx(40.0, abs=3 * LOOK_S)
     assert not job.state.uses, "nobody pays for it"

@@ -3,19 +3,21 @@ once it is back."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from gyre.errors import StoreError, StoreLost
-from gyre.store import Store, open_store
-from gyre.store.presence import Lost, Presence
+from gyre.errors import StoreCorrupt, StoreError, StoreLost
+from gyre.store import Store, may_come_back, open_store
+from gyre.store.presence import ANSWERED_FOR_S, Lost, Presence
 
 
 @pytest.fixture
@@ -221,6 +223,129 @@ def test_a_file_system_that_hangs_is_told_in_time_and_costs_one_thread(path: Pat
     presence._hanging.thread.join(5.0)
     presence.hangs_after_s = 5.0
     assert presence.look_within() is None
+
+
+@dataclass
+class Disk:
+    """A disk that can hang: every look at a file on it waits until it answers again."""
+
+    hangs: threading.Event = field(default_factory=threading.Event)
+    answers: threading.Event = field(default_factory=threading.Event)
+
+    def stat(self, where: str) -> os.stat_result:
+        if self.hangs.is_set():
+            self.answers.wait(20.0)
+        return os.stat(where)
+
+    def hang(self) -> None:
+        self.answers.clear()
+        self.hangs.set()
+
+    def answer(self) -> None:
+        self.hangs.clear()
+        self.answers.set()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    made = Disk()
+    monkeypatch.setattr("gyre.store.presence.HANGS_AFTER_S", 0.1)
+    monkeypatch.setattr("gyre.store.presence.ANSWERED_FOR_S", 0.0)
+    monkeypatch.setattr("gyre.store.database.Presence", lambda path: Presence(path, stat=made.stat))
+    yield made
+    made.answer()
+
+
+def test_each_use_of_a_store_on_a_disk_that_hangs_ends_in_time(disk: Disk, store: Store) -> None:
+    epoch = store.journal("j1").take_over(now=2.0, pid=1)
+    disk.hang()
+    before = threading.active_count()
+    for use in (
+        lambda: store.update_job("j1", phase="running"),
+        lambda: store.journal("j1").take_over(now=3.0, pid=1),
+        lambda: store.job("j1"),
+        lambda: open_store(store.url, create=False),
+    ):
+        began = time.monotonic()
+        with pytest.raises(StoreLost, match="does not answer") as found:
+            use()
+        assert found.value.details["lost"] == Lost.HANGING
+        assert time.monotonic() - began < 5.0
+    finding = store.look()
+    assert finding is not None
+    assert finding.kind is Lost.HANGING
+    assert threading.active_count() <= before + 2, "one thread of the open store, one of the open that failed"
+    disk.answer()
+    _wait_until(lambda: store.look() is None)
+    assert store.journal("j1").take_over(now=4.0, pid=1) == epoch + 1
+
+
+def test_a_writer_that_holds_waits_for_a_disk_that_hangs(disk: Disk, store: Store) -> None:
+    with open_store(store.url, create=False, hold_s=20.0) as holding:
+        disk.hang()
+        timer = threading.Timer(0.4, disk.answer)
+        timer.start()
+        holding.update_job("j1", phase="running")
+        timer.join()
+    assert store.job("j1").phase == "running"
+
+
+def test_a_look_that_was_answered_lately_costs_no_thread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.parent.mkdir()
+    path.touch()
+    now = 100.0
+    presence = Presence(path, monotonic=lambda: now)
+    presence.connected(first=True)
+    started: list[str] = []
+    start = threading.Thread.start
+    monkeypatch.setattr(
+        threading.Thread, "start", lambda thread: (started.append(thread.name), start(thread))[1]
+    )
+    for _ in range(5):
+        assert presence.look_often() is None
+    assert started == ["store-presence"]
+    now += ANSWERED_FOR_S
+    assert presence.look_often() is None
+    assert started == ["store-presence"] * 2
+
+
+def _wait_until(holds: Callable[[], bool], limit_s: float = 10.0) -> None:
+    until = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_file_that_the_system_cannot_reach_is_an_error_of_ours_and_may_come_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("gyre.store.database._check_path", fails)
+    with pytest.raises(StoreError, match="cannot be reached") as found:
+        open_store(f"sqlite:///{path}", create=False)
+    assert may_come_back(found.value)
+
+
+def test_a_database_without_a_store_may_still_be_restored(path: Path) -> None:
+    path.parent.mkdir()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE other (x)")
+    connection.close()
+    with pytest.raises(StoreLost, match="holds no Gyre store") as found:
+        open_store(f"sqlite:///{path}", create=False)
+    assert may_come_back(found.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"no database at all, but long enough to be read as one" * 40])
+def test_a_damaged_file_does_not_come_back_by_itself(path: Path, content: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(StoreCorrupt) as found:
+        open_store(f"sqlite:///{path}", create=False)
+    assert not may_come_back(found.value)
 
 
 @pytest.mark.parametrize("content", [None, b""])
