@@ -16,6 +16,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,9 +24,20 @@ from gyre.api.client import GyreClient
 from gyre.api.home import Home, home
 from gyre.api.tls import trust_of
 from gyre.config import parse_job
-from gyre.errors import Conflict, Fenced, GyreError, NotFound, StoreLost, Unauthorized, Unreachable
+from gyre.errors import (
+    Conflict,
+    Fenced,
+    GyreError,
+    NotFound,
+    StoreCorrupt,
+    StoreError,
+    StoreLost,
+    Unauthorized,
+    Unreachable,
+)
 from gyre.failover import FailoverCoordinator, JobPhase, JobRecord, JobState, Reason, state_from
 from gyre.master.logs import read_logs
+from gyre.master.lost_note import LostNote, notes_below
 from gyre.master.master_api import View, tokens_of, view_of
 from gyre.store import JobRow, Store, open_store
 
@@ -48,6 +60,16 @@ class Found:
     live: bool
     url: str
     phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A job as it was at a moment."""
+
+    name: str
+    phase: str
+    step: int
+    at: float
 
 
 class JobReader:
@@ -73,8 +95,7 @@ class JobReader:
         self._opened: Store | None = None
         self._clients: dict[str, GyreClient] = {}
         self._urls: dict[str, str] = {}
-        self._known: dict[str, tuple[float, View]] = {}
-        """The last view of each job, and when it was."""
+        self._known: dict[str, _Known] = {}
 
     def close(self) -> None:
         if self._opened is not None:
@@ -108,7 +129,10 @@ class JobReader:
         """
         if self._url is not None:
             return self._client(self._url).jobs()
-        rows = self.store.jobs(live=live)
+        try:
+            rows = self.store.jobs(live=live)
+        except (StoreLost, StoreCorrupt) as error:
+            return self._jobs_of_masters(error)
         return [self._item(row) | {"queue_place": self._queue_place(row)} for row in rows]
 
     def _queue_place(self, row: JobRow) -> int | None:
@@ -125,6 +149,12 @@ class JobReader:
             record = known.view(job)["job"] if job is not None else known.jobs()[0]
             ended = JobPhase(record["phase"]).ended
             return Found(record["job_id"], record["name"], not ended, self._url, record["phase"])
+        try:
+            return self._stored(job, live_first)
+        except (StoreLost, StoreCorrupt) as error:
+            return self._noted(job, error)
+
+    def _stored(self, job: str | None, live_first: bool) -> Found:
         if job is not None:
             return _found(self.store.job(job))
         newest = (self.store.jobs(live=True, limit=1) if live_first else []) or self.store.jobs(limit=1)
@@ -140,32 +170,63 @@ class JobReader:
             return self._client(self._url).view(job_id)
         try:
             row = self.store.job(job_id)
-        except StoreLost as error:
+        except (StoreLost, StoreCorrupt) as error:
             return self._last_known(job_id, error)
         if row.live and row.url:
             self._urls[job_id] = row.url
         view = self._view_of(row)
-        self._known[job_id] = (time.time(), view)
+        self._known[job_id] = _known_of(view)
         return view
 
-    def _last_known(self, job_id: str, error: StoreLost) -> View:
+    def _last_known(self, job_id: str, error: StoreError) -> View:
         """The master's own view where it answers; else the error, with what was last known of the job and since when.
         What a connection still reads of a file that is gone is no news."""
+        if job_id not in self._known:
+            self._noted(job_id, error)
         if (url := self._urls.get(job_id)) is not None:
             with contextlib.suppress(GyreError):
                 view = self._client(url, job_id).view(job_id)
-                self._known[job_id] = (time.time(), view)
+                self._known[job_id] = _known_of(view)
                 return view
-        if job_id not in self._known:
-            raise error
-        at, view = self._known[job_id]
-        job = view["job"]
+        known = self._known[job_id]
+        since = datetime.fromtimestamp(known.at, UTC)
         raise StoreLost(
-            f"Last known of {job['name']}: {job['phase']}, step {job['step']}, {time.time() - at:.0f} s ago; its "
-            f"master does not answer. {error.message}",
+            f"Last known of {known.name}: {known.phase}, step {known.step}, {time.time() - known.at:.0f} s ago "
+            f"(since {since:%Y-%m-%d %H:%M:%S} UTC); its master does not answer. {error.message}",
             hint=error.hint,
             details=error.details,
         ) from error
+
+    def _noted(self, job: str | None, error: StoreError) -> Found:
+        """The job as its master noted it in this home when it lost the store, or as this reader last saw it."""
+        for known_id, known in self._known.items():
+            if job in (known_id, known.name):
+                return Found(known_id, known.name, True, self._urls.get(known_id, ""), known.phase)
+        for note in self._notes(error):
+            if job in (None, note.job_id, note.name):
+                self._known[note.job_id] = _Known(note.name, note.phase, note.step, note.at)
+                if note.url:
+                    self._urls[note.job_id] = note.url
+                return Found(note.job_id, note.name, True, note.url, note.phase)
+        raise error
+
+    def _notes(self, error: StoreError) -> list[LostNote]:
+        return [
+            note for note in notes_below(self._home.jobs_folder) if note.path == error.details.get("path")
+        ]
+
+    def _jobs_of_masters(self, error: StoreError) -> list[dict[str, Any]]:
+        """The jobs whose masters have noted that they lost this store, and answer. Raises the error where none does."""
+        found: list[dict[str, Any]] = []
+        for note in self._notes(error):
+            self._noted(note.job_id, error)
+            with contextlib.suppress(GyreError):
+                found += self._client(note.url, note.job_id).jobs()
+        if not found:
+            for note in self._notes(error):
+                self._last_known(note.job_id, error)
+            raise error
+        return found
 
     def _view_of(self, row: JobRow) -> View:
         if row.live and row.url:
@@ -426,3 +487,8 @@ class JobReader:
 
 def _found(row: JobRow) -> Found:
     return Found(row.job_id, row.name, row.live, row.url or "", row.phase)
+
+
+def _known_of(view: View) -> _Known:
+    job = view["job"]
+    return _Known(job["name"], job["phase"], job["step"], time.time())

@@ -167,6 +167,7 @@ class JobMaster:
             clock=self._clock,
             monotonic=self._monotonic,
             on_gone=self._give_up,
+            directory=self._directory,
         )
         watching = asyncio.get_running_loop().create_task(self._watch.run())
         watching.add_done_callback(self._watch_ended)

@@ -390,6 +390,7 @@ def _bring_to_head(database: Database, *, create: bool) -> None:
         raise StoreLost(
             f"{database.where} holds no Gyre store, and none is made in its place.",
             hint="Bring the store back. `gyre run` and `gyre submit` make a new one.",
+            details={"path": str(database.path or ""), "lost": str(Lost.REPLACED)},
         )
     if database.is_sqlite:
         _switch_to_wal(database)

@@ -144,5 +144,7 @@ def test_what_was_last_known_is_told_where_the_store_is_gone(store: Store, tmp_p
         reader.view("j-1")
         for file in tmp_path.glob("g.db*"):
             file.unlink()
-        with pytest.raises(StoreLost, match=r"Last known of small: \w+, step 0, \d+ s ago.*deleted or moved"):
+        with pytest.raises(
+            StoreLost, match=r"Last known of small: \w+, step 0, \d+ s ago \(since .* UTC\).*deleted or moved"
+        ):
             reader.view("j-1")

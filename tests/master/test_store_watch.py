@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from gyre.errors import SchemaTooNew, StoreCorrupt, StoreError, StoreFull, StoreLost
-from gyre.failover import Cause, JobPhase
+from gyre.failover import Cause, JobPhase, JobState
 from gyre.failover.events import StoreReturned
 from gyre.master import store_watch
 from gyre.master.store_watch import LOOK_S, StoreWatch, store_at
@@ -33,6 +34,7 @@ class Watched:
     """A watch whose store is as `there` says at each moment."""
 
     there: Callable[[float], Finding | None]
+    committed: JobState = field(default_factory=JobState)
     clock: VirtualClock = field(default_factory=VirtualClock)
     events: list[tuple[float, StoreReturned]] = field(default_factory=list)
     gone: list[tuple[float, str]] = field(default_factory=list)
@@ -58,13 +60,15 @@ class Watched:
                 clock=self.clock.time,
                 monotonic=self.clock.monotonic,
                 on_gone=self._gone,
+                directory=Path("/nowhere"),
             )
             task = asyncio.create_task(watch.run())
             while self.clock.monotonic() < for_s and not task.done():
                 await asyncio.sleep(LOOK_S / 4)
                 at(self, watch)
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
         run_virtual(watch(), self.clock)
         return self
