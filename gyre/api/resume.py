@@ -82,7 +82,7 @@ def resume_job(
             compile_job(resolved).plan,
             living_nodes(),
             can_come_later(resolved),
-            waits=may_wait(resolved, no_wait=no_wait),
+            waits=may_wait(no_wait=no_wait),
         )
         epoch = claim(store, row, resolved, address)
         try:

@@ -65,7 +65,7 @@ def submit_job(
 
     Where the cluster has no room for what the job needs to begin, the job waits for it, at most
     `failover.wait_for_room_s`, and a note of the handle says what is required and available. GraphError is raised
-    instead with `no_wait`, for a job with `node_num`, and on a cluster that is started for it, where no room will come.
+    instead with `no_wait`, and on a cluster that is started for it, where no room will come.
 
     It runs on the cluster that this process is connected to, else on `ray_address` or RAY_ADDRESS, else, with
     `start_local`, on a Ray cluster that is started for it and ends with this process. Raises ConfigError,
@@ -91,7 +91,7 @@ def submit_job(
                 compile_job(spec).plan,
                 living_nodes(),
                 can_come_later(spec),
-                waits=may_wait(spec, no_wait=no_wait),
+                waits=may_wait(no_wait=no_wait),
             )
             store.create_job(
                 job_id=job_id,
@@ -113,10 +113,9 @@ def submit_job(
     return JobHandle(job_id, store_url, token, home_path=str(place.path), notes=tuple(notes))
 
 
-def may_wait(spec: JobSpec, *, no_wait: bool) -> bool:
-    """Whether a job may wait for room on the cluster: none comes to one that this process has started for itself, and
-    with `node_num` those vertices that have room might take the machines that the others wait for."""
-    return not no_wait and spec.node_num is None and not owns_cluster()
+def may_wait(*, no_wait: bool) -> bool:
+    """Whether a job may wait for room on the cluster: none comes to one that this process has started for itself."""
+    return not no_wait and not owns_cluster()
 
 
 def checked(spec: JobSpec, ray_address: str | None, *, start_local: bool) -> tuple[JobSpec, list[str]]:

@@ -244,6 +244,7 @@ class _Fit:
     def keep(self, standing: Mapping[str, str]) -> list[tuple[SubGraph, Bundle]]:
         """Seat the bundles that stand somewhere. Returns the others."""
         by_id = {machine.capacity.node_id: machine for machine in self._machines}
+        self._anybody_stands = not by_id.keys().isdisjoint(standing.values())
         rest: list[tuple[SubGraph, Bundle]] = []
         for sub_graph in self._plan.sub_graphs:
             for bundle in sub_graph.bundles:
@@ -383,7 +384,8 @@ class _Fit:
             self._seat(need, machine)
             used.add(id(machine))
         for need in nowhere:  # once it is known how many machines the others take
-            full = most is not None and len(used) >= most
+            # Where nobody stands yet, all find their machines anew when another one comes.
+            full = most is not None and len(used) >= most and self._anybody_stands
             lacking.setdefault(need.bundles[0][0], _no_machine(need, self._machines, full=full))
         return lacking
 

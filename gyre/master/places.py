@@ -123,6 +123,11 @@ class Places:
                 self._used.add(name)
                 await self._cluster.demand(sub_graphs[name])
             raise _cannot_place(lack, by_others)
+        if self._begins() and fitted.plan.most_nodes is not None:
+            # A job may use so many machines: whoever took a place now might take the one that the others will need.
+            missing = sorted(name for name in fitted.lacking if self._needs(fitted.sub_graphs[name]))
+            if missing:
+                raise HeldBack(f"there is no room for {', '.join(missing)}")
         self._used.update(sub_graphs)
         machines = fitted.plan.machines()
         # Whoever must stand beside them is placed meanwhile.
@@ -151,6 +156,10 @@ class Places:
         role, _, rank = vertex.rpartition("-")
         elastic = self._spec.roles[role].elastic
         return elastic is None or int(rank) < elastic.min
+
+    def _needs(self, sub_graph: SubGraph) -> bool:
+        """Whether the job does not begin without this sub-graph."""
+        return any(map(self._begins_with, sub_graph.vertices))
 
     def _asks_anew(self, addresses: Sequence[Address]) -> bool:
         """Whether they ask for room beyond what the job has had: to begin, or to grow."""

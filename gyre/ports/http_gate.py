@@ -39,7 +39,7 @@ class _Part(enum.Enum):
     ANSWER = enum.auto()
     """The request is whole; the server's turn, or nothing happens until the next request."""
     OPEN = enum.auto()
-    """It became a WebSocket, which has deadlines of its own."""
+    """It became a WebSocket, of a caller who showed a token: it has deadlines of its own."""
     REFUSED = enum.auto()
 
 
@@ -83,10 +83,13 @@ class HttpGate(asyncio.Protocol):
         self._authorization: bytes | None = None
         self._length = self._body = self._head = 0
         self._limit = bounds.body_bytes
+        self._shown = False
+        """Whether the last whole head shows a token, where one is needed."""
         self._fed = 0
         """Bytes since the last whole request, where no head is whole."""
         self._deaf = False
-        """What comes after a request that asked for another protocol, which it does not get, is not read."""
+        """What comes after a request that asked for another protocol, which it does not get, is not read; an answer to
+        it ends the connection."""
 
     # -- the transport ------------------------------------------------------------------------------
 
@@ -152,7 +155,8 @@ class HttpGate(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._limit = self._bounds.largest_body(self._path())
         self._check_body(self._length)
-        if self._is_proven is not None and self._is_proven(self._authorization or b""):
+        self._shown = self._is_proven is None or self._is_proven(self._authorization or b"")
+        if self._is_proven is not None and self._shown:
             self._proven()
         self._part = _Part.BODY
         self._fed = 0
@@ -185,7 +189,7 @@ class HttpGate(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            if self._path() in self._websockets:
+            if self._path() in self._websockets and self._shown:
                 self._part = _Part.OPEN
                 self._disarm()
                 self._disarm_write()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
@@ -10,6 +11,7 @@ import pytest
 
 from gyre.api.rest import RestServer, create_app
 from gyre.ports.bounds import PortBounds
+from gyre.ports.http_gate import HttpGate
 from gyre.ports.sparse_log import SparseLog
 from gyre.ports.unproven import Unproven
 from gyre.testing.standing_job import StandingJob
@@ -42,6 +44,26 @@ def test_a_request_has_an_end(shared_job: StandingJob, sent: bytes, status: byte
         assert status in answer.partition(b"\r\n")[0]
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize(("token", "opens"), [(b"", False), (b"wrong", False), (b"good", True)])
+async def test_only_a_token_opens_a_websocket(token: bytes, opens: bool) -> None:
+    """Without one the connection keeps its bounds, and what comes after the request does not reach the server."""
+    received: list[bytes] = []
+
+    class Server(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            received.append(data)
+
+    gate = HttpGate(Server(), QUICK, is_proven=lambda shown: shown == b"good", websockets=frozenset({"/ws"}))
+    gate.connection_made(asyncio.Transport())
+    gate.data_received(
+        b"GET /ws HTTP/1.1\r\nHost: a\r\nAuthorization: %b\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+        % token
+    )
+    gate.data_received(b"frame")
+    assert (b"frame" in received) is opens
+    gate.connection_lost(None)
 
 
 def test_the_oldest_unproven_callers_make_room(shared_job: StandingJob) -> None:

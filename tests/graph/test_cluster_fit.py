@@ -61,8 +61,13 @@ def test_a_machine_beyond_the_bound_of_node_num_is_not_asked_for(node_num: int, 
         "roles": {"actor": {"total": 1}, "rollout": {"total": 1, "resources": {"cpu": 3}}, "reward": {}},
     }
     small = NodeCapacity("n1", "10.0.0.1", 2.0, 1 << 34)
-    _, lacking = fit_what_has_room(compile_job(JobSpec.model_validate(spec)).plan, [small])
+    plan = compile_job(JobSpec.model_validate(spec)).plan
+    _, lacking = fit_what_has_room(plan, [small], standing={"actor-0": "n1"})
     assert lacking["rollout-0"].details["another_would_help"] is helps
+    _, lacking = fit_what_has_room(plan, [small])
+    assert lacking["rollout-0"].details["another_would_help"], (
+        "none has taken it yet: all would go to the other"
+    )
 
 
 def test_what_is_needed_is_said_whether_it_is_refused_or_waited_for() -> None:

@@ -397,6 +397,30 @@ def test_one_that_lacks_room_keeps_nobody_else_waiting(tmp_path: Path) -> None:
     bench.run(scenario)
 
 
+def test_a_job_with_a_bound_of_machines_begins_as_a_whole(tmp_path: Path) -> None:
+    """The one machine that it may use is that on which all of it finds room, and not the first that comes."""
+    spec = needing(rollout=4, reward=1)
+    spec.node_num, spec.device_per_node = 1, 16
+    bench = Bench(tmp_path, spec, machines=0)
+
+    async def scenario() -> None:
+        bench.world.add_machine("small", cpu=1.0)
+        starts = [
+            asyncio.ensure_future(bench.start(1, vertex=name))
+            for name in ("reward-0", "rollout-0", "rollout-1")
+        ]
+        await asyncio.sleep(30.0)
+        assert not any(start.done() for start in starts)
+        assert not bench.alive
+        bench.world.add_machine("large", cpu=16.0)
+        machines = {
+            event.node for start in starts for event in await start if isinstance(event, e.VertexStarted)
+        }
+        assert machines == {"large"}
+
+    bench.run(scenario)
+
+
 def test_a_bound_of_machines_is_kept(tmp_path: Path) -> None:
     spec = needing(rollout=4)
     spec.node_num, spec.device_per_node = 1, 8

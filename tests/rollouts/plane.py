@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 import numpy as np
 
+from gyre.ports.bounds import PortBounds
 from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.manager.settings import ManagerSettings
 from gyre.rollouts.protocol.codec import decode, encode
@@ -103,6 +104,7 @@ class Plane:
     store: RolloutStore
     tmp_path: Path
     settings: ManagerSettings = QUICK
+    bounds: PortBounds | None = None
     term: int = 0
     port: int = 0
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -131,6 +133,7 @@ class Plane:
             token=TOKEN,
             join_token=JOIN_TOKEN,
             settings=self.settings,
+            bounds=self.bounds,
             on_event=lambda kind, fields: self.events.append((kind, fields)),
             on_fatal=self.fatal.append,
         )

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gyre.config import RolloutsSpec, WeightsSpec
+from gyre.config import RoleSpec, RolloutsSpec, WeightsSpec
 from gyre.store import open_store
 from gyre.workloads.rollout_vertices import RolloutManagerVertex
 
@@ -27,7 +27,14 @@ def started(directory: Path, incarnation: int) -> RolloutManagerVertex:
         incarnation=incarnation,
         rollouts=RolloutsSpec().model_dump(),
         weights=WeightsSpec().model_dump(),
-        pools={"rollout": {"elastic": None, "price_per_hour": 0.0, "engine": "embedded"}},
+        pools={
+            "rollout": {
+                "elastic": None,
+                "price_per_hour": 0.0,
+                "engine": "embedded",
+                "stall_timeout_s": RoleSpec.model_fields["stall_timeout_s"].default,
+            }
+        },
         report=lambda kind, fields: None,
     )
     vertex.context = context

@@ -85,6 +85,7 @@ DIALS_AT_ONCE, DIALS_S = 1024, 50
 
 FRAMES_AT_ONCE, FRAMES_S = 8192, 1024
 """Of one machine that joined. An agent sends some ten a second."""
+
 WEBSOCKETS = frozenset({"/v1/agent", "/v1/trainer"})
 
 CLOSE_WITHIN_S = 3.0
