@@ -349,7 +349,7 @@ class JobReader:
 
         Without a master: from the log files of this machine. NotFound where there are none.
         """
-        url = self._url or (row.url if (row := self.store.job(job_id)).live else None)
+        url = self._url or self._live_url(job_id)
         folder = self._home.find_logs(job_id)
         if url:
             try:
@@ -365,6 +365,14 @@ class JobReader:
                 hint="They lie in the GYRE_HOME of the machine that ran it.",
             )
         return read_logs(folder, role=role, rank=rank, after=after or {}, limit_bytes=LOG_PAGE_BYTES)
+
+    def _live_url(self, job_id: str) -> str:
+        """Where the master of a job that has not ended was last seen; "" where there is none."""
+        try:
+            row = self.store.job(job_id)
+        except (StoreLost, StoreCorrupt) as error:
+            return self._noted(job_id, error).url
+        return (row.url or "") if row.live else ""
 
     # -- commands -----------------------------------------------------------------------------------
 

@@ -75,10 +75,12 @@ def test_show_and_ls_ask_the_master_that_noted_where_it_is(job: StandingJob, hom
         noted(home, home.path / "gyre.db", url)
         shown = CliRunner().invoke(main, ["show", "small"])
         listed = CliRunner().invoke(main, ["ls"])
+        logs = CliRunner().invoke(main, ["logs", "small"])
     assert shown.exit_code == 0, shown.output
     assert "is gone: it was deleted or moved" in " ".join(shown.stdout.split())
     assert listed.exit_code == 0, listed.output
     assert "small" in listed.stdout
+    assert logs.exit_code == 0, logs.output
 
 
 @pytest.mark.parametrize("command", [["show"], ["show", "small"], ["show", "standing-1"], ["ls"]])
