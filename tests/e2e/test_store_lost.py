@@ -1,5 +1,4 @@
-"""A job whose store vanishes while it runs: put back it loses nothing, deleted it ends in a sentence; and a driver that
-is killed, whose job is told as it is."""
+"""A job whose store vanishes while it runs and is put back loses nothing; one whose cluster's head ends says so at once."""
 
 from __future__ import annotations
 
