@@ -1,4 +1,4 @@
-"""A job whose store vanishes while it runs and is put back loses nothing; one whose cluster's head ends says so at once."""
+"""A job whose store is moved away and put back loses nothing; one whose cluster's head ends says so at once."""
 
 from __future__ import annotations
 
