@@ -17,6 +17,7 @@ from gyre.failover import Cause, JobPhase, JobState
 from gyre.failover.events import StoreReturned
 from gyre.master import store_watch
 from gyre.master.store_watch import LOOK_S, StoreWatch, store_at
+from gyre.store import Journal
 from gyre.store.presence import Finding, Lost
 from gyre.testing.clock import VirtualClock, run_virtual
 from gyre.testing.standing_job import MasterLife
@@ -208,21 +209,23 @@ def _live(
         life.bury()
 
 
+@pytest.mark.parametrize("where", ["the opening", "the take-over"])
 def test_a_full_disk_at_the_start_has_no_deadline_and_is_in_the_history(
-    monkeypatch: pytest.MonkeyPatch, make_job: Callable[..., Job]
+    monkeypatch: pytest.MonkeyPatch, make_job: Callable[..., Job], where: str
 ) -> None:
     job = make_job(steps=2)
-    opened, until_s = store_watch.open_store, 25.0
+    owner, name = (store_watch, "open_store") if where == "the opening" else (Journal, "take_over")
+    done = getattr(owner, name)
 
-    def open_store(url: str, *, create: bool) -> Any:
-        if job.clock.monotonic() < until_s:
+    def full_at_first(*args: Any, **options: Any) -> Any:
+        if job.clock.monotonic() < 25.0:
             raise StoreFull("No space left.")
-        return opened(url, create=create)
+        return done(*args, **options)
 
-    monkeypatch.setattr(store_watch, "open_store", open_store)
+    monkeypatch.setattr(owner, name, full_at_first)
     _live(job, store_lost_timeout_s=10.0)
     assert job.phase is JobPhase.SUCCEEDED
-    assert job.clock.monotonic() >= until_s
+    assert job.clock.monotonic() >= 25.0
     assert {"DiskFilled", "DiskHasRoom"} <= set(job.kinds)
 
 
