@@ -29,6 +29,7 @@ _REASONS = {
     400: "Bad Request",
     408: "Request Timeout",
     413: "Content Too Large",
+    417: "Expectation Failed",
     431: "Request Header Fields Too Large",
 }
 
@@ -151,6 +152,8 @@ class HttpGate(asyncio.Protocol):
         elif name.lower() == b"content-length":
             with contextlib.suppress(ValueError):  # the parser judges it
                 self._length = max(self._length, int(value))
+        elif name.lower() == b"expect" and value.strip().lower() != b"100-continue":
+            raise _Refused(417, "No expectation but 100-continue is met.")
 
     def on_headers_complete(self) -> None:
         self._limit = self._bounds.largest_body(self._path())

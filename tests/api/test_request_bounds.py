@@ -30,6 +30,7 @@ QUICK = PortBounds(head_s=0.2, body_idle_s=0.2, body_s=0.4, head_bytes=4096, bod
         (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n800\r\n" + b"x" * 2048, b"413"),
         (b"GET / HTTP/1.1\r\nlarge: " + b"x" * 5000, b"431"),
         (b"no request\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nExpect: \xff\r\n\r\n", b"417"),
     ],
 )
 def test_a_request_has_an_end(shared_job: StandingJob, sent: bytes, status: bytes) -> None:

@@ -50,6 +50,7 @@ async def restart(plane: Plane, bounds: PortBounds) -> None:
         (b"POST /v1/drain HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n", b"413"),
         (b"GET / HTTP/1.1\r\nlarge: " + b"x" * 5000, b"431"),
         (b"no request\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nExpect: \xff\r\n\r\n", b"417"),
     ],
 )
 async def test_a_request_has_an_end(plane: Plane, sent: bytes, status: bytes) -> None:
