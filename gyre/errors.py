@@ -105,6 +105,12 @@ class StoreFull(StoreError):
     code = "store.full"
 
 
+class StoreLost(StoreError):
+    """The store is not where it was opened, or not the same any more. Nothing is committed until it is back."""
+
+    code = "store.lost"
+
+
 class Unreachable(GyreError):
     code = "unreachable"
     exit_code = 3

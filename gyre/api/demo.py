@@ -19,7 +19,7 @@ from gyre.api.definition.builder import RLJobBuilder
 from gyre.api.definition.rl_job import RLJob
 from gyre.api.handle import JobHandle
 from gyre.api.submit import submit_job
-from gyre.api.terminal.foreground import in_foreground, starting, terminable
+from gyre.api.terminal.foreground import cluster_watched, in_foreground, starting, terminable
 from gyre.api.terminal.live import LiveProgress
 from gyre.errors import GyreError, JobFailed
 
@@ -168,9 +168,10 @@ class Chaos:
 def _watch(handle: JobHandle, live: LiveProgress, chaos: bool) -> dict[str, Any]:
     deadline = time.monotonic() + WAIT_S
     monkey: Chaos | None = None
+    show = cluster_watched(live.show)
     while True:
         view = handle.status()
-        live.show(view)
+        show(view)
         if view["job"]["ended_at"]:
             return view
         steps = view["progress"].get("steps")

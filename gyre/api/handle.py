@@ -21,11 +21,14 @@ from typing import Any
 
 from gyre.api.home import home
 from gyre.api.reader import COMMAND_DEADLINE_S, JobReader
-from gyre.errors import JobFailed, Unreachable
+from gyre.errors import JobFailed, StoreLost, Unreachable
 from gyre.failover import JobPhase
 from gyre.master.master_api import View
 
 POLL_S = 0.5
+STORE_LOST_AFTER_S = 15.0
+"""How long a wait goes on while the store is gone and the master does not answer either: a master's restart."""
+
 LOST_AFTER_S = 300.0
 """Beyond what a restart of the master takes on a busy cluster, and beyond the vertices' own patience."""
 
@@ -86,7 +89,13 @@ class JobHandle:
         """
         watch = _Watch(self, timeout, lost_after_s)
         while True:
-            view = self.status()
+            try:
+                view = self.status()
+            except StoreLost:
+                if not watch.may_come_back():
+                    raise
+                time.sleep(poll_s)
+                continue
             if on_view is not None:
                 on_view(view)
             pause_s = watch.look(view, poll_s)
@@ -197,7 +206,13 @@ class AsyncJobHandle:
     ) -> View:
         watch = _Watch(self._handle, timeout, lost_after_s)
         while True:
-            view = await self.status()
+            try:
+                view = await self.status()
+            except StoreLost:
+                if not watch.may_come_back():
+                    raise
+                await asyncio.sleep(poll_s)
+                continue
             pause_s = watch.look(view, poll_s)
             if pause_s is None:
                 return view
@@ -261,6 +276,14 @@ class _Watch:
         self._timeout_s, self._lost_after_s = timeout_s, lost_after_s
         self._began_at = self._alive_at = time.monotonic()
         self._seq = -1
+
+    def may_come_back(self) -> bool:
+        """Whether to go on waiting where neither the store nor the master can be read."""
+        now = time.monotonic()
+        within_s = min(self._lost_after_s, STORE_LOST_AFTER_S)
+        if self._timeout_s is not None and now - self._began_at > self._timeout_s:
+            return False
+        return now - self._alive_at <= within_s
 
     def look(self, view: View, poll_s: float) -> float | None:
         """How long to pause before the next look; None when the job has ended well or was stopped."""

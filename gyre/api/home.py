@@ -3,6 +3,7 @@
     <home>/gyre.db                       the journal of every job, unless a store's URL says otherwise
     <home>/jobs/<job id>/                what belongs to one job: its checkpoints
     <home>/jobs/<job id>/first_weights/  the weights that it began with, if they were another job's
+    <home>/jobs/<job id>/store_lost.json  while the job's store is lost: see `gyre.master.lost_note`
     <home>/jobs/<job id>/logs/           `<vertex>.<incarnation>.log`, and `master-0.<pid>.log`
 
 Invariants:
@@ -63,6 +64,11 @@ class Home:
         """Where the certificate of the job's master is, if its REST interface speaks TLS."""
         return self._below(job_id) / CERTIFICATE_FILE
 
+    @property
+    def jobs_folder(self) -> Path:
+        """The folder of the jobs' directories; it need not exist."""
+        return self.path / "jobs"
+
     def find_checkpoints(self, job_id: str) -> Path | None:
         """The folder of the job's checkpoints if there is one."""
         folder = self._below(job_id) / "checkpoints"
@@ -107,7 +113,7 @@ class Home:
     def _below(self, job_id: str) -> Path:
         if not job_id or job_id in (".", "..") or "/" in job_id or "\x00" in job_id:
             raise ConfigError(f"{job_id!r} cannot be the name of a job's folder.")
-        return self.path / "jobs" / job_id
+        return self.jobs_folder / job_id
 
 
 def home(path: str | os.PathLike[str] | None = None) -> Home:

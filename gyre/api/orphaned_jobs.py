@@ -25,7 +25,7 @@ from gyre.api.tls import anybody
 from gyre.config import parse_job
 from gyre.config.sections.first_weights import source_of
 from gyre.errors import ConfigError, NotFound, Unreachable
-from gyre.failover import state_from
+from gyre.failover import JobState, state_from
 from gyre.failover.events import ClusterLost, Event, JobSubmitted
 from gyre.master.job_context import entry_of
 from gyre.store import Entry, JobRow, Store
@@ -42,6 +42,18 @@ def is_lost(store: Store, row: JobRow) -> bool:
     if node not in ("", socket.gethostname()) or not is_own_host(host):
         return False
     return not master_answers(row) and not answers(row.ray_address, timeout_s=PROBE_S)
+
+
+def lost_state(store: Store, row: JobRow) -> JobState | None:
+    """How the job will read once its end is written, if its master and its cluster are gone; else None. Nothing is
+    written: a read leaves no trace."""
+    if not is_lost(store, row):
+        return None
+    state = state_from(store.journal(row.job_id).snapshot())
+    if not state.job.job_id or state.job.phase.ended:
+        return None
+    detail = f"its Ray cluster at {row.ray_address} is gone, and its master with it"
+    return coordinator_of(parse_job(row.spec)).decide(state, ClusterLost(detail), time.time()).state
 
 
 def master_answers(row: JobRow) -> bool:

@@ -43,6 +43,8 @@ SERVERS_END_S = 10.0
 
 CLOCK_SLACK_S = 60.0
 """A process that is by so much younger than a session cannot have made it, also where the clock was set meanwhile."""
+HEADLESS_SHUTDOWN_S = 5.0
+"""How long Ray may take to leave a cluster whose head has ended."""
 
 _AUTH_MODE = "RAY_AUTH_MODE"
 _started_here = threading.Event()
@@ -108,7 +110,10 @@ def disconnect(session: str = "") -> None:
             session = _session_of(ray)
         servers = _own_servers()
         if ray.is_initialized():
-            ray.shutdown()
+            if cluster_is_gone():
+                _end_headless(ray)
+            else:
+                ray.shutdown()
         _await_end(servers)
         _end_fork_server()
         if _started_here.is_set():
@@ -119,6 +124,16 @@ def disconnect(session: str = "") -> None:
                 _forget_latest(folder.parent)
         while _sweepers:
             _sweepers.pop().close()
+
+
+def _end_headless(ray: Any) -> None:
+    """End what is left of our own cluster whose head has ended. Ray's shutdown asks the head, and waits for it; so it
+    is given little time, and what it would ask for is done: no server is left, workers end with their raylet."""
+    node = ray._private.worker._global_node
+    node.kill_all_processes(check_alive=False, allow_graceful=False)
+    thread = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
+    thread.start()
+    thread.join(HEADLESS_SHUTDOWN_S)
 
 
 def _own_servers() -> list[subprocess.Popen[bytes]]:
@@ -143,6 +158,20 @@ def _await_end(servers: Sequence[subprocess.Popen[bytes]]) -> None:
 def _disconnect_at_exit(session: str) -> None:
     with signals_ignored():
         disconnect(session)
+
+
+def cluster_is_gone() -> str:
+    """The address of the cluster that this process started, if its head (the GCS) has ended; else "". Ray itself
+    notices after a minute, and then ends this process."""
+    if not _started_here.is_set():
+        return ""
+    from ray._private import worker
+
+    node = worker._global_node
+    if node is None:
+        return ""
+    servers = node.all_processes.get("gcs_server", [])
+    return str(node.gcs_address) if servers and servers[0].process.poll() is not None else ""
 
 
 def owns_cluster() -> bool:

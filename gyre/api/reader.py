@@ -12,9 +12,11 @@ module must not know Ray.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,9 +24,20 @@ from gyre.api.client import GyreClient
 from gyre.api.home import Home, home
 from gyre.api.tls import trust_of
 from gyre.config import parse_job
-from gyre.errors import Conflict, Fenced, GyreError, NotFound, Unauthorized, Unreachable
+from gyre.errors import (
+    Conflict,
+    Fenced,
+    GyreError,
+    NotFound,
+    StoreCorrupt,
+    StoreError,
+    StoreLost,
+    Unauthorized,
+    Unreachable,
+)
 from gyre.failover import FailoverCoordinator, JobPhase, JobRecord, JobState, Reason, state_from
 from gyre.master.logs import read_logs
+from gyre.master.lost_note import LostNote, notes_below
 from gyre.master.master_api import View, tokens_of, view_of
 from gyre.store import JobRow, Store, open_store
 
@@ -49,6 +62,16 @@ class Found:
     phase: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A job as it was at a moment."""
+
+    name: str
+    phase: str
+    step: int
+    at: float
+
+
 class JobReader:
     """Reads and commands any job of one store, or the one job of the master at `url`."""
 
@@ -71,6 +94,8 @@ class JobReader:
         self._ca, self._fingerprint = ca, fingerprint
         self._opened: Store | None = None
         self._clients: dict[str, GyreClient] = {}
+        self._urls: dict[str, str] = {}
+        self._known: dict[str, _Known] = {}
 
     def close(self) -> None:
         if self._opened is not None:
@@ -104,7 +129,10 @@ class JobReader:
         """
         if self._url is not None:
             return self._client(self._url).jobs()
-        rows = self.store.jobs(live=live)
+        try:
+            rows = self.store.jobs(live=live)
+        except (StoreLost, StoreCorrupt) as error:
+            return self._jobs_of_masters(error)
         return [self._item(row) | {"queue_place": self._queue_place(row)} for row in rows]
 
     def _queue_place(self, row: JobRow) -> int | None:
@@ -121,6 +149,12 @@ class JobReader:
             record = known.view(job)["job"] if job is not None else known.jobs()[0]
             ended = JobPhase(record["phase"]).ended
             return Found(record["job_id"], record["name"], not ended, self._url, record["phase"])
+        try:
+            return self._stored(job, live_first)
+        except (StoreLost, StoreCorrupt) as error:
+            return self._noted(job, error)
+
+    def _stored(self, job: str | None, live_first: bool) -> Found:
         if job is not None:
             return _found(self.store.job(job))
         newest = (self.store.jobs(live=True, limit=1) if live_first else []) or self.store.jobs(limit=1)
@@ -134,7 +168,67 @@ class JobReader:
         """The view of the job at this moment; `master.answering` says where it is from."""
         if self._url is not None:
             return self._client(self._url).view(job_id)
-        row = self.store.job(job_id)
+        try:
+            row = self.store.job(job_id)
+        except (StoreLost, StoreCorrupt) as error:
+            return self._last_known(job_id, error)
+        if row.live and row.url:
+            self._urls[job_id] = row.url
+        view = self._view_of(row)
+        self._known[job_id] = _known_of(view)
+        return view
+
+    def _last_known(self, job_id: str, error: StoreError) -> View:
+        """The master's own view where it answers; else the error, with what was last known of the job and since when.
+        What a connection still reads of a file that is gone is no news."""
+        if job_id not in self._known:
+            self._noted(job_id, error)
+        if (url := self._urls.get(job_id)) is not None:
+            with contextlib.suppress(GyreError):
+                view = self._client(url, job_id).view(job_id)
+                self._known[job_id] = _known_of(view)
+                return view
+        known = self._known[job_id]
+        since = datetime.fromtimestamp(known.at, UTC)
+        raise StoreLost(
+            f"Last known of {known.name}: {known.phase}, step {known.step}, {time.time() - known.at:.0f} s ago "
+            f"(since {since:%Y-%m-%d %H:%M:%S} UTC); its master does not answer. {error.message}",
+            hint=error.hint,
+            details=error.details,
+        ) from error
+
+    def _noted(self, job: str | None, error: StoreError) -> Found:
+        """The job as its master noted it in this home when it lost the store, or as this reader last saw it."""
+        for known_id, known in self._known.items():
+            if job in (known_id, known.name):
+                return Found(known_id, known.name, True, self._urls.get(known_id, ""), known.phase)
+        for note in self._notes(error):
+            if job in (None, note.job_id, note.name):
+                self._known[note.job_id] = _Known(note.name, note.phase, note.step, note.at)
+                if note.url:
+                    self._urls[note.job_id] = note.url
+                return Found(note.job_id, note.name, True, note.url, note.phase)
+        raise error
+
+    def _notes(self, error: StoreError) -> list[LostNote]:
+        return [
+            note for note in notes_below(self._home.jobs_folder) if note.path == error.details.get("path")
+        ]
+
+    def _jobs_of_masters(self, error: StoreError) -> list[dict[str, Any]]:
+        """The jobs whose masters have noted that they lost this store, and answer. Raises the error where none does."""
+        found: list[dict[str, Any]] = []
+        for note in self._notes(error):
+            self._noted(note.job_id, error)
+            with contextlib.suppress(GyreError):
+                found += self._client(note.url, note.job_id).jobs()
+        if not found:
+            for note in self._notes(error):
+                self._last_known(note.job_id, error)
+            raise error
+        return found
+
+    def _view_of(self, row: JobRow) -> View:
         if row.live and row.url:
             try:
                 return self._client(row.url, row.job_id).view(row.job_id)
@@ -161,7 +255,7 @@ class JobReader:
         ended."""
         if self._url is not None:
             return "answering"
-        if job["ended_at"]:
+        if job["ended_at"]:  # also of a job that is lost and whose end nobody has written yet
             return ""
         return "answering" if self.view(job["job_id"])["master"]["answering"] else "away"
 
@@ -255,7 +349,7 @@ class JobReader:
 
         Without a master: from the log files of this machine. NotFound where there are none.
         """
-        url = self._url or (row.url if (row := self.store.job(job_id)).live else None)
+        url = self._url or self._live_url(job_id)
         folder = self._home.find_logs(job_id)
         if url:
             try:
@@ -271,6 +365,14 @@ class JobReader:
                 hint="They lie in the GYRE_HOME of the machine that ran it.",
             )
         return read_logs(folder, role=role, rank=rank, after=after or {}, limit_bytes=LOG_PAGE_BYTES)
+
+    def _live_url(self, job_id: str) -> str:
+        """Where the master of a job that has not ended was last seen; "" where there is none."""
+        try:
+            row = self.store.job(job_id)
+        except (StoreLost, StoreCorrupt) as error:
+            return self._noted(job_id, error).url
+        return (row.url or "") if row.live else ""
 
     # -- commands -----------------------------------------------------------------------------------
 
@@ -361,13 +463,19 @@ class JobReader:
         return replace(state, job=job)
 
     def _stored_view(self, row: JobRow) -> View:
-        state = self._state(row)
+        state = self._truth(row)
         progress = {"step": state.job.step, "version": state.job.version, **state.job.result}
         seq = self.store.journal(row.job_id).last_seq()
         return view_of(state, seq=seq, progress=progress, answering=False)
 
+    def _truth(self, row: JobRow) -> JobState:
+        """The stored state; as lost where nothing of a live job is left that could write its end."""
+        from gyre.api.orphaned_jobs import lost_state
+
+        return (lost_state(self.store, row) if row.live else None) or self._state(row)
+
     def _item(self, row: JobRow) -> dict[str, Any]:
-        job = self._state(row).job
+        job = self._truth(row).job
         return {
             "job_id": row.job_id,
             "name": row.name,
@@ -379,7 +487,7 @@ class JobReader:
             "version": job.version,
             "submitted_at": row.created_at,
             "started_at": job.started_at,
-            "ended_at": row.ended_at,
+            "ended_at": row.ended_at or job.ended_at,
             "live": row.live,
             "url": row.url or "",
         }
@@ -387,3 +495,8 @@ class JobReader:
 
 def _found(row: JobRow) -> Found:
     return Found(row.job_id, row.name, row.live, row.url or "", row.phase)
+
+
+def _known_of(view: View) -> _Known:
+    job = view["job"]
+    return _Known(job["name"], job["phase"], job["step"], time.time())

@@ -65,7 +65,7 @@ def resume_job(
     place.check_writable()
     store_url = store_url or place.database_url()
     rest = Rest(host, port, token, str(tls_cert), str(tls_key), plain_http)
-    with open_store(store_url) as store:
+    with open_store(store_url, create=False) as store:
         row = _ended(store, job, place)
         before = row.spec
         after = parse_job({**_with_first_weights(before if spec is None else spec, before), "name": row.name})

@@ -243,6 +243,7 @@ def start_master(spec: JobSpec, job_id: str, store_url: str, directory: Path, re
         store_url=store_url,
         directory=str(directory),
         device_type=spec.device_type,
+        store_lost_timeout_s=spec.store.lost_timeout_s,
         surface="gyre.api.rest.surface:serve_master",
         **asdict(rest),
     )
@@ -268,7 +269,7 @@ def start_master(spec: JobSpec, job_id: str, store_url: str, directory: Path, re
         ray.get(actor.pid.remote(), timeout=MASTER_START_S)
     except (GetTimeoutError, RayError) as error:
         raise Unreachable(f"the master of {job_id} did not start: {error}") from None
-    with open_store(store_url) as store:
+    with open_store(store_url, create=False) as store:
         while time.monotonic() < deadline:
             if store.job(job_id).url:
                 return

@@ -510,6 +510,8 @@ def port_range(text: str) -> tuple[int, int]:
 class StoreSpec(Model):
     url: str | None = None
     """SQLAlchemy URL of the journal; None takes the SQLite file in GYRE_HOME."""
+    lost_timeout_s: Seconds = 300.0
+    """How long the master waits for a store that is gone or was replaced until it gives the job up."""
 
 
 class JobSpec(Model):

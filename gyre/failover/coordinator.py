@@ -40,6 +40,7 @@ from gyre.failover.handlers import (
     role_counts,
     room,
     startup,
+    store,
     training_progress,
 )
 from gyre.failover.layout import JobLayout, Regions
@@ -191,6 +192,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.JobContinued: startup.job_continued,
     e.MasterStarted: startup.master_started,
     e.MasterHung: startup.master_hung,
+    e.StoreReturned: store.store_returned,
     e.VertexStarted: startup.vertex_started,
     e.VertexStartFailed: deaths.vertex_start_failed,
     e.VertexWaitsForRoom: room.vertex_waits_for_room,

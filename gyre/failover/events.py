@@ -536,6 +536,16 @@ class ClusterLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StoreReturned(Event):
+    """The store was away or changed, as `kind` and `sentence` say, and is back. Nothing was committed meanwhile."""
+
+    kind: str
+    sentence: str
+    lost_at: float = 0.0
+    away_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired(Event):
     """A `SetTimer` command's time has come."""
 
@@ -574,6 +584,7 @@ _KINDS: dict[str, type[Event]] = {
         BatchSkipped,
         PassesHalved,
         MasterHung,
+        StoreReturned,
         JobStalled,
         RolloutsChanged,
         ScaleAdvised,

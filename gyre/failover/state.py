@@ -79,6 +79,8 @@ class Cause(StrEnum):
 
     DIED = "process_died"
     NODE_LOST = "node_lost"
+    STORE_LOST = "store_lost"
+    """Of the store, not of a vertex: its file was away, or another."""
     SILENT = "silent"
     """The vertex does not answer: stopped, partitioned, or its host hangs."""
     UNHEALTHY = "unhealthy"

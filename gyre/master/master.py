@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,18 +48,22 @@ from gyre.master.job_manager import JobManager
 from gyre.master.logs import read_logs
 from gyre.master.master_api import View, nodes_of, spec_of, tokens_of, view_of
 from gyre.master.metrics import prometheus_text
+from gyre.master.store_watch import StoreWatch, store_at
 from gyre.master.vertex_scheduler import Scheduler
-from gyre.store import JobFields, Store, open_store
+from gyre.store import JobFields, Store
 from gyre.workloads.vertex.disk_room import DiskLook
 
 Taken = TypeVar("Taken")
 
 RECONCILE_S = 1.0
 LOOK_S = 0.25
+"""Pause between diagnosis passes: a fraction of the shortest sensible deadline."""
+
 SAY_QUEUED_S = 15.0
 """How often a job says that it is in the queue: four times as often as it has to (`gyre.store.directory`)."""
 
-"""Pause between diagnosis passes: a fraction of the shortest sensible deadline."""
+ROW_WRITTEN_WITHIN_S = 30.0
+"""How long a write of the job's row may hold the control loop up: beyond what SQLite waits for its lock."""
 
 LINGER_S = 3.0
 """How long the master of an ended job still answers, so that its clients see the end."""
@@ -85,6 +89,7 @@ class JobMaster:
         monotonic: Callable[[], float] = time.monotonic,
         exit_process: Callable[[int], None] = os._exit,
         places: Sequence[Path] = (),
+        store_lost_timeout_s: float = 300.0,
     ) -> None:
         """`places` are folders on the disks that are watched: none are where this is empty."""
         self.job_id = job_id
@@ -95,6 +100,7 @@ class JobMaster:
         self._clock = clock
         self._monotonic = monotonic
         self._exit = exit_process
+        self._store_lost_timeout_s = store_lost_timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._finished = asyncio.Event()
         self._news = asyncio.Event()
@@ -110,6 +116,7 @@ class JobMaster:
         self._scheduler: Scheduler
         self._manager: JobManager
         self._diagnosis: DiagnosisManager
+        self._watch: StoreWatch | None = None
 
     # -- the loop -----------------------------------------------------------------------------------
 
@@ -120,13 +127,17 @@ class JobMaster:
         if self._disks.places:
             self._disks.begin()
             self._opened.callback(self._disks.end)
-        self._store = await self._with_room(lambda: self._opened.enter_context(open_store(self._store_url)))
+        found = await self._with_room(self._find_store)
+        if found is None:
+            await self._give_up("the store was not there")
+            return
+        self._store = self._opened.enter_context(found)
         row = self._store.job(self.job_id)
         self._spec = parse_job(row.spec)
         self._ray_address = row.ray_address
         self._build(row.name)
         self._opened.callback(self._context.close)
-        undone = await self._with_room(lambda: self._context.open(pid=os.getpid()))
+        undone = await self._with_room(self._take_over)
         first = not self._context.state.vertices
         if self._context.state.job.phase.ended:
             # The earlier master died after the job's last event and before carrying out its commands.
@@ -149,6 +160,18 @@ class JobMaster:
             self._context.submit(DiskHasRoom(str(self._directory), 0), actor="diagnosis")
         self._manager.run(self._still_meant(undone))
         self.ready.set()
+        self._watch = StoreWatch(
+            self._store,
+            self._context,
+            timeout_s=self._store_lost_timeout_s,
+            clock=self._clock,
+            monotonic=self._monotonic,
+            on_gone=self._give_up,
+            directory=self._directory,
+        )
+        watching = asyncio.get_running_loop().create_task(self._watch.run())
+        watching.add_done_callback(self._watch_ended)
+        self._opened.callback(watching.cancel)
         try:
             await self._control()
         except (
@@ -157,17 +180,37 @@ class JobMaster:
             await self._manager.close()
             raise
 
-    async def _with_room(self, take: Callable[[], Taken]) -> Taken:
+    async def _find_store(self) -> Store | None:
+        return await store_at(self._store_url, timeout_s=self._store_lost_timeout_s, clock=self._monotonic)
+
+    async def _take_over(self) -> list[Issued]:
+        return self._context.open(pid=os.getpid())
+
+    async def _with_room(self, take: Callable[[], Awaitable[Taken]]) -> Taken:
         """Do what writes to the store before this master controls the job, as soon as the disk has room for it. There
         is no deadline: a master that gives up is started again, and finds the same disk."""
         while True:
             try:
-                return take()
+                return await take()
             except StoreFull as error:
                 if not self._waited_for_room:
                     print(f"{error} This master waits for room.", file=sys.stderr, flush=True)
                 self._waited_for_room = True
                 await asyncio.sleep(RECONCILE_S)
+
+    async def _give_up(self, why: str) -> None:
+        """End this master for good. Its vertices end by themselves, for no master comes back."""
+        print(
+            f"{why} for {self._store_lost_timeout_s:g} s: the job is given up. "
+            "Bring the store back, then `gyre resume`.",
+            file=sys.stderr,
+            flush=True,
+        )
+        await self._cluster.end()
+
+    def _watch_ended(self, watching: asyncio.Task[None]) -> None:
+        if not watching.cancelled() and (error := watching.exception()) is not None:
+            self._fault(error)
 
     def _build(self, name: str) -> None:
         graph = compile_job(self._spec)
@@ -254,13 +297,18 @@ class JobMaster:
         }
         if fields["queued_since"] is not None:  # said again now and then
             fields["queued_at"] = self._clock() // SAY_QUEUED_S * SAY_QUEUED_S
-        if job.job_id and dict(fields) != self._row:
+        if job.job_id and dict(fields) != self._row and not (self._watch and self._watch.lost):
             try:
                 fenced: JobFields = {**fields, "epoch": self._context.epoch}
-                await asyncio.to_thread(lambda: self._store.update_job(self.job_id, **fenced))
+                async with asyncio.timeout(
+                    ROW_WRITTEN_WITHIN_S
+                ):  # a file system may hang; its thread is left to it
+                    await asyncio.to_thread(lambda: self._store.update_job(self.job_id, **fenced))
                 self._row = dict(fields)
             except Fenced as error:
                 self._fenced(error)
+            except TimeoutError:
+                self._context.error = self._context.error or "the store does not answer"
             except GyreError as error:
                 # The journal's own retry reports the reason; this row is written again after it succeeds.
                 self._context.error = self._context.error or str(error)

@@ -31,6 +31,7 @@ class MasterSettings:
     store_url: str
     directory: str
     device_type: str
+    store_lost_timeout_s: float = 300.0
     surface: str = ""
     """`module:function` that serves a MasterApi: called with the master and what is below, returns the url."""
     host: str = "127.0.0.1"
@@ -74,6 +75,7 @@ class MasterActor:
                 ),
                 serve=self._serve if settings.surface else None,
                 places=[directory, *_store_folder(settings.store_url), *own_places()],
+                store_lost_timeout_s=settings.store_lost_timeout_s,
             )
             asyncio.run(self._master.run())
         except BaseException:

@@ -291,6 +291,7 @@ class Scheduler:
             master_port=rendezvous[1] if rendezvous else None,
             spec=self._spec.model_dump(mode="json") if role == TRAINER else None,
             store_url=self._store_url if role in (TRAINER, ROLLOUT_MANAGER) else "",
+            store_hold_s=self._spec.store.lost_timeout_s,
             rollouts=rollouts_of(self._spec, role).model_dump(mode="json"),
             weights=self._spec.weights.model_dump(mode="json"),
             pools=pools_of(self._spec) if role == ROLLOUT_MANAGER else {},

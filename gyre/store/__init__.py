@@ -10,6 +10,7 @@ It knows nothing of graphs, events' meanings or phases: bodies are plain JSON. T
 modules that hold them: `database` (transactions, errors), `tables`, `journal`, `writer`, `directory`, `ledger`.
 """
 
+from gyre.store.database import may_come_back
 from gyre.store.directory import JobFields, JobRow, QueuedJob, Store, open_store
 from gyre.store.journal import Command, CommandRow, EncodedEntry, Entry, EventRow, Journal, encode_entry
 from gyre.store.ledger import (
@@ -50,5 +51,6 @@ __all__ = [
     "StepRow",
     "Store",
     "encode_entry",
+    "may_come_back",
     "open_store",
 ]

@@ -10,6 +10,8 @@ Invariants:
     Migrate-once        the check and the migration are one transaction under the database's own write lock
                         (PostgreSQL: an advisory lock), so of many processes that open at once one migrates.
     Never-overwritten   a file that is not a Gyre store is neither written to, moved nor deleted.
+    Never-into-nothing  no transaction of an SQLite store is acknowledged unless its file is still at its path and still
+                        the same (`gyre.store.presence`).
     Always-ours         whatever a driver raises leaves this package as a GyreError (`translate`).
 
 This file must not know the tables' meaning, only their version.
@@ -21,6 +23,7 @@ import contextlib
 import errno
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +35,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from gyre.errors import GyreError, SchemaTooNew, StoreCorrupt, StoreError, StoreFull
+from gyre.errors import GyreError, SchemaTooNew, StoreCorrupt, StoreError, StoreFull, StoreLost
+from gyre.store.presence import Finding, Lost, Presence
 from gyre.store.tables import HEAD, KNOWN_REVISIONS, VERSION_TABLE
 from gyre.store.write_lock import described, holder_of
 
@@ -45,16 +49,29 @@ CONNECT_TIMEOUT_S = 10
 MIGRATION_LOCK = 0x67797265  # "gyre": the key of PostgreSQL's advisory lock
 _NEARLY_NOTHING_BYTES = 256 * 1024
 
+_HELD_POLL_S = 0.25
+_CAN_COME_BACK = frozenset({Lost.MISSING, Lost.REPLACED, Lost.READ_ONLY, Lost.LOG_REMOVED, Lost.HANGING})
+"""What may be made good by putting the file back, or by its disk. No wait helps the others."""
+
+_IDENTITY = text("SELECT store_id, commits FROM gyre_store")
+_COUNT_COMMIT = text("UPDATE gyre_store SET commits = commits + 1 RETURNING store_id, commits")
+
 
 class Database:
     """One database as connections: `write` and `read` are the only ways to a transaction."""
 
-    def __init__(self, url: URL, *, read_only: bool) -> None:
+    def __init__(self, url: URL, *, read_only: bool, hold_s: float = 0.0) -> None:
+        """`hold_s`: how long a transaction waits for a lost SQLite file to be put back until it raises StoreLost."""
         self.url = url
         self.read_only = read_only
         self.where = url.render_as_string(hide_password=True)
         self.path = Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
-        self._engine = _sqlite_engine(url, read_only) if self.path else _postgres_engine(url)
+        self.presence = Presence(self.path) if self.path else None
+        self._hold_s = hold_s
+        self._mending = threading.Lock()
+        self._engine = (
+            _sqlite_engine(url, read_only, self.presence) if self.presence else _postgres_engine(url)
+        )
 
     @property
     def is_sqlite(self) -> bool:
@@ -68,10 +85,17 @@ class Database:
         """A transaction that commits on leaving and rolls back on any exception."""
         if self.read_only:
             raise StoreError(f"{self.where} was opened for reading.", hint="Open it without read_only=True.")
+        self.check_present()
+        seen = self.presence.commits if self.presence else 0
         with translated(self), self._engine.connect() as connection:
             connection = connection.execution_options(gyre_relaxed=relaxed)
             with connection.begin():
+                counted = self._count_commit(connection, seen)
                 yield connection
+                self.check_present(log_too=False)
+        self.check_present()
+        if self.presence is not None and counted is not None:
+            self.presence.note(*counted, seen=seen)
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
@@ -79,10 +103,100 @@ class Database:
         options: dict[str, Any] = {"gyre_read": True}
         if not self.is_sqlite:
             options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        self.check_present()
+        seen = self.presence.commits if self.presence else 0
         with translated(self), self._engine.connect() as connection:
             connection = connection.execution_options(**options)
             with connection.begin():
+                self._note_identity(connection, seen)
                 yield connection
+        self.check_present()
+
+    # -- presence ------------------------------------------------------------------------------------------
+
+    def check_present(self, *, log_too: bool = True) -> None:
+        """Raises StoreLost if the SQLite file is not where it was opened, or not the same, and is not put back within
+        `hold_s`; also if the disk does not answer a look in time. `log_too`: a removed log is made good here, which
+        wants that this thread has no transaction. There, and in the transaction itself, SQLite asks the disk, and
+        waits as long as that takes."""
+        if self.presence is None:
+            return
+        until = time.monotonic() + self._hold_s
+        while (finding := self.lost(log_too=log_too)) is not None:
+            left_s = until - time.monotonic()
+            if left_s <= 0 or finding.kind not in _CAN_COME_BACK:
+                raise finding.error()
+            time.sleep(min(_HELD_POLL_S, left_s))
+
+    def lost(self, *, log_too: bool = True) -> Finding | None:
+        """What is wrong with the SQLite file now, after what can be made good here."""
+        if self.presence is None:
+            return None
+        finding = self.presence.look_often(writes=not self.read_only)
+        if finding is None or not log_too:
+            return None if finding is not None and finding.kind is Lost.LOG_REMOVED else finding
+        if finding.kind is Lost.LOG_REMOVED and self._empty_the_log():
+            return self.presence.look(writes=not self.read_only)
+        if finding.kind is Lost.TRUNCATED and self._is_whole():
+            self.presence.accept_size()
+            return None
+        return finding
+
+    def _empty_the_log(self) -> bool:
+        """Bring what is in a removed log, which our connections still have open, into the file, and have a new one.
+        Returns whether that is done."""
+        assert self.presence is not None
+        with self._mending:
+            if self.presence.look(writes=False) is None:
+                return True  # another thread has
+            if not self.read_only:
+                try:
+                    with contextlib.closing(self._engine.raw_connection()) as connection:
+                        cursor = connection.cursor()
+                        cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                        busy = int((cursor.fetchone() or [1])[0])
+                        cursor.close()
+                except (SQLAlchemyError, sqlite3.Error):
+                    return False
+                if busy:
+                    return False
+            self._engine.dispose()
+            self.presence.forget_log()
+        return True
+
+    def _is_whole(self) -> bool:
+        """Whether a file that became smaller has all the pages that it says it has: it was compacted by VACUUM."""
+        assert self.path is not None
+        try:
+            with contextlib.closing(self._engine.raw_connection()) as connection:
+                cursor = connection.cursor()
+                pages = int(cursor.execute("PRAGMA page_count").fetchone()[0])
+                page_bytes = int(cursor.execute("PRAGMA page_size").fetchone()[0])
+                cursor.close()
+            return pages * page_bytes <= self.path.stat().st_size
+        except (SQLAlchemyError, sqlite3.Error, OSError):
+            return False
+
+    def _count_commit(self, connection: Connection, seen: int) -> tuple[str, int] | None:
+        """The store's id, and the count of commits that it will have with this one."""
+        if self.presence is None or not self._has_identity:
+            return None
+        counted = connection.execute(_COUNT_COMMIT).one_or_none()
+        if counted is None:
+            return None
+        store_id, commits = str(counted[0]), int(counted[1])
+        self.presence.note(store_id, commits - 1, seen=seen)
+        return store_id, commits
+
+    def _note_identity(self, connection: Connection, seen: int) -> None:
+        if self.presence is None or not self._has_identity:
+            return
+        found = connection.execute(_IDENTITY).one_or_none()
+        if found is not None:
+            self.presence.note(str(found[0]), int(found[1]), seen=seen)
+
+    _has_identity = False
+    """Whether the schema is new enough to have one: set once it is at HEAD."""
 
     def upsert(self, table: Table, *, keep_if_null: tuple[str, ...] = ()) -> Any:
         """INSERT ... ON CONFLICT(primary key) DO UPDATE of all other columns; a null in one of
@@ -102,15 +216,26 @@ class Database:
 # -- opening ---------------------------------------------------------------------------------------------
 
 
-def open_database(url: str, *, create: bool, read_only: bool) -> Database:
+def open_database(url: str, *, create: bool, read_only: bool, hold_s: float = 0.0) -> Database:
     """Check the address, connect, and bring the schema to HEAD. Errors: see `gyre.store.open_store`."""
     parsed = _parse(url)
     path = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
     if path is not None:
-        _check_path(path, create=create and not read_only)
-    database = Database(parsed, read_only=read_only)
+        finding = Presence(path).look_within()
+        if finding is not None and finding.kind is Lost.HANGING:
+            raise finding.error()
+        try:
+            _check_path(path, create=create and not read_only)
+        except OSError as error:
+            raise StoreError(
+                f"{path} cannot be reached: {error.strerror}.",
+                hint="See whether its disk is mounted and answers.",
+                details={"path": str(path), "unreachable": True},
+            ) from error
+    database = Database(parsed, read_only=read_only, hold_s=hold_s)
     try:
-        _bring_to_head(database)
+        _bring_to_head(database, create=create)
+        database._has_identity = True
     except BaseException:
         database.close()
         raise
@@ -142,8 +267,10 @@ def _check_path(path: Path, *, create: bool) -> None:
         raise StoreError(f"{path} is a directory, not a database file.", hint=f"Try {path / 'gyre.db'}.")
     if not path.exists():
         if not create:
-            raise StoreError(
-                f"There is no store at {path}.", hint="Check the path, or open it with create=True."
+            raise StoreLost(
+                f"There is no store at {path}.",
+                hint="Check the path, or bring the file back. `gyre run` and `gyre submit` make a new one.",
+                details={"path": str(path), "lost": str(Lost.MISSING)},
             )
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -157,7 +284,11 @@ def _check_path(path: Path, *, create: bool) -> None:
     # Looked at, never opened: closing any descriptor of the file drops every lock that this process has on it,
     # and without its lock another process's leaving deletes the log that this one still writes to.
     if not os.access(path, os.R_OK):
-        raise StoreError(f"Cannot read {path}: {os.strerror(errno.EACCES)}.", hint=hint)
+        raise StoreError(
+            f"Cannot read {path}: {os.strerror(errno.EACCES)}.",
+            hint=hint,
+            details={"path": str(path), "unreachable": True},
+        )
     empty = path.stat().st_size == 0
     wal = Path(f"{path}-wal")
     if empty and wal.exists() and wal.stat().st_size > 0 and path.stat().st_size == 0:
@@ -167,7 +298,7 @@ def _check_path(path: Path, *, create: bool) -> None:
         raise _corrupt(str(path), "the file is empty")
 
 
-def _sqlite_engine(url: URL, read_only: bool) -> Engine:
+def _sqlite_engine(url: URL, read_only: bool, presence: Presence) -> Engine:
     path = Path(str(url.database))
 
     def connect() -> sqlite3.Connection:
@@ -181,6 +312,7 @@ def _sqlite_engine(url: URL, read_only: bool) -> Engine:
             check_same_thread=False,
         )
         try:
+            presence.connected(first=standing == 0)
             if not read_only:
                 connection.execute("PRAGMA synchronous=FULL")
         except BaseException:
@@ -189,6 +321,19 @@ def _sqlite_engine(url: URL, read_only: bool) -> Engine:
         return connection
 
     engine = create_engine(url, creator=connect, pool_size=4, max_overflow=12)
+    standing, counting = 0, threading.Lock()
+
+    @event.listens_for(engine, "connect")
+    def _on_connect(*_args: object) -> None:
+        nonlocal standing
+        with counting:
+            standing += 1
+
+    @event.listens_for(engine, "close")
+    def _on_close(*_args: object) -> None:
+        nonlocal standing
+        with counting:
+            standing -= 1
 
     @event.listens_for(engine, "begin")
     def _on_begin(connection: Connection) -> None:
@@ -228,7 +373,7 @@ def _postgres_engine(url: URL) -> Engine:
 # -- schema ----------------------------------------------------------------------------------------------
 
 
-def _bring_to_head(database: Database) -> None:
+def _bring_to_head(database: Database, *, create: bool) -> None:
     with database.read() as connection:
         revision = _revision(connection)
     _check_revision(database, revision)
@@ -240,6 +385,12 @@ def _bring_to_head(database: Database) -> None:
         raise StoreError(
             f"{database.where} has schema {revision}, older than {HEAD} which this Gyre reads.",
             hint="Open it once for writing: that migrates it.",
+        )
+    if revision is None and not create:
+        raise StoreLost(
+            f"{database.where} holds no Gyre store, and none is made in its place.",
+            hint="Bring the store back. `gyre run` and `gyre submit` make a new one.",
+            details={"path": str(database.path or ""), "lost": str(Lost.REPLACED)},
         )
     if database.is_sqlite:
         _switch_to_wal(database)
@@ -364,13 +515,13 @@ def _translate_sqlite(cause: sqlite3.Error, database: Database) -> GyreError:
         return StoreError(
             f"{path} cannot be opened for writing: {cause}.",
             hint="The file and its folder must be writable by this user, on a disk that is not read-only.",
-            details=details,
+            details=details | {"unreachable": True},
         )
     if code == sqlite3.SQLITE_IOERR:
         return StoreError(
             f"{path}: the disk failed: {cause} ({details['sqlite']}).",
             hint="See the kernel's log; what was acknowledged before is in the file.",
-            details=details,
+            details=details | {"unreachable": True},
         )
     return StoreError(f"{path}: {cause} ({details['sqlite']}).", hint="See the cause.", details=details)
 
@@ -392,8 +543,16 @@ def _translate_postgres(sqlstate: str | None, cause: Any, error: DBAPIError, dat
             f"{database.where} refused the login: {said}.", hint="Check user and password.", details=details
         )
     if state == "3D000":
-        return StoreError(
-            f"{database.where}: {said}.", hint="Create the database (createdb) first.", details=details
+        return StoreLost(
+            f"{database.where}: {said}.",
+            hint="Bring the database back, or create it (createdb) for a new store.",
+            details=details,
+        )
+    if state in ("42P01", "3F000"):
+        return StoreLost(
+            f"{database.where}: the store's tables are gone: {said}.",
+            hint="Restore the database from a backup; Gyre makes no new tables for a job that runs.",
+            details=details,
         )
     if state in ("42501", "25006"):
         return StoreError(
@@ -409,6 +568,12 @@ def _translate_postgres(sqlstate: str | None, cause: Any, error: DBAPIError, dat
             details=details | {"unreachable": True},
         )
     return StoreError(f"{database.where}: {said} ({state}).", hint="See the cause.", details=details)
+
+
+def may_come_back(error: StoreError) -> bool:
+    """Whether a store that raised this when it was opened may open later without being changed: it is lost, its file,
+    folder or server cannot be reached, or another process holds its lock."""
+    return isinstance(error, StoreLost) or any(error.details.get(why) for why in ("unreachable", "busy"))
 
 
 def is_unique_violation(error: GyreError) -> bool:

@@ -18,9 +18,10 @@ from sqlalchemy import Connection, Row, Select, and_, insert, or_, select, text,
 
 from gyre.errors import Conflict, Fenced, NotFound, StoreCorrupt, StoreError, nearest
 from gyre.store import tables
-from gyre.store.database import Database, is_unique_violation, open_database
+from gyre.store.database import BUSY_TIMEOUT_S, Database, is_unique_violation, open_database
 from gyre.store.journal import Journal
 from gyre.store.ledger import LedgerStore
+from gyre.store.presence import Finding, Lost
 from gyre.store.rollouts import RolloutStore
 from gyre.store.tables import check_text, decode_body, encode_body
 
@@ -105,6 +106,18 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({self._database.where})"
+
+    def look(self) -> Finding | None:
+        """What is wrong with an SQLite file, found within a deadline; None where it is as it was opened. A removed log
+        is made good. PostgreSQL is asked nothing: its own errors tell."""
+        presence = self._database.presence
+        finding = presence.look_within() if presence is not None else None
+        if presence is None or finding is None or finding.kind in (Lost.HANGING, Lost.MISSING, Lost.REPLACED):
+            return finding
+        mending_s = (
+            BUSY_TIMEOUT_S + presence.hangs_after_s
+        )  # SQLite waits for its lock, and then for the disk
+        return presence.look_within(self._database.lost, deadline_s=mending_s)
 
     def journal(self, job_id: str) -> Journal:
         """The journal of one job. Reading or writing one that does not exist raises NotFound."""
@@ -273,19 +286,21 @@ class Store:
         )
 
 
-def open_store(url: str, *, create: bool = True, read_only: bool = False) -> Store:
+def open_store(url: str, *, create: bool = True, read_only: bool = False, hold_s: float = 0.0) -> Store:
     """Open the store at `url`, create it if it is not there (and `create`), and bring its schema up to date.
 
     `sqlite:////absolute/path.db` or `postgresql+psycopg://user:password@host/database`. Any number of
-    processes may open one store at the same moment. `read_only` neither creates nor migrates.
+    processes may open one store at the same moment. `read_only` neither creates nor migrates. A transaction waits up to
+    `hold_s` for an SQLite file that was moved away.
 
     Raises:
         SchemaTooNew: a newer Gyre wrote it.
         StoreCorrupt: the file is not a database, or is damaged; it is left as it is.
         StoreFull:    no space.
+        StoreLost:    it is not there (and not `create`); by any transaction: it is not there any more, or is another.
         StoreError:   the path cannot be written, the server cannot be reached, the address makes no sense.
     """
-    return Store(open_database(url, create=create, read_only=read_only), url)
+    return Store(open_database(url, create=create, read_only=read_only, hold_s=hold_s), url)
 
 
 def _select_jobs() -> Select[Any]:

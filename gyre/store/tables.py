@@ -35,15 +35,25 @@ from sqlalchemy import (
 
 from gyre.errors import StoreCorrupt, StoreError
 
-HEAD = "0006"
+HEAD = "0007"
 """The revision that this code reads and writes: the newest file in `migrations/versions/`."""
 
-KNOWN_REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
+KNOWN_REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 """Every revision that this code can migrate from. Any other one was written by a newer Gyre."""
 
 VERSION_TABLE = "gyre_schema"
 
 metadata = MetaData()
+
+store = Table(
+    "gyre_store",
+    metadata,
+    Column("store_id", Text, primary_key=True),
+    Column("commits", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""One row. `commits` is counted on SQLite only, whose file can be replaced by an older copy of itself
+(`gyre.store.presence`)."""
 
 jobs = Table(
     "gyre_jobs",

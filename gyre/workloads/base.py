@@ -147,6 +147,8 @@ class WorkloadContext:
     """Whether a rollout instance is on the trainer's devices and generates in windows."""
     store_url: str = ""
     """The store of the rollout manager's ledger; empty for other roles."""
+    store_hold_s: float = 0.0
+    """How long a write waits for a store that is lost, as long as the master does: `store.lost_timeout_s`."""
     job_ends: bool = False
     """Whether the job ends with this `teardown`, so that nothing has to be left for a successor."""
     report: Callable[[str, dict[str, Any]], None] = lambda kind, body: None

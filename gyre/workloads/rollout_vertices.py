@@ -164,7 +164,9 @@ class RolloutManagerVertex(BaseWorkload):
         calm_collector()
         self._loop = _Loop("gyre-rollouts")
         self._store = contextlib.ExitStack()
-        ledger = self._store.enter_context(rollout_ledger(self.context.store_url, self.context.job_id))
+        ledger = self._store.enter_context(
+            rollout_ledger(self.context.store_url, self.context.job_id, hold_s=self.context.store_hold_s)
+        )
         self.manager = RolloutManager(
             ledger,
             term=self.context.incarnation,

@@ -14,7 +14,9 @@ from gyre.api.cli import main
 from gyre.api.home import Home
 from gyre.api.job_replay import replay_job
 from gyre.api.orphaned_jobs import end_lost_job, is_lost
+from gyre.api.reader import JobReader
 from gyre.config import Entrypoint
+from gyre.errors import StoreLost
 from gyre.failover import VertexPhase, state_from
 from gyre.failover.events import Event, JobSubmitted, MasterStarted, StopRequested, VertexStarted
 from gyre.graph import compile_job
@@ -119,3 +121,30 @@ def test_what_may_live_elsewhere_is_not_taken_for_lost(store: Store) -> None:
 def test_a_job_of_another_machine_is_not_taken_for_lost(store: Store, nowhere: str) -> None:
     written(store, address=nowhere, node="another-machine")
     assert not is_lost(store, store.job("j-1"))
+
+
+def test_a_reader_tells_a_lost_job_as_it_is_and_writes_nothing(store: Store, nowhere: str) -> None:
+    written(
+        store, VertexStarted("rollout-0", 1, pid=11, node="n"), address=nowhere, node=socket.gethostname()
+    )
+    before = store.journal("j-1").last_seq()
+    with JobReader(store.url) as reader:
+        (item,) = reader.jobs()
+        view = reader.view("j-1")
+    assert (item["phase"], item["reason"]) == ("failed", "cluster_lost")
+    assert (view["job"]["phase"], view["master"]["answering"]) == ("failed", False)
+    assert "is gone" in view["job"]["message"]
+    assert store.journal("j-1").last_seq() == before
+    assert store.job("j-1").live
+
+
+def test_what_was_last_known_is_told_where_the_store_is_gone(store: Store, tmp_path: Path) -> None:
+    written(store, node="elsewhere")
+    with JobReader(store.url) as reader:
+        reader.view("j-1")
+        for file in tmp_path.glob("g.db*"):
+            file.unlink()
+        with pytest.raises(
+            StoreLost, match=r"Last known of small: \w+, step 0, \d+ s ago \(since .* UTC\).*deleted or moved"
+        ):
+            reader.view("j-1")

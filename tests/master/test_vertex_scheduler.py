@@ -434,3 +434,17 @@ def test_a_bound_of_machines_is_kept(tmp_path: Path) -> None:
         assert "a machine more than the 1 of node_num; 10.0.0.2 would have room" in str(lacking["rollout-1"])
 
     bench.run(scenario)
+
+
+def test_vertices_wait_for_a_lost_store_as_long_as_the_job_says(tmp_path: Path) -> None:
+    spec = small_spec()
+    spec.store.lost_timeout_s = 7.0
+    bench = Bench(tmp_path, spec)
+
+    async def scenario() -> None:
+        await bench.start(1, vertex="trainer-0")
+
+    bench.run(scenario)
+    (process,) = bench.world.alive
+    assert process.binding is not None
+    assert process.binding.store_hold_s == 7.0

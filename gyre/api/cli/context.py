@@ -43,8 +43,13 @@ class Session:
         return self.store or self.home.database_url()
 
     def has_store(self) -> bool:
-        """Whether there is a database to read. A fresh home has none; for `ls` that is not an error."""
-        return self.store is not None or (self.home.path / "gyre.db").exists()
+        """Whether there is a database to read. A fresh home has none; for `ls` that is not an error. One that
+        a running job has lost counts: its reader says so."""
+        if self.store is not None or (self.home.path / "gyre.db").exists():
+            return True
+        from gyre.master.lost_note import notes_below
+
+        return bool(notes_below(self.home.jobs_folder))
 
     def reader(self) -> JobReader:
         """A reader of the master at --url, or else of the store. NotFound where there is neither."""

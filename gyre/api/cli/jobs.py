@@ -115,7 +115,7 @@ def run(
 def _in_foreground(name: str, start: Callable[[], JobHandle], *, as_json: bool) -> None:
     """Start a job and follow it to its end."""
     from gyre.api.checks import line_of
-    from gyre.api.terminal.foreground import in_foreground, starting, terminable
+    from gyre.api.terminal.foreground import cluster_watched, in_foreground, starting, terminable
     from gyre.api.terminal.live import LiveProgress
 
     with terminable():
@@ -130,7 +130,7 @@ def _in_foreground(name: str, start: Callable[[], JobHandle], *, as_json: bool) 
                             live.say(line_of(note))
                         live.say(f"job {handle.job_id}")
                         live.read_steps = lambda step: handle.steps(after=step)
-                        handle.wait(on_view=live.show)
+                        handle.wait(on_view=cluster_watched(live.show))
                     finally:
                         live.close()
             finally:

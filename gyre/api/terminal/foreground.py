@@ -9,19 +9,20 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
 from gyre.api.handle import JobHandle
 from gyre.api.orphaned_jobs import end_lost_job
-from gyre.api.ray_session import disconnect, owns_cluster
+from gyre.api.ray_session import cluster_is_gone, disconnect, owns_cluster
 from gyre.api.terminal.run_end import INTERRUPTED_BY, last_lines
 from gyre.api.terminal.signals import signals_ignored
-from gyre.errors import GyreError, JobFailed
+from gyre.errors import GyreError, JobFailed, Unreachable
 from gyre.failover import JobPhase
 from gyre.failover.events import StopRequested
+from gyre.master.master_api import View
 from gyre.store import open_store
 
 NOT_STARTED = "interrupted before the job was running; nothing of it is left"
@@ -80,6 +81,21 @@ def in_foreground(handle: JobHandle) -> Iterator[None]:
             if own:
                 _write_end(handle, interrupted)
             _say_end(handle)
+
+
+def cluster_watched(show: Callable[[View], object]) -> Callable[[View], object]:
+    """`show`, after a look whether the head of our own cluster lives. Raises Unreachable where it has ended."""
+
+    def look(view: View) -> None:
+        if address := cluster_is_gone():
+            raise Unreachable(
+                f"The head of the job's Ray cluster at {address} has ended, and the job with it "
+                f"(last known: {view['job']['phase']}, step {view['job']['step']}).",
+                hint=f"gyre resume {view['job']['name']} goes on from its last checkpoint.",
+            )
+        show(view)
+
+    return look
 
 
 def _stop(handle: JobHandle, reason: str) -> None:

@@ -127,9 +127,10 @@ class SampleLedger:
 
     @classmethod
     @contextmanager
-    def at(cls, store_url: str, job_id: str, term: int) -> Iterator[SampleLedger]:
-        """The ledger of a job in the store at this URL; the store is closed at the end. Raises StoreError."""
-        with open_store(store_url) as store:
+    def at(cls, store_url: str, job_id: str, term: int, *, hold_s: float) -> Iterator[SampleLedger]:
+        """The ledger of a job in the store at this URL, whose transactions wait `hold_s` for a store that is lost; it
+        is closed at the end. Raises StoreError."""
+        with open_store(store_url, create=False, hold_s=hold_s) as store:
             yield cls(store.ledger(job_id), term)
 
     def open(self) -> Recovered:
@@ -342,9 +343,10 @@ def _queued(group_id: int, version: int) -> GroupRow:
 
 
 @contextmanager
-def rollout_ledger(store_url: str, job_id: str) -> Iterator[RolloutStore]:
-    """The rollout manager's rows of a job in the store at this URL; closed at the end. Raises StoreError."""
-    with open_store(store_url) as store:
+def rollout_ledger(store_url: str, job_id: str, *, hold_s: float) -> Iterator[RolloutStore]:
+    """The rollout manager's rows of a job in the store at this URL, whose transactions wait `hold_s` for a store that
+    is lost; closed at the end. Raises StoreError."""
+    with open_store(store_url, create=False, hold_s=hold_s) as store:
         yield store.rollouts(job_id)
 
 

@@ -107,7 +107,9 @@ class GraphTrainer(BaseTrainer):
         """Runs the graph to its end. The result holds the account of every prompt."""
         runtime, binding = self.runtime, self.runtime.binding
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        with SampleLedger.at(binding.store_url, binding.job_id, runtime.term) as ledger:
+        with SampleLedger.at(
+            binding.store_url, binding.job_id, runtime.term, hold_s=binding.store_hold_s
+        ) as ledger:
             self._run = TrainingRun(self, ledger, self._inbox.put)
             with contextlib.closing(self._run):
                 runtime.membership.listen(lambda: self._inbox.put(MembershipChanged()))

@@ -221,6 +221,7 @@ class VertexHost:
                     pools=binding.pools,
                     local=binding.local,
                     store_url=binding.store_url,
+                    store_hold_s=binding.store_hold_s,
                     report=self.report,
                 )
                 if isinstance(workload, BaseWorkload):

@@ -201,6 +201,8 @@ class Binding:
     """The whole job, for the trainer only."""
     store_url: str = ""
     """The store, for the trainer and the rollout manager, which write to it."""
+    store_hold_s: float = 0.0
+    """How long their writes wait for a store that is lost: `store.lost_timeout_s`."""
     rollouts: dict[str, Any] = field(default_factory=dict)
     """The job's `rollouts` section."""
     weights: dict[str, Any] = field(default_factory=dict)

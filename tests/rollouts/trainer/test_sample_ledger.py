@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gyre.errors import ConfigError, Fenced
+from gyre.errors import ConfigError, Fenced, StoreLost
 from gyre.rollouts.samples import Group, Sample, VersionRun, pack_groups
-from gyre.rollouts.trainer.sample_ledger import RecordedBatch, SampleLedger, account_of
+from gyre.rollouts.trainer.sample_ledger import RecordedBatch, SampleLedger, account_of, rollout_ledger
 from gyre.store import open_store
 from tests.examples import examples
 
@@ -279,3 +281,35 @@ class Ledger(RuleBasedStateMachine):
 _EMPTY: bytes | None = None
 TestLedger = Ledger.TestCase
 TestLedger.settings = settings(deadline=None, max_examples=examples(12), stateful_step_count=20)
+
+
+# -- a store that is lost --------------------------------------------------------------------------------
+
+
+def _move(source, target):
+    target.mkdir(exist_ok=True)
+    for file in sorted(source.glob("gyre.db*"), reverse=True):
+        os.rename(file, target / file.name)
+
+
+@pytest.mark.parametrize(("hold_s", "written"), [(20.0, True), (0.1, False)])
+def test_a_ledger_waits_for_a_lost_store_as_long_as_its_job_does(tmp_path, store, hold_s, written):
+    url, away = f"sqlite:///{tmp_path / 'gyre.db'}", tmp_path / "away"
+    with SampleLedger.at(url, "j1", 1, hold_s=hold_s) as ledger:
+        ledger.open()
+        _move(tmp_path, away)
+        if written:
+            timer = threading.Timer(0.3, _move, (away, tmp_path))
+            timer.start()
+            ledger.record_drawn(batch(1), BATCH)
+            timer.join()
+        else:
+            with pytest.raises(StoreLost):
+                ledger.record_drawn(batch(1), BATCH)
+            _move(away, tmp_path)
+    assert account_of(store).drawn == (BATCH if written else 0)
+
+
+def test_the_managers_rows_wait_as_long(tmp_path, store):
+    with rollout_ledger(f"sqlite:///{tmp_path / 'gyre.db'}", "j1", hold_s=7.0) as rows:
+        assert rows._database._hold_s == 7.0
