@@ -215,6 +215,7 @@ class HttpGate(asyncio.Protocol):
             self._disarm_write()
             return b""
         self._parser = httptools.HttpRequestParser(self)  # it is refused: the next request may show a token
+        self._fed = len(rest)
         return rest
 
     def _path(self) -> str:
