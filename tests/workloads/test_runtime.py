@@ -138,7 +138,7 @@ def test_two_starts_at_the_same_time_are_one(make_job, monkeypatch):
 
 
 def test_a_store_that_cannot_be_opened_is_not_the_users_fault(make_job, monkeypatch):
-    def refuse(url, *, create):
+    def refuse(url, **options):
         raise StoreError(f"{url} is locked.")
 
     monkeypatch.setattr(sample_ledger, "open_store", refuse)
