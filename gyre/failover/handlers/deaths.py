@@ -82,6 +82,10 @@ def _place_of(event: e.VertexStartFailed | e.TrainerFailed | e.OperatorFailed) -
     return {key: value for key, value in (("place", event.place), ("method", event.method)) if value}
 
 
+def _open_retry(draft: Draft, record: VertexRecord, now: float, fault: Fault, decision: str) -> None:
+    open_incident(draft, record, now, fault, scope=Scope.RETRY, decision=decision, recovered=True)
+
+
 def _configured_wrong(draft: Draft, record: VertexRecord, now: float, fault: Fault) -> Iterable[c.Command]:
     """End the job at once: what is written is wrong, and is wrong the next time too."""
     return give_up(
@@ -97,8 +101,8 @@ def operator_failed(
     layout: JobLayout, draft: Draft, event: e.OperatorFailed, now: float
 ) -> Iterable[c.Command]:
     """The trainer repeats a failed call by itself while the budget of retries lasts, and counts the attempts. A gang
-    that failed in Gyre's own code is restarted at once: its ranks no longer agree on where they are. A gradient that is
-    not finite ends the job."""
+    that failed in Gyre's own code is restarted at once: its ranks no longer agree on where they are. What fails while a
+    disk is full counts for nothing. A gradient that is not finite ends the job."""
     record = current(draft, event.vertex, event.vertex_incarnation)
     if record is None or record.phase is not VertexPhase.RUNNING:
         return ()
@@ -119,30 +123,15 @@ def operator_failed(
         retried = Cause.OUT_OF_MEMORY
     if is_no_space(event.code):
         retried = Cause.DISK_FULL
+    fault, again = Fault(retried, evidence, event.user_code), f"call {event.operator} again"
     if (not gang or event.user_code) and full_disk.is_in_the_way(draft, now):
         if event.attempt <= 1:
-            open_incident(
-                draft,
-                record,
-                now,
-                Fault(retried, evidence, event.user_code),
-                scope=Scope.RETRY,
-                decision=f"call {event.operator} again: a disk is full, so it counts for nothing",
-                recovered=True,
-            )
+            _open_retry(draft, record, now, fault, f"{again}: a disk is full, so it counts for nothing")
         return ()
     budget = layout.spec.failover.retry
     retriable = (not gang or event.user_code) and event.attempt <= budget.most_attempts
     if retriable and pay(draft, f"retry:{record.role}", budget, now, counted=False):
-        open_incident(
-            draft,
-            record,
-            now,
-            Fault(retried, evidence, event.user_code),
-            scope=Scope.RETRY,
-            decision=f"call {event.operator} again",
-            recovered=True,
-        )
+        _open_retry(draft, record, now, fault, again)
         return ()
     unknown = gang and retried is Cause.CALL_FAILED
     cause = Cause.COLLECTIVE if unknown else retried
