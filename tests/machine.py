@@ -143,7 +143,7 @@ def unmount(path: Path) -> None:
 
 
 def _mount(path: Path, options: str) -> None:
-    words = ["mount", "-t", "tmpfs", "-o", f"mode=700,{options}", "gyre-test", str(path)]
+    words = ["mount", "-t", "tmpfs", "-o", f"mode=755,{options}", "gyre-test", str(path)]
     subprocess.run(words, check=True, capture_output=True, timeout=MOUNT_S)
 
 
