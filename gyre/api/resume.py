@@ -29,11 +29,12 @@ from gyre.api.terminal.signals import signals_held
 from gyre.config import JobSpec, parse_job
 from gyre.config.changes import Changes, changes_between, check_changes
 from gyre.config.sections.first_weights import NAME, source_of
-from gyre.errors import Conflict, Fenced, NotFound
+from gyre.errors import Conflict, Fenced, NotFound, StoreLost
 from gyre.failover import Reason, state_from
 from gyre.failover.events import JobContinued
 from gyre.graph import can_come_later, compile_job, fit_to_cluster
 from gyre.master.job_context import Issued, entry_of
+from gyre.master.store_mark import forget_mark, read_mark
 from gyre.store import JobRow, Store, open_store
 
 
@@ -88,6 +89,7 @@ def resume_job(
         try:
             end_processes(row.job_id)  # a master that has ended its job lingers, to tell the end
             write_continuation(store, row.job_id, epoch, resolved, changes)
+            copied = accept_copy(store, place.job_directory(row.job_id))
             start_master(resolved, row.job_id, store_url, place.job_directory(row.job_id), rest)
         except Fenced:
             raise _goes_on(row) from None
@@ -101,8 +103,20 @@ def resume_job(
         store_url,
         token,
         home_path=str(place.path),
-        notes=(*notes, *(note for note in plan.notes if note not in notes)),
+        notes=(*notes, *(note for note in plan.notes if note not in notes), *copied),
     )
+
+
+def accept_copy(store: Store, directory: Path) -> list[str]:
+    """Let the job in `directory` go on with a store that is older than its last master saw, and say so."""
+    mark = read_mark(directory)
+    forget_mark(directory)
+    try:
+        if mark is not None:
+            store.check_mark(mark)
+    except StoreLost as error:
+        return [f"{error.message} The job goes on from what it holds."]
+    return []
 
 
 def _ended(store: Store, job: str, place: Home) -> JobRow:

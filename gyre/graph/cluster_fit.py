@@ -6,6 +6,8 @@ Invariants:
   sub-graphs find machines of their own, one by one, and what finds none waits alone;
 - *beside each other*: the bundles of one rank of a host group find a machine that holds all of them, or wait together.
   While one of them stands, the others go to its machine, or wait for room there;
+- *needs first*: what can come later takes no room from what cannot. Where the whole finds no room, the former look for
+  what the latter leave;
 - *bounds are the user's*: a job with `node_num` uses no more machines than that, and where it also uses GPUs each of
   its logical nodes has a machine of its own. A job without takes what machines there are.
 
@@ -130,7 +132,7 @@ def fit_to_cluster(
     """
     if not nodes:
         raise GraphError("cluster: required 1 machine at least, available 0.", hint="Start Ray on a machine.")
-    fitted, lacking = fit_what_has_room(plan, nodes)
+    fitted, lacking = fit_what_has_room(plan, nodes, can_come_later=can_come_later)
     needed = {name: error for name, error in lacking.items() if name not in can_come_later}
     later = {name: error for name, error in lacking.items() if name in can_come_later}
     notes = list(fitted.notes)
@@ -178,15 +180,41 @@ def fit_what_has_room(
     *,
     closed: Collection[str] = (),
     avoids: Mapping[str, str] | None = None,
+    can_come_later: Collection[str] = (),
 ) -> tuple[PlacementPlan, dict[str, GraphError]]:
     """The plan with a machine for each bundle of the sub-graphs that find room, and what each of the others lacks, by
     sub-graph.
 
     `standing` has the machines of the vertices that run, or did before they were restarted. `closed` machines take
-    nobody new, and of the vertices in `avoids` each does not go to the machine named there.
+    nobody new, and of the vertices in `avoids` each does not go to the machine named there. The sub-graphs that
+    `can_come_later` leave the others their room, but for those that must stand beside one of them.
     """
-    fit = _Fit(plan, nodes, closed, avoids or {})
-    moving, lacking = fit.beside_partners(fit.keep(standing or {}))
+    standing, avoids = standing or {}, avoids or {}
+
+    def fit(part: PlacementPlan, seated: Mapping[str, str]) -> tuple[PlacementPlan, dict[str, GraphError]]:
+        return _fitted(_Fit(part, nodes, closed, avoids), standing, seated)
+
+    fitted, lacking = fit(plan, {})
+    partners = [
+        names for names in _ranks_of_host_groups(plan).values() if not set(names) <= {*can_come_later}
+    ]
+    later = set(can_come_later).difference(*partners)
+    if later.issuperset(lacking):
+        return fitted, lacking
+    needs = [
+        sub for sub in plan.sub_graphs if sub.id not in later or not standing.keys().isdisjoint(sub.vertices)
+    ]
+    if len(needs) == len(plan.sub_graphs):
+        return fitted, lacking
+    begun, _ = fit(replace(plan, sub_graphs=tuple(needs)), {})
+    return fit(plan, begun.machines())
+
+
+def _fitted(
+    fit: _Fit, standing: Mapping[str, str], seated: Mapping[str, str]
+) -> tuple[PlacementPlan, dict[str, GraphError]]:
+    """The plan beside those that stand, with the vertices that are `seated` on the machines that they were given."""
+    moving, lacking = fit.beside_partners(fit.keep(standing, seated))
     split = fit.beside_others(moving)
     wholes = sorted(moving.values(), key=lambda need: (-need.gpu, -need.cpu, -need.memory_bytes, need.node))
     # The tightest fit for devices keeps big machines free. Without devices: the machine with the fewest logical nodes.
@@ -241,10 +269,11 @@ class _Fit:
         need.add(sub_graph, bundle)
         need.avoids.update(self._avoids[vertex] for vertex in bundle.vertices if vertex in self._avoids)
 
-    def keep(self, standing: Mapping[str, str]) -> list[tuple[SubGraph, Bundle]]:
-        """Seat the bundles that stand somewhere. Returns the others."""
+    def keep(self, standing: Mapping[str, str], seated: Mapping[str, str]) -> list[tuple[SubGraph, Bundle]]:
+        """Seat the bundles that stand somewhere, and those that are to. Returns the others."""
         by_id = {machine.capacity.node_id: machine for machine in self._machines}
         self._anybody_stands = not by_id.keys().isdisjoint(standing.values())
+        standing = {**seated, **standing}
         rest: list[tuple[SubGraph, Bundle]] = []
         for sub_graph in self._plan.sub_graphs:
             for bundle in sub_graph.bundles:

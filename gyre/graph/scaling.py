@@ -99,13 +99,15 @@ def sub_graph_id(spec: JobSpec, role: str, rank: int) -> str:
     return f"{unit.id}-{rank // count}" if unit.single else unit.id
 
 
-def can_come_later(spec: JobSpec) -> set[str]:
-    """The sub-graphs of elastic roles beyond their minimum: a job begins without them if they find no room."""
+def can_come_later(spec: JobSpec, roles: Mapping[str, int] | None = None) -> set[str]:
+    """The sub-graphs of elastic roles beyond their minimum: a job begins without them if they find no room. `roles` are
+    the present numbers of vertices; None for those of the spec."""
+    counts = {name: role.total for name, role in spec.roles.items()} if roles is None else roles
     return {
         sub_graph_id(spec, name, rank)
         for name, role in spec.roles.items()
         if role.elastic is not None
-        for rank in range(role.elastic.min, role.total)
+        for rank in range(role.elastic.min, counts.get(name, 0))
     }
 
 

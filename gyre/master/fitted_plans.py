@@ -19,6 +19,7 @@ from gyre.graph import (
     NodeCapacity,
     PlacementPlan,
     SubGraph,
+    can_come_later,
     compile_job,
     fit_what_has_room,
     with_numbers,
@@ -128,7 +129,14 @@ class FittedPlans:
         self, plan: PlacementPlan, nodes: list[NodeCapacity]
     ) -> tuple[PlacementPlan, dict[str, GraphError]]:
         closed, avoids = self._closed(nodes), self._avoids()
-        return fit_what_has_room(plan, nodes, self._standing(closed, avoids), closed=closed, avoids=avoids)
+        return fit_what_has_room(
+            plan,
+            nodes,
+            self._standing(closed, avoids),
+            closed=closed,
+            avoids=avoids,
+            can_come_later=can_come_later(self._spec, self._state().job.roles),
+        )
 
     def _closed(self, nodes: Sequence[NodeCapacity]) -> frozenset[str]:
         """The machines that take nobody new: those that are drained, and those that are left alone for the deaths there

@@ -48,6 +48,7 @@ from gyre.master.job_manager import JobManager
 from gyre.master.logs import read_logs
 from gyre.master.master_api import View, nodes_of, spec_of, tokens_of, view_of
 from gyre.master.metrics import prometheus_text
+from gyre.master.store_mark import read_mark
 from gyre.master.store_watch import StoreWatch, store_at
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.store import JobFields, Store
@@ -181,7 +182,12 @@ class JobMaster:
             raise
 
     async def _find_store(self) -> Store | None:
-        return await store_at(self._store_url, timeout_s=self._store_lost_timeout_s, clock=self._monotonic)
+        return await store_at(
+            self._store_url,
+            timeout_s=self._store_lost_timeout_s,
+            clock=self._monotonic,
+            mark=read_mark(self._directory),
+        )
 
     async def _take_over(self) -> list[Issued]:
         return self._context.open(pid=os.getpid())

@@ -5,7 +5,8 @@ Invariants:
 - *a look has an end*: a file system that hangs holds up neither the control loop nor the watch;
 - *history has it*: once the store is back, an event opens and closes an incident with what was found and how long;
 - *clients can ask*: meanwhile the job's directory says where its master is, and what was last committed;
-- *no new store*: a master whose store is away waits, up to `lost_timeout_s`, and makes none in its place.
+- *no new store*: a master whose store is away waits, up to `lost_timeout_s`, and makes none in its place;
+- *no older store*: nor does it take one that had come less far than its predecessor saw (`store_mark`).
 """
 
 from __future__ import annotations
@@ -15,34 +16,52 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from gyre.errors import StoreError
+from gyre.errors import StoreError, StoreFull
 from gyre.failover.events import StoreReturned
 from gyre.master.job_context import JobContext
 from gyre.master.lost_note import LostNote, remove_note, write_note
-from gyre.store import Store, may_come_back, open_store
+from gyre.master.store_mark import MarkWriter
+from gyre.store import Store, StoreMark, open_store
 from gyre.store.presence import Finding, Lost
 
 LOOK_S = 1.0
 
 
 async def store_at(
-    url: str, *, timeout_s: float, clock: Callable[[], float], look_s: float = LOOK_S
+    url: str,
+    *,
+    timeout_s: float,
+    clock: Callable[[], float],
+    mark: StoreMark | None = None,
+    look_s: float = LOOK_S,
 ) -> Store | None:
-    """The store at this URL, waited for while it is not there; None where it has not come within `timeout_s`. What no
-    wait makes good is raised at once, and so is StoreFull: a full disk has no deadline."""
+    """The store at this URL, which is no older than the `mark`. While it is not there, or damaged, it is waited for:
+    somebody may put it back. None where that did not happen within `timeout_s`. StoreFull is raised at once, for a full
+    disk has no deadline."""
     until, told = clock() + timeout_s, ""
     while True:
         try:
-            return await asyncio.to_thread(open_store, url, create=False)
+            return await asyncio.to_thread(_open_no_older, url, mark)
+        except StoreFull:
+            raise
         except StoreError as error:
-            if not may_come_back(error):
-                raise
             if str(error) != told:
                 told = str(error)
                 print(f"waiting for the store: {told}", file=sys.stderr, flush=True)
         if clock() >= until:
             return None
         await asyncio.sleep(look_s)
+
+
+def _open_no_older(url: str, mark: StoreMark | None) -> Store:
+    store = open_store(url, create=False)
+    try:
+        if mark is not None:
+            store.check_mark(mark)
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 class StoreWatch:
@@ -66,6 +85,7 @@ class StoreWatch:
         self._clock, self._monotonic = clock, monotonic
         self._on_gone = on_gone
         self._directory = directory
+        self._marks = MarkWriter(directory)
         self.lost = ""
         """What is wrong with the store, in a sentence; empty while it is there."""
 
@@ -90,7 +110,10 @@ class StoreWatch:
                 if self._monotonic() - since > self._timeout_s:
                     await self._on_gone(self.lost)
                     return
-            elif self.lost:
+                await asyncio.sleep(self._look_s)
+                continue
+            self._marks.keep(self._store.mark)
+            if self.lost:
                 print("the store is back", file=sys.stderr, flush=True)
                 sentence, self.lost = self.lost, ""
                 remove_note(self._directory)

@@ -10,7 +10,6 @@ It knows nothing of graphs, events' meanings or phases: bodies are plain JSON. T
 modules that hold them: `database` (transactions, errors), `tables`, `journal`, `writer`, `directory`, `ledger`.
 """
 
-from gyre.store.database import may_come_back
 from gyre.store.directory import JobFields, JobRow, QueuedJob, Store, open_store
 from gyre.store.journal import Command, CommandRow, EncodedEntry, Entry, EventRow, Journal, encode_entry
 from gyre.store.ledger import (
@@ -24,6 +23,7 @@ from gyre.store.ledger import (
     RestoreRow,
     StepRow,
 )
+from gyre.store.presence import StoreMark
 from gyre.store.rollouts import RolloutRows, RolloutStore
 from gyre.store.writer import GroupCommitWriter
 
@@ -50,7 +50,7 @@ __all__ = [
     "RolloutStore",
     "StepRow",
     "Store",
+    "StoreMark",
     "encode_entry",
-    "may_come_back",
     "open_store",
 ]

@@ -96,6 +96,8 @@ class Database:
         self.check_present()
         if self.presence is not None and counted is not None:
             self.presence.note(*counted, seen=seen)
+            if not relaxed:
+                self.presence.committed(counted[1])
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
@@ -568,12 +570,6 @@ def _translate_postgres(sqlstate: str | None, cause: Any, error: DBAPIError, dat
             details=details | {"unreachable": True},
         )
     return StoreError(f"{database.where}: {said} ({state}).", hint="See the cause.", details=details)
-
-
-def may_come_back(error: StoreError) -> bool:
-    """Whether a store that raised this when it was opened may open later without being changed: it is lost, its file,
-    folder or server cannot be reached, or another process holds its lock."""
-    return isinstance(error, StoreLost) or any(error.details.get(why) for why in ("unreachable", "busy"))
 
 
 def is_unique_violation(error: GyreError) -> bool:

@@ -21,7 +21,7 @@ from gyre.store import tables
 from gyre.store.database import BUSY_TIMEOUT_S, Database, is_unique_violation, open_database
 from gyre.store.journal import Journal
 from gyre.store.ledger import LedgerStore
-from gyre.store.presence import Finding, Lost
+from gyre.store.presence import Finding, Lost, StoreMark
 from gyre.store.rollouts import RolloutStore
 from gyre.store.tables import check_text, decode_body, encode_body
 
@@ -118,6 +118,23 @@ class Store:
             BUSY_TIMEOUT_S + presence.hangs_after_s
         )  # SQLite waits for its lock, and then for the disk
         return presence.look_within(self._database.lost, deadline_s=mending_s)
+
+    @property
+    def mark(self) -> StoreMark | None:
+        """Which store it is, and its last commit of this process that a loss of power does not undo. None for
+        PostgreSQL, and before there is one."""
+        presence = self._database.presence
+        return presence.mark if presence is not None else None
+
+    def check_mark(self, mark: StoreMark) -> None:
+        """Raises StoreLost where this is an older copy of the store that an earlier process left so, or another."""
+        presence = self._database.presence
+        if presence is None:
+            return
+        with self._database.read():  # which tells the presence what the file is
+            pass
+        if (finding := presence.short_of(mark)) is not None:
+            raise finding.error()
 
     def journal(self, job_id: str) -> Journal:
         """The journal of one job. Reading or writing one that does not exist raises NotFound."""

@@ -79,6 +79,14 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreMark:
+    """Which store an SQLite file is, and how many commits it has counted."""
+
+    store_id: str
+    commits: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Identity:
     device: int
     inode: int
@@ -105,11 +113,35 @@ class Presence:
         self._size_bytes = 0
         self._store_id = ""
         self._commits = 0
+        self._durable = 0
 
     @property
     def commits(self) -> int:
         """The highest count of commits that this process has seen."""
         return self._commits
+
+    @property
+    def mark(self) -> StoreMark | None:
+        """This process's last commit that a loss of power does not undo; None before there is one."""
+        with self._lock:
+            return StoreMark(self._store_id, self._durable) if self._durable else None
+
+    def committed(self, commits: int) -> None:
+        """A commit with this count, and all before it, is on the disk."""
+        with self._lock:
+            self._durable = max(commits, self._durable)
+
+    def short_of(self, mark: StoreMark) -> Finding | None:
+        """What is wrong with the file as it was last read, where an earlier process left this mark."""
+        with self._lock:
+            store_id, commits = self._store_id, self._commits
+        if store_id != mark.store_id:
+            return self._finding(Lost.REPLACED, "is another store than the job's")
+        if commits < mark.commits:
+            return self._finding(
+                Lost.OLDER, f"is an older copy: it holds {commits} commits where {mark.commits} were seen"
+            )
+        return None
 
     def connected(self, *, first: bool) -> None:
         """A connection was made; `first`: no other of this process stands, so that the log may be a new one. Raises

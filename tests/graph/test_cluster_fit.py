@@ -85,3 +85,41 @@ def test_what_is_needed_is_said_whether_it_is_refused_or_waited_for() -> None:
     assert (
         fit_to_cluster(compiled.plan, [gpus("n1", 4), gpus("n2", 1)], later).machines()["rollout-0"] == "n2"
     )
+
+
+@pytest.mark.parametrize(("actor_gpus", "rollout_gpus"), [(8, 2), (4, 4), (2, 4)])
+def test_what_comes_later_takes_no_room_from_what_the_job_needs(actor_gpus: int, rollout_gpus: int) -> None:
+    """By size alone the larger rollouts would have the only machine, and the job could not begin."""
+    spec = {
+        "name": "j",
+        "recipe": "grpo",
+        "node_num": 2,
+        "device_per_node": 8,
+        "device_type": "GPU",
+        "config": {"task": {"name": "arithmetic"}},
+        "roles": {
+            "actor": {"total": 1, "resources": {"accelerator": actor_gpus}},
+            "rollout": {
+                "total": 2,
+                "elastic": {"min": 0, "max": 4},
+                "resources": {"accelerator": rollout_gpus},
+            },
+            "reward": {"resources": {"accelerator": 0}},
+        },
+        "affinity": {"separate": [["actor", "rollout"]]},
+    }
+    compiled = compile_job(JobSpec.model_validate(spec))
+    later = can_come_later(compiled.spec)
+    placed, lacking = fit_what_has_room(compiled.plan, [gpus("n1", 8)], can_come_later=later)
+    assert placed.machines()["actor-0"] == "n1"
+    assert set(lacking) <= later
+    assert placed.machines() == fit_to_cluster(compiled.plan, [gpus("n1", 8)], later).machines()
+
+
+def test_who_comes_later_and_stands_keeps_its_room() -> None:
+    compiled = compile_job(needs_two_machines())
+    later = can_come_later(compiled.spec)
+    standing = {"rollout-1": "n1", "rollout-2": "n1"}
+    placed, lacking = fit_what_has_room(compiled.plan, [gpus("n1", 4)], standing, can_come_later=later)
+    assert placed.machines()["rollout-1"] == placed.machines()["rollout-2"] == "n1"
+    assert any(name.startswith("actor") for name in lacking)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from gyre.api.orphaned_jobs import end_lost_job
-from gyre.api.resume import claim, give_back, write_continuation
+from gyre.api.resume import accept_copy, claim, give_back, write_continuation
 from gyre.config import JobSpec, parse_job
 from gyre.config.changes import changes_between
 from gyre.errors import Conflict, Fenced
 from gyre.failover import JobPhase
 from gyre.graph import compile_job
+from gyre.master.store_mark import read_mark, write_mark
+from gyre.store import StoreMark
 from tests.master.lives import JOB_ID, Job
 
 
@@ -101,3 +104,18 @@ def test_who_could_not_go_on_is_as_it_was(make_job: Callable[..., Job]) -> None:
     after = job.store.job(JOB_ID)
     assert (after.spec, after.phase, after.live) == (row.spec, row.phase, False)
     job.check()
+
+
+def test_resume_accepts_a_copy_of_the_store_and_says_how_old_it_is(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", steps=2)
+    job.run()
+    mark = read_mark(job.folder)
+    assert mark is not None
+    assert accept_copy(job.store, job.folder) == [], "it is the job's own"
+    assert read_mark(job.folder) is None
+    write_mark(job.folder, StoreMark(mark.store_id, 1_000_000))
+    (said,) = accept_copy(job.store, job.folder)
+    assert "is an older copy: it holds" in said
+    assert "1000000 were seen" in said
+    assert accept_copy(job.store, job.folder) == [], "the user has accepted it"
+    job.store.close()

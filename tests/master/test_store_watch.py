@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sqlite3
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +18,9 @@ from gyre.errors import SchemaTooNew, StoreCorrupt, StoreError, StoreFull, Store
 from gyre.failover import Cause, JobPhase, JobState
 from gyre.failover.events import StoreReturned
 from gyre.master import store_watch
+from gyre.master.store_mark import MARK_FILE, MarkWriter, read_mark, write_mark
 from gyre.master.store_watch import LOOK_S, StoreWatch, store_at
-from gyre.store import Journal
+from gyre.store import Journal, StoreMark
 from gyre.store.presence import Finding, Lost
 from gyre.testing.clock import VirtualClock, run_virtual
 from gyre.testing.standing_job import MasterLife
@@ -35,6 +38,7 @@ class Watched:
     """A watch whose store is as `there` says at each moment."""
 
     there: Callable[[float], Finding | None]
+    mark: StoreMark | None = None
     committed: JobState = field(default_factory=JobState)
     clock: VirtualClock = field(default_factory=VirtualClock)
     events: list[tuple[float, StoreReturned]] = field(default_factory=list)
@@ -158,9 +162,11 @@ def _found(clock: VirtualClock, timeout_s: float = 30.0) -> Any:
         StoreError("/s/gyre.db cannot be opened for writing.", details={"unreachable": True}),
         StoreError("postgresql://h/d cannot be reached.", details={"unreachable": True}),
         StoreError("/s/gyre.db: another process held the write lock.", details={"busy": True}),
+        StoreCorrupt("/s/gyre.db is not a readable Gyre store."),
+        SchemaTooNew("/s/gyre.db has schema 0099."),
     ],
 )
-def test_what_can_come_back_is_waited_for_and_then_given_up(
+def test_a_store_that_does_not_open_is_waited_for_and_then_given_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: StoreError
 ) -> None:
     store = object()
@@ -174,21 +180,10 @@ def test_what_can_come_back_is_waited_for_and_then_given_up(
     assert capsys.readouterr().err.count("waiting for the store") == 2
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        StoreCorrupt("/s/gyre.db is not a readable Gyre store."),
-        SchemaTooNew("/s/gyre.db has schema 0099."),
-        StoreFull("No space left for /s/gyre.db."),
-        StoreError("'gyre' is not a store's address."),
-    ],
-)
-def test_what_no_wait_makes_good_is_raised_at_once(
-    monkeypatch: pytest.MonkeyPatch, error: StoreError
-) -> None:
-    used = _opens(monkeypatch, error)
+def test_a_full_disk_is_not_waited_for_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = _opens(monkeypatch, StoreFull("No space left for /s/gyre.db."))
     clock = VirtualClock()
-    with pytest.raises(type(error)):
+    with pytest.raises(StoreFull):
         _found(clock)
     assert (len(used), clock.monotonic()) == (1, 0.0)
 
@@ -248,6 +243,99 @@ def test_a_master_whose_store_does_not_come_gives_up_and_makes_none(
     assert job.world.ended
     assert "was not there for 30 s: the job is given up" in capsys.readouterr().err
     job.store.close()
+
+
+# -- a copy that is older than the last master saw ------------------------------------------------------
+
+
+@pytest.fixture
+def dead_with_a_copy(make_job: Callable[..., Job]) -> Job:
+    """A job whose master died after its store was copied. The copy is in the store's place, the store in `newer`."""
+    job = make_job(steps=40, step_s=2.0)
+    older = job.folder / "older"
+    life = job.life().at(10.0, lambda _: _copy(job, older))
+    life.run(60.0)
+    _move(job, job.folder, job.folder / "newer")
+    _move(job, older, job.folder)
+    return job
+
+
+def _copy(job: Job, folder: Path) -> None:
+    folder.mkdir()
+    with (
+        contextlib.closing(sqlite3.connect(job.folder / "gyre.db")) as source,
+        contextlib.closing(sqlite3.connect(folder / "gyre.db")) as target,
+    ):
+        source.backup(target)
+
+
+def _swap(job: Job) -> None:
+    for file in job.folder.glob("gyre.db*"):
+        file.unlink()
+    _move(job, job.folder / "newer", job.folder)
+
+
+def test_a_master_takes_no_older_copy_and_goes_on_with_the_newer_one(
+    dead_with_a_copy: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = dead_with_a_copy
+    began = job.clock.monotonic()
+    _live(job, store_lost_timeout_s=60.0, at=(15.0, lambda: _swap(job)))
+    assert "is an older copy" in capsys.readouterr().err
+    assert job.clock.monotonic() > began + 15.0
+    assert job.phase is JobPhase.SUCCEEDED
+    job.check()
+
+
+def test_an_older_copy_that_stays_ends_the_job_and_is_not_written_to(
+    dead_with_a_copy: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = dead_with_a_copy
+    before = (job.folder / "gyre.db").read_bytes()
+    _live(job, store_lost_timeout_s=30.0)
+    assert job.world.ended
+    assert "the job is given up" in capsys.readouterr().err
+    assert (job.folder / "gyre.db").read_bytes() == before
+    _swap(job)
+
+
+def test_another_store_is_not_taken_for_the_job_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job(tmp_path / "job")
+    write_mark(job.folder, StoreMark("another", 1))
+    _live(job, store_lost_timeout_s=30.0)
+    assert job.world.ended
+    assert "is another store than the job's" in capsys.readouterr().err
+    job.store.close()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"store_id": "a"}'])
+def test_a_mark_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / MARK_FILE).write_text(text)
+    assert read_mark(tmp_path) is None
+    assert read_mark(tmp_path / "nowhere") is None
+    write_mark(tmp_path / "nowhere", StoreMark("a", 1))
+
+
+def test_one_mark_is_written_at_a_time_and_the_same_one_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, written = threading.Event(), []
+
+    def write(_directory: Path, mark: StoreMark) -> None:
+        written.append(mark.commits)
+        assert hangs.wait(30.0)
+
+    monkeypatch.setattr("gyre.master.store_mark.write_mark", write)
+    marks = MarkWriter(tmp_path)
+    for commits in (1, 1, 2, 3):  # the disk hangs over the first
+        marks.keep(StoreMark("a", commits))
+    hangs.set()
+    assert marks._thread is not None
+    marks._thread.join(30.0)
+    marks.keep(StoreMark("a", 3))
+    marks._thread.join(30.0)
+    marks.keep(StoreMark("a", 3))
+    assert written == [1, 3]
 
 
 # -- under the master ----------------------------------------------------------------------------------
