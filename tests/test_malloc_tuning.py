@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, sys
-from gyre.rollouts.manager.malloc_tuning import give_large_blocks_back
+from gyre.malloc_tuning import give_large_blocks_back
 
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in

@@ -1,11 +1,12 @@
-"""How the process of a rollout manager uses memory: when the garbage collector looks, and what goes back to the system.
+"""How a process of the control plane uses memory: when the garbage collector looks, and what goes back to the system.
 
 Large blocks of memory go back to the system when they are freed, however many came and went before.
 
 glibc takes large blocks from the system and gives them back, and small ones from a heap that grows at its end. But
 each large block that is freed raises the size from which on a block counts as large, up to 32 MiB. So the tables and
-frames of a manager come to lie on the heap, between small blocks that stay, and the holes that they leave are too small
-for the next ones: the heap grows, with the same amount in use. A limit that is set once stays as it is.
+frames of master, trainer and rollout manager come to lie on the heap, between small blocks that stay, and the holes
+that they leave are too small for the next ones: the heap grows, with the same amount in use. A limit that is set once
+stays as it is. Ranks that compute are left alone: to them a block from the system is a page fault for every 4 KiB.
 
 This module must not know what the memory is used for.
 """
