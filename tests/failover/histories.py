@@ -11,7 +11,7 @@ from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.graph import compile_job
 from gyre.sim import Witness
-from gyre.testing.standing_job import small_spec
+from tests.doubles.standing_job import small_spec
 
 
 def spec_with(**budgets: Budget) -> JobSpec:

@@ -26,7 +26,7 @@ from gyre.master.cluster import Address
 from gyre.master.vertex_reports import event_of
 from gyre.sim import Witness
 from gyre.testing.clock import VirtualClock
-from gyre.testing.fake_cluster import FakeCluster, FakeProcess, FakeTrainer, Fit
+from tests.doubles.fake_cluster import FakeCluster, FakeProcess, FakeTrainer, Fit
 from tests.examples import examples
 from tests.failover.histories import Recorded, coordinator_of, spec_with
 

@@ -9,8 +9,8 @@ from gyre.failover import JobPhase, differences, fold, rows_of
 from gyre.failover import events as e
 from gyre.graph import compile_job
 from gyre.sim import Delivery, Fault, FaultKind, SimResult, random_faults, simulate, spot_trace
-from gyre.testing.fault_injector import FaultInjector
-from gyre.testing.standing_job import small_spec
+from tests.doubles.fault_injector import FaultInjector
+from tests.doubles.standing_job import small_spec
 from tests.failover.histories import coordinator_of
 
 VERTICES = ("trainer-0", "actor-0", "actor-1", "rollout-0", "rollout-1", "reward-0")

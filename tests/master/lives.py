@@ -13,8 +13,8 @@ from gyre.errors import StoreFull
 from gyre.failover import Incident, JobPhase, JobState, VertexPhase, state_from
 from gyre.store import EventRow, Store, open_store
 from gyre.testing.clock import VirtualClock
-from gyre.testing.fake_cluster import FakeCluster, FakeTrainer
-from gyre.testing.standing_job import MasterDied, MasterLife, small_spec, store_with_job
+from tests.doubles.fake_cluster import FakeCluster, FakeTrainer
+from tests.doubles.standing_job import MasterDied, MasterLife, small_spec, store_with_job
 from tests.store.fault_points import BEGUN, at_points
 
 JOB_ID = "j1"

@@ -11,10 +11,10 @@ import pytest
 from gyre.config import Budget, Elastic, JobSpec, WeightsSpec
 from gyre.failover import JobPhase, Reason, Scope, VertexPhase
 from gyre.sim import FaultKind
-from gyre.testing.fake_cluster import STACK_OF_A_STALL
-from gyre.testing.fake_connection import STACK_FROM_OUTSIDE
-from gyre.testing.fault_injector import FaultInjector
-from gyre.testing.standing_job import StandingJob
+from tests.doubles.fake_cluster import STACK_OF_A_STALL
+from tests.doubles.fake_connection import STACK_FROM_OUTSIDE
+from tests.doubles.fault_injector import FaultInjector
+from tests.doubles.standing_job import StandingJob
 from tests.master.lives import Job, Life
 from tests.store.fault_points import AFTER_COMMIT
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from gyre.sim import MASTER, Fault, FaultKind, random_faults
-from gyre.testing.fake_cluster import FakeCluster
+from tests.doubles.fake_cluster import FakeCluster
 
 T = TypeVar("T")
 
