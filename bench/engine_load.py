@@ -41,13 +41,13 @@ import numpy as np
 from gpu_plane.engine_command import SGLANG_EXTRA
 from gpu_plane.model import model_main
 from gpu_plane.scale import DRY, GPU
+from gyre.testing.sglang_cpu import sglang_on_cpu
 
 from gyre.engines.dialect import FinishKind, GenerateRequest, SamplingParams
 from gyre.engines.http_client import EngineClient
 from gyre.engines.process import EngineCommand, EngineProcess
 from gyre.engines.sglang import sglang_command
 from gyre.engines.weight_loading import EngineLoader, LoadReport
-from gyre.testing.sglang_cpu import sglang_on_cpu
 
 CASES = ("disk", "host", "pinned", "device")
 Row = dict[str, Any]
