@@ -10,8 +10,8 @@ from gyre.failover import Decision, FailoverCoordinator, Incident, JobState, Ver
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.graph import compile_job
-from gyre.sim import Witness
 from gyre.testing.standing_job import small_spec
+from tests.failover.witness import Witness
 
 
 def spec_with(**budgets: Budget) -> JobSpec:

@@ -12,8 +12,8 @@ from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import InvariantBroken
 from gyre.graph.recipes import ROLLOUT_INSTANCE
-from gyre.sim import Witness
 from tests.failover.histories import History, coordinator_of, spec_with
+from tests.failover.witness import Witness
 
 
 def old_news(history: History) -> list[e.Event]:
