@@ -59,7 +59,7 @@ class History:
     def submit(self) -> History:
         roles = {name: role.total for name, role in self.coordinator.spec.roles.items()}
         self.decide(e.JobSubmitted("j1", self.coordinator.spec.name, roles))
-        self.decide(e.MasterStarted(1, pid=10, node="n0", url="http://127.0.0.1:1", rules=e.RULES))
+        self.decide(e.MasterStarted(1, pid=10, node="n0", url="http://127.0.0.1:1"))
         return self
 
     def start_all(self) -> History:

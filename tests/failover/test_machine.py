@@ -64,7 +64,7 @@ class World(RuleBasedStateMachine):
         self.epoch = 1
         roles = {name: role.total for name, role in SPEC.roles.items()}
         self.decide(e.JobSubmitted("j1", "small", roles))
-        self.decide(e.MasterStarted(1, pid=1, node="n0", rules=e.RULES))
+        self.decide(e.MasterStarted(1, pid=1, node="n0"))
         for _ in range(calm_rounds):
             self.let_everything_happen(finish=False)
 
@@ -101,7 +101,7 @@ class World(RuleBasedStateMachine):
         self.news = []
         for item in self.outbox:
             item.tried = False
-        self.decide(e.MasterStarted(self.epoch, pid=self.epoch, node="n0", rules=e.RULES))
+        self.decide(e.MasterStarted(self.epoch, pid=self.epoch, node="n0"))
         for record in self.state.vertices.values():
             if record.phase is not VertexPhase.RUNNING:
                 continue
