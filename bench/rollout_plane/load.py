@@ -160,11 +160,11 @@ class Agent:
     def take(self, body: dict[str, Any]) -> None:
         now = time.monotonic()
         self.first_work_at = self.first_work_at or now
-        prompts = {prompt["ticket"]: prompt for prompt in body["prompts"]}
+        prompts = {prompt["request_id"]: prompt for prompt in body["prompts"]}
         low, high = self.load.options["tokens"]
         load = self.load
         for work in body["work"]:
-            prompt = prompts[work["ticket"]]
+            prompt = prompts[work["request_id"]]
             first = int.from_bytes(prompt["tokens"][:4], "little")
             base = base_of(first, work["key"] & 0xFFFF)
             prior = len(work["prior"]) // 4

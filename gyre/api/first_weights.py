@@ -214,7 +214,7 @@ def _copy_of_megatrons(folder: Path, out: Path, wanted: Wanted, *, trust: bool) 
     refuse_pickle(folder, metadata, trust=trust)
     if metadata.get("model") is None:
         raise ConfigError(
-            f"{folder} is not of a policy, or of an older Gyre, which did not write down its model.",
+            f"{folder} is not of a policy.",
             hint="A critic's checkpoint has no policy; the actor's lies above it.",
         )
     wanted.refuse_other(architecture_of(metadata["model"]["config"], str(folder)), folder)

@@ -17,9 +17,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from gyre.failover.state import fields_of
 
-RULES = 3
-"""The newest rules of decisions; see `MasterStarted`."""
-
 
 class Event:
     """The common base; see the subclasses."""
@@ -48,15 +45,12 @@ class JobContinued(Event):
 
 @dataclass(frozen=True, slots=True)
 class MasterStarted(Event):
-    """A master took the job over: its epoch fences every older one. `rules` numbers the rules that it decides by, so
-    that a history folds by those of its time: `RULES` today, 2 before the attempts of silent scripts were counted, 1
-    before steps were summed up, 0 before attempts without progress were counted."""
+    """A master took the job over: its epoch fences every older one."""
 
     epoch: int
     pid: int
     node: str
     url: str = ""
-    rules: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,16 +235,15 @@ class WeightsPublished(Event):
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
     """A held-out set was answered by a policy version. `accuracy` is the share of the `count` samples that are right,
-    or none where that has no meaning; `pass_at` and `best_of` are by k, as text. Events of before there were several
-    sets have no `prompts`."""
+    or none where that has no meaning; `pass_at` and `best_of` are by k, as text."""
 
     incarnation: int
     version: int
     accuracy: float | None
     count: int
+    prompts: int
     report: int = 0
     set: str = "held_out"
-    prompts: int | None = None
     reward_mean: float | None = None
     reward_std: float | None = None
     threshold: float | None = None

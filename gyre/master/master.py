@@ -24,7 +24,6 @@ from gyre.config.sections.first_weights import source_of
 from gyre.errors import ConfigError, Conflict, Fenced, GyreError, NotFound, StoreFull, Unreachable
 from gyre.failover import FailoverCoordinator, JobPhase, JobState
 from gyre.failover.events import (
-    RULES,
     DiskFilled,
     DiskHasRoom,
     DrainRequested,
@@ -153,7 +152,7 @@ class JobMaster:
             roles = {role: spec.total for role, spec in self._spec.roles.items()}
             submitted = JobSubmitted(self.job_id, row.name, roles, source_of(self._spec.config))
             self._context.submit(submitted, actor="user")
-        await self._context.submit(MasterStarted(self._context.epoch, os.getpid(), _hostname(), url, RULES))
+        await self._context.submit(MasterStarted(self._context.epoch, os.getpid(), _hostname(), url))
         if not first:
             await self._scheduler.places.release_unwanted()
         if self._waited_for_room:  # what died meanwhile is not the vertices' fault

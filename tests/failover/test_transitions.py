@@ -333,7 +333,6 @@ def test_the_first_result_of_a_set_by_a_version_is_kept(history: History) -> Non
     told = {"version": 2, "count": 4, "prompts": 2, "reward_mean": 0.5}
     for name, accuracy in (("aime", 0.25), ("aime", 0.75), ("math500", None)):
         history.report(e.Evaluated, accuracy=accuracy, set=name, **told)
-    history.report(e.Evaluated, version=2, accuracy=0.5, count=4)  # as it was before there were sets
     found = history.state.evaluations
     assert {key: one.accuracy for key, one in found.items()} == {"aime/2": 0.25, "math500/2": None}
 

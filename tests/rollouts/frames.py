@@ -75,8 +75,10 @@ SELDOM: list[Frame] = [
         weights_key="k",
     ),
     Assign(
-        prompts=[Prompt(ticket=1, tokens=b"\1\0\0\0", sampling={"max_new_tokens": 9, "stop_token_ids": [3]})],
-        work=[Work(row=0, lease=1, key=65536, ticket=1, prior=b"", seed=4)],
+        prompts=[
+            Prompt(request_id=1, tokens=b"\1\0\0\0", sampling={"max_new_tokens": 9, "stop_token_ids": [3]})
+        ],
+        work=[Work(row=0, lease=1, key=65536, request_id=1, prior=b"", seed=4)],
     ),
     Request(
         purpose="train",

@@ -58,8 +58,7 @@ def job_continued(layout: JobLayout, draft: Draft, event: e.JobContinued, now: f
         error="",
         roles=dict(event.roles),
     )
-    if draft.job.rules >= 2:
-        draft.set_training(continued_at=now, continued_step=draft.job.step, continued_reward=None)
+    draft.set_training(continued_at=now, continued_step=draft.job.step, continued_reward=None)
     for key in list(draft.uses):
         draft.set_uses(key, ())
         draft.set_attempts(key, 0)
@@ -97,7 +96,6 @@ def master_started(
         master_pid=event.pid,
         master_node=event.node,
         master_url=event.url or draft.job.master_url,
-        rules=max(event.rules, draft.job.rules),
     )
     if takes_over and not draft.job.phase.ended:
         incident = Incident(

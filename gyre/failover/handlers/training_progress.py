@@ -28,8 +28,7 @@ def step_completed(
 ) -> Iterable[c.Command]:
     if event.step > draft.job.step:
         draft.set_job(step=event.step)
-        if draft.job.rules >= 2:  # histories from before hold no sums
-            _sum_up(draft, event)
+        _sum_up(draft, event)
         _give_back(draft)
     return ()
 
@@ -192,8 +191,6 @@ def gang_restored(layout: JobLayout, draft: Draft, event: e.GangRestored, now: f
 
 def evaluated(layout: JobLayout, draft: Draft, event: e.Evaluated, now: float) -> Iterable[c.Command]:
     """Keep the first result of a set by a version, for people."""
-    if event.prompts is None:  # of before there were several sets, when nothing was kept
-        return ()
     found = Evaluation(
         version=event.version,
         set=event.set,

@@ -99,16 +99,16 @@ class Dispatch:
             session = self._sessions.get(name)
             if session is None or session.connection is None:
                 continue
-            known = {prompt.ticket: prompt for prompt in prompts}
+            known = {prompt.request_id: prompt for prompt in prompts}
             for portion in _portions(work):
                 needed = 0
                 for one in portion:
                     state = self._groups.sample(one.key)
                     if one.prior and state is not None:
                         needed = max(needed, self._groups.last_delta(state))
-                tickets = dict.fromkeys(one.ticket for one in portion)
+                request_ids = dict.fromkeys(one.request_id for one in portion)
                 self.tell(
-                    session, Assign(prompts=[known[number] for number in tickets], work=portion), needed
+                    session, Assign(prompts=[known[number] for number in request_ids], work=portion), needed
                 )
 
     def tell(self, session: AgentSession, frame: Frame, needed: int = 0) -> None:

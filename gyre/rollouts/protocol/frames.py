@@ -125,7 +125,7 @@ class Work(Frame):
     row: Count
     lease: Count
     key: Count
-    ticket: Count
+    request_id: Count
     prior: bytes
     seed: Count
 
@@ -134,7 +134,7 @@ class Prompt(Frame):
     """The prompt and parameters that the samples of one request share. `tokens` is int32; `sampling` has the dialect's
     names."""
 
-    ticket: Count
+    request_id: Count
     tokens: bytes
     sampling: Sampling
 

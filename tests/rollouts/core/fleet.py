@@ -326,7 +326,7 @@ class Fleet(RuleBasedStateMachine):
     def send(self, given: dict[str, tuple[list[Prompt], list[Work]]]) -> None:
         for name, (prompts, works) in given.items():
             assert self.can(name)
-            known = {prompt.ticket: prompt for prompt in prompts}
+            known = {prompt.request_id: prompt for prompt in prompts}
             for work in works:
                 state = self.open_groups.sample(work.key)
                 assert state is not None
@@ -335,7 +335,7 @@ class Fleet(RuleBasedStateMachine):
                 assert len(work.prior) // 4 >= self.committed_lengths.get(identity, 0)
                 assert state.request.min_version <= self.agents[name].version <= self.version
                 needed = self.open_groups.last_delta(state) if work.prior else 0
-                self.tell(name, (known[work.ticket], work), needed)
+                self.tell(name, (known[work.request_id], work), needed)
 
     def tell(self, name: str, frame: Any, needed: int = 0) -> None:
         """As the manager does: what goes on elsewhere waits until it is committed, and what follows behind it."""

@@ -76,7 +76,6 @@ class GroupState:
         self.restores = found.restores
         """The last restore of each role that had one."""
         self._restore_count = found.restore_count
-        self._add_steps_without_record(found.trained, list(found.metrics))
 
     def _redraw_unfit(self, found: Recovered, vocabulary: int | None) -> None:
         """Queue unfit groups again. The micro-batches of the step that is being made are forgotten where one has such a
@@ -102,13 +101,6 @@ class GroupState:
             self.unscored.add(group_id)
             self.min_versions[group_id] = self.step
             self.redrawn[group_id] = (tokens, problem)
-
-    def _add_steps_without_record(self, trained: frozenset[int], steps: Sequence[int]) -> None:
-        """A ledger from before micro-batches were recorded: a step is its groups by number."""
-        for step in steps:
-            ids = range((step - 1) * self.per_step, step * self.per_step)
-            if step not in self.batches and trained.issuperset(ids):
-                self.batches[step] = [RecordedBatch(step, 0, (tuple(ids),), last=True)]
 
     # -- slots and steps ----------------------------------------------------------------------------
 

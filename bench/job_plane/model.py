@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from gpu_plane.follow import Row
-
-QWEN3_0_6B = {
-    "hidden": 1024,
-    "layers": 28,
-    "heads": 16,
-    "kv_heads": 8,
-    "head_dim": 128,
-    "inner": 3072,
-    "vocab": 151_936,
-}
-SMALL = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "inner": 128, "vocab": 512}
-"""For CPUs."""
+Row = dict[str, Any]
 
 
 def model_main(options: Row) -> None:
     """Write one version of the model, in Hugging Face's layout with Gyre's listing.
 
-    `eos` is the end token that its configuration tells, the last one unless given. `rare` tokens have an embedding of
-    zero, tied, so that each comes with a probability of about 1 / 7.4 of the others' mean, whatever was before.
+    It has no end token: samples end at the stop tokens of the task. `rare` tokens have an embedding of zero, tied, so
+    that each comes with a probability of about 1 / 7.4 of the others' mean, whatever was before.
     """
     import torch
     from safetensors.torch import save_file
@@ -90,7 +79,7 @@ def model_main(options: Row) -> None:
         "max_window_layers": s["layers"],
         "initializer_range": 0.02,
         "bos_token_id": s["vocab"] - 2,
-        "eos_token_id": options.get("eos", s["vocab"] - 1),
+        "eos_token_id": None,
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1))

@@ -1,9 +1,12 @@
-"""The directory of jobs, the journal with its snapshot and outbox, and the sample ledger.
+"""The store's identity, the directory of jobs, the journal with its snapshot and outbox, the sample ledger, and the
+rollout plane's own journal.
 
 Revises nothing. A released revision is never changed: it spells the tables out instead of importing them.
 """
 
 from __future__ import annotations
+
+import uuid
 
 import sqlalchemy as sa
 from alembic import op
@@ -26,6 +29,13 @@ def _partial(name: str, table: str, columns: list[str], where: str, *, unique: b
 
 
 def upgrade() -> None:
+    table = op.create_table(
+        "gyre_store",
+        sa.Column("store_id", sa.Text, primary_key=True),
+        sa.Column("commits", sa.BigInteger, nullable=False),
+        sqlite_with_rowid=False,
+    )
+    op.bulk_insert(table, [{"store_id": uuid.uuid4().hex, "commits": 0}])
     op.create_table(
         "gyre_jobs",
         sa.Column("job_id", sa.Text, primary_key=True),
@@ -41,6 +51,8 @@ def upgrade() -> None:
         sa.Column("master_pid", sa.Integer),
         sa.Column("url", sa.Text),
         sa.Column("token_hint", sa.Text),
+        sa.Column("queued_since", sa.Float),
+        sa.Column("queued_at", sa.Float),
     )
     _partial("gyre_jobs_one_live_name", "gyre_jobs", ["name"], "ended_at IS NULL", unique=True)
     op.create_index("gyre_jobs_by_age", "gyre_jobs", ["created_at"])
@@ -91,6 +103,7 @@ def upgrade() -> None:
         sa.Column("job_id", sa.Text, primary_key=True),
         sa.Column("term", sa.BigInteger, nullable=False),
         sa.Column("cursor", sa.BigInteger, nullable=False),
+        sa.Column("data", sa.Text),
     )
     op.create_table(
         "gyre_ledger_groups",
@@ -121,10 +134,64 @@ def upgrade() -> None:
         sa.Column("path", sa.Text, nullable=False),
         sa.Column("at", sa.Float, nullable=False),
     )
+    op.create_table(
+        "gyre_ledger_micro_batches",
+        sa.Column("job_id", sa.Text, primary_key=True),
+        sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("position", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("shares", sa.Text, nullable=False),
+        sa.Column("last", sa.Integer, nullable=False),
+    )
+    op.create_table(
+        "gyre_ledger_discards",
+        sa.Column("job_id", sa.Text, primary_key=True),
+        sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("group_id", sa.BigInteger, nullable=False),
+        sa.Column("reason", sa.Text, nullable=False),
+        sa.Column("tokens", sa.BigInteger, nullable=False),
+        sa.Column("replaced_by", sa.BigInteger),
+        sa.Column("evidence", sa.Text, nullable=False),
+        sa.Column("at", sa.Float, nullable=False),
+    )
+    op.create_table(
+        "gyre_ledger_restores",
+        sa.Column("job_id", sa.Text, primary_key=True),
+        sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("role", sa.Text, nullable=False),
+        sa.Column("gang", sa.BigInteger, nullable=False),
+        sa.Column("source", sa.Text, nullable=False),
+        sa.Column("checkpoint_step", sa.BigInteger, nullable=False),
+        sa.Column("step", sa.BigInteger),
+        sa.Column("seconds", sa.Float),
+    )
+    op.create_table(
+        "gyre_rollouts",
+        sa.Column("job_id", sa.Text, primary_key=True),
+        sa.Column("term", sa.BigInteger, nullable=False),
+        sa.Column("counters", sa.Text, nullable=False),
+    )
+    op.create_table(
+        "gyre_rollout_groups",
+        sa.Column("job_id", sa.Text, primary_key=True),
+        sa.Column("request_id", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("request", sa.LargeBinary, nullable=False),
+    )
+    op.create_table(
+        "gyre_rollout_deltas",
+        sa.Column("job_id", sa.Text, primary_key=True),
+        sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("body", sa.LargeBinary, nullable=False),
+    )
 
 
 def downgrade() -> None:
     for table in (
+        "gyre_rollout_deltas",
+        "gyre_rollout_groups",
+        "gyre_rollouts",
+        "gyre_ledger_restores",
+        "gyre_ledger_discards",
+        "gyre_ledger_micro_batches",
         "gyre_ledger_checkpoints",
         "gyre_ledger_steps",
         "gyre_ledger_groups",
@@ -134,5 +201,6 @@ def downgrade() -> None:
         "gyre_events",
         "gyre_journals",
         "gyre_jobs",
+        "gyre_store",
     ):
         op.drop_table(table)

@@ -1,4 +1,4 @@
-"""The coordinator's invariants, checked at every decision: by the simulator, and by tests that drive it themselves.
+"""The coordinator's invariants, checked at every decision that a test drives or that a master's journal holds.
 
 A `Witness` sees each decision of one history, in order, and raises `InvariantBroken` with the invariant's name and
 the event at the first one that breaks a rule. It compares states by identity first, so it costs little.

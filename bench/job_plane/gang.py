@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
-from training_loop.actors.actor import ActorFailed, ActorProcess, Row, now
+from job_plane.actor import ActorFailed, ActorProcess, Row, now
 
-AT_THE_FIRST = frozenset(("publish", "bare"))
-"""What concerns the first rank alone: it holds the host copy of the weights. `bare` is measured on one rank."""
+FIRST_RANK_ONLY = frozenset(("publish", "bare"))
+"""Calls to the first rank alone: it holds the host copy of the weights. `bare` is measured on one rank."""
 
 
 class ActorGang:
@@ -27,15 +27,10 @@ class ActorGang:
         self.ranks = ranks
         self._processes = [start(rank) for rank in range(ranks)]
         self._callers = ThreadPoolExecutor(ranks + 1, thread_name_prefix="gang")
-        self.level = self._processes[0].level
-
-    @property
-    def pid(self) -> int:
-        return self._processes[0].pid
 
     def call(self, what: str, within_s: float, *, line: str = "compute", **given: Any) -> Any:
         """Raises ActorFailed with the traceback of the rank that failed first."""
-        if self.ranks == 1 or what in AT_THE_FIRST:
+        if self.ranks == 1 or what in FIRST_RANK_ONLY:
             return self._processes[0].call(what, within_s, line=line, **given)
         if what == "setup":
             until = now() + within_s
@@ -64,13 +59,6 @@ class ActorGang:
         if what == "memory":
             return {**first, "by_rank": answers}
         return first
-
-    def kill(self) -> None:
-        """By SIGKILL, all of it."""
-        for process in self._processes:
-            process.process.kill()
-        for process in self._processes:
-            process.process.wait()
 
     def close(self) -> None:
         for process in self._processes:  # at once: one alone would wait for another in a collective

@@ -6,7 +6,6 @@ which goes on while the next step computes. Messages are pickled, because both e
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import subprocess
@@ -20,17 +19,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from gpu_plane.endpoint import endpoint_of
-
 Row = dict[str, Any]
 now = time.monotonic  # one clock for all processes of this machine
 
-LEVELS = (
-    "as it is",
-    "without torch.compile",
-    "without torch.compile, attention a sequence at a time, passes of half the tokens",
-)
-"""Fallbacks that are tried in turn if the actor's first step fails, so as not to waste a lent machine."""
+NO_MANAGER = ("http://127.0.0.1:9", "bench")
+"""Endpoint and token of a rollout manager, which these weights are never fetched through."""
 
 
 class ActorFailed(Exception):
@@ -38,10 +31,7 @@ class ActorFailed(Exception):
 
 
 class ActorProcess:
-    def __init__(
-        self, script: Path, options: Row, output: Path, *, level: int = 0, env: dict[str, str] | None = None
-    ) -> None:
-        self.level = level
+    def __init__(self, script: Path, options: Row, output: Path, *, env: dict[str, str]) -> None:
         self._output = output
         self._lines: dict[str, tuple[Connection, threading.Lock]] = {}
         self._asked = 0
@@ -50,17 +40,14 @@ class ActorProcess:
             mine, other = Pipe()
             self._lines[name] = (mine, threading.Lock())
             theirs.append(other)
-        told = {**options, "level": level, "lines": [line.fileno() for line in theirs]}
-        own = {**os.environ, **(env or {})}
-        if level:
-            own["TORCHDYNAMO_DISABLE"] = "1"
+        told = {**options, "lines": [line.fileno() for line in theirs]}
         with open(output, "ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, str(script), "--actor", json.dumps(told)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env=own,
+                env={**os.environ, **env},
                 pass_fds=told["lines"],
             )
         for line in theirs:
@@ -105,10 +92,10 @@ class ActorProcess:
             self.process.wait()
 
 
-def actor_main(options: Row, work_of: Callable[[Row], Work] | None = None) -> None:
-    """Answer calls until the lines are closed. `work_of(options)` makes the object that answers, by default `Work`."""
+def actor_main(options: Row) -> None:
+    """Answer calls until the lines are closed."""
     compute, publish = (Connection(number) for number in options["lines"])
-    work = (work_of or Work)(options)
+    work = Work(options)
     thread = threading.Thread(target=_answer, args=(publish, work), daemon=True)
     thread.start()
     _answer(compute, work)
@@ -129,8 +116,6 @@ def _answer(line: Connection, work: Work) -> None:
 
 
 class Work:
-    ROLE = "actor"
-
     def __init__(self, options: Row) -> None:
         self.options = options
         self.actor: Any = None
@@ -175,28 +160,19 @@ class Work:
         """The row about the imports, which are done."""
         return self.imported
 
-    def setup(self, layout: Row | None = None, port: int = 0) -> Row:
-        """Set up a new actor, which replaces an earlier one. `layout` holds settings of `config.megatron`; the ranks of
-        a gang meet at `port`."""
+    def setup(self, port: int = 0) -> Row:
+        """Set up the actor. The ranks of a gang meet at `port`."""
         from gyre.workloads.base import WorkloadContext
+        from gyre.workloads.megatron.actor import MegatronActor
 
         began = now()
-        self._let_go()
-        config = self.options["config"]
-        config = {**config, "megatron": {**config["megatron"], **(layout or {})}}
-        if self.options["level"] >= 2:
-            from gyre.workloads.megatron.model import gpt
-
-            vars(gpt)["varlen_attn"] = None
-            half = {"pass_tokens": config["megatron"]["pass_tokens"] // 2}
-            config = {**config, "megatron": {**config["megatron"], **half}}
-        actor = self._learner()
+        actor = MegatronActor()
         actor.context = WorkloadContext(
             "bench",
-            self.ROLE,
+            "actor",
             self.options.get("rank", 0),
             self.options.get("ranks", 1),
-            config=config,
+            config=self.options["config"],
             directory=Path(self.options.get("directory", "")),
             master_addr="127.0.0.1",
             master_port=port or None,
@@ -215,33 +191,11 @@ class Work:
         return {
             "imported": self.imported,
             "setup_s": round(self._now() - began, 2),
-            "level": LEVELS[self.options["level"]],
             "parameters": sum(one.numel() for one in policy.module.parameters()),
             "dtype": str(policy.dtype),
             "device": str(policy.device),
             "pass_tokens": policy.settings.pass_tokens,
         }
-
-    def _learner(self) -> Any:
-        """The actor that is set up."""
-        from gyre.workloads.megatron.actor import MegatronActor
-
-        return MegatronActor()
-
-    def _let_go(self) -> None:
-        """Drop the earlier actor and its memory."""
-        before, self.actor = self.actor, None
-        source, self._source = self._source, None
-        if source is not None:
-            source.close()
-        if before is None:
-            return
-        before.teardown()
-        del before
-        gc.collect()
-        if self.cuda:
-            self.torch.cuda.empty_cache()
-            self.torch.cuda.reset_peak_memory_stats()
 
     def begin(self, step: int) -> Row:
         told: Row = self.actor.begin(step)
@@ -262,39 +216,6 @@ class Work:
             "stepped_at": self.stepped_at,
         }
 
-    def state(self) -> Row:
-        return {"step": self.actor.step, "trained": self.actor.trained}
-
-    def give_back(self) -> Row:
-        """Free the allocator's unused memory, for a colocated engine."""
-        began = now()
-        if self.cuda:
-            self.torch.cuda.empty_cache()
-        return {"seconds": round(now() - began, 4)}
-
-    def checkpoint(self, path: str) -> Row:
-        """Write a checkpoint to the disk, and wait for it."""
-        began = self.begin_checkpoint(path)
-        ended = self.end_checkpoint()
-        return {**began, "write_s": ended["seconds"], "seconds": began["seconds"] + ended["seconds"]}
-
-    def begin_checkpoint(self, path: str) -> Row:
-        """Begin a checkpoint. Training stops for `seconds`: `digest_s` for the checksum of the weights, unless it is
-        known, and `copy_s` for the copy to host memory. It is written while the next step trains."""
-        _, digest_s = self._timed(lambda: self.actor._digest())
-        _, copy_s = self._timed(lambda: self.actor.checkpoint(Path(path), background=True))
-        return {"digest_s": digest_s, "copy_s": copy_s, "seconds": digest_s + copy_s}
-
-    def end_checkpoint(self) -> Row:
-        """Wait until the checkpoint is written."""
-        _, seconds = self._timed(lambda: self.actor.checkpoint_written(wait=True))
-        return {"seconds": seconds}
-
-    def restore(self, path: str) -> Row:
-        """Restore a checkpoint of any layout."""
-        _, seconds = self._timed(lambda: self.actor.restore(Path(path)))
-        return {"seconds": seconds, "step": self.actor.step}
-
     def memory(self) -> Row:
         if not self.cuda:
             return {}
@@ -306,96 +227,24 @@ class Work:
 
     # -- publishing, beside the next step --------------------------------------------------------------
 
-    def publish(self, version: int, way: str, folder: str, endpoint: str) -> Row:
-        """Publish the weights after the last step as a folder that engines can load, below `folder`. Returns the
-        manager's `path`, `checksum`, `sources` and `model`."""
-        began = now()
-        told = getattr(self, f"_publish_{way}")(version, Path(folder), Path(endpoint))
-        return {"way": way, "began_at": began, **told}
-
-    def _publish_folder(self, version: int, folder: Path, endpoint: Path) -> Row:
-        """Publish by packing everything into one buffer, which is then written."""
-        from gyre.weights.version.manifest import WeightManifest
-        from gyre.weights.version.model_folder import write_model_folder
-
-        began = now()
-        config, manifest, buffer = self.actor.export_model(version=version)
-        exported = now()
-        path = folder / f"v{version:08d}"
-        written = write_model_folder(path, config, WeightManifest.from_dict(manifest), buffer)
-        return {
-            "path": str(path),
-            "checksum": written.checksum,
-            "sources": [],
-            "model": written.fingerprint(),
-            "size_bytes": len(buffer),
-            "export_s": exported - began,
-            "write_s": now() - exported,
-        }
-
-    def _publish_arena(self, version: int, folder: Path, endpoint: Path) -> Row:
-        """Publish tensor by tensor into an arena that serves the version, with checksums in parallel."""
+    def publish(self, version: int, folder: str) -> Row:
+        """Publish the weights after the last step, tensor by tensor, into an arena below `folder` that serves them.
+        `path` is the folder that engines load."""
         from gyre.weights.version.manifest import layout_of
-        from gyre.weights.version.model_folder import config_bytes, fingerprint_of
+        from gyre.weights.version.model_folder import config_bytes
         from gyre.workloads.gang.weight_source import WeightSource
 
         if self._source is None:
-            self._source = WeightSource(folder, endpoint_of(endpoint), root=folder)
-        began = now()
+            self._source = WeightSource(Path(folder), lambda: NO_MANAGER, root=Path(folder))
         layout, own = layout_of(self.actor.weights())
-        config = self.actor.hugging_face_config
-        files = {"config.json": config_bytes(config)}
+        files = {"config.json": config_bytes(self.actor.hugging_face_config)}
         publication = self._source.publisher.begin(version, self.actor.step, layout, files=files)
-        prepared = now()
         for name, tensor in own.items():
             publication.put(name, tensor)
-        copied = now()
-        manifest = publication.finish().result(60.0)
-        return {
-            "path": str(self._source.arena.versions[version].path),
-            "checksum": manifest.checksum,
-            "sources": [self._source.address],
-            "model": fingerprint_of(config),
-            "size_bytes": layout.size_bytes,
-            "export_s": now() - began,
-            "of_it_space_s": prepared - began,
-            "of_it_copy_s": copied - prepared,
-            "write_s": 0.0,
-        }
+        publication.finish().result(60.0)
+        return {"path": str(self._source.arena.versions[version].path)}
 
     # -- what it is compared with ----------------------------------------------------------------------
-
-    def logprobs(self, groups: list[Any]) -> Row:
-        """The engine's log-probs of these samples against Megatron's, token by token."""
-        import numpy as np
-
-        from gyre.workloads.megatron.steps.packing import Row as Sequence
-        from gyre.workloads.megatron.steps.packing import pack
-
-        policy = self.actor.policy
-        rows = [
-            Sequence(group.prompt_ids, sample.token_ids, {"engine": sample.logprobs})
-            for group in groups
-            for sample in group.samples
-        ]
-        passes = list(pack(rows, max_tokens=policy.settings.pass_tokens))
-        found = policy.logprobs(passes, temperature=1.0)
-        mine = np.concatenate([one.float().cpu().numpy() for one, _ in found]).astype(np.float64)
-        entropy = float(np.mean(np.concatenate([one.float().cpu().numpy() for _, one in found])))
-        engine = np.concatenate([part.values["engine"].numpy() for part in passes]).astype(np.float64)
-        apart, log_ratio = np.abs(mine - engine), mine - engine
-        return {
-            "tokens": len(mine),
-            "mean_abs": float(apart.mean()),
-            "median_abs": float(np.median(apart)),
-            "p99_abs": float(np.quantile(apart, 0.99)),
-            "max_abs": float(apart.max()),
-            "mean": float(log_ratio.mean()),
-            "kl_k3": float((np.exp(log_ratio) - 1.0 - log_ratio).mean()),
-            "correlation": float(np.corrcoef(mine, engine)[0, 1]),
-            "engine_mean": float(engine.mean()),
-            "entropy": entropy,
-        }
 
     def bare(self, groups: list[list[Any]], steps: int) -> Row:
         """Optimizer steps of Megatron's own parts over this very model: its schedule, its cross-entropy, its
