@@ -219,7 +219,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.BatchSkipped: training_progress.batch_skipped,
     e.PassesHalved: training_progress.passes_halved,
     e.GroupRedrawn: training_progress.recorded,  # the trainer asks for it again by itself
-    e.GroupSetAside: training_progress.recorded,  # the trainer has replaced the group
+    e.GroupReplaced: training_progress.recorded,  # the trainer has replaced the group
     e.RolloutsChanged: engines.rollouts_changed,
     e.Reported: training_progress.recorded,
     e.ReportRefused: training_progress.recorded,

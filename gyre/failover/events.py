@@ -321,9 +321,9 @@ class GangRestored(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSetAside(Event):
-    """Another prompt took a group's place. `reason` is `poison` if the group was quarantined, with the engines' last
-    words as evidence; `stale`; or `no_gradient` if all samples earned the same. `tokens` counts the trainer's tokens of
+class GroupReplaced(Event):
+    """Another prompt took a group's place. `reason` is `quarantined`, with the engines' last words as
+    evidence; `stale`; or `no_gradient` if all samples earned the same. `tokens` counts the trainer's tokens of
     it."""
 
     incarnation: int
@@ -350,7 +350,7 @@ class GroupRedrawn(Event):
 @dataclass(frozen=True, slots=True)
 class BatchSkipped(Event):
     """A step left the weights of `role` as they were, because its gradient was not finite: `error` is what the ranks
-    said. Its groups are set aside."""
+    said. Its groups are dropped."""
 
     incarnation: int
     step: int
@@ -399,9 +399,9 @@ class JobStalled(Event):
 @dataclass(frozen=True, slots=True)
 class RolloutsChanged(Event):
     """The rollout manager (`vertex`) tells what became of an instance, a sample or a window: `what` is
-    `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `InstanceSetAside`, `RecallIgnored`, `AddressIgnored`,
-    `EngineStarted`, `EngineStartFailed`, `EngineDied`, `EngineLimited`, `SlowerWay`, `SampleSetAside` (quarantined),
-    `WindowClosed`, `MemoryNotReleased`, `WeightsRefused`, `WeightsTrouble`, `TransferChosen`
+    `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `InstanceSuspended`, `RecallIgnored`, `AddressIgnored`,
+    `EngineStarted`, `EngineStartFailed`, `EngineDied`, `EngineLimited`, `LoaderFallback`, `SampleQuarantined`,
+    `WindowClosed`, `MemoryNotReleased`, `WeightsRefused`, `FetchFault`, `TransferChosen`
     or `PeerRefused`; the rollout plane's log has the rest."""
 
     vertex: str
@@ -572,7 +572,7 @@ _KINDS: dict[str, type[Event]] = {
         GangRestored,
         Evaluated,
         EvaluationLeftOut,
-        GroupSetAside,
+        GroupReplaced,
         GroupRedrawn,
         BatchSkipped,
         PassesHalved,
@@ -611,7 +611,7 @@ REPORTED = (
     GangRestored,
     Evaluated,
     EvaluationLeftOut,
-    GroupSetAside,
+    GroupReplaced,
     GroupRedrawn,
     BatchSkipped,
     PassesHalved,

@@ -25,7 +25,7 @@ from gyre.errors import GyreError
 from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
-from gyre.rollouts.protocol.frames import DevicesReturned, Underway, WindowStatus
+from gyre.rollouts.protocol.frames import DevicesReturned, SampleCounts, WindowStatus
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.plane_client import RolloutClient, SampleAhead
 from gyre.workloads.trainer.device_lending import DeviceLending
@@ -46,7 +46,7 @@ UNDERWAY_WORDS = {
     "for_devices": "waiting for devices",
     "for_instance": "waiting for an instance",
 }
-"""The fields of `Underway` in words."""
+"""The fields of `SampleCounts` in words."""
 
 MANAGER_AWAY = "waiting for the rollout manager"
 
@@ -108,7 +108,7 @@ class RolloutRequests:
         self._open: dict[str, dict[int, _OpenRequest]] = {}
         """By purpose and group."""
         self._starvation = Starvation()
-        self._underway: tuple[Underway, float] | None = None
+        self._underway: tuple[SampleCounts, float] | None = None
         """What the manager said last of samples that have not ended, and when."""
         self._on_devices = on_devices
         self.lending: DeviceLending | None = None
@@ -152,7 +152,7 @@ class RolloutRequests:
 
     # -- what the plane does ------------------------------------------------------------------------
 
-    def _hear(self, frame: Underway) -> None:
+    def _hear(self, frame: SampleCounts) -> None:
         """On the connection's thread."""
         self._underway = (frame, time.monotonic())
 

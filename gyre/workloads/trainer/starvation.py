@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Flow
-from gyre.rollouts.protocol.frames import Pulse
+from gyre.rollouts.protocol.frames import TrainerStatus
 
 PULSE_S = 0.5
 """Time between two pulses."""
@@ -25,7 +25,7 @@ class Starvation:
 
     def observe(
         self, flow: Flow, operators: Mapping[str, Operator], *, wanted: Mapping[str, int], now: float
-    ) -> Pulse | None:
+    ) -> TrainerStatus | None:
         """Called in every turn of the trainer's loop; `now` is monotonic seconds, `wanted` how many vertices each role
         of instances should have. Returns what is to be sent to the manager, every half second."""
         if self._observed_at is not None and self._starves:
@@ -36,4 +36,4 @@ class Starvation:
         if self._sent_at is not None and now - self._sent_at < PULSE_S:
             return None
         self._sent_at = now
-        return Pulse(at_s=now, waited_s=self._waited_s, wanted=dict(wanted))
+        return TrainerStatus(at_s=now, waited_s=self._waited_s, wanted=dict(wanted))

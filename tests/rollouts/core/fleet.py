@@ -464,7 +464,7 @@ class Fleet(RuleBasedStateMachine):
     @invariant()
     def the_account_is_exact(self) -> None:
         assert self.open_groups.missing_tokens() == 0
-        assert set(self.open_groups.account.discarded) <= {"superseded", "poison", "withdrawn"}
+        assert set(self.open_groups.account.discarded) <= {"superseded", "quarantined", "withdrawn"}
 
     @invariant()
     def every_sample_is_in_one_place(self) -> None:

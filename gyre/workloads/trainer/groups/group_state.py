@@ -55,7 +55,7 @@ class GroupState:
         self.skipped = {step for step, metrics in found.metrics.items() if metrics.get("skipped")}
         """The steps that left the weights as they were."""
         self.skipped_count = sum(int(row.get("groups_skipped", 0)) for row in found.metrics.values())
-        """The groups of these steps, which are set aside."""
+        """The groups of these steps, which are dropped."""
         self.batches = {step: rows for step, rows in found.batches.items() if step not in self.skipped}
         """The micro-batches of the steps that no checkpoint covers, and of the step that is being made."""
         self.redrawn: dict[int, tuple[int, str]] = {}
@@ -236,7 +236,7 @@ class GroupState:
         return self.step - step
 
     def record_skipped(self, step: int, metrics: dict[str, Any], *, evidence: str) -> None:
-        """The step left the weights as they were; its groups are set aside."""
+        """The step left the weights as they were; its groups are dropped."""
         tokens = {group_id: self.by_id[group_id].token_count for group_id in self.ids_of(step)}
         self._ledger.record_skipped(
             step=step, group_tokens=tokens, evidence=evidence, metrics=metrics, now=time.time()
