@@ -38,7 +38,7 @@ from gyre.config.sections import WorkloadSettings
 from gyre.failover import Cause, JobPhase, Scope, commands, events
 from gyre.graph import RECIPES, EdgeKind
 from gyre.store.tables import VERSION_TABLE, metadata
-from gyre.testing.standing_job import StandingJob
+from tests.doubles.standing_job import StandingJob
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

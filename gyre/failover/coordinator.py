@@ -100,7 +100,9 @@ class FailoverCoordinator:
             return True
         if isinstance(event, e.StepCompleted) and event.again and event.step <= state.job.step:
             return True
-        if isinstance(event, e.Evaluated) and f"{event.set}/{event.version}" in state.evaluations:
+        if isinstance(event, e.Evaluated) and training_progress.is_known_evaluation(
+            state.evaluations, event.set, event.version
+        ):
             return True
         if isinstance(event, e.LearningWarned):
             known = state.warnings.get(event.code)

@@ -1,6 +1,6 @@
 """The cluster as the master sees it: one small interface between its decisions and Ray.
 
-`RayCluster` is the real one, `gyre.testing.FakeCluster` the test double; nothing else in the master knows Ray.
+`RayCluster` is the real one, `tests.doubles.fake_cluster` a double in memory; nothing else in the master knows Ray.
 Every call has a deadline, and a death shows as `ProcessDied` at whatever call is pending.
 """
 

@@ -27,9 +27,9 @@ from gyre.config import Elastic, RoleSpec, RolloutsSpec, WeightsSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.engines.process import EngineCommand
 from gyre.errors import ConfigError
+from gyre.malloc_tuning import calm_collector
 from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
 from gyre.rollouts.agent.join import engine_commands
-from gyre.rollouts.manager.malloc_tuning import calm_collector
 from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.manager.settings import ManagerSettings
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_join_endpoint, read_trust, write_endpoint

@@ -23,7 +23,7 @@ from gyre.failover import VertexPhase, rows_of
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.graph import compile_job
-from gyre.testing.standing_job import small_spec
+from tests.doubles.standing_job import small_spec
 from tests.failover.histories import History, coordinator_of
 
 FOLDER = Path(__file__).parent / "golden"

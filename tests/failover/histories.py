@@ -10,7 +10,7 @@ from gyre.failover import Decision, FailoverCoordinator, Incident, JobState, Ver
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.graph import compile_job
-from gyre.testing.standing_job import small_spec
+from tests.doubles.standing_job import small_spec
 from tests.failover.witness import Witness
 
 

@@ -25,7 +25,7 @@ from gyre.failover import events as e
 from gyre.master.cluster import Address
 from gyre.master.vertex_reports import event_of
 from gyre.testing.clock import VirtualClock
-from gyre.testing.fake_cluster import FakeCluster, FakeProcess, FakeTrainer, Fit
+from tests.doubles.fake_cluster import FakeCluster, FakeProcess, FakeTrainer, Fit
 from tests.examples import examples
 from tests.failover.histories import Recorded, coordinator_of, spec_with
 from tests.failover.witness import Witness

@@ -13,6 +13,7 @@ from gyre.failover import FailoverCoordinator, JobPhase, Reason, Scope, VertexPh
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import Draft, InvariantBroken
+from gyre.failover.handlers.training_progress import KEPT_EVALUATIONS, is_known_evaluation
 from gyre.failover.state import VERTEX_TRANSITIONS
 from tests.failover.histories import History, coordinator_of, spec_with
 
@@ -334,6 +335,24 @@ def test_the_first_result_of_a_set_by_a_version_is_kept(history: History) -> Non
         history.report(e.Evaluated, accuracy=accuracy, set=name, **told)
     found = history.state.evaluations
     assert {key: one.accuracy for key, one in found.items()} == {"aime/2": 0.25, "math500/2": None}
+
+
+def test_the_snapshot_keeps_the_first_and_the_newest_results_of_a_set(history: History) -> None:
+    running(history)
+    told = {"count": 4, "prompts": 2, "reward_mean": 0.5}
+    last = KEPT_EVALUATIONS + 50
+    history.report(e.Evaluated, version=0, accuracy=0.5, set="math500", **told)
+    for version in range(1, last + 1):
+        history.report(e.Evaluated, version=version, accuracy=0.5, set="aime", **told)
+    found = [one.version for one in history.state.evaluations.values() if one.set == "aime"]
+    assert sorted(found) == [1, *range(last - KEPT_EVALUATIONS + 1, last + 1)]
+    assert "math500/0" in history.state.evaluations
+    for version in (1, 2, last - KEPT_EVALUATIONS, last):
+        assert is_known_evaluation(history.state.evaluations, "aime", version), (
+            "a later trainer reports it again"
+        )
+    assert not is_known_evaluation(history.state.evaluations, "aime", last + 1)
+    assert not is_known_evaluation(history.state.evaluations, "math500", 1)
 
 
 # -- the order of repairs ---------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from gyre.failover import Incident, JobPhase, JobState, VertexPhase, state_from
 from gyre.failover.events import event_from
 from gyre.store import EventRow, Store, open_store
 from gyre.testing.clock import VirtualClock
-from gyre.testing.fake_cluster import FakeCluster, FakeTrainer
-from gyre.testing.standing_job import MasterDied, MasterLife, small_spec, store_with_job
+from tests.doubles.fake_cluster import FakeCluster, FakeTrainer
+from tests.doubles.standing_job import MasterDied, MasterLife, small_spec, store_with_job
 from tests.failover.witness import Witness
 from tests.store.fault_points import BEGUN, at_points
 

@@ -14,10 +14,10 @@ import pytest
 from gyre.config import Budget, Elastic, JobSpec, WeightsSpec
 from gyre.errors import Conflict
 from gyre.failover import JobPhase, Reason, Scope, VertexPhase
-from gyre.testing.fake_cluster import STACK_OF_A_STALL
-from gyre.testing.fake_connection import STACK_FROM_OUTSIDE
-from gyre.testing.fault_injector import FaultInjector, FaultKind
-from gyre.testing.standing_job import StandingJob
+from tests.doubles.fake_cluster import STACK_OF_A_STALL
+from tests.doubles.fake_connection import STACK_FROM_OUTSIDE
+from tests.doubles.fault_injector import FaultInjector, FaultKind
+from tests.doubles.standing_job import StandingJob
 from tests.master.lives import Job, Life
 from tests.store.fault_points import AFTER_COMMIT
 

@@ -23,7 +23,7 @@ from gyre.master.store_watch import LOOK_S, StoreWatch, store_at
 from gyre.store import Journal, StoreMark
 from gyre.store.presence import Finding, Lost
 from gyre.testing.clock import VirtualClock, run_virtual
-from gyre.testing.standing_job import MasterLife
+from tests.doubles.standing_job import MasterLife
 from tests.master.lives import JOB_ID, Job, Life
 
 GONE = Finding(Lost.MISSING, "/s/gyre.db", "The store /s/gyre.db is gone: it was deleted or moved.")

@@ -25,8 +25,8 @@ from gyre.api.ray_session import connect, disconnect
 from gyre.rollouts.trainer.sample_ledger import account_of
 from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults
-from gyre.testing.sglang_cpu import cpu_arguments, cpu_python
 from tests.sglang.workloads import PROMPTS
+from tests.sglang_cpu import cpu_arguments, cpu_python
 
 pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.timeout(900)]
 

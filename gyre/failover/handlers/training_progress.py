@@ -5,7 +5,7 @@ Invariant *the version never falls*: the published policy version only grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gyre.failover import commands as c
@@ -15,6 +15,9 @@ from gyre.failover.draft import Draft
 from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout
 from gyre.failover.state import Cause, Evaluation, Incident, LearningWarning, Scope
+
+KEPT_EVALUATIONS = 200
+"""Number of results of a set that the snapshot keeps beside its first one; the others are still in the events."""
 
 MOST_TOKENS = 2**40
 """More tokens than a step can have."""
@@ -199,9 +202,25 @@ def evaluated(layout: JobLayout, draft: Draft, event: e.Evaluated, now: float) -
         best_of=event.best_of,
         by=event.by,
     )
-    if found.key not in draft.evaluations:
+    if not is_known_evaluation(draft.evaluations, found.set, found.version):
         draft.add_evaluation(found)
+        kept = _versions_of(draft.evaluations, found.set)
+        for version in kept[1 : max(1, len(kept) - KEPT_EVALUATIONS)]:
+            draft.remove_evaluation(f"{found.set}/{version}")
     return ()
+
+
+def is_known_evaluation(evaluations: Mapping[str, Evaluation], name: str, version: int) -> bool:
+    """Whether the set `name` has a result by this version, or had one that is no longer in the snapshot."""
+    if f"{name}/{version}" in evaluations:
+        return True
+    kept = _versions_of(evaluations, name)
+    return len(kept) > KEPT_EVALUATIONS and version < kept[1]
+
+
+def _versions_of(evaluations: Mapping[str, Evaluation], name: str) -> list[int]:
+    """The versions by which the set has a result, oldest first."""
+    return sorted(one.version for one in evaluations.values() if one.set == name)
 
 
 def recorded(layout: JobLayout, draft: Draft, event: e.Event, now: float) -> Iterable[c.Command]:

@@ -91,8 +91,12 @@ class ProgressReport:
         }
 
     def _rows(self) -> list[dict[str, Any]]:
-        """The evaluations of the first held-out set."""
-        rows, first = self._evaluations.rows, self._evaluations.first_set
-        return [
-            {"reward_mean": None, **row} for row in rows if first is None or row.get("set", first) == first
-        ]
+        """The first and the last evaluation of the first held-out set; they may be the same one."""
+        rows, name = self._evaluations.rows, self._evaluations.first_set
+
+        def of_the_set(row: dict[str, Any]) -> bool:
+            return name is None or row.get("set", name) == name
+
+        first = next(filter(of_the_set, rows), None)
+        last = next(filter(of_the_set, reversed(rows)), None)
+        return [{"reward_mean": None, **row} for row in (first, last) if row is not None]

@@ -32,11 +32,11 @@ from gyre.failover import Activity
 from gyre.graph import SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
 from gyre.testing.clock import VirtualClock
-from gyre.testing.fake_connection import Connection
-from gyre.testing.fake_room import FakeRoom
 from gyre.workloads.vertex.disk_room import DiskRoom
 from gyre.workloads.vertex.memory_kills import MemoryKills
 from gyre.workloads.vertex.messages import Binding, Failure, Report
+from tests.doubles.fake_connection import Connection
+from tests.doubles.fake_room import FakeRoom
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from gyre.master.cluster import Address, Spawned
 from gyre.workloads.vertex.preflight import Needs
 
 if TYPE_CHECKING:
-    from gyre.testing.fake_cluster import FakeCluster
+    from tests.doubles.fake_cluster import FakeCluster
 
 T = TypeVar("T")
 

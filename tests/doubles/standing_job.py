@@ -26,7 +26,7 @@ from gyre.master.master import JobMaster
 from gyre.master.master_api import View
 from gyre.store import open_store
 from gyre.testing.clock import EPOCH_START, THREAD_PATIENCE_S, VirtualClock, VirtualTimeLoop
-from gyre.testing.fake_cluster import FakeCluster
+from tests.doubles.fake_cluster import FakeCluster
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """Import hooks for an unmodified SGLang on a CPU build of torch. Python runs this file first, by its name.
 
-Each entry of `_AFTER` is run on a module once it is loaded; see `gyre.testing.sglang_cpu` for what they are for.
+Each entry of `_AFTER` is run on a module once it is loaded; see `tests.sglang_cpu` for what they are for.
 """
 
 from __future__ import annotations
