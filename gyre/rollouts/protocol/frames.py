@@ -294,9 +294,9 @@ class TrainerStatus(Frame):
 
 
 class SampleCounts(Frame):
-    """Numbers of the samples that the trainer has asked for and that have not ended, in answer to a TrainerStatus: those
-    that are being generated, wait at an engine that has them, wait for a place at one that is full, for weights to be
-    loaded, for an engine to start, for devices that are not lent, or for an instance to come."""
+    """Numbers of the trainer's samples that have not ended, in answer to a TrainerStatus: those that are generated,
+    wait at an engine that has them, wait for a place at one that is full, for weights to be loaded, for an engine to
+    start, for devices that are not lent, or for an instance to come."""
 
     generating: Count = 0
     at_engine: Count = 0
