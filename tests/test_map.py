@@ -1,4 +1,5 @@
-"""The maps of the code in the documentation: every room is in them. `tests/test_docs.py` checks that their paths exist."""
+"""The maps of the code in the documentation: every room is in them. `tests/test_docs.py` checks that their paths
+exist."""
 
 from __future__ import annotations
 

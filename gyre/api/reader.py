@@ -37,8 +37,8 @@ from gyre.errors import (
 )
 from gyre.failover import FailoverCoordinator, JobPhase, JobRecord, JobState, Reason, state_from
 from gyre.master.logs import read_logs
-from gyre.master.lost_note import LostNote, notes_below
 from gyre.master.master_api import View, tokens_of, view_of
+from gyre.master.store_notes import LostNote, notes_below
 from gyre.store import JobRow, Store, open_store
 
 PROBE_TIMEOUT_S = 2.0

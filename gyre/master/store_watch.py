@@ -19,8 +19,7 @@ from pathlib import Path
 from gyre.errors import StoreError, StoreFull
 from gyre.failover.events import StoreReturned
 from gyre.master.job_context import JobContext
-from gyre.master.lost_note import LostNote, remove_note, write_note
-from gyre.master.store_mark import MarkWriter
+from gyre.master.store_notes import LostNote, MarkWriter, remove_note, write_note
 from gyre.store import Store, StoreMark, open_store
 from gyre.store.presence import Finding, Lost
 

@@ -19,13 +19,12 @@ from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.device_sharing import DeviceSharing
 from gyre.rollouts.manager.dispatch import Dispatch
 from gyre.rollouts.manager.join_tokens import Caller
+from gyre.rollouts.manager.peer_limits import RateLimit, Suspensions
 from gyre.rollouts.manager.policy_push import PolicyPush
 from gyre.rollouts.manager.policy_versions import PolicyVersions
-from gyre.rollouts.manager.rate_limits import RateLimit
 from gyre.rollouts.manager.report_queue import ReportQueue
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, Connection
 from gyre.rollouts.manager.settings import ManagerSettings
-from gyre.rollouts.manager.suspensions import Suspensions
 from gyre.rollouts.manager.trainer_session import TrainerSession
 from gyre.rollouts.protocol.fields import LATER, FrameError, refuse
 from gyre.rollouts.protocol.frames import (

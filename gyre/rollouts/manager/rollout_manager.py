@@ -46,9 +46,9 @@ from gyre.rollouts.manager.dispatch import Dispatch
 from gyre.rollouts.manager.instance_lifecycle import InstanceLifecycle
 from gyre.rollouts.manager.join_tokens import Caller, JoinTokens
 from gyre.rollouts.manager.peer_events import PeerEvents
+from gyre.rollouts.manager.peer_limits import RateLimit
 from gyre.rollouts.manager.policy_push import PolicyPush
 from gyre.rollouts.manager.policy_versions import PolicyVersions
-from gyre.rollouts.manager.rate_limits import RateLimit
 from gyre.rollouts.manager.report_queue import ReportQueue
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, Connection
 from gyre.rollouts.manager.settings import ManagerSettings
@@ -62,9 +62,9 @@ from gyre.rollouts.manager.status import (
 )
 from gyre.rollouts.manager.trainer_session import TrainerSession
 from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, checked, encode, unpack
+from gyre.rollouts.protocol.connection import watch_acknowledgements
 from gyre.rollouts.protocol.fields import FrameError, refuse
 from gyre.rollouts.protocol.frames import PROTOCOL, Attached, Drain, Frame, Reject
-from gyre.rollouts.protocol.heartbeat import watch_acknowledgements
 from gyre.rollouts.protocol.progress import Report
 from gyre.rollouts.protocol.secrets import weights_key
 from gyre.rollouts.token_log.group_commit import GroupCommit

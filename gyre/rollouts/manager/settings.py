@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gyre.config import WeightsSpec
-from gyre.rollouts.protocol.heartbeat import HEARTBEAT_S
+from gyre.rollouts.protocol.connection import HEARTBEAT_S
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.scheduling.pools import Pool
 

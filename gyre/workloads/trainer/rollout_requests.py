@@ -29,7 +29,7 @@ from gyre.rollouts.protocol.frames import DevicesReturned, SampleCounts, WindowS
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.plane_client import RolloutClient, SampleAhead
 from gyre.workloads.trainer.device_lending import DeviceLending
-from gyre.workloads.trainer.evaluation.evaluation import Evaluation
+from gyre.workloads.trainer.evaluation.held_out import Evaluation
 from gyre.workloads.trainer.starvation import Starvation
 from gyre.workloads.trainer.wait_causes import Shares, plane_shares
 

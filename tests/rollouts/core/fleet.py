@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gyre.rollouts.core.requests import EarlierLease, InFlightSample
-from gyre.rollouts.core.seeds import seed_of
+from gyre.rollouts.core.requests import EarlierLease, InFlightSample, seed_of
 from gyre.rollouts.protocol.codec import decode
 from gyre.rollouts.protocol.frames import Prompt, Request, Work
 from gyre.rollouts.protocol.progress import Progress

@@ -11,7 +11,7 @@ import pytest
 
 from gyre.rollouts.manager import peer_events, rollout_manager
 from gyre.rollouts.manager.instance_lifecycle import LONGEST_DRAIN_S
-from gyre.rollouts.manager.rate_limits import RateLimit
+from gyre.rollouts.manager.peer_limits import RateLimit
 from gyre.rollouts.protocol.frames import (
     Assign,
     Cancel,
