@@ -275,7 +275,7 @@ class JobReader:
     ) -> tuple[str, int]:
         """Make a join token, good until `expires_at` (seconds since 1970). Returns it, which nobody can tell again, and
         the event's sequence number. Raises as `command`."""
-        from gyre.rollouts.protocol.secrets import digest_of, new_secret
+        from gyre.rollouts.protocol.credentials import digest_of, new_secret
 
         made = new_secret()
         body = {"name": name, "digest": digest_of(made), "expires_at": expires_at}

@@ -63,10 +63,10 @@ from gyre.rollouts.manager.status import (
 from gyre.rollouts.manager.trainer_session import TrainerSession
 from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, checked, encode, unpack
 from gyre.rollouts.protocol.connection import watch_acknowledgements
+from gyre.rollouts.protocol.credentials import weights_key
 from gyre.rollouts.protocol.fields import FrameError, refuse
 from gyre.rollouts.protocol.frames import PROTOCOL, Attached, Drain, Frame, Reject
 from gyre.rollouts.protocol.progress import Report
-from gyre.rollouts.protocol.secrets import weights_key
 from gyre.rollouts.token_log.group_commit import GroupCommit
 from gyre.rollouts.token_log.write_buffer import WriteBatch
 from gyre.store import RolloutRows, RolloutStore

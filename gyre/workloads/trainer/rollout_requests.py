@@ -30,8 +30,8 @@ from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.plane_client import RolloutClient, SampleAhead
 from gyre.workloads.trainer.device_lending import DeviceLending
 from gyre.workloads.trainer.evaluation.held_out import Evaluation
-from gyre.workloads.trainer.starvation import Starvation
 from gyre.workloads.trainer.wait_causes import Shares, plane_shares
+from gyre.workloads.trainer.wait_stats import Starvation
 
 TRAIN = "train"
 """The purpose of a request for samples to train on."""

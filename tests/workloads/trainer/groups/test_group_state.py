@@ -14,9 +14,8 @@ from gyre.config import RunSpec
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
 from gyre.store import LedgerStore, open_store
-from gyre.workloads.trainer.groups.group_state import GroupState
+from gyre.workloads.trainer.groups.group_state import GroupState, Slots
 from gyre.workloads.trainer.groups.micro_batches import FixedBatches, StreamedBatches, is_made
-from gyre.workloads.trainer.groups.slots import Slots
 
 
 @settings(deadline=None)
