@@ -675,6 +675,6 @@ def test_every_room_has_its_row_and_its_layer() -> None:
 
 
 def test_the_measured_table_can_be_filled_in() -> None:
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs" / "faults.md").read_text()
     block = text.split("<!-- failover:begin -->")[1].split("<!-- failover:end -->")[0]
     assert "| what dies | detected | back at work | a DLRover job |" in block

@@ -6,7 +6,7 @@ Invariants:
 - *history has it*: once the store is back, an event opens and closes an incident with what was found and how long;
 - *clients can ask*: meanwhile the job's directory says where its master is, and what was last committed;
 - *no new store*: a master whose store is away waits, up to `lost_timeout_s`, and makes none in its place;
-- *no older store*: nor does it take one that had come less far than its predecessor saw (`store_mark`).
+- *no older store*: nor does it take one that had come less far than its predecessor saw (`store_notes`).
 """
 
 from __future__ import annotations

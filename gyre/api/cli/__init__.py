@@ -27,9 +27,11 @@ from gyre.errors import ConfigError, GyreError
 
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("jobs", "Train a small model end to end on this machine."),
+    "init": ("init", "Write a small job of your own that runs at once."),
     "run": ("jobs", "Run a job file in the foreground."),
     "submit": ("jobs", "Submit a job file to a cluster and return."),
     "plan": ("plan", "Show a job file's graph and placement; starts nothing."),
+    "config": ("config", "Print a job file's whole configuration, or its JSON schema."),
     "ls": ("look", "List jobs."),
     "show": ("look", "Show a job: master, vertices, progress, incidents."),
     "nodes": ("machines", "List the cluster's machines, and what stands there."),
@@ -55,9 +57,7 @@ VERBS: dict[str, tuple[str, str]] = {
 
 OTHER_WORDS = {
     **dict.fromkeys(("train", "start", "launch", "execute", "exec", "apply", "up"), "run"),
-    **dict.fromkeys(
-        ("validate", "check", "verify", "lint", "dry-run", "dryrun", "compile", "config"), "plan"
-    ),
+    **dict.fromkeys(("validate", "check", "verify", "lint", "dry-run", "dryrun", "compile"), "plan"),
     **dict.fromkeys(("list", "jobs", "ps", "queue", "squeue"), "ls"),
     **dict.fromkeys(
         ("describe", "status", "state", "info", "get", "inspect", "top", "watch", "metrics"), "show"
@@ -70,7 +70,9 @@ OTHER_WORDS = {
     **dict.fromkeys(("rescale", "resize"), "scale"),
     **dict.fromkeys(("prepare", "dataset", "datasets"), "data"),
     **dict.fromkeys(("save", "convert", "merge"), "export"),
-    **dict.fromkeys(("init", "example", "quickstart", "tutorial"), "demo"),
+    **dict.fromkeys(("example", "quickstart", "tutorial"), "demo"),
+    **dict.fromkeys(("new", "create", "scaffold", "template"), "init"),
+    **dict.fromkeys(("schema", "settings", "defaults"), "config"),
     **dict.fromkeys(("tokens",), "token"),
     **dict.fromkeys(("version", "help"), "--{}"),
 }
@@ -135,6 +137,11 @@ def _code_of(error: BaseException, *, debug: bool = False) -> int | None:
     if (interrupt := _interrupt_behind(error)) is not None:
         # Also of an import that a signal cut short, and that failed with an error of its own.
         return INTERRUPTED if type(interrupt) is KeyboardInterrupt else TERMINATED
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        from gyre.extras import how_to_install, missing
+
+        if how_to_install(error.name):  # a verb that needs an extra, such as torch for `export`
+            error = missing(error.name, "This command")
     if isinstance(error, GyreError):
         return _say(error, debug=debug)
     if isinstance(error, click.Abort):

@@ -24,6 +24,7 @@ from gyre.api.cli.output import write_json, write_table
 from gyre.api.cluster_checks import Check, check_machines
 from gyre.api.terminal.text_tables import Column
 from gyre.errors import GyreError
+from gyre.extras import how_to_install, installed
 
 GIB = 2**30
 LOW_DISK_BYTES = 5 * GIB
@@ -67,7 +68,7 @@ def examine(session: Session) -> Iterator[Check]:
         ("database", lambda: _database(session)),
         ("postgresql driver", lambda: _postgres_driver(session)),
         ("ray", lambda: _package("ray")),
-        ("torch", lambda: _package("torch")),
+        ("torch", _torch),
         ("cluster", _cluster),
         ("disk", lambda: _disk(session)),
         ("shared memory", _shared_memory),
@@ -131,6 +132,14 @@ def _postgres_driver(session: Session) -> Check:
     if session.store_url.startswith("postgres"):
         return Check(name, "fail", "psycopg is not installed", "pip install 'gyre-rl[postgres]'")
     return Check(name, "ok", "not installed, and not needed for SQLite")
+
+
+def _torch() -> Check:
+    if installed("torch"):
+        return _package("torch")
+    return Check(
+        "torch", "ok", "not installed, and not needed to plan, submit and watch", how_to_install("torch")
+    )
 
 
 def _package(name: str) -> Check:

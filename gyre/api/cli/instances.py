@@ -99,6 +99,7 @@ def join(
 
     ca = ca or (Path(session.ca) if session.ca else None)
     from gyre.config.plugins import ENGINE
+    from gyre.extras import installed, missing
     from gyre.rollouts.agent.agent import AgentSettings, JobWishes
     from gyre.rollouts.agent.join import engine_commands, run_agent
     from gyre.weights.owned_dirs import default_root
@@ -120,6 +121,8 @@ def join(
         ports=weights_ports,
     )
     _check_weights(weights_bind, weights_ports)
+    if engine == "embedded" and python is None and not installed("torch"):
+        raise missing("torch", "The embedded engine")
     wishes = JobWishes()
     commands = engine_commands(
         engine,

@@ -45,7 +45,7 @@ class DataSettings(Section):
             return {"config.data.held_out": self.held_out} if self.held_out else {}
         return {f"config.data.held_out.{name}": folder for name, folder in self.held_out.items()}
 
-    @field_validator("held_out", mode="before")
+    @field_validator("held_out", mode="before", json_schema_input_type=str | dict[str, str])
     @classmethod
     def _sets_have_names_and_folders(cls, value: Any) -> Any:
         if not isinstance(value, dict):

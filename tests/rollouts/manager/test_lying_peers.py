@@ -1,4 +1,4 @@
-"""Instances that joined and say what is not so: they are cut or set aside, and the honest ones finish every sample."""
+"""Instances that joined and say what is not so: they are cut or suspended, and the honest ones finish every sample."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_who_is_back_may_report_what_it_generated_before(plane: Plane) -> 
 # -- silence ----------------------------------------------------------------------------------------
 
 
-async def test_who_has_samples_and_sends_no_token_is_set_aside_and_they_go_on(tmp_path: Path) -> None:
+async def test_who_has_samples_and_sends_no_token_is_suspended_and_they_go_on(tmp_path: Path) -> None:
     async with live_plane(tmp_path, stall_timeout_s=0.3) as plane:
         trainer = await plane.trainer()
         await trainer.publish(0)
@@ -150,7 +150,7 @@ async def test_a_rate_that_no_tokens_prove_is_not_believed(plane: Plane) -> None
     assert plane.manager.sessions["liar"].rate_tokens_s == 0.0
 
 
-async def test_an_idle_instance_is_never_set_aside(tmp_path: Path) -> None:
+async def test_an_idle_instance_is_never_suspended(tmp_path: Path) -> None:
     async with live_plane(tmp_path, stall_timeout_s=0.05) as plane:
         trainer = await plane.trainer()
         await trainer.publish(0)
