@@ -82,7 +82,7 @@ class VertexStartFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class VertexWaitsForRoom(Event):
-    """No machine has room for the vertex. Whoever starts it goes on trying; the event comes again when what is missing
+    """No machine has room for the vertex. The scheduler goes on trying; the event comes again when what is missing
     has changed."""
 
     vertex: str
@@ -137,7 +137,7 @@ class VertexLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class VertexStopped(Event):
-    """A vertex that was told to stop is gone."""
+    """A stopped vertex is gone."""
 
     vertex: str
     incarnation: int
@@ -337,7 +337,7 @@ class GroupReplaced(Event):
 
 @dataclass(frozen=True, slots=True)
 class GroupRedrawn(Event):
-    """A trainer found scored samples in the ledger that nobody can train, with what is wrong as evidence, and its
+    """A trainer found scored samples in the ledger that cannot be trained, with what is wrong as evidence, and its
     prompt is answered again. `tokens` counts the tokens that were discarded."""
 
     incarnation: int
@@ -498,7 +498,7 @@ class UndrainRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class JoinTokenRevoked(Event):
-    """Nobody joins with this token any more, and who has joined with it is cut."""
+    """A join token was revoked: it admits no more instances, and those that joined with it are cut."""
 
     name: str
     by: str = "user"

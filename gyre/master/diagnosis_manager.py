@@ -181,7 +181,7 @@ class DiagnosisManager:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _pulse(self) -> None:
-        """Notice when the master itself stood still: it heard nobody then, so that is no silence."""
+        """Notice when the master itself was stopped: it heard no vertex then, so that is no silence."""
         while True:
             slept_at = self._monotonic()
             await asyncio.sleep(STATUS_EACH_S)

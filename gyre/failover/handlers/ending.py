@@ -69,8 +69,8 @@ def trainer_finished(
 
 
 def cluster_lost(layout: JobLayout, draft: Draft, event: e.ClusterLost, now: float) -> Iterable[c.Command]:
-    """End the job without a command, because nobody is left to carry one out. A job that was already stopping keeps its
-    outcome."""
+    """End the job without a command, because nothing is left to carry one out. A job that was already stopping keeps
+    its outcome."""
     if draft.job.outcome is None:
         draft.set_job(outcome=JobPhase.FAILED, reason=Reason.CLUSTER_LOST, message=event.detail)
     draft.set_job(phase=JobPhase.STOPPING)

@@ -41,8 +41,8 @@ def job_submitted(layout: JobLayout, draft: Draft, event: e.JobSubmitted, now: f
 
 
 def job_continued(layout: JobLayout, draft: Draft, event: e.JobContinued, now: float) -> Iterable[c.Command]:
-    """Bring an ended job back: everybody starts as a later incarnation than all before, every budget is full, and what
-    the ledger and the checkpoints hold is gone on with."""
+    """Bring an ended job back: every vertex starts as a later incarnation than all before, every budget is full, and
+    what the ledger and the checkpoints hold is gone on with."""
     if not draft.job.phase.ended:
         return ()
     draft.set_job(

@@ -69,7 +69,7 @@ LONGEST_LOOK_S = 1.0
 """What counts at most between two looks: this process may have been stopped, and reports wait in its sockets."""
 
 OTHERS_TOLD = 16
-"""Names of other instances at work that are told with an engine that does not start."""
+"""Most names of other instances at work in the event of an engine that does not start."""
 
 DRAIN_GRACE_S = 1.0
 """Beyond the deadline that an instance was given to drain: its last report may be under way."""

@@ -12,7 +12,7 @@ Invariants:
 - *nobody waits for one*: a connection that nobody reads, or that is silent, is cut, and never slows the loop;
 - *nobody fills the journal*: events that one peer brings about are folded, and its dials and frames are limited;
 - *every request has an end*: `gyre.ports` stands before the server, and a WebSocket's first frame has a deadline;
-- *telling ends nothing*: an event that cannot be reported is left out.
+- *reporting never fails the manager*: an event that cannot be reported is left out.
 
 This module must not know about Ray, graphs or how a trainer trains.
 """

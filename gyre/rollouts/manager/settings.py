@@ -1,4 +1,4 @@
-"""What the rollout manager is told: intervals, deadlines, and how instances take new weights."""
+"""Settings of the rollout manager: intervals, deadlines, and how instances take new weights."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class ConnectionSettings:
     redial_first_s: float = 0.1
     """Pause before the manager is dialled again, doubled each time."""
     redial_max_s: float = 1.0
-    """Less than a new manager waits for those who hold samples."""
+    """Shorter than the manager's `restart_grace_s`."""
     put_off_max_s: float = 15.0
     """The same after a refusal that does not stand."""
 

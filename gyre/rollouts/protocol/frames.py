@@ -241,8 +241,8 @@ class EngineDied(Frame):
 
 
 class Attach(Frame):
-    """A trainer's first frame. `term` is its incarnation: an older one is refused. `samples_ahead`: it wants to be told
-    of finished samples before their groups are complete."""
+    """A trainer's first frame. `term` is its incarnation: an older one is refused. `samples_ahead`: it wants notice of
+    finished samples before their groups are complete."""
 
     protocol: int
     term: Count
@@ -391,7 +391,7 @@ class FinishedSample(Frame):
 
 class Finished(Frame):
     """Samples that are finished while others of their groups are not, to be scored ahead. They come again with their
-    groups, which alone count. Nobody is told twice, or may count on being told."""
+    groups, which alone count. Each is announced once at most, and may not be."""
 
     purpose: Name
     samples: Annotated[list[FinishedSample], Meta(max_length=MAX_LIST)]

@@ -62,7 +62,7 @@ LONGEST_SAMPLE_TOKENS = 4 << 20
 """A sample of so many tokens, ids and log-probs, fills half of a frame."""
 
 PORTION_TOKENS = 1 << 20
-"""Of prompts in one request: far below the frame limit."""
+"""Most prompt tokens in one Request frame, far below the frame limit."""
 
 
 class CannotGenerate(GyreError):
@@ -127,7 +127,7 @@ class RolloutClient:
         self._published: dict[int, Publish] = {}
         """The newest, and those before it that a pinned request still needs."""
         self._begun: Group | None = None
-        """A group of which some samples came, and more come with the next frame."""
+        """A group received in part; the next frame continues it."""
         self._unauthorised: tuple[str, str] | None = None
         """The address and token of the last manager that did not accept the token."""
         self._outbox: list[Frame] = []

@@ -174,7 +174,7 @@ class RolloutRequests:
         self._send(TRAIN, [group for _, groups in requested for group in groups], min_version)
 
     def request_instead(self, group_id: int, by: Group, *, min_version: int) -> None:
-        """Nobody can generate a group that was requested; `by` takes its place in the firing."""
+        """A requested group cannot be generated; `by` takes its place in the firing."""
         request = self._open[TRAIN].pop(group_id)
         request.ids[request.ids.index(group_id)] = by.id
         self._expect(TRAIN, request)
@@ -195,7 +195,7 @@ class RolloutRequests:
         self._send(purpose, prompts, evaluation.version, by=settings, pinned=True)
 
     def leave_out(self, purpose: str, group_id: int) -> tuple[Firing, list[Group]] | None:
-        """Nobody can generate this group, and its firing does without it. Returns the firing and its other groups where
+        """This group cannot be generated, and its firing does without it. Returns the firing and its other groups where
         all of them are delivered."""
         open_requests = self._open[purpose]
         request = open_requests.pop(group_id)

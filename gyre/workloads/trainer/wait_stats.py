@@ -25,14 +25,14 @@ LOOK_S = 0.02
 """Shortest time between two looks; the loop turns more often, and a look costs it up to a millisecond."""
 
 LEAST_WAIT = 0.01
-"""Smallest share of a wait that is told by itself."""
+"""Smallest share of a wait that is reported by itself."""
 
 WAITS = "waits for "
 """What the activities begin with that are waits."""
 
 
 class WaitStats:
-    """`first` is the role that is told first: the one that the others work for. `now` is the clock, in monotonic
+    """`first` is the role that is listed first: the one that the others work for. `now` is the clock, in monotonic
     seconds."""
 
     def __init__(self, first: str, *, now: Callable[[], float]) -> None:

@@ -60,7 +60,7 @@ class RolloutCalls:
         return bool(self._sent)
 
     def send(self, *, step: int, now: float) -> None:
-        """Call for the evaluations that nobody is called for, as far as vertices have room."""
+        """Make the calls of evaluations that have none in flight, as far as vertices have room."""
         for part, prompts in self._open.items():
             if part in self._sent or not self._retries.may(("evaluate", part), now):
                 continue

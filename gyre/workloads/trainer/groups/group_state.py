@@ -7,7 +7,7 @@ checkpoint covers.
 Invariants:
 - *ledger first*: every `record_…` method writes to the ledger before it changes anything here, so a trainer that dies
   at any moment is continued by one that reads the ledger;
-- *fit to train*: a group that the ledger has, that is not trained and that nobody can train (a reward that is no
+- *fit to train*: a group that the ledger has, that is not trained and cannot be (a reward that is no
   number, a token beyond the vocabulary, samples that cannot be read) is queued again when the ledger is read;
 
 - *as it was*: which group stands in a slot that was drawn follows from the replacements alone, whenever it is computed.
@@ -98,7 +98,7 @@ class GroupState:
         self.batches = {step: rows for step, rows in found.batches.items() if step not in self.skipped}
         """The micro-batches of the steps that no checkpoint covers, and of the step that is being made."""
         self.redrawn: dict[int, tuple[int, str]] = {}
-        """The groups that were queued again because nobody can train them: their tokens, and what is wrong."""
+        """The groups that were queued again because they cannot be trained: their tokens, and what is wrong."""
         self._redraw_unfit(found, vocabulary)
         recorded = {group_id for batches in found.batches.values() for one in batches for group_id in one.ids}
         self.scored = {g: None for g in found.groups if g not in recorded and g not in found.trained}
