@@ -27,7 +27,7 @@ from gyre.api.definition.entrypoints import load_class
 from gyre.api.home import Home
 from gyre.api.terminal.signals import signals_held
 from gyre.config import JobSpec, parse_job
-from gyre.config.sections.first_weights import NAME, FirstWeightsSettings
+from gyre.config.sections.model import NAME, FirstWeightsSettings
 from gyre.errors import ConfigError, GyreError, NotFound
 from gyre.failover import state_from
 from gyre.graph.integrations import reads_sections

@@ -255,7 +255,7 @@ class NotFiniteSpec(Model):
     """What becomes of a step whose gradient holds NaN or infinity."""
 
     skip_batch: Annotated[int, Field(ge=0)] = 3
-    """Batches in a row that may be skipped: the step leaves the weights as they are, and its groups are set aside. One
+    """Batches in a row that may be skipped: the step leaves the weights as they are, and its groups are dropped. One
     more, and the job has failed. 0 skips none."""
 
 
@@ -319,7 +319,7 @@ class FailoverSpec(Model):
     step_timeout_factor: Annotated[float, Field(ge=1)] = 10.0
     """See `step_timeout_s`."""
     master_hung_after_s: Seconds = 20.0
-    """A master that lives but has watched nobody for this long is ended by its vertices, and started anew."""
+    """A master that lives but has not watched its vertices for this long is ended by them, and started anew."""
     orphan_timeout_s: Seconds = 120.0
     """A vertex that hears of no master for this long stops itself, so that no zombie holds a device."""
     drain_timeout_s: Seconds = 30.0
@@ -487,12 +487,12 @@ class WeightsSpec(Model):
     """One, or a range such as `7100-7131`, of which each takes a free one: as many as there are on a machine. "" takes
     any."""
     sender_networks: list[str] = Field(default_factory=list)
-    """In CIDR notation: instances take weights from nobody else. Empty: from whoever knows the token."""
+    """In CIDR notation: the only addresses that instances take weights from. Empty: any that knows the token."""
     receiver_networks: list[str] = Field(default_factory=list)
-    """In CIDR notation: nobody else is served. Empty: whoever knows the token."""
+    """In CIDR notation: the only addresses that are served. Empty: any that knows the token."""
     trusted_network: bool = False
-    """Everybody who can reach these machines may read and write the weights in them: so that `auto` may open Mooncake's
-    port, which asks nobody for a token."""
+    """Any process that can reach these machines may read and write the weights in them: so that `auto` may open
+    Mooncake's port, which asks nobody for a token."""
     encrypt: bool | None = None
     """TLS between actor and instances. None: where the rollout manager speaks it."""
     stall_timeout_s: Seconds = 5.0

@@ -82,7 +82,7 @@ class VertexStartFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class VertexWaitsForRoom(Event):
-    """No machine has room for the vertex. Whoever starts it goes on trying; the event comes again when what is missing
+    """No machine has room for the vertex. The scheduler goes on trying; the event comes again when what is missing
     has changed."""
 
     vertex: str
@@ -137,7 +137,7 @@ class VertexLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class VertexStopped(Event):
-    """A vertex that was told to stop is gone."""
+    """A stopped vertex is gone."""
 
     vertex: str
     incarnation: int
@@ -321,9 +321,9 @@ class GangRestored(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSetAside(Event):
-    """Another prompt took a group's place. `reason` is `poison` if the group was quarantined, with the engines' last
-    words as evidence; `stale`; or `no_gradient` if all samples earned the same. `tokens` counts the trainer's tokens of
+class GroupReplaced(Event):
+    """Another prompt took a group's place. `reason` is `quarantined`, with the engines' last words as
+    evidence; `stale`; or `no_gradient` if all samples earned the same. `tokens` counts the trainer's tokens of
     it."""
 
     incarnation: int
@@ -337,7 +337,7 @@ class GroupSetAside(Event):
 
 @dataclass(frozen=True, slots=True)
 class GroupRedrawn(Event):
-    """A trainer found scored samples in the ledger that nobody can train, with what is wrong as evidence, and its
+    """A trainer found scored samples in the ledger that cannot be trained, with what is wrong as evidence, and its
     prompt is answered again. `tokens` counts the tokens that were discarded."""
 
     incarnation: int
@@ -350,7 +350,7 @@ class GroupRedrawn(Event):
 @dataclass(frozen=True, slots=True)
 class BatchSkipped(Event):
     """A step left the weights of `role` as they were, because its gradient was not finite: `error` is what the ranks
-    said. Its groups are set aside."""
+    said. Its groups are dropped."""
 
     incarnation: int
     step: int
@@ -399,9 +399,9 @@ class JobStalled(Event):
 @dataclass(frozen=True, slots=True)
 class RolloutsChanged(Event):
     """The rollout manager (`vertex`) tells what became of an instance, a sample or a window: `what` is
-    `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `InstanceSetAside`, `RecallIgnored`, `AddressIgnored`,
-    `EngineStarted`, `EngineStartFailed`, `EngineDied`, `EngineLimited`, `SlowerWay`, `SampleSetAside` (quarantined),
-    `WindowClosed`, `MemoryNotReleased`, `WeightsRefused`, `WeightsTrouble`, `TransferChosen`
+    `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `InstanceSuspended`, `RecallIgnored`, `AddressIgnored`,
+    `EngineStarted`, `EngineStartFailed`, `EngineDied`, `EngineLimited`, `LoaderFallback`, `SampleQuarantined`,
+    `WindowClosed`, `MemoryNotReleased`, `WeightsRefused`, `FetchFault`, `TransferChosen`
     or `PeerRefused`; the rollout plane's log has the rest."""
 
     vertex: str
@@ -498,7 +498,7 @@ class UndrainRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class JoinTokenRevoked(Event):
-    """Nobody joins with this token any more, and who has joined with it is cut."""
+    """A join token was revoked: it admits no more instances, and those that joined with it are cut."""
 
     name: str
     by: str = "user"
@@ -572,7 +572,7 @@ _KINDS: dict[str, type[Event]] = {
         GangRestored,
         Evaluated,
         EvaluationLeftOut,
-        GroupSetAside,
+        GroupReplaced,
         GroupRedrawn,
         BatchSkipped,
         PassesHalved,
@@ -611,7 +611,7 @@ REPORTED = (
     GangRestored,
     Evaluated,
     EvaluationLeftOut,
-    GroupSetAside,
+    GroupReplaced,
     GroupRedrawn,
     BatchSkipped,
     PassesHalved,

@@ -219,10 +219,10 @@ class MachineRecord:
     found: str = ""
     """Why it is unfit, as its last pre-flight found."""
     draining: str = ""
-    """Why nobody new is placed there; "" if that is not so."""
+    """Why no new vertex is placed there; "" if some are."""
 
     def is_closed(self, now: float) -> bool:
-        """Whether nobody new is placed there."""
+        """Whether it accepts no new vertices."""
         return bool(self.draining) or now < self.left_until
 
 

@@ -1,8 +1,10 @@
 """Random faults with a seed, over a job on a `FakeCluster`, and news that come twice, late and out of order.
 
-injector = FaultInjector(seed=1, vertices=["rollout-0", "trainer-0"], count=10, mean_gap_s=5.0)
-injector.arm(world)                              # kills, hangs and stalls strike when their time comes
-for at_s in injector.master_deaths: ...          # the masters' deaths are the test's to carry out
+    injector = FaultInjector(seed=1, vertices=["rollout-0", "trainer-0"], count=10, mean_gap_s=5.0)
+    injector.arm(world)                              # kills, hangs and stalls strike when their time comes
+    for at_s in injector.master_deaths: ...          # the masters' deaths are the test's to carry out
+
+Equal arguments give equal faults.
 """
 
 from __future__ import annotations

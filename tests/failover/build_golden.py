@@ -2,8 +2,8 @@
 
     python -m tests.failover.build_golden [NAME ...]
 
-A golden history is kept for good: it stands for the journals that users have. A change of the decisions that makes
-one of them fold to something else breaks stored jobs, so write a file anew only for a history that never was.
+A golden history of a release is kept for good: it stands for the journals that users have. A change of the decisions
+that makes one of them fold to something else breaks stored jobs: write no file of a release anew.
 `tampered` is the one that must not fold to its snapshot: it shows that replay would notice.
 """
 

@@ -140,7 +140,7 @@ class World(RuleBasedStateMachine):
             case c.StartTrainer() as command:
                 told = (command.serial, command.running, command.roles, command.paused)
                 self.tell_trainer(command.incarnation, "start_fit", *told)
-            case c.AnnounceRoster() as command:
+            case c.UpdateMembership() as command:
                 told = (command.serial, command.running, command.roles)
                 self.tell_trainer(command.trainer_incarnation, "announce", *told)
             case c.StopTrainer() as command:

@@ -112,7 +112,7 @@ ROWS = {
         running,
         lambda h: h.lose("rollout-0"),
         P.RECOVERING,
-        ["AnnounceRoster", "StartRegion"],
+        ["UpdateMembership", "StartRegion"],
         ("process_died", Scope.VERTEX),
         ("rollout-0", V.STARTING),
     ),
@@ -120,7 +120,7 @@ ROWS = {
         running,
         lambda h: h.lose("actor-1", "stalled"),
         P.RECOVERING,
-        ["AnnounceRoster", "StartRegion"],
+        ["UpdateMembership", "StartRegion"],
         ("stalled", Scope.REGION),
         ("actor-0", V.STARTING),
     ),
@@ -146,7 +146,7 @@ ROWS = {
         running,
         lambda h: h.fail_operator("actor-0"),
         P.RECOVERING,
-        ["AnnounceRoster", "StartRegion"],
+        ["UpdateMembership", "StartRegion"],
         ("collective_failed", Scope.REGION),
     ),
     "fit raises": Row(
@@ -176,7 +176,7 @@ ROWS = {
         running,
         lambda h: h.decide(e.ScaleRequested("rollout", 1)),
         P.RUNNING,
-        ["AnnounceRoster", "StopVertex"],
+        ["UpdateMembership", "StopVertex"],
         None,
         ("rollout-1", V.STOPPING),
     ),
@@ -185,7 +185,7 @@ ROWS = {
         running,
         lambda h: h.decide(advice(2, 1)),
         P.RUNNING,
-        ["AnnounceRoster", "StopVertex"],
+        ["UpdateMembership", "StopVertex"],
         None,
         ("rollout-1", V.STOPPING),
     ),
@@ -202,7 +202,7 @@ ROWS = {
         running,
         lambda h: h.decide(e.MasterStarted(2, pid=1, node="n0")),
         P.RUNNING,
-        ["AnnounceRoster"],
+        ["UpdateMembership"],
         ("process_died", Scope.VERTEX),
     ),
     "the same master again": Row(
@@ -215,13 +215,13 @@ ROWS = {
         running, lambda h: h.decide(e.StopRequested("x")), P.STOPPING, ["StopTrainer", "SetTimer"]
     ),
     "the replacement comes up": Row(
-        recovering, lambda h: h.start("rollout-0"), P.RUNNING, ["AnnounceRoster"]
+        recovering, lambda h: h.start("rollout-0"), P.RUNNING, ["UpdateMembership"]
     ),
     "the replacement dies": Row(
         recovering,
         lambda h: h.lose("rollout-0"),
         P.RECOVERING,
-        ["AnnounceRoster", "StartRegion"],
+        ["UpdateMembership", "StartRegion"],
         ("process_died", Scope.VERTEX),
     ),
     "paused while recovering": Row(
@@ -424,7 +424,7 @@ def test_a_restart_replaces_what_it_restarts_and_waits_the_second_time(history: 
 def test_the_roster_names_exactly_what_runs(history: History) -> None:
     history.start_all()
     [announcement, _] = history.lose("actor-0").commands
-    assert isinstance(announcement, c.AnnounceRoster)
+    assert isinstance(announcement, c.UpdateMembership)
     assert announcement.running == {"rollout-0": 1, "rollout-1": 1, "reward-0": 1}
     assert announcement.roles == {"trainer": 1, "actor": 2, "rollout": 2, "reward": 1}
 

@@ -27,8 +27,8 @@ from gyre.rollouts.protocol.frames import (
     FinishedSample,
     Frame,
     Prompt,
+    SampleCounts,
     Sleep,
-    Underway,
     Wake,
     Weights,
     Welcome,
@@ -193,7 +193,7 @@ TO_TRAINERS = [
     *(
         one
         for one in SELDOM
-        if isinstance(one, Failed | Finished | DevicesReturned | WindowStatus | Underway)
+        if isinstance(one, Failed | Finished | DevicesReturned | WindowStatus | SampleCounts)
     ),
     Finished(purpose="a", samples=[FinishedSample(group=1, index=0, tokens=b"\1\0\0\0" * 3, finish="stop")]),
 ]

@@ -161,8 +161,8 @@ def _check_weights(bind: str | None, ports: str | None) -> None:
 
 
 def _trust(address: str, ca: Path | None) -> Callable[[], ssl.SSLContext | None]:
+    from gyre.rollouts.protocol.credentials import joining_context
     from gyre.rollouts.protocol.endpoint import read_trust
-    from gyre.rollouts.protocol.tls import joining_context
 
     directory = Path(address)
     if ca is None and directory.is_dir():
@@ -198,8 +198,8 @@ def _manager(session: Session, job: str | None, ca: Path | None) -> tuple[str, s
     """Returns the rollout manager's URL, its token and the certificates to trust: from --url, --token and --ca, or from
     the job's directory."""
     from gyre.errors import NotFound
+    from gyre.rollouts.protocol.credentials import joining_context
     from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
-    from gyre.rollouts.protocol.tls import joining_context
 
     if session.url is not None:
         if not session.token:

@@ -31,7 +31,8 @@ NODE_COLUMNS = (
 @click.argument("job", required=False)
 @click.option("--json", "as_json", is_flag=True, help="An array of objects.")
 def nodes(session: Session, job: str | None, as_json: bool) -> None:
-    """List the cluster's machines: what the job may use of each, what stands there, deaths, and who takes nobody."""
+    """List the cluster's machines: what the job may use of each, its vertices, recent deaths, and whether it accepts
+    new vertices."""
     with session.reader() as reader:
         found = reader.nodes(reader.find(job, live_first=True).job_id)
     if as_json:
@@ -89,7 +90,7 @@ def drain(
     ca: Path | None,
     as_json: bool,
 ) -> None:
-    """Have everybody on a machine, one vertex, or an instance that joined by itself hand over and leave.
+    """Move away what runs on a machine, one vertex, or an instance that joined by itself: it hands over and leaves.
 
     Vertices start elsewhere, where there is room: gyre drain 10.0.0.7, gyre drain rollout-1. With --url, that of the
     rollout manager, only instances are known.

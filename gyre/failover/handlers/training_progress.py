@@ -80,9 +80,7 @@ def batch_skipped(layout: JobLayout, draft: Draft, event: e.BatchSkipped, now: f
     first = draft.vertices.get(f"{event.role}-0")
     if first is not None:
         told = {"error": event.error, "step": event.step, "groups": event.groups, "tokens": event.tokens}
-        decision = (
-            f"step {event.step} leaves the weights as they are; its {event.groups} groups are set aside"
-        )
+        decision = f"step {event.step} leaves the weights as they are; its {event.groups} groups are dropped"
         fault = Fault(Cause.NOT_FINITE, told)
         open_incident(draft, first, now, fault, scope=Scope.RETRY, decision=decision, recovered=True)
     return ()

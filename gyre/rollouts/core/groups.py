@@ -39,15 +39,15 @@ from gyre.rollouts.core.requests import (
     INDEX_BITS,
     GroupRequest,
     InFlightSample,
+    draw_seeds,
     requested_groups,
     sampling_of,
+    seed_of,
 )
 from gyre.rollouts.core.sample_store import SampleStore
-from gyre.rollouts.core.seeds import draw_seeds, seed_of
 from gyre.rollouts.protocol.columns import JoinedColumns
-from gyre.rollouts.protocol.fields import refuse
+from gyre.rollouts.protocol.fields import lineage, refuse
 from gyre.rollouts.protocol.frames import Held, Hello, Keep, Prompt, Request, Work
-from gyre.rollouts.protocol.lineage import lineage
 from gyre.rollouts.protocol.progress import End, Progress, Report
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.samples import Group

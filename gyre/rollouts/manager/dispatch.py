@@ -74,7 +74,7 @@ class Dispatch:
             asyncio.get_running_loop().call_soon(self.at_once)
 
     def at_once(self) -> None:
-        """Give out what there is, to whoever is admitted."""
+        """Assign the queued samples to admitted instances."""
         self._scheduled = False
         self.compute_admission()
         if self._now() < self.hold_until:
@@ -160,7 +160,7 @@ class Dispatch:
                 self.tell(session, Cancel(rows=[(row, lease)]))
 
     def look(self, now: float, *, rebalance_every_s: float, recall_timeout_s: float) -> None:
-        """Every so often: whatever was missed is made good for."""
+        """Periodic catch-up of admission, dispatch and rebalancing."""
         self._is_stale = True
         self._take_back(now - recall_timeout_s)
         if self.compute_admission():

@@ -46,7 +46,7 @@ class StateDamaged(GyreError):
 
 
 class WriteStopped(Exception):
-    """The write was told to stop."""
+    """The write was stopped."""
 
 
 def write_state(

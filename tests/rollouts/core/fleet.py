@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gyre.rollouts.core.requests import EarlierLease, InFlightSample
-from gyre.rollouts.core.seeds import seed_of
+from gyre.rollouts.core.requests import EarlierLease, InFlightSample, seed_of
 from gyre.rollouts.protocol.codec import decode
 from gyre.rollouts.protocol.frames import Prompt, Request, Work
 from gyre.rollouts.protocol.progress import Progress
@@ -464,7 +463,7 @@ class Fleet(RuleBasedStateMachine):
     @invariant()
     def the_account_is_exact(self) -> None:
         assert self.open_groups.missing_tokens() == 0
-        assert set(self.open_groups.account.discarded) <= {"superseded", "poison", "withdrawn"}
+        assert set(self.open_groups.account.discarded) <= {"superseded", "quarantined", "withdrawn"}
 
     @invariant()
     def every_sample_is_in_one_place(self) -> None:

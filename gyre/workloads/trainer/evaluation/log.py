@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.config.sections import HELD_OUT
-from gyre.workloads.trainer.evaluation.evaluation import Evaluation
+from gyre.workloads.trainer.evaluation.held_out import Evaluation
 
 KEPT_ROWS = 1000
 """Newest results kept in memory: more than a new trainer reports again, also of some tens of sets."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre.workloads.trainer.evaluation.evaluation import Evaluation
+from gyre.workloads.trainer.evaluation.held_out import Evaluation
 from gyre.workloads.trainer.evaluation.log import KEPT_ROWS, EvaluationLog
 from tests.machine import fill, small_disk
 

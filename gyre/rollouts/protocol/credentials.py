@@ -1,19 +1,43 @@
-"""TLS between the rollout manager and who dials it: certificates in files, and nothing trusted by default but what
-says so.
+"""Credentials of the rollout plane: secrets, who has which and how one follows from another, and TLS certificates.
 
-Instances and trainers that Gyre places find the manager's very certificate in the job's directory and trust that one
-alone, whatever name it has. Who joins from elsewhere trusts the authorities of its machine, or the file it is given,
-and checks the name.
+| secret | who has it | what it permits |
+| --- | --- | --- |
+| the job's secret | the job's own processes, by `rollouts.json` | everything: to be the trainer, to publish, to drain |
+| a join token | a machine that joins | to be an instance, and to drain the instances that joined with it |
+| the weights key | the job's own processes, and instances that were welcomed | to fetch weights, and to pass them on |
 
-This module must not know about sockets or frames.
+The weights key follows from the job's secret and does not lead back to it.
+
+Certificates are files, and nothing is trusted by default but what says so. Instances and trainers that Gyre places find
+the manager's very certificate in the job's directory and trust that one alone, whatever name it has. An instance that
+joins from elsewhere trusts the authorities of its machine, or the file it is given, and checks the name.
+
+This module must not know about sockets, frames or the store.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import secrets
 import ssl
 from pathlib import Path
 
 from gyre.errors import ConfigError
+
+
+def new_secret() -> str:
+    """256 random bits, as text that fits a header and a command line."""
+    return secrets.token_urlsafe(32)
+
+
+def digest_of(token: str) -> str:
+    """What is kept of a join token: its SHA-256 in hex. The token has 256 random bits, so nobody can guess it back."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def weights_key(secret: str) -> str:
+    return hmac.new(secret.encode(), b"gyre weights", hashlib.sha256).hexdigest()
 
 
 def server_context(cert: Path, key: Path) -> ssl.SSLContext:
