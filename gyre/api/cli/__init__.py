@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from gyre.api.cli.context import Session, global_options
 from gyre.api.terminal.signals import INTERRUPTED, TERMINATED, interrupts_noted
@@ -52,17 +53,19 @@ VERBS: dict[str, tuple[str, str]] = {
     "models": ("models", "Say which models are trained and served, or what a folder is."),
     "export": ("export", "Export a trained model as a model folder."),
     "doctor": ("doctor", "Check this machine, and say what to do."),
+    "completion": ("completion", "Print the completion script of a shell."),
 }
 """The verbs: for each, the module that defines it and its line in the help."""
+
+ALIASES = {"status": ("show",), "ps": ("ls",), "cancel": ("stop",), "kill": ("stop", "--now")}
+"""Words of docker, kubectl, Slurm and Ray for a verb, and the options with which it does what they do there."""
 
 OTHER_WORDS = {
     **dict.fromkeys(("train", "start", "launch", "execute", "exec", "apply", "up"), "run"),
     **dict.fromkeys(("validate", "check", "verify", "lint", "dry-run", "dryrun", "compile"), "plan"),
-    **dict.fromkeys(("list", "jobs", "ps", "queue", "squeue"), "ls"),
-    **dict.fromkeys(
-        ("describe", "status", "state", "info", "get", "inspect", "top", "watch", "metrics"), "show"
-    ),
-    **dict.fromkeys(("cancel", "kill", "abort", "delete", "rm", "terminate", "end", "down"), "stop"),
+    **dict.fromkeys(("list", "jobs", "queue", "squeue"), "ls"),
+    **dict.fromkeys(("describe", "state", "info", "get", "inspect", "top", "watch"), "show"),
+    **dict.fromkeys(("abort", "delete", "rm", "terminate", "end", "down"), "stop"),
     **dict.fromkeys(("continue", "unpause", "restart", "retry"), "resume"),
     **dict.fromkeys(("log", "tail"), "logs"),
     **dict.fromkeys(("history", "journal"), "events"),
@@ -95,6 +98,8 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in ALIASES:
+            args = [*ALIASES[args[0]], *args[1:]]
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             ctx.fail(f"There is no verb {args[0]!r}; {_meant(args[0])}")
         return super().resolve_command(ctx, args)
@@ -114,6 +119,18 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
+        with formatter.section("Also"):
+            formatter.write_dl([(word, " ".join(meant)) for word, meant in ALIASES.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Verbs by their lines in the help, so that none is imported; and the global options."""
+        found = click.Command.shell_complete(self, ctx, incomplete)
+        aliases = {word: f"The same as {' '.join(meant)}." for word, meant in ALIASES.items()}
+        lines = {name: line for name, (_, line) in VERBS.items()} | aliases
+        return [
+            *found,
+            *(CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(incomplete)),
+        ]
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> NoReturn:
         """Run the command line, and exit with the code of its outcome."""

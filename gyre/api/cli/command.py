@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from gyre.api.cli.completion import job_then_roles
+from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
 
@@ -49,7 +51,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="The job's id and t
 
 
 @verb()
-@click.argument("words", nargs=-1, required=True, metavar="[JOB] ROLE=N")
+@click.argument("words", nargs=-1, required=True, metavar="[JOB] ROLE=N", shell_complete=job_then_roles)
 @_JSON
 def scale(session: Session, words: tuple[str, ...], as_json: bool) -> None:
     """Change how many vertices a role has: gyre scale grpo rollout=4"""
@@ -68,7 +70,7 @@ def scale(session: Session, words: tuple[str, ...], as_json: bool) -> None:
 
 
 @verb()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @_JSON
 def pause(session: Session, job: str | None, as_json: bool) -> None:
     """Pause a job's trainer at the end of its step."""
@@ -76,14 +78,21 @@ def pause(session: Session, job: str | None, as_json: bool) -> None:
 
 
 @verb()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @click.option("--reason", default="", help="Reason, recorded with the stop.")
+@click.option("--now", is_flag=True, help="Do not wait for the step: end every process at once. `gyre kill`.")
 @_JSON
 @click.option(
     "--lost", is_flag=True, help="The job's cluster is gone for good: record its end and free its name."
 )
-def stop(session: Session, job: str | None, reason: str, lost: bool, as_json: bool) -> None:
-    """Stop a job gracefully: at the end of its step, or after its drain timeout."""
+def stop(session: Session, job: str | None, reason: str, now: bool, lost: bool, as_json: bool) -> None:
+    """Stop a job gracefully: at the end of its step, or after failover.drain_timeout_s (30 s).
+
+    A job that was stopped goes on with `gyre resume`: after --now, from its last checkpoint.
+    """
     if session.url is None and _end_if_lost(session, job, lost, reason, as_json):
         return
-    _command(session, job, "stop", {"reason": reason}, as_json, doing="stopping")
+    body: dict[str, Any] = {"reason": reason}
+    if now:
+        body["at_once"] = True
+    _command(session, job, "stop", body, as_json, doing="ending at once" if now else "stopping")

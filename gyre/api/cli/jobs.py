@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
 from gyre.api.terminal.signals import ended_at_once
@@ -80,6 +81,7 @@ def _job_options(command: Any) -> Any:
             "--from",
             "from_",
             metavar="JOB|FOLDER",
+            shell_complete=job_names,
             help="Begin with the weights of another job's last checkpoint, of a checkpoint, or of a model's folder.",
         ),
         click.option(
@@ -152,7 +154,7 @@ def _write_view(handle: JobHandle) -> None:
 
 
 @verb()
-@click.argument("words", nargs=-1, metavar="[JOB] [FILE]")
+@click.argument("words", nargs=-1, metavar="[JOB] [FILE]", shell_complete=job_names)
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Change a key of its configuration.")
 @click.option(
     "--detach", is_flag=True, help="Return when its master answers; the cluster must not be a local one."

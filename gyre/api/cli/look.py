@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gyre.api.cli.completion import jobs as job_names
+from gyre.api.cli.completion import roles as role_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import moment, remark, write_json, write_json_line, write_table
 from gyre.api.terminal.formats import duration, incident_message, local_time, number, one_line, times_of
@@ -92,7 +94,7 @@ INCIDENT_COLUMNS = (
 
 @verb()
 @click.option("--json", "as_json", is_flag=True, help="An array of objects.")
-@click.option("--all", "show_all", is_flag=True, help="Include jobs that have ended.")
+@click.option("-a", "--all", "show_all", is_flag=True, help="Include jobs that have ended.")
 def ls(session: Session, as_json: bool, show_all: bool) -> None:
     """List the running jobs, or all jobs with --all, the newest first."""
     jobs: list[dict[str, Any]] = []
@@ -136,7 +138,7 @@ def _reason(job: dict[str, Any]) -> str:
 
 
 @verb()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @click.option(
     "-v",
     "--verbose",
@@ -375,7 +377,7 @@ def _cause(incident: dict[str, Any]) -> str:
 
 
 @verb()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until the job has ended.")
 @click.option("--json", "as_json", is_flag=True, help="An array; with -f one object a line.")
 @click.option(
@@ -425,9 +427,9 @@ def _short(value: Any, length: int = 100) -> str:
 
 
 @verb()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until the job has ended.")
-@click.option("--role", help="Show only vertices of this role.")
+@click.option("--role", metavar="ROLE", shell_complete=role_names, help="Show only vertices of this role.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
 @click.option("--json", "as_json", is_flag=True, help="Chunks in an array; with -f one object a line.")
 def logs(

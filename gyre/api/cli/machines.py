@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from gyre.api.cli.completion import job_then_vertices
+from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json, write_table
 from gyre.api.terminal.formats import duration
@@ -28,7 +30,7 @@ NODE_COLUMNS = (
 
 
 @verb()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @click.option("--json", "as_json", is_flag=True, help="An array of objects.")
 def nodes(session: Session, job: str | None, as_json: bool) -> None:
     """List the cluster's machines: what the job may use of each, what stands there, deaths, and who takes nobody."""
@@ -67,7 +69,9 @@ def _state(node: dict[str, Any]) -> str:
 
 
 @verb()
-@click.argument("words", nargs=-1, required=True, metavar="[JOB] NODE|VERTEX|INSTANCE")
+@click.argument(
+    "words", nargs=-1, required=True, metavar="[JOB] NODE|VERTEX|INSTANCE", shell_complete=job_then_vertices
+)
 @click.option(
     "--deadline",
     "deadline_s",
@@ -119,7 +123,9 @@ def drain(
 
 
 @verb()
-@click.argument("words", nargs=-1, required=True, metavar="[JOB] NODE|VERTEX")
+@click.argument(
+    "words", nargs=-1, required=True, metavar="[JOB] NODE|VERTEX", shell_complete=job_then_vertices
+)
 @click.option("--json", "as_json", is_flag=True, help="The job's id and the event's number.")
 def undrain(session: Session, words: tuple[str, ...], as_json: bool) -> None:
     """Use a machine again that was drained or is left alone, or the one that a vertex was drained from."""

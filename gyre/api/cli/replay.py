@@ -7,6 +7,7 @@ from datetime import datetime
 
 import click
 
+from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.look import show_view
 from gyre.api.cli.output import remark, write_json
@@ -17,7 +18,7 @@ DIFFERS = 1
 
 
 @verb()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @click.option(
     "--until", metavar="SEQ|TIME", help="Last event, by number or time (ISO; local unless it has an offset)."
 )

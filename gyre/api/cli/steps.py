@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, stdout_is_terminal, write_json, write_table
 from gyre.api.terminal.text_tables import Column
@@ -38,7 +39,7 @@ COLUMNS = (
 
 
 @verb()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the last N steps.")
 @click.option("--json", "as_json", is_flag=True, help="An array with all metrics of each step.")
 def metrics(session: Session, job: str | None, last: int | None, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
 
@@ -32,7 +33,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 
 @verb()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @click.option("--name", required=True, metavar="NAME", help="What it is called in `ls` and `revoke`.")
 @click.option(
     "--expires-in",
@@ -59,7 +60,7 @@ def create(session: Session, job: str | None, name: str, expires_in_s: float | N
 
 
 @verb()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @_JSON
 def ls(session: Session, job: str | None, as_json: bool) -> None:
     """List a job's tokens: names and times, and no secret."""
