@@ -1,4 +1,4 @@
-"""What a shell completes: verbs, aliases, and the names of the store's jobs, roles and vertices; quickly and quietly."""
+"""What a shell completes: verbs, aliases, and the names of jobs, roles and vertices; quickly and quietly."""
 
 from __future__ import annotations
 
