@@ -337,7 +337,7 @@ def test_commands_reach_the_master_by_the_store_and_by_url(
         (["scale", "golden", "rollout=many"], 2, "expected [JOB] ROLE=N"),
         (["drain", "a", "b", "c"], 2, "expected [JOB] NODE|VERTEX|INSTANCE"),
         (["nodes"], 5, "it has no machines any more"),
-        (["pause"], 5, "it takes no pause"),
+        (["pause"], 5, "`pause` needs a running job"),
         (["replay", "--until", "noon"], 2, "expected an event's number, or a time"),
         (["plan", "/nowhere/job.yaml"], 2, "no such file"),
         (["run", "/nowhere/job.yaml"], 2, "no such file"),

@@ -185,7 +185,7 @@ def _meant(word: str) -> str:
 
     if word in OTHER_WORDS:
         return f"did you mean {OTHER_WORDS[word].format(word)!r}?"
-    return nearest(word, VERBS)
+    return nearest(word, (*VERBS, *ALIASES))
 
 
 def _say(error: GyreError, *, debug: bool) -> int:
