@@ -26,34 +26,48 @@ from gyre.api.cli.context import Session, global_options
 from gyre.api.terminal.signals import INTERRUPTED, TERMINATED, interrupts_noted
 from gyre.errors import ConfigError, GyreError
 
+_SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "First steps": {
+        "demo": ("jobs", "Train a small model on this machine."),
+        "init": ("init", "Write a small job of your own that runs at once."),
+        "doctor": ("doctor", "Check this machine and say what to do."),
+        "completion": ("completion", "Print the completion script of a shell."),
+    },
+    "Jobs": {
+        "plan": ("plan", "Check whether a job file can run; show its graph."),
+        "run": ("jobs", "Run a job file in the foreground."),
+        "submit": ("jobs", "Submit a job file to a cluster and return."),
+        "config": ("config", "Print a job file's configuration, or its JSON schema."),
+        "pause": ("command", "Pause a job at the end of its step."),
+        "resume": ("jobs", "Resume a paused job, or continue one that has ended."),
+        "scale": ("command", "Set how many vertices a role has."),
+        "stop": ("command", "Stop a job at the end of its step, or at once."),
+    },
+    "Watch": {
+        "ls": ("look", "List jobs."),
+        "show": ("look", "Show a job's progress, vertices and incidents."),
+        "metrics": ("steps", "Print the metrics of a job's steps."),
+        "events": ("look", "Print a job's events."),
+        "logs": ("look", "Print the logs of a job's vertices."),
+        "replay": ("replay", "Rebuild a job's state from its journal and compare."),
+    },
+    "Machines": {
+        "nodes": ("machines", "List the cluster's machines and their vertices."),
+        "drain": ("machines", "Hand over the work on a machine and leave it."),
+        "undrain": ("machines", "Use a drained machine again."),
+        "join": ("instances", "Join a job as a rollout instance on this machine."),
+        "token": ("tokens", "Create, list and revoke tokens for joining."),
+    },
+    "Data and models": {
+        "data": ("data_sets", "Prepare a data set for jobs, or show one."),
+        "reward": ("reward", "Try a reward function on rows of a data set."),
+        "models": ("models", "List the models that can be trained and served."),
+        "export": ("export", "Export a job's weights as a model folder."),
+    },
+}
+
 VERBS: dict[str, tuple[str, str]] = {
-    "demo": ("jobs", "Train a small model end to end on this machine."),
-    "init": ("init", "Write a small job of your own that runs at once."),
-    "run": ("jobs", "Run a job file in the foreground."),
-    "submit": ("jobs", "Submit a job file to a cluster and return."),
-    "plan": ("plan", "Show a job file's graph and placement; starts nothing."),
-    "config": ("config", "Print a job file's whole configuration, or its JSON schema."),
-    "ls": ("look", "List jobs."),
-    "show": ("look", "Show a job: master, vertices, progress, incidents."),
-    "nodes": ("machines", "List the cluster's machines, and what stands there."),
-    "metrics": ("steps", "Print the metrics of a job's steps."),
-    "events": ("look", "Print a job's events."),
-    "logs": ("look", "Print the logs of a job's vertices."),
-    "scale": ("command", "Change how many vertices a role has."),
-    "pause": ("command", "Pause a job's trainer at the end of its step."),
-    "resume": ("jobs", "Let a paused job, or one that has ended, go on."),
-    "stop": ("command", "Stop a job gracefully."),
-    "join": ("instances", "Generate for a job from this machine."),
-    "drain": ("machines", "Have a machine, a vertex or an instance hand over and leave."),
-    "undrain": ("machines", "Use a machine again that was drained or left alone."),
-    "token": ("tokens", "Make, list and revoke tokens for machines that join."),
-    "replay": ("replay", "Fold a job's history again and compare."),
-    "data": ("data_sets", "Prepare a data set for jobs, or show one."),
-    "reward": ("reward", "Try a reward function on the rows of a data set."),
-    "models": ("models", "Say which models are trained and served, or what a folder is."),
-    "export": ("export", "Export a trained model as a model folder."),
-    "doctor": ("doctor", "Check this machine, and say what to do."),
-    "completion": ("completion", "Print the completion script of a shell."),
+    verb: at for section in _SECTIONS.values() for verb, at in section.items()
 }
 """The verbs: for each, the module that defines it and its line in the help."""
 
@@ -117,9 +131,10 @@ class LazyGroup(click.Group):
             self.debug = ctx.ensure_object(Session).debug
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
-        with formatter.section("Also"):
+        for title, verbs in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(verb, line) for verb, (_, line) in verbs.items()])
+        with formatter.section("Other names"):
             formatter.write_dl([(word, " ".join(meant)) for word, meant in ALIASES.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -213,11 +228,13 @@ def _forget_stdout() -> None:
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="JOB is a name or an id; by default it is the newest job. Every verb that reads has --json.",
+    subcommand_metavar="VERB [ARGS]...",
+    epilog="JOB is the name or id of a job; by default the newest. Every verb that reads has --json. "
+    "`gyre VERB --help` describes a verb.",
 )
 @global_options
 @click.version_option(package_name="gyre-rl", prog_name="gyre", message="%(prog)s %(version)s")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Gyre: RL post-training that survives the death of any of its processes."""
+    """RL post-training of language models that survives the death of any of its processes."""
     ctx.ensure_object(Session)

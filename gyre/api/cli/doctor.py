@@ -42,11 +42,16 @@ CHECK_COLUMNS = (
 
 
 @verb()
-@click.option("--cluster", is_flag=True, help="Check each machine of the Ray cluster too, on the machine.")
-@click.option("--ray-address", envvar="RAY_ADDRESS", metavar="ADDRESS", help="A cluster [RAY_ADDRESS].")
-@click.option("--json", "as_json", is_flag=True, help="An array of checks.")
+@click.option("--cluster", is_flag=True, help="Also run the checks on each machine of the Ray cluster.")
+@click.option(
+    "--ray-address",
+    envvar="RAY_ADDRESS",
+    metavar="ADDRESS",
+    help="Ray cluster to check, as HOST:PORT or auto [RAY_ADDRESS].",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array of checks.")
 def doctor(session: Session, cluster: bool, ray_address: str | None, as_json: bool) -> int:
-    """Check this machine, and say what to do. Exits with 2 if something must be fixed."""
+    """Check this machine and say what to do. The exit code is 2 if something must be fixed."""
     checks = list(examine(session))
     if cluster:
         checks += check_machines(session.home, ray_address)

@@ -19,13 +19,18 @@ from gyre.errors import ConfigError, NotFound
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--dtype",
-    type=click.Choice(["", "float32", "bfloat16"]),
-    default="",
-    help="Type of the weights to write; by default that of the checkpoint.",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Type of the weights to write; by default the checkpoint's.",
 )
-@click.option("--trust", is_flag=True, help="Read a checkpoint in Megatron's own format, which is unpickled.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was written, as one object.")
-def export(session: Session, checkpoint: str, out: Path, dtype: str, trust: bool, as_json: bool) -> None:
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="Read a checkpoint in Megatron's own format, which can run code when it is read.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as one JSON object.")
+def export(
+    session: Session, checkpoint: str, out: Path, dtype: str | None, trust: bool, as_json: bool
+) -> None:
     """Write the actor's weights as the folder OUT, in Hugging Face's layout.
 
     They are those of a job's last checkpoint, or of the CHECKPOINT in a folder such as
@@ -37,12 +42,12 @@ def export(session: Session, checkpoint: str, out: Path, dtype: str, trust: bool
 
     written: dict[str, Any]
     if checkpoint_file(folder, 0).is_file():
-        written = export_policy(folder, out, dtype=dtype)
+        written = export_policy(folder, out, dtype=dtype or "")
     elif (folder / METADATA).is_file():
         _need_megatron(folder)
         from gyre.workloads.megatron.checkpoints.conversion import export_checkpoint
 
-        written = export_checkpoint(folder, out, dtype=dtype, trust=trust)
+        written = export_checkpoint(folder, out, dtype=dtype or "", trust=trust)
     else:
         raise NotFound(
             f"{folder} is no checkpoint: it has neither {checkpoint_file(folder, 0).name} nor {METADATA}.",
