@@ -242,7 +242,7 @@ def resume(
         if job_of_file is None
         else job_of_file.spec.model_dump(mode="json")
     )
-    if sentences := nothing_left(view, after):
+    if sentences := nothing_left(view, after, changed=file is not None or bool(overrides)):
         for line in (*last_lines(view), *sentences):
             remark(line)
         if as_json:
