@@ -239,7 +239,7 @@ def short(text: str) -> str:
     return text
 
 
-def ran(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def ran(arguments: list[str], folder: Path, *, deadline_s: float = 110) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "GYRE_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
     environment.pop("RAY_ADDRESS", None)
     return subprocess.run(
@@ -248,7 +248,7 @@ def ran(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=deadline_s,
         check=False,
     )
 
@@ -263,6 +263,30 @@ def test_a_job_that_is_shown_runs(block: Block, tmp_path: Path) -> None:
     done = ran(["-m", "gyre.api", "run", "job.py", *options], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "succeeded" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(420)
+def test_the_tutorial_can_be_followed(tmp_path: Path) -> None:
+    """Its files are written and its commands run in their order, and the model learns what the page says."""
+    page = ROOT / "docs" / "tutorial.md"
+    for block in (block for block in BLOCKS if block.page == page):
+        if found := re.match(r"# ([\w.]+)\n", block.text):
+            (tmp_path / found[1]).write_text(block.text)
+        for line in block.text.splitlines() if block.language == "console" else ():
+            word, *words = shlex.split(line.removeprefix("$ "))
+            if word == "kill":
+                continue
+            if words[0] == "export":  # the page cannot know the job's id
+                (job,) = (tmp_path / "home" / "jobs").glob("reviews-*")
+                words[1] = str(job / "checkpoints" / Path(words[1]).name)
+            done = ran([*(["-m", "gyre.api"] if word == "gyre" else []), *words], tmp_path, deadline_s=300)
+            assert done.returncode == 0, f"{line}\n{done.stderr}"
+            if words[:1] == ["run"]:
+                (accuracy,) = re.findall(r"held-out 0 % -> (\d+) %", done.stderr)
+                assert int(accuracy) >= 90
+    assert (tmp_path / "models" / "reviews" / "model.safetensors").exists()
 
 
 @pytest.mark.slow
