@@ -602,6 +602,49 @@ def test_the_other_keys_of_a_job_are_named() -> None:
     }
 
 
+def key_exists(model: type[BaseModel], parts: list[str]) -> bool:
+    """Whether a model, or a section that it holds, has a key at this path. Below a mapping's own keys anything is."""
+    if not parts:
+        return True
+    if parts[0] not in model.model_fields:
+        return False
+    kind = model.model_fields[parts[0]].annotation
+    kinds = [kind, *getattr(kind, "__args__", ())]
+    inner = [one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)]
+    below = parts[2:] if parts[0] == "roles" else parts[1:]
+    return not below or any(key_exists(one, below) for one in inner)
+
+
+OF_VERL = ("critic.", "data.", "reward.", "reward_model.")
+"""How names of verl's begin that would be sections here, on the page that has both."""
+
+
+@pytest.mark.parametrize("name", ["from-verl.md", "troubleshooting.md", "limits.md"])
+def test_the_keys_that_are_advised_are_there(name: str) -> None:
+    """Each `section.key`, from the top of a job file or from the top of its `config`."""
+    sections = {*JobSpec.model_fields, *WorkloadSettings.model_fields}
+    keys = [
+        parts
+        for span in spans_of(ROOT / "docs" / name)
+        if (parts := span.partition(":")[0].split("."))[0] in sections and len(parts) > 1
+        if not (name == "from-verl.md" and span.startswith(OF_VERL))
+    ]
+    assert len(keys) > 1
+    for parts in keys:
+        if parts[0] == "config":
+            assert key_exists(WorkloadSettings, parts[1:]), f"{name}: {'.'.join(parts)}"
+        else:
+            found = [key_exists(model, parts) for model in (JobSpec, WorkloadSettings)]
+            assert any(found), f"{name}: {'.'.join(parts)}"
+
+
+def test_every_warning_of_learning_is_in_the_troubleshooting_page() -> None:
+    from gyre.workloads.trainer.learning.learning_watch import CODES
+
+    told = set(spans_of(ROOT / "docs" / "troubleshooting.md"))
+    assert set(CODES) <= told
+
+
 def test_every_metric_is_in_its_table_and_no_other() -> None:
     from gyre.master.metrics import prometheus_text
     from gyre.workloads.trainer.learning.metric_names import METRICS
