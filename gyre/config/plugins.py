@@ -81,7 +81,7 @@ ADVANTAGE = PluginKind(
     "advantage estimator", "config.loss.adv_estimator", "gyre.advantages", ("grpo", "dr_grpo", "rloo", "gae")
 )
 RECIPE = PluginKind("recipe", "recipe", "gyre.recipes", ("grpo", "dr_grpo", "dapo", "rloo", "ppo"))
-TASK = PluginKind("task", "config.task.name", "gyre.tasks", ("arithmetic",))
+TASK = PluginKind("task", "config.task.name", "gyre.tasks", ("arithmetic", "rows"))
 ENGINE = PluginKind("engine", "rollouts.engine", "gyre.engines", ("embedded", "sglang"))
 BACKEND = PluginKind("trainer back end", "backend", "gyre.backends", ("torch", "megatron"))
 CODEC = PluginKind("codec", "weights.codec", "gyre.codecs", ("auto", "none", "delta", "planes", "fp8"))

@@ -74,7 +74,9 @@ def parse_size(value: Any) -> Any:
 
 
 class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=False)
+    model_config = ConfigDict(
+        extra="forbid", validate_assignment=True, frozen=False, use_attribute_docstrings=True
+    )
 
 
 class Entrypoint(Model):
@@ -85,6 +87,7 @@ class Entrypoint(Model):
     name: Annotated[str, Field(pattern=_DOTTED)]
     """Qualified name of the class inside the module."""
     file: str | None = None
+    """The file that holds the class, where `module` is `__main__`."""
 
     @classmethod
     def parse(cls, text: str) -> Entrypoint:
@@ -107,7 +110,9 @@ class Resources(Model):
 
     cpu: Annotated[float, Field(ge=0)] = 0.0
     """CPU cores reserved with Ray. 0 places a vertex without reserving a core."""
-    memory_bytes: Annotated[int, BeforeValidator(parse_size), Field(ge=0)] = 0
+    memory_bytes: Annotated[
+        int, BeforeValidator(parse_size, json_schema_input_type=int | str), Field(ge=0)
+    ] = 0
     """Bytes, or text with a unit: "8GiB"."""
     accelerator: Annotated[float, Field(ge=0)] = 1.0
     """Devices of the job's device type; collocated roles share theirs."""
@@ -128,7 +133,9 @@ class Elastic(Model):
     """Bounds within which `scale` may take a role. Instances of the rollout plane scale themselves within them."""
 
     min: Annotated[int, Field(ge=0)]
+    """The fewest vertices."""
     max: PositiveInt
+    """The most vertices."""
     auto: bool = True
     """False leaves the number to people: `gyre scale` and REST."""
     up_cooldown_s: Seconds = 60.0
@@ -149,12 +156,19 @@ class PoolSpec(Model):
     """Price of one instance, in a currency of your own. Of elastic pools the one whose tokens cost least grows first,
     and the one whose tokens cost most shrinks first."""
     engine: EngineName | None = None
+    """Instead of `rollouts.engine`; None takes that one. The same holds for the keys below."""
     engine_args: list[str] | None = None
+    """Instead of `rollouts.engine_args`."""
     engine_python: str | None = None
+    """Instead of `rollouts.engine_python`."""
     max_running: PositiveInt | None = None
+    """Instead of `rollouts.max_running`."""
     kv_tokens: PositiveInt | None = None
+    """Instead of `rollouts.kv_tokens`."""
     context_length: PositiveInt | None = None
+    """Instead of `rollouts.context_length`."""
     ready_timeout_s: Seconds | None = None
+    """Instead of `rollouts.ready_timeout_s`."""
 
     def over(self, rollouts: RolloutsSpec) -> RolloutsSpec:
         """The job's section with what this pool has otherwise."""
@@ -166,13 +180,17 @@ class RoleSpec(Model):
     """A kind of worker."""
 
     entrypoint: Entrypoint | None = None
-    """None takes the recipe's default integration."""
+    """The class, as `package.module:Class` or `path/to/file.py:Class`; None takes the recipe's own."""
     total: PositiveInt = 1
+    """Vertices of the role."""
     per_node: PositiveInt | None = None
     """Vertices of the role on one node; must divide `total`. None lets the planner choose."""
     env: dict[str, str] = Field(default_factory=dict)
+    """Environment of this role's vertices, over the job's `env`."""
     resources: Resources = Field(default_factory=Resources)
+    """What one vertex needs on its machine."""
     elastic: Elastic | None = None
+    """How far `gyre scale` and the elasticity policy may take the role; None keeps `total`."""
     pool: PoolSpec | None = None
     """Given, the role is a pool of instances of the rollout plane, beside the role `rollout`."""
     gang: bool = False
@@ -182,7 +200,7 @@ class RoleSpec(Model):
     setup_timeout_s: Seconds = 600.0
     """Time from the request for the process until `setup()` has returned: covers loading a large model."""
 
-    @field_validator("entrypoint", mode="before")
+    @field_validator("entrypoint", mode="before", json_schema_input_type=str | Entrypoint | None)
     @classmethod
     def _entrypoint_from_text(cls, value: Any) -> Any:
         return Entrypoint.parse(value) if isinstance(value, str) else value
@@ -192,8 +210,11 @@ class EdgeSpec(Model):
     """A flow from one operator (`role.method`) or role (`role`) to another."""
 
     source: str
+    """The operator, `role.method`, or the role that the edge leaves."""
     target: str
+    """The operator, `role.method`, or the role that the edge enters."""
     kind: EdgeKindName = "samples"
+    """What flows: `samples` (durable), `weights` (versioned), `collective` (the ranks of one gang) or `control`."""
     delay: Annotated[int, Field(ge=0)] = 0
     """Initial tokens, counted in firings of the source."""
 
@@ -218,7 +239,9 @@ class Budget(Model):
     tried."""
 
     max: Annotated[int, Field(ge=0)]
+    """Most uses within any `window_s`."""
     window_s: Seconds
+    """Seconds over which `max` counts."""
     attempts: Annotated[int, Field(ge=0)] | None = None
     """Most uses since the last progress, however slowly they come: since the job's last step, for `retry` since the
     call last succeeded. None takes `max`."""
@@ -232,7 +255,7 @@ class NotFiniteSpec(Model):
     """What becomes of a step whose gradient holds NaN or infinity."""
 
     skip_batch: Annotated[int, Field(ge=0)] = 3
-    """Batches in a row that may be skipped: the step leaves the weights as they are, and its groups are set aside. One
+    """Batches in a row that may be skipped: the step leaves the weights as they are, and its groups are dropped. One
     more, and the job has failed. 0 skips none."""
 
 
@@ -254,6 +277,7 @@ class FailoverSpec(Model):
     region: Budget = Budget(max=10, window_s=600, attempts=3)
     """Restarts of one gang."""
     job: Budget = Budget(max=2, window_s=3600)
+    """Restarts of everything."""
     user_code: Budget = Budget(max=1, window_s=600)
     """Restarts of a role for exceptions in the user's own code, which seldom go away."""
     no_step: Budget = Budget(max=1, window_s=86_400)
@@ -272,6 +296,7 @@ class FailoverSpec(Model):
     backoff_s: Annotated[float, Field(ge=0)] = 0.5
     """Wait before the second restart in a window, doubled for each later one; the first is immediate."""
     backoff_max_s: Annotated[float, Field(ge=0)] = 30.0
+    """The longest wait before a restart."""
     report_interval_s: Seconds = 0.5
     """A vertex answers the master's pending watch call at least this often."""
     wait_for_room_s: Seconds = 4 * 3600.0
@@ -294,7 +319,7 @@ class FailoverSpec(Model):
     step_timeout_factor: Annotated[float, Field(ge=1)] = 10.0
     """See `step_timeout_s`."""
     master_hung_after_s: Seconds = 20.0
-    """A master that lives but has watched nobody for this long is ended by its vertices, and started anew."""
+    """A master that lives but has not watched its vertices for this long is ended by them, and started anew."""
     orphan_timeout_s: Seconds = 120.0
     """A vertex that hears of no master for this long stops itself, so that no zombie holds a device."""
     drain_timeout_s: Seconds = 30.0
@@ -329,12 +354,14 @@ class RunSpec(Model):
     """Streamed: another prompt replaces a group whose samples all earned the same, so that it has no gradient. More
     replacements in a step than this times `prompts_per_step` fail the job. 0 keeps such groups."""
     checkpoint_every: PositiveInt = 10
+    """Steps between checkpoints; with fewer, less is trained again after a failure."""
     lost_checkpoint: Literal["stop", "weights"] = "stop"
     """What to do if a gang must be restored and the folder of its last checkpoint is gone: `stop`, because nothing else
     has all of its state; or go on with the `weights` that instances have, and a new optimizer."""
     evaluate_every: Annotated[int, Field(ge=0)] = 10
     """Steps between evaluations of the held-out set; 0 never evaluates."""
     held_out: PositiveInt = 256
+    """Prompts of each held-out set in an evaluation."""
     data: str | None = None
     """`module:Class` of the prompts. It is constructed with the job's `config`; its `prompt(index)` and
     `held_out(count)` return groups without samples, and the same index always gives the same prompt. None takes the
@@ -363,7 +390,7 @@ class StalenessSpec(Model):
         """The user's function, if that is the policy."""
         return Entrypoint.parse(self.policy) if ":" in self.policy else None
 
-    @field_validator("policy", mode="before")
+    @field_validator("policy", mode="before", json_schema_input_type=str)
     @classmethod
     def _policy_from_function(cls, value: Any) -> Any:
         if not callable(value):
@@ -422,12 +449,16 @@ class WeightsSpec(Model):
 
     transports: Annotated[
         list[TransportName],
-        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        BeforeValidator(
+            lambda value: [value] if isinstance(value, str) else value,
+            json_schema_input_type=TransportName | list[TransportName],
+        ),
         Field(min_length=1),
     ] = Field(default=["auto"])
     """`auto`: shared memory on one machine, else TCP, or Mooncake if that is safe and measured faster. Or a list, the
     preferred first: no other transport is used, and a later one only if the earlier ones cannot be."""
     mooncake_protocol: Literal["tcp", "rdma"] = "tcp"
+    """What Mooncake sends over."""
     mooncake_device: str = ""
     """The RDMA device, such as `mlx5_0`; "" leaves it to Mooncake."""
     codec: CodecName = "auto"
@@ -438,24 +469,30 @@ class WeightsSpec(Model):
     streams: Annotated[int, Field(ge=1, le=64)] = 2
     """Parallel connections of each instance that fetches."""
     chunk_bytes: Annotated[
-        int, BeforeValidator(parse_size), Field(ge=1 << 20, le=1 << 31, multiple_of=4096)
+        int,
+        BeforeValidator(parse_size, json_schema_input_type=int | str),
+        Field(ge=1 << 20, le=1 << 31, multiple_of=4096),
     ] = 64 << 20
     """Largest unit of transfer, verification and retry; a small model is cut into 32. Bytes, or text with a unit."""
     bind: str = ""
     """Where the actor and the instances listen: an address, or a network in CIDR notation for the machine's own address
     in it. "" takes its address on the way to the rollout manager."""
     ports: Annotated[
-        str, BeforeValidator(lambda value: str(value) if type(value) is int else value), Field(max_length=11)
+        str,
+        BeforeValidator(
+            lambda value: str(value) if type(value) is int else value, json_schema_input_type=int | str
+        ),
+        Field(max_length=11),
     ] = ""
     """One, or a range such as `7100-7131`, of which each takes a free one: as many as there are on a machine. "" takes
     any."""
     sender_networks: list[str] = Field(default_factory=list)
-    """In CIDR notation: instances take weights from nobody else. None: from whoever knows the token."""
+    """In CIDR notation: the only addresses that instances take weights from. Empty: any that knows the token."""
     receiver_networks: list[str] = Field(default_factory=list)
-    """In CIDR notation: nobody else is served. None: whoever knows the token."""
+    """In CIDR notation: the only addresses that are served. Empty: any that knows the token."""
     trusted_network: bool = False
-    """Everybody who can reach these machines may read and write the weights in them: so that `auto` may open Mooncake's
-    port, which asks nobody for a token."""
+    """Any process that can reach these machines may read and write the weights in them: so that `auto` may open
+    Mooncake's port, which asks nobody for a token."""
     encrypt: bool | None = None
     """TLS between actor and instances. None: where the rollout manager speaks it."""
     stall_timeout_s: Seconds = 5.0
@@ -518,18 +555,24 @@ class JobSpec(Model):
     """A whole job, before it is placed."""
 
     name: Annotated[str, Field(pattern=_JOB_NAME)] = "job"
+    """The name that `gyre show NAME` and the other verbs take. Only one running job may have it."""
     node_num: PositiveInt | None = None
     """The most machines that the job uses; None for as many as it takes."""
     device_per_node: PositiveInt | None = None
     """Devices that a machine gives the job; None for those that it has."""
     device_type: DeviceType = "CPU"
+    """What a device is: `CPU` or `GPU`. With `CPU` a device is a number for placement and reserves nothing."""
     config: dict[str, Any] = Field(default_factory=dict)
     """The user's own configuration: every workload sees it as `self.config`."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment of every vertex; a role's own `env` goes over it."""
     roles: dict[RoleName, RoleSpec] = Field(default_factory=dict)
+    """The kinds of workers, by name: `trainer`, `actor`, `rollout`, `reference`, `reward`, `critic`, or names of your
+    own."""
     edges: list[EdgeSpec] = Field(default_factory=list)
+    """Flows between roles, for a job without a recipe."""
     affinity: Affinity = Field(default_factory=Affinity)
+    """Which roles share machines or devices, and which do not."""
     recipe: str | None = None
     """The name of a built-in graph, or one of your own, `module:RECIPE`; None for a job whose trainer's `fit()` is the
     flow."""
@@ -539,15 +582,21 @@ class JobSpec(Model):
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """How many policy versions a trained token may be behind."""
     staleness: StalenessSpec = Field(default_factory=StalenessSpec)
+    """Which groups make up a step if generation runs ahead of training."""
     run: RunSpec = Field(default_factory=RunSpec)
+    """How long the built-in trainer trains, and in which portions."""
     failover: FailoverSpec = Field(default_factory=FailoverSpec)
+    """How often failures are repaired, and the deadlines by which they are noticed."""
     rollouts: RolloutsSpec = Field(default_factory=RolloutsSpec)
+    """The rollout plane: its manager and the engines of its instances."""
     weights: WeightsSpec = Field(default_factory=WeightsSpec)
+    """How new weights reach the instances."""
     store: StoreSpec = Field(default_factory=StoreSpec)
+    """The journal's database."""
     python_path: list[str] = Field(default_factory=list)
     """Folders put on `sys.path` of every vertex, so that the user's modules import there."""
 
-    @field_validator("device_type", mode="before")
+    @field_validator("device_type", mode="before", json_schema_input_type=Literal["CPU", "GPU", "cpu", "gpu"])
     @classmethod
     def _device_type_in_any_case(cls, value: Any) -> Any:
         return value.upper() if isinstance(value, str) else value

@@ -71,7 +71,7 @@ class Cluster(Protocol):
         ...
 
     async def whole_nodes(self) -> list[NodeCapacity]:
-        """The living machines, and what each has, whoever holds it."""
+        """The living machines, and what each has, used or free."""
         ...
 
     async def draining(self) -> dict[str, str]:

@@ -1,5 +1,5 @@
 """Which models each back end trains and each engine serves, and what a folder is to them. The one place of that table:
-`gyre models` prints it, README and docs show it, `plan` refuses by it.
+`gyre models` prints it, the docs show it, `plan` refuses by it.
 
 Nothing here reads a tensor: `config.json` and the safetensors' headers are enough, in milliseconds.
 
@@ -59,7 +59,7 @@ SUPPORT = (
 
 
 def markdown_table() -> str:
-    """The table as README and docs show it."""
+    """The table as the docs show it."""
     columns = (*BACKENDS, *ENGINES)
     lines = [
         f"| model | in `config.json` | {' | '.join(columns)} |",
@@ -160,8 +160,9 @@ def refuse_no_folder(folder: Path, key: str) -> None:
             f"{key}: {text} is no folder on this machine; it looks like a name on the Hugging Face Hub.",
             hint=f"Download it: hf download {text} --local-dir models/{folder.name}, and give that folder.",
         )
+    looked = "" if folder.is_absolute() else f" (looked for {folder.absolute()})"
     raise ModelFolderError(
-        f"{key}: {folder} is no folder on this machine (looked for {folder.absolute()}).",
+        f"{key}: {folder} is no folder on this machine{looked}.",
         hint="Give a folder in Hugging Face's layout.",
     )
 

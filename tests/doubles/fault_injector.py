@@ -4,19 +4,72 @@
     injector.arm(world)                              # kills, hangs and stalls strike when their time comes
     for at_s in injector.master_deaths: ...          # the masters' deaths are the test's to carry out
 
-The same faults drive the simulator: `simulate(spec, faults=injector.faults, ...)`.
+Equal arguments give equal faults.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeVar
 
-from gyre.sim import MASTER, Fault, FaultKind, random_faults
 from tests.doubles.fake_cluster import FakeCluster
 
 T = TypeVar("T")
+
+MASTER = "master"
+"""The target of the master's faults, in place of a vertex's id."""
+
+
+class FaultKind(StrEnum):
+    KILL = "kill"
+    """The process is gone at once."""
+    HANG = "hang"
+    """It lives and does not answer: it is stopped, or its node is cut off."""
+    STALL = "stall"
+    """It answers, and its running call makes no progress."""
+    FAIL_START = "fail_start"
+    """Its next start finds no room."""
+    USER_CODE = "user_code"
+    """The user's own code raises in its next call."""
+    PREEMPTED = "preempted"
+    """Its machine is taken away: it dies, and cannot be placed again until AVAILABLE."""
+    AVAILABLE = "available"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fault:
+    """One fault, `at_s` seconds after the job's submission."""
+
+    at_s: float
+    vertex: str
+    kind: FaultKind
+
+
+def random_faults(
+    vertices: Sequence[str],
+    *,
+    seed: int,
+    count: int,
+    mean_gap_s: float,
+    kinds: Iterable[FaultKind] = (FaultKind.KILL, FaultKind.HANG, FaultKind.STALL),
+    master_share: float = 0.0,
+    start_s: float = 10.0,
+) -> list[Fault]:
+    """`count` faults with exponential gaps. `master_share` of them kill the master."""
+    draw = random.Random(seed)
+    permitted = sorted(kinds)
+    at_s = start_s
+    out = []
+    for _ in range(count):
+        at_s += draw.expovariate(1.0 / mean_gap_s)
+        if draw.random() < master_share:
+            out.append(Fault(at_s, MASTER, FaultKind.KILL))
+        else:
+            out.append(Fault(at_s, draw.choice(list(vertices)), draw.choice(permitted)))
+    return out
 
 
 class FaultInjector:

@@ -281,7 +281,7 @@ def test_it_ends_with_nothing_lost_and_nothing_left(job: Job) -> None:
         counters = store.rollouts(job.handle.job_id).load().counters
     assert (account.lost, account.trained_twice) == ((), ())
     assert account.trained == account.drawn == STEPS * PROMPTS
-    assert not job.told("SampleSetAside")
+    assert not job.told("SampleQuarantined")
     assert not job.told("WeightsRefused")
     assert set(counters["discarded"]) <= {"superseded"}, counters
 

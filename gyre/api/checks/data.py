@@ -1,5 +1,5 @@
-"""The prepared data set that a job names: its folder, its digest, its lengths, its held-out prompts. Whether its tokens
-are those of the model is in `gyre.api.checks.models`."""
+"""The prepared data set that a job names, or its file of rows: folder, digest, lengths, held-out prompts. Whether its
+tokens are those of the model is in `gyre.api.checks.models`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ _PREPARED = "gyre.data.prepared:PreparedData"
 def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     """Yields warnings; raises ConfigError or GraphError for the first mistake."""
     settings = WorkloadSettings.read(spec.config)
+    if settings.task is not None and settings.task.name == "rows" and not settings.data and not spec.run.data:
+        yield from _check_rows(spec, settings, here=here)
     if settings.data is None or spec.run.data not in (None, _PREPARED):
         return
     missing = list(_missing_folders(settings.data))
@@ -41,6 +43,26 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     yield from _check_lengths(spec, data, settings.sampling.max_new_tokens)
     _check_held_out(spec, data)
     _ = data.training_count  # raises where every prompt is held out
+
+
+def _check_rows(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> Iterator[str]:
+    """The file of the task `rows`: its rows, the held-out ones, and the room that they leave in the small decoder."""
+    from gyre.workloads.tasks.rows import RowsTask
+
+    assert settings.task is not None
+    if not here and not Path(settings.task.file).is_file():
+        yield elsewhere(f"config.task.file: {settings.task.file} is no file on this machine.")
+        return
+    task = RowsTask(spec.config)
+    if spec.recipe is not None and spec.run.evaluate_every:
+        task.held_out(spec.run.held_out)  # raises where there are fewer
+    new, model = settings.sampling.max_new_tokens, settings.model
+    if model is not None and not settings.first_policy and task.longest_prompt + new > model.max_positions:
+        raise ConfigError(
+            f"config.sampling.max_new_tokens: {new} given, which with the longest prompt of {task.file}, "
+            f"{task.longest_prompt} tokens, is more than config.model.max_positions, {model.max_positions}.",
+            hint=f"Raise config.model.max_positions to {task.longest_prompt + new}.",
+        )
 
 
 def _missing_folders(data: DataSettings) -> Iterator[ConfigError]:

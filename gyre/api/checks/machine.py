@@ -162,7 +162,7 @@ def _network(spec: JobSpec) -> Iterator[ConfigError]:
     """Certificates that are none, and addresses and ports that the weight plane cannot have."""
     rollouts, weights = spec.rollouts, spec.weights
     if rollouts.tls_cert and rollouts.tls_key:
-        from gyre.rollouts.protocol.tls import server_context
+        from gyre.rollouts.protocol.credentials import server_context
 
         try:
             server_context(Path(rollouts.tls_cert), Path(rollouts.tls_key))

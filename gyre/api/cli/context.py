@@ -47,7 +47,7 @@ class Session:
         a running job has lost counts: its reader says so."""
         if self.store is not None or (self.home.path / "gyre.db").exists():
             return True
-        from gyre.master.lost_note import notes_below
+        from gyre.master.store_notes import notes_below
 
         return bool(notes_below(self.home.jobs_folder))
 
@@ -98,13 +98,25 @@ def _add_options(command: Command, *, hidden: bool) -> Command:
             "fingerprint",
             "GYRE_FINGERPRINT",
             "SHA256",
-            "Of its certificate [GYRE_FINGERPRINT].",
+            "SHA-256 of the one certificate to trust [GYRE_FINGERPRINT].",
         ),
         ("--ca", "ca", "GYRE_CA", "FILE", "PEM file with the certificates to trust [GYRE_CA]."),
-        ("--token", "token", "GYRE_TOKEN", "TOKEN", "Its token [GYRE_TOKEN]."),
-        ("--url", "url", "GYRE_URL", "URL", "A master's address [GYRE_URL]."),
-        ("--store", "store", "GYRE_STORE", "URL", "Another database [GYRE_STORE]."),
-        ("--home", "home_path", VARIABLE, "DIR", f"Database and logs [{VARIABLE}; ~/.gyre]."),
+        ("--token", "token", "GYRE_TOKEN", "TOKEN", "Token of the master [GYRE_TOKEN]."),
+        (
+            "--url",
+            "url",
+            "GYRE_URL",
+            "URL",
+            "Address of a master to ask, instead of the database [GYRE_URL].",
+        ),
+        ("--store", "store", "GYRE_STORE", "URL", "URL of another database than the home's [GYRE_STORE]."),
+        (
+            "--home",
+            "home_path",
+            VARIABLE,
+            "DIR",
+            f"Folder of the database and the logs [{VARIABLE}; default: ~/.gyre].",
+        ),
     )
     own = {flag for param in getattr(command, "__click_params__", ()) for flag in param.opts}
     for flag, name, variable, metavar, text in said:
@@ -127,7 +139,7 @@ def _add_options(command: Command, *, hidden: bool) -> Command:
         "--debug",
         is_flag=True,
         envvar="GYRE_DEBUG",
-        help="Show errors with all of their frames [GYRE_DEBUG].",
+        help="Show the whole traceback of an error [GYRE_DEBUG].",
         callback=_debug,
         expose_value=False,
         is_eager=True,

@@ -29,7 +29,7 @@ class DataSettings(Section):
     shuffle: bool = True
     """Whether every epoch is drawn in an order of its own, by `seed`."""
     digest: str = ""
-    """What the manifest of `path` must say, so that nobody trains on another data set; "" takes any."""
+    """What the manifest of `path` must say, so that no other data set is trained on; "" takes any."""
 
     @property
     def held_out_sets(self) -> dict[str, str]:
@@ -45,7 +45,7 @@ class DataSettings(Section):
             return {"config.data.held_out": self.held_out} if self.held_out else {}
         return {f"config.data.held_out.{name}": folder for name, folder in self.held_out.items()}
 
-    @field_validator("held_out", mode="before")
+    @field_validator("held_out", mode="before", json_schema_input_type=str | dict[str, str])
     @classmethod
     def _sets_have_names_and_folders(cls, value: Any) -> Any:
         if not isinstance(value, dict):

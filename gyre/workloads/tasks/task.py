@@ -1,7 +1,7 @@
 """What a job is about, as its workloads see it: the tokenizer, and texts of prompts and samples.
 
 A job whose `config` has a section `data` is about a prepared data set (`gyre.data`), one with a section `task` about
-arithmetic, or whatever the class is about that `task.name` names.
+arithmetic, the rows of a small file, or whatever the class is about that `task.name` names.
 
 This module must not import torch.
 """
@@ -52,6 +52,10 @@ def task_of(config: Mapping[str, Any]) -> Task:
     if settings.name not in TASK.built_in:
         made: Task = TASK.load(settings.name)(config, **settings.options)
         return made
+    if settings.name == "rows":
+        from gyre.workloads.tasks.rows import RowsTask
+
+        return RowsTask(config)
     from gyre.workloads.tasks.arithmetic import ArithmeticTask
 
     return ArithmeticTask(config)
