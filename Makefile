@@ -83,11 +83,11 @@ layers: install  ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
 # The site needs Gyre's source and the packages of the extra `docs`, neither torch nor Ray: an environment of its own.
-$(DOCS)/.installed: pyproject.toml
+$(DOCS)/.installed: pyproject.toml constraints.txt
 	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/python -m pip install --quiet --upgrade pip
 	$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS)/packages.txt
-	$(DOCS)/bin/python -m pip install --quiet -r $(DOCS)/packages.txt
+	$(DOCS)/bin/python -m pip install --quiet -c constraints.txt -r $(DOCS)/packages.txt
 	touch $@
 
 docs: $(DOCS)/.installed  ## the documentation as a site, in build/site; fails on a warning

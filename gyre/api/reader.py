@@ -391,7 +391,7 @@ class JobReader:
             found = self.find(job_id)
             if not found.live:
                 raise Conflict(
-                    f"Job {found.name} is {found.phase}; it takes no {verb}.",
+                    f"Job {found.name} has ended ({found.phase}); `{verb}` needs a running job.",
                     hint="`gyre ls` shows the jobs that run.",
                 )
             error = self._try_command(found, verb, body)

@@ -518,6 +518,8 @@ class ResumeRequested(Event):
 class StopRequested(Event):
     reason: str
     by: str = "user"
+    at_once: bool = False
+    """Whether the trainer's step is not waited for."""
 
 
 @dataclass(frozen=True, slots=True)

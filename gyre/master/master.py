@@ -407,7 +407,9 @@ class JobMaster:
             self._scheduler.plans.check_numbers({**state.job.roles, role: count})
             event = ScaleRequested(role, count, by)
         elif verb == "stop":
-            event = StopRequested(str(body.get("reason") or "asked for"), by)
+            event = StopRequested(
+                str(body.get("reason") or "asked for"), by, at_once=body.get("at_once") is True
+            )
         elif verb in ("drain", "undrain"):
             event = await self._drain_event(
                 state, verb, str(body["target"]), str(body.get("reason") or ""), by

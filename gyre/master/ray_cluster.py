@@ -81,12 +81,27 @@ STANDS_EVERY_S = 1.0
 DEAD_NODE = re.compile(r"its node has died\. Node Id: ([0-9a-f]+)")
 """What Ray says to a call of an actor whose machine died."""
 
+_WITHOUT_A_WORD = "exits with a connection error code 2. End of file"
+"""What Ray says, among 700 characters of possible causes, of a process that a signal or a crash ended."""
+
 NODE_LABEL = "ray.io/node-id"
 """The label that Ray gives every node; a bundle that selects it stands on that machine."""
 
 
 WRITERS = (TRAINER, ROLLOUT_MANAGER)
 """Roles that write to the store: their ledgers are rows in it."""
+
+
+def how_it_died(detail: str) -> str:
+    """What Ray says of an actor's death; of one without an exception in a sentence of our own."""
+    if _WITHOUT_A_WORD not in detail:
+        return detail
+    pid = re.search(r"\bpid: (\d+)", detail)
+    process = f"process {pid[1]}" if pid else "the process"
+    return (
+        f"{process} was killed, or crashed in native code: it left no Python exception. `dmesg` on its machine shows "
+        "whether the kernel killed it for memory."
+    )
 
 
 class RayCluster:
@@ -376,7 +391,7 @@ class RayCluster:
             detail = str(error)
             if (dead := DEAD_NODE.search(detail)) is not None:
                 self._dead.add(dead[1])
-            raise ProcessDied(detail[:2000], node_lost="node has died" in detail) from None
+            raise ProcessDied(how_it_died(detail)[:2000], node_lost="node has died" in detail) from None
         except OutOfMemoryError as error:  # Ray ends processes of a machine whose memory is nearly full
             self._actors.pop(address, None)
             raise ProcessDied(str(error)[:2000], out_of_memory=True) from None

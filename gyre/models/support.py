@@ -160,8 +160,9 @@ def refuse_no_folder(folder: Path, key: str) -> None:
             f"{key}: {text} is no folder on this machine; it looks like a name on the Hugging Face Hub.",
             hint=f"Download it: hf download {text} --local-dir models/{folder.name}, and give that folder.",
         )
+    looked = "" if folder.is_absolute() else f" (looked for {folder.absolute()})"
     raise ModelFolderError(
-        f"{key}: {folder} is no folder on this machine (looked for {folder.absolute()}).",
+        f"{key}: {folder} is no folder on this machine{looked}.",
         hint="Give a folder in Hugging Face's layout.",
     )
 

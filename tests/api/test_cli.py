@@ -324,6 +324,31 @@ def test_commands_reach_the_master_by_the_store_and_by_url(
     assert gyre("--url", url, "show").exit_code == 3
 
 
+@pytest.mark.parametrize(
+    ("words", "at_once"),
+    [(["stop"], False), (["cancel"], False), (["stop", "--now"], True), (["kill"], True)],
+)
+def test_stop_and_its_other_names(
+    seed: Seed, home: Home, golden: StandingJob, words: list[str], at_once: bool
+) -> None:
+    server = RestServer(create_app(golden.master, token="t"), token="t")
+    seed("undisturbed", live=True, url=server.start())
+    asked = gyre(*words, "golden", "--token", "t")
+    assert asked.exit_code == 0, asked.output
+    assert ("ending at once" if at_once else "stopping") in asked.stderr
+    (event,) = (e for e in golden.master.events() if e["kind"] == "StopRequested")
+    assert event["body"]["at_once"] is at_once
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("word", "verb"), [("status", "show"), ("ps", "ls"), ("cancel", "stop"), ("kill", "stop")]
+)
+def test_another_name_of_a_verb_is_in_the_help_and_has_the_verbs_own(word: str, verb: str) -> None:
+    assert re.search(rf"^  {word} +{verb}", gyre("--help").stdout, re.MULTILINE)
+    assert gyre(word, "--help").stdout == gyre(verb, "--help").stdout
+
+
 # -- mistakes ---------------------------------------------------------------------------------------
 
 
@@ -331,13 +356,14 @@ def test_commands_reach_the_master_by_the_store_and_by_url(
     ("arguments", "code", "said"),
     [
         (["shwo"], 2, "did you mean 'show'"),
+        (["statsu"], 2, "did you mean 'status'"),
         (["show", "--jsno"], 2, "--json"),
         (["show", "nobody"], 4, "There is no job 'nobody'"),
         (["scale", "rollout"], 2, "expected [JOB] ROLE=N"),
         (["scale", "golden", "rollout=many"], 2, "expected [JOB] ROLE=N"),
         (["drain", "a", "b", "c"], 2, "expected [JOB] NODE|VERTEX|INSTANCE"),
         (["nodes"], 5, "it has no machines any more"),
-        (["pause"], 5, "it takes no pause"),
+        (["pause"], 5, "`pause` needs a running job"),
         (["replay", "--until", "noon"], 2, "expected an event's number, or a time"),
         (["plan", "/nowhere/job.yaml"], 2, "no such file"),
         (["run", "/nowhere/job.yaml"], 2, "no such file"),

@@ -162,7 +162,7 @@ def test_the_newest_job_is_the_default_and_running_ones_take_commands(seed: Seed
         assert [job["job_id"] for job in reader.jobs(live=True)] == ["old"]
         with pytest.raises(NotFound, match="did you mean 'golden'"):
             reader.find("goldn")
-        with pytest.raises(Conflict, match="it takes no pause"):
+        with pytest.raises(Conflict, match="`pause` needs a running job"):
             reader.command("new", "pause")
 
 

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from gyre.api.cli import main
 from gyre.api.cli.init import FILES, job_name
+from gyre.api.definition.jobfile import load_job_file
 from gyre.config.schema import job_schema
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +70,12 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
 )
 def test_the_job_has_the_folders_name(tmp_path: Path, folder: str, name: str) -> None:
     assert job_name(tmp_path / folder) == name
+
+
+@pytest.mark.parametrize("folder", ["2024", "no", "1e3"])
+def test_a_name_that_yaml_would_take_for_something_else_is_quoted(tmp_path: Path, folder: str) -> None:
+    assert gyre("init", str(tmp_path / folder)).exit_code == 0
+    assert load_job_file(tmp_path / folder / "job.yaml").spec.name == folder
 
 
 @pytest.mark.slow

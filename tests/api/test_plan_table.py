@@ -424,7 +424,7 @@ def test_frames_of_the_users_own_come_before_the_sentence() -> None:
 
 @pytest.mark.parametrize(
     ("word", "verb"),
-    [("train", "run"), ("status", "show"), ("ps", "ls"), ("kill", "stop"), ("validate", "plan"), ("pln", "plan")],
+    [("train", "run"), ("describe", "show"), ("abort", "stop"), ("new", "init"), ("validate", "plan"), ("pln", "plan")],
 )  # fmt: skip
 def test_a_word_of_another_tool_names_the_verb(word: str, verb: str) -> None:
     result = CliRunner().invoke(main, [word])

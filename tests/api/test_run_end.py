@@ -116,6 +116,13 @@ def test_a_finished_job_has_nothing_left_unless_it_is_given_more() -> None:
         "For more: gyre resume demo --set run.steps=160",
     ]
     assert nothing_left(done, {"run": {"steps": 81}}) == []
+    own = view_of(result={"loss": 0.25})
+    assert nothing_left(own, {}, changed=False) == [
+        "There is nothing left to do: fit() of demo has returned.",
+        "To call it again with other settings: gyre resume demo --set KEY=VALUE",
+    ]
+    assert nothing_left(own, {}, changed=True) == []
+    assert nothing_left(view_of("stopped", result={"loss": 0.25}), {}, changed=False) == []
     assert nothing_left(view_of("stopped", training=TRAINED), {"run": {"steps": 80}}) == []
     assert nothing_left(view_of(), {"run": {"steps": 80}}) == [], (
         "the steps of a user's own trainer are unknown"

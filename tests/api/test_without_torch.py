@@ -122,6 +122,19 @@ def test_a_job_for_a_cluster_is_refused_for_the_cluster_alone(commands: Commands
     assert "torch" not in err
 
 
+def test_a_class_of_ones_own_that_imports_torch_is_refused_with_what_to_install(
+    commands: Commands, tmp_path: Path
+) -> None:
+    (tmp_path / "with_torch.py").write_text(
+        "import torch\nfrom gyre.workloads import BaseTrainer\nclass Mine(BaseTrainer):\n    def fit(self): ...\n"
+    )
+    (tmp_path / "job.yaml").write_text("roles: {trainer: {entrypoint: 'with_torch:Mine'}}\n")
+    ((code, _, err),) = commands(("plan", "job.yaml"))
+    assert code == 2
+    assert "roles.trainer.entrypoint: module with_torch does not import" in err
+    assert err.endswith("       pip install 'gyre-rl[torch]'\n")
+
+
 def test_jobs_are_watched(commands: Commands, seed: Seed, home: Home) -> None:
     seed("rollout_lost")
     (home.logs("golden-1") / "rollout-1.2.log").write_text("back\n")

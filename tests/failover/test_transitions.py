@@ -214,6 +214,10 @@ ROWS = {
     "stopped": Row(
         running, lambda h: h.decide(e.StopRequested("x")), P.STOPPING, ["StopTrainer", "SetTimer"]
     ),
+    "killed": Row(running, lambda h: h.decide(e.StopRequested("x", at_once=True)), P.STOPPING, STOP_ALL),
+    "killed while stopping": Row(
+        stopping, lambda h: h.decide(e.StopRequested("x", at_once=True)), P.STOPPING, STOP_ALL
+    ),
     "the replacement comes up": Row(
         recovering, lambda h: h.start("rollout-0"), P.RUNNING, ["UpdateMembership"]
     ),

@@ -241,7 +241,7 @@ def test_a_task_of_ones_own_is_the_workloads_task() -> None:
 
 
 def test_the_arithmetic_tasks_settings_are_not_another_tasks() -> None:
-    with pytest.raises(ConfigError, match="digits is a setting of the arithmetic task"):
+    with pytest.raises(ConfigError, match="digits is a setting of a built-in task"):
         task_of({"task": {"name": f"{OWN}:Letters", "digits": 2}})
 
 

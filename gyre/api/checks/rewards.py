@@ -115,20 +115,22 @@ def _loaded(settings: RewardSettings, python_path: Collection[str], *, here: boo
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """What is known of a prepared folder: its setting, the columns besides the prompt, and how many rows have no
-    answer."""
+    """What is known of a prepared folder, or of the file of the task `rows`: its setting, the columns besides the
+    prompt, and how many rows have no answer."""
 
     key: str
     folder: Path
     columns: frozenset[str]
     rows: int
     without_answer: int
+    in_file: tuple[str | None, ...] | None = None
+    """The answers of a file's rows."""
 
     @classmethod
     def all_of(cls, settings: WorkloadSettings) -> list[_Data]:
-        """The job's folders that are here; whoever checks the data speaks of the others."""
+        """The job's folders that are here, or its file of rows; whoever checks the data speaks of the others."""
         if settings.data is None:
-            return []
+            return cls._of_rows(settings)
         from gyre.data.folder import PreparedFolder
 
         found = []
@@ -148,8 +150,32 @@ class _Data:
                 continue
         return found
 
+    @classmethod
+    def _of_rows(cls, settings: WorkloadSettings) -> list[_Data]:
+        from gyre.workloads.tasks.rows import RowsTask
+
+        if settings.task is None or settings.task.name != "rows":
+            return []
+        try:
+            task = RowsTask({"task": settings.task.own})
+        except ConfigError:
+            return []
+        answers = tuple(task.answers)
+        return [
+            cls(
+                "config.task.file",
+                task.file,
+                task.columns,
+                len(answers),
+                answers.count(None),
+                in_file=answers,
+            )
+        ]
+
     def answers(self, count: int) -> list[Any]:
         """Answers of so many rows, from all over the folder."""
+        if self.in_file is not None:
+            return list(self.in_file[:: max(1, self.rows // count)][:count])
         from gyre.data.folder import PreparedFolder
 
         found = PreparedFolder(self.folder)
@@ -162,7 +188,9 @@ def _check_answers(data: _Data, function: str) -> None:
         raise ConfigError(
             f"{data.key}: {data.without_answer} of the {data.rows} rows in {data.folder} have no answer, and "
             f"{function} compares with it.",
-            hint="Prepare the data with its column of answers (gyre data prepare … --answer COLUMN), or take a reward "
+            hint="Give each row an 'answer', or take a reward that needs none."
+            if data.in_file is not None
+            else "Prepare the data with its column of answers (gyre data prepare … --answer COLUMN), or take a reward "
             "that needs none.",
         )
 

@@ -20,49 +20,66 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from gyre.api.cli.context import Session, global_options
 from gyre.api.terminal.signals import INTERRUPTED, TERMINATED, interrupts_noted
 from gyre.errors import ConfigError, GyreError
 
+_SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "First steps": {
+        "demo": ("jobs", "Train a small model on this machine."),
+        "init": ("init", "Write a small job of your own that runs at once."),
+        "doctor": ("doctor", "Check this machine and say what to do."),
+        "completion": ("completion", "Print the completion script of a shell."),
+    },
+    "Jobs": {
+        "plan": ("plan", "Check whether a job file can run; show its graph."),
+        "run": ("jobs", "Run a job file in the foreground."),
+        "submit": ("jobs", "Submit a job file to a cluster and return."),
+        "config": ("config", "Print a job file's configuration, or its JSON schema."),
+        "pause": ("command", "Pause a job at the end of its step."),
+        "resume": ("jobs", "Resume a paused job, or continue one that has ended."),
+        "scale": ("command", "Set how many vertices a role has."),
+        "stop": ("command", "Stop a job at the end of its step, or at once."),
+    },
+    "Watch": {
+        "ls": ("look", "List jobs."),
+        "show": ("look", "Show a job's progress, vertices and incidents."),
+        "metrics": ("steps", "Print the metrics of a job's steps."),
+        "events": ("look", "Print a job's events."),
+        "logs": ("look", "Print the logs of a job's vertices."),
+        "replay": ("replay", "Rebuild a job's state from its journal and compare."),
+    },
+    "Machines": {
+        "nodes": ("machines", "List the cluster's machines and their vertices."),
+        "drain": ("machines", "Hand over the work on a machine and leave it."),
+        "undrain": ("machines", "Use a drained machine again."),
+        "join": ("instances", "Join a job as a rollout instance on this machine."),
+        "token": ("tokens", "Create, list and revoke tokens for joining."),
+    },
+    "Data and models": {
+        "data": ("data_sets", "Prepare a data set for jobs, or show one."),
+        "reward": ("reward", "Try a reward function on rows of a data set."),
+        "models": ("models", "List the models that can be trained and served."),
+        "export": ("export", "Export a job's weights as a model folder."),
+    },
+}
+
 VERBS: dict[str, tuple[str, str]] = {
-    "demo": ("jobs", "Train a small model end to end on this machine."),
-    "init": ("init", "Write a small job of your own that runs at once."),
-    "run": ("jobs", "Run a job file in the foreground."),
-    "submit": ("jobs", "Submit a job file to a cluster and return."),
-    "plan": ("plan", "Show a job file's graph and placement; starts nothing."),
-    "config": ("config", "Print a job file's whole configuration, or its JSON schema."),
-    "ls": ("look", "List jobs."),
-    "show": ("look", "Show a job: master, vertices, progress, incidents."),
-    "nodes": ("machines", "List the cluster's machines, and what stands there."),
-    "metrics": ("steps", "Print the metrics of a job's steps."),
-    "events": ("look", "Print a job's events."),
-    "logs": ("look", "Print the logs of a job's vertices."),
-    "scale": ("command", "Change how many vertices a role has."),
-    "pause": ("command", "Pause a job's trainer at the end of its step."),
-    "resume": ("jobs", "Let a paused job, or one that has ended, go on."),
-    "stop": ("command", "Stop a job gracefully."),
-    "join": ("instances", "Generate for a job from this machine."),
-    "drain": ("machines", "Have a machine, a vertex or an instance hand over and leave."),
-    "undrain": ("machines", "Use a machine again that was drained or left alone."),
-    "token": ("tokens", "Make, list and revoke tokens for machines that join."),
-    "replay": ("replay", "Fold a job's history again and compare."),
-    "data": ("data_sets", "Prepare a data set for jobs, or show one."),
-    "reward": ("reward", "Try a reward function on the rows of a data set."),
-    "models": ("models", "Say which models are trained and served, or what a folder is."),
-    "export": ("export", "Export a trained model as a model folder."),
-    "doctor": ("doctor", "Check this machine, and say what to do."),
+    verb: at for section in _SECTIONS.values() for verb, at in section.items()
 }
 """The verbs: for each, the module that defines it and its line in the help."""
+
+ALIASES = {"status": ("show",), "ps": ("ls",), "cancel": ("stop",), "kill": ("stop", "--now")}
+"""Words of docker, kubectl, Slurm and Ray for a verb, and the options with which it does what they do there."""
 
 OTHER_WORDS = {
     **dict.fromkeys(("train", "start", "launch", "execute", "exec", "apply", "up"), "run"),
     **dict.fromkeys(("validate", "check", "verify", "lint", "dry-run", "dryrun", "compile"), "plan"),
-    **dict.fromkeys(("list", "jobs", "ps", "queue", "squeue"), "ls"),
-    **dict.fromkeys(
-        ("describe", "status", "state", "info", "get", "inspect", "top", "watch", "metrics"), "show"
-    ),
-    **dict.fromkeys(("cancel", "kill", "abort", "delete", "rm", "terminate", "end", "down"), "stop"),
+    **dict.fromkeys(("list", "jobs", "queue", "squeue"), "ls"),
+    **dict.fromkeys(("describe", "state", "info", "get", "inspect", "top", "watch"), "show"),
+    **dict.fromkeys(("abort", "delete", "rm", "terminate", "end", "down"), "stop"),
     **dict.fromkeys(("continue", "unpause", "restart", "retry"), "resume"),
     **dict.fromkeys(("log", "tail"), "logs"),
     **dict.fromkeys(("history", "journal"), "events"),
@@ -95,6 +112,8 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in ALIASES:
+            args = [*ALIASES[args[0]], *args[1:]]
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             ctx.fail(f"There is no verb {args[0]!r}; {_meant(args[0])}")
         return super().resolve_command(ctx, args)
@@ -112,8 +131,21 @@ class LazyGroup(click.Group):
             self.debug = ctx.ensure_object(Session).debug
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl([(verb, line) for verb, (_, line) in VERBS.items()])
+        for title, verbs in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(verb, line) for verb, (_, line) in verbs.items()])
+        with formatter.section("Other names"):
+            formatter.write_dl([(word, " ".join(meant)) for word, meant in ALIASES.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Verbs by their lines in the help, so that none is imported; and the global options."""
+        found = click.Command.shell_complete(self, ctx, incomplete)
+        aliases = {word: f"The same as {' '.join(meant)}." for word, meant in ALIASES.items()}
+        lines = {name: line for name, (_, line) in VERBS.items()} | aliases
+        return [
+            *found,
+            *(CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(incomplete)),
+        ]
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> NoReturn:
         """Run the command line, and exit with the code of its outcome."""
@@ -173,7 +205,7 @@ def _meant(word: str) -> str:
 
     if word in OTHER_WORDS:
         return f"did you mean {OTHER_WORDS[word].format(word)!r}?"
-    return nearest(word, VERBS)
+    return nearest(word, (*VERBS, *ALIASES))
 
 
 def _say(error: GyreError, *, debug: bool) -> int:
@@ -201,11 +233,13 @@ def _forget_stdout() -> None:
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="JOB is a name or an id; by default it is the newest job. Every verb that reads has --json.",
+    subcommand_metavar="VERB [ARGS]...",
+    epilog="JOB is the name or id of a job; by default the newest. Every verb that reads has --json. "
+    "`gyre VERB --help` describes a verb.",
 )
 @global_options
 @click.version_option(package_name="gyre-rl", prog_name="gyre", message="%(prog)s %(version)s")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Gyre: RL post-training that survives the death of any of its processes."""
+    """RL post-training of language models that survives the death of any of its processes."""
     ctx.ensure_object(Session)

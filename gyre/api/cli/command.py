@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from gyre.api.cli.completion import job_then_roles
+from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
 
@@ -45,14 +47,16 @@ def _end_if_lost(session: Session, job: str | None, sure: bool, reason: str, as_
     return True
 
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="The job's id and the event's number.")
+_JSON = click.option(
+    "--json", "as_json", is_flag=True, help="Print the job's id and the event's number as JSON."
+)
 
 
 @verb()
-@click.argument("words", nargs=-1, required=True, metavar="[JOB] ROLE=N")
+@click.argument("words", nargs=-1, required=True, metavar="[JOB] ROLE=N", shell_complete=job_then_roles)
 @_JSON
 def scale(session: Session, words: tuple[str, ...], as_json: bool) -> None:
-    """Change how many vertices a role has: gyre scale grpo rollout=4"""
+    """Set how many vertices a role has: gyre scale grpo rollout=4"""
     *jobs, wanted = words
     role, separator, count = wanted.partition("=")
     if not separator or not role or not count.isdecimal() or len(jobs) > 1:
@@ -68,22 +72,35 @@ def scale(session: Session, words: tuple[str, ...], as_json: bool) -> None:
 
 
 @verb()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @_JSON
 def pause(session: Session, job: str | None, as_json: bool) -> None:
-    """Pause a job's trainer at the end of its step."""
+    """Pause a job at the end of its step. `gyre resume` resumes it."""
     _command(session, job, "pause", {}, as_json, doing="pausing")
 
 
 @verb()
-@click.argument("job", required=False)
-@click.option("--reason", default="", help="Reason, recorded with the stop.")
+@click.argument("job", required=False, shell_complete=job_names)
+@click.option("--reason", default="", metavar="TEXT", help="Reason to record.")
+@click.option(
+    "--now",
+    is_flag=True,
+    help="End every process at once, without waiting for the step, as `gyre kill` does.",
+)
 @_JSON
 @click.option(
-    "--lost", is_flag=True, help="The job's cluster is gone for good: record its end and free its name."
+    "--lost",
+    is_flag=True,
+    help="Record the end of a job whose cluster is gone for good, which frees its name.",
 )
-def stop(session: Session, job: str | None, reason: str, lost: bool, as_json: bool) -> None:
-    """Stop a job gracefully: at the end of its step, or after its drain timeout."""
+def stop(session: Session, job: str | None, reason: str, now: bool, lost: bool, as_json: bool) -> None:
+    """Stop a job at the end of its step, or after failover.drain_timeout_s (30 s by default).
+
+    `gyre resume` continues it, from its last checkpoint.
+    """
     if session.url is None and _end_if_lost(session, job, lost, reason, as_json):
         return
-    _command(session, job, "stop", {"reason": reason}, as_json, doing="stopping")
+    body: dict[str, Any] = {"reason": reason}
+    if now:
+        body["at_once"] = True
+    _command(session, job, "stop", body, as_json, doing="ending at once" if now else "stopping")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def config() -> None:
-    """Show what a job file may hold, or what one holds with every default: gyre config show job.yaml"""
+    """Print a job file's whole configuration, or the JSON schema of job files: gyre config show job.yaml"""
 
 
 @verb()
@@ -34,12 +34,14 @@ def schema(session: Session) -> None:
 
 @verb()
 @click.argument("file", type=click.Path())
-@click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key of the file.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key of the file. May be repeated."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
 def show(session: Session, file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Print the whole configuration of a job file, with every default and what its recipe adds, as YAML.
 
-    The output is a job file too, of the same job. Its files and classes are not looked at: `gyre plan` does that.
+    The output is a job file of the same job. `gyre plan` checks the files and classes that it names.
     """
     import yaml
 

@@ -17,52 +17,56 @@ _A_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 @click.group()
 def data() -> None:
-    """Prepare a data set for jobs, and look at a prepared one."""
+    """Prepare a data set for jobs, or show a prepared one."""
 
 
 @data.command()
 @click.argument("source", type=_ONE_PLACE)
 @click.argument("out", type=_ONE_PLACE)
-@click.option("--tokenizer", type=_ONE_PLACE, required=True, help="Model folder with tokenizer.json.")
-@click.option("--split", default="train", show_default=True)
+@click.option(
+    "--tokenizer", type=_ONE_PLACE, required=True, metavar="FOLDER", help="Model folder with the tokenizer."
+)
+@click.option("--split", default="train", show_default=True, metavar="NAME", help="Split to read.")
 @click.option(
     "--subset",
     default="",
     metavar="NAME",
-    help="Configuration, for a data set with several, such as gsm8k's main.",
+    help="Configuration of a data set that has several, such as gsm8k's main.",
 )
 @click.option(
     "--layout",
     default="auto",
     show_default=True,
     metavar="NAME",
-    help="verl, openr1-math, math, gsm8k, qa, search-r1, instruction, messages or plain; auto chooses by the columns.",
+    help="Layout of the columns: verl, openr1-math, math, gsm8k, qa, search-r1, instruction, messages or plain; auto "
+    "chooses by their names.",
 )
 @click.option(
-    "--prompt", default="", metavar="COLUMN", help="Column of the question; dots lead into mappings."
+    "--prompt", default="", metavar="COLUMN", help="Column of the prompt; a dot leads into a mapping."
 )
-@click.option("--answer", default="", metavar="COLUMN", help="Of the answer.")
+@click.option("--answer", default="", metavar="COLUMN", help="Column of the answer.")
 @click.option("--keep", multiple=True, metavar="COLUMN", help="Give the reward this column and no others.")
 @click.option("--drop", multiple=True, metavar="COLUMN", help="Do not give the reward this column.")
 @click.option(
     "--rename", multiple=True, metavar="COLUMN=NAME", help="Give the reward a column by another name."
 )
+@click.option("--keep-unanswered", is_flag=True, help="Keep rows without an answer.")
 @click.option(
-    "--keep-unanswered", is_flag=True, help="Keep rows without an answer, for a reward that needs none."
-)
-@click.option(
-    "--skip-unsupported", is_flag=True, help="Leave out rows that cannot be a prompt of text, and count them."
+    "--skip-unsupported",
+    is_flag=True,
+    help="Leave out and count rows that cannot become a text prompt, instead of refusing the data set.",
 )
 @click.option(
     "--max-meta-bytes",
     type=click.IntRange(1),
     default=65536,
     show_default=True,
-    help="Most that goes with a prompt to the reward.",
+    metavar="BYTES",
+    help="Most bytes of columns that the reward gets with a prompt.",
 )
-@click.option("--system", default="", metavar="TEXT", help="System message, in the place of a row's own.")
+@click.option("--system", default="", metavar="TEXT", help="System message, which replaces a row's own.")
 @click.option(
-    "--suffix", default="", metavar="TEXT", help="Text to put after every question: how to answer it."
+    "--suffix", default="", metavar="TEXT", help="Text to append to every prompt, such as how to answer."
 )
 @click.option(
     "--chat/--no-chat", default=True, show_default=True, help="Apply the tokenizer's chat template."
@@ -74,10 +78,20 @@ def data() -> None:
     help="Option of the chat template, such as enable_thinking=false.",
 )
 @click.option(
-    "--max-prompt-tokens", type=click.IntRange(0), default=0, help="Leave out prompts with more tokens."
+    "--max-prompt-tokens",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Leave out prompts with more tokens; 0 keeps all.  [default: 0]",
 )
-@click.option("--limit", type=click.IntRange(0), default=0, help="Rows to read.")
-@click.option("--json", "as_json", is_flag=True, help="The manifest as one object.")
+@click.option(
+    "--limit",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Read only the first N rows; 0 reads all.  [default: 0]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest as one JSON object.")
 def prepare(
     source: Path,
     out: Path,
@@ -87,9 +101,9 @@ def prepare(
     as_json: bool,
     **how: Any,
 ) -> None:
-    """Read SOURCE (JSONL, JSON, CSV, Parquet or a Hugging Face folder) and write the folder OUT.
+    """Tokenize SOURCE (JSONL, JSON, CSV, Parquet or a Hugging Face folder) into the folder OUT.
 
-    OUT holds tokens, what the reward is given, hashes and the tokenizer; `config.data.path` of a job names it.
+    A job names OUT as `config.data.path`. It holds the tokens, the columns that the reward gets, and the tokenizer.
     """
     from gyre.data.prepare import Recipe
     from gyre.data.prepare import prepare as write
@@ -107,11 +121,18 @@ def prepare(
 
 @data.command()
 @click.argument("folder", type=_A_FOLDER)
-@click.option("--rows", type=click.IntRange(0), default=2, show_default=True, help="Prompts to show.")
+@click.option(
+    "--rows",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Number of prompts to show.",
+)
 @click.option("--verify", is_flag=True, help="Check the checksum of every file.")
-@click.option("--json", "as_json", is_flag=True, help="The manifest as one object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest as one JSON object.")
 def show(folder: Path, rows: int, verify: bool, as_json: bool) -> None:
-    """Show what a prepared FOLDER was made from, and its first prompts."""
+    """Show how the prepared FOLDER was made, and its first prompts."""
     from gyre.data.folder import TOKENIZER, PreparedFolder
     from gyre.data.tokenizer import TextTokenizer
     from gyre.errors import ConfigError

@@ -11,26 +11,26 @@ import platform
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, requires, version
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
+from gyre.api.cli import packages
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import write_json, write_table
 from gyre.api.cluster_checks import Check, check_machines
 from gyre.api.terminal.text_tables import Column
 from gyre.errors import GyreError
-from gyre.extras import how_to_install, installed
 
 GIB = 2**30
 LOW_DISK_BYTES = 5 * GIB
 LEAST_DISK_BYTES = GIB // 2
 LOW_SHM_BYTES = GIB
 LOW_MEMORY_BYTES = 3 * GIB
+BUSY_LOAD_PER_CORE = 1.0
+"""Processes that run or wait for a core, per usable core."""
 RAY_PORT = 6379
 
 CHECK_COLUMNS = (
@@ -42,11 +42,16 @@ CHECK_COLUMNS = (
 
 
 @verb()
-@click.option("--cluster", is_flag=True, help="Check each machine of the Ray cluster too, on the machine.")
-@click.option("--ray-address", envvar="RAY_ADDRESS", metavar="ADDRESS", help="A cluster [RAY_ADDRESS].")
-@click.option("--json", "as_json", is_flag=True, help="An array of checks.")
+@click.option("--cluster", is_flag=True, help="Also run the checks on each machine of the Ray cluster.")
+@click.option(
+    "--ray-address",
+    envvar="RAY_ADDRESS",
+    metavar="ADDRESS",
+    help="Ray cluster to check, as HOST:PORT or auto [RAY_ADDRESS].",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array of checks.")
 def doctor(session: Session, cluster: bool, ray_address: str | None, as_json: bool) -> int:
-    """Check this machine, and say what to do. Exits with 2 if something must be fixed."""
+    """Check this machine and say what to do. The exit code is 2 if something must be fixed."""
     checks = list(examine(session))
     if cluster:
         checks += check_machines(session.home, ray_address)
@@ -62,23 +67,28 @@ def doctor(session: Session, cluster: bool, ray_address: str | None, as_json: bo
 
 def examine(session: Session) -> Iterator[Check]:
     """Every check, one after the other."""
-    checks: list[tuple[str, Callable[[], Check]]] = [
+    checks: list[tuple[str, Callable[[], Check | Iterable[Check]]]] = [
         ("python", _python),
         ("home", lambda: _home(session)),
         ("database", lambda: _database(session)),
         ("postgresql driver", lambda: _postgres_driver(session)),
-        ("ray", lambda: _package("ray")),
-        ("torch", _torch),
+        ("ray", lambda: packages.package("ray")),
+        ("torch", packages.torch),
+        ("gpu build of torch", packages.gpu_build),
+        ("engine sglang", packages.engine),
+        ("extras", packages.extras),
         ("cluster", _cluster),
         ("disk", lambda: _disk(session)),
         ("shared memory", _shared_memory),
         ("cores", _cores),
+        ("load", _load),
         ("memory", _memory),
         ("ports", _ports),
     ]
     for name, check in checks:
         try:
-            yield check()
+            found = check()
+            yield from (found,) if isinstance(found, Check) else found
         except GyreError as error:
             yield Check(name, "fail", error.message, error.hint)
         except Exception as error:
@@ -127,52 +137,11 @@ def _shown(url: str) -> str:
 
 def _postgres_driver(session: Session) -> Check:
     name = "postgresql driver"
-    if find_spec("psycopg") is not None:
-        return Check(name, "ok", f"psycopg {version('psycopg')}")
+    if (found := packages.installed("psycopg")) is not None:
+        return Check(name, "ok", f"psycopg {found}")
     if session.store_url.startswith("postgres"):
         return Check(name, "fail", "psycopg is not installed", "pip install 'gyre-rl[postgres]'")
     return Check(name, "ok", "not installed, and not needed for SQLite")
-
-
-def _torch() -> Check:
-    if installed("torch"):
-        return _package("torch")
-    return Check(
-        "torch", "ok", "not installed, and not needed to plan, submit and watch", how_to_install("torch")
-    )
-
-
-def _package(name: str) -> Check:
-    """Installed, and of a version that Gyre's own requirements permit. It is not imported: that takes seconds."""
-    try:
-        found = version(name)
-    except PackageNotFoundError:
-        return Check(name, "fail", "not installed", "make install, or pip install gyre-rl")
-    wanted = _requirement(name)
-    if wanted and not _permits(wanted, found):
-        return Check(name, "fail", f"{found}, wanted {wanted}", f"pip install '{name}{wanted}'")
-    return Check(name, "ok", found)
-
-
-def _requirement(name: str) -> str:
-    """What gyre-rl's metadata says of a package, such as `>=2.50`."""
-    try:
-        lines = requires("gyre-rl") or []
-    except PackageNotFoundError:
-        return ""
-    for line in lines:
-        text = line.partition(";")[0].strip()
-        if text.startswith(name) and text[len(name) : len(name) + 1] in "<>=!~ ":
-            return text[len(name) :].strip()
-    return ""
-
-
-def _permits(wanted: str, found: str) -> bool:
-    try:
-        from packaging.specifiers import SpecifierSet
-    except ImportError:  # comes with Ray; without it nothing can be said
-        return True
-    return SpecifierSet(wanted).contains(found, prereleases=True)
 
 
 def _cluster() -> Check:
@@ -217,8 +186,29 @@ def _shared_memory() -> Check:
     return Check("shared memory", "ok", found)
 
 
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _load() -> Check:
+    cores = _usable_cores()
+    try:
+        load, *_ = os.getloadavg()
+    except OSError:
+        return Check("load", "ok", "this system does not say")
+    found = f"{load:.1f} over the last minute, on {cores} core{'' if cores == 1 else 's'}"
+    if load <= BUSY_LOAD_PER_CORE * cores:
+        return Check("load", "ok", found)
+    return Check(
+        "load",
+        "warn",
+        found,
+        "Other processes want more cores than there are, so that jobs and starts take longer: see `top`.",
+    )
+
+
 def _cores() -> Check:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = _usable_cores()
     found = f"{usable} usable of {os.cpu_count()}"
     return Check("cores", "ok" if usable >= 2 else "warn", found, "" if usable >= 2 else "The demo needs 2.")
 

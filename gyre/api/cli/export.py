@@ -8,44 +8,90 @@ from typing import Any
 
 import click
 
+from gyre.api.cli.completion import jobs as job_names
+from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
-from gyre.errors import NotFound
+from gyre.errors import ConfigError, NotFound
 
 
-@click.command()
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@verb()
+@click.argument("checkpoint", metavar="JOB|CHECKPOINT", shell_complete=job_names)
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--dtype",
-    type=click.Choice(["", "float32", "bfloat16"]),
-    default="",
-    help="Type of the weights to write; by default that of the checkpoint.",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Type of the weights to write; by default the checkpoint's.",
 )
-@click.option("--trust", is_flag=True, help="Read a checkpoint in Megatron's own format, which is unpickled.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was written, as one object.")
-def export(checkpoint: Path, out: Path, dtype: str, trust: bool, as_json: bool) -> None:
-    """Write the actor's CHECKPOINT as the folder OUT, in Hugging Face's layout.
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="Read a checkpoint in Megatron's own format, which can run code when it is read.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as one JSON object.")
+def export(
+    session: Session, checkpoint: str, out: Path, dtype: str | None, trust: bool, as_json: bool
+) -> None:
+    """Write the actor's weights as the folder OUT, in Hugging Face's layout.
 
-    CHECKPOINT is a folder such as GYRE_HOME/jobs/JOB/checkpoints/step_00000100, whatever layout wrote it.
+    They are those of a job's last checkpoint, or of the CHECKPOINT in a folder such as
+    GYRE_HOME/jobs/JOB/checkpoints/step_00000100, whatever layout wrote it.
     """
-    if not checkpoint.is_dir():
-        raise NotFound(
-            f"there is no folder {checkpoint}.",
-            hint="Checkpoints of a job are below GYRE_HOME/jobs/JOB/checkpoints; `gyre ls --all` has its id.",
-        )
+    folder = _folder_of(session, checkpoint)
+    from gyre.workloads.megatron.checkpoints.formats import METADATA
     from gyre.workloads.torch.saved_policy import checkpoint_file, export_policy
 
-    told: dict[str, Any]
-    if checkpoint_file(checkpoint, 0).is_file():
-        told = export_policy(checkpoint, out, dtype=dtype)
-    else:
+    written: dict[str, Any]
+    if checkpoint_file(folder, 0).is_file():
+        written = export_policy(folder, out, dtype=dtype or "")
+    elif (folder / METADATA).is_file():
+        _need_megatron(folder)
         from gyre.workloads.megatron.checkpoints.conversion import export_checkpoint
 
-        told = export_checkpoint(checkpoint, out, dtype=dtype, trust=trust)
+        written = export_checkpoint(folder, out, dtype=dtype or "", trust=trust)
+    else:
+        raise NotFound(
+            f"{folder} is no checkpoint: it has neither {checkpoint_file(folder, 0).name} nor {METADATA}.",
+            hint=_near(folder),
+        )
     if as_json:
-        write_json(told)
+        write_json(written)
     else:
         click.echo(
-            f"step {told['step']}: {told['tensors']} tensors, {told['size_bytes']} bytes, {told['dtype']}"
+            f"step {written['step']}: {written['tensors']} tensors, {written['size_bytes']} bytes, {written['dtype']}"
         )
         remark(f"wrote {os.fspath(out)}")
+
+
+def _folder_of(session: Session, checkpoint: str) -> Path:
+    """The folder of that path, or the last checkpoint of the job of that name or id. Raises NotFound."""
+    folder = Path(checkpoint).expanduser()
+    if folder.is_dir():
+        return folder
+    if "/" in checkpoint or not session.has_store():
+        raise NotFound(
+            f"There is no folder {folder.absolute()}.", hint="`gyre ls --all` has the names of jobs."
+        )
+    from gyre.api.first_weights import find_source
+    from gyre.store import open_store
+
+    with open_store(session.store_url, create=False, read_only=True) as store:
+        return find_source(store, session.home, checkpoint).folders[0]
+
+
+def _need_megatron(folder: Path) -> None:
+    """Raises ConfigError where Megatron is not installed."""
+    from gyre.api.cli.packages import installed
+
+    if installed("megatron-core") is None:
+        raise ConfigError(
+            f"{folder} is a checkpoint of Megatron's ranks, and megatron-core is not installed.",
+            hint="pip install 'gyre-rl[megatron]'",
+        )
+
+
+def _near(folder: Path) -> str:
+    """What may be meant: a checkpoint in the folder, or above it."""
+    inside = sorted(path.name for path in folder.glob("step_*") if path.is_dir())
+    if inside:
+        return f"Give one of the checkpoints in it, such as {folder / inside[-1]}."
+    return "A checkpoint is a folder such as GYRE_HOME/jobs/JOB/checkpoints/step_00000100."

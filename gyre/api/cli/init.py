@@ -59,7 +59,7 @@ def write_job(folder: Path) -> None:
         for name in TEMPLATES:
             text = files("gyre.api.templates").joinpath(name).read_text(encoding="utf-8")
             if name == "job.yaml":
-                text = text.replace(f"name: {_NAME}\n", f"name: {job_name(folder)}\n", 1)
+                text = text.replace(f"name: {_NAME}\n", f"name: {_quoted(job_name(folder))}\n", 1)
             (folder / name).write_text(text, encoding="utf-8")
         schema = json.dumps(job_schema(), indent=2, ensure_ascii=False)
         (folder / SCHEMA).write_text(f"{schema}\n", encoding="utf-8")
@@ -73,3 +73,10 @@ def job_name(folder: Path) -> str:
     """A job's name made of the folder's."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-._")[:63]
     return name or _NAME
+
+
+def _quoted(name: str) -> str:
+    """The name as YAML text: `2024` and `no` would be read as a number and a truth value."""
+    from gyre.config.yaml_text import read_yaml
+
+    return name if read_yaml(name) == name else json.dumps(name)

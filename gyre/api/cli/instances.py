@@ -32,7 +32,11 @@ def _checked(url: str) -> str:
     "--name", metavar="NAME", help="Name of the instance; by default this machine's name and process id."
 )
 @click.option(
-    "--engine", default="sglang", show_default=True, help="sglang, embedded, or your own as module:function."
+    "--engine",
+    default="sglang",
+    show_default=True,
+    metavar="ENGINE",
+    help="sglang, embedded, or your own as module:function.",
 )
 @click.option(
     "--model",
@@ -43,33 +47,60 @@ def _checked(url: str) -> str:
 @click.option(
     "--max-running",
     type=click.IntRange(1),
-    help="Samples generated at a time; by default as many as the engine says that it can.",
+    metavar="N",
+    help="Most samples to generate at once; by default what the engine reports.",
 )
 @click.option(
     "--kv-tokens",
     type=click.IntRange(1),
-    help="Tokens of KV memory to count on; by default all that the engine says it has.",
+    metavar="N",
+    help="Tokens of KV memory to count on; by default what the engine reports.",
 )
 @click.option(
-    "--cache", type=click.Path(exists=True, file_okay=False, path_type=Path), help="For weights [/dev/shm]."
+    "--cache",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Folder for weights.  [default: /dev/shm]",
 )
 @click.option(
-    "--notice-file", type=click.Path(path_type=Path), help="File whose appearance makes the instance leave."
+    "--notice-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Leave the job once this file exists.",
 )
-@click.option("--drain-deadline", "drain_s", type=click.FloatRange(0), default=30.0, show_default=True)
-@click.option("--reach-within", "reach_s", type=click.FloatRange(0), default=60.0, show_default=True)
+@click.option(
+    "--drain-deadline",
+    "drain_s",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time to hand samples over when the instance leaves.",
+)
+@click.option(
+    "--reach-within",
+    "reach_s",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time without an answer of the manager after which the instance ends.",
+)
 @click.option(
     "--ca",
     type=click.Path(path_type=Path),
-    help="PEM file of the certificates to trust for an https URL; by default this machine's.",
+    metavar="FILE",
+    help="PEM file with the certificates to trust for an https URL; by default this machine's.",
 )
 @click.option(
     "--weights-bind",
     metavar="ADDRESS",
-    help="Address to serve weights to other instances at; overrides the job's.",
+    help="Address at which to serve weights to other instances, instead of the job's weights.bind.",
 )
 @click.option(
-    "--weights-ports", metavar="PORTS", help="Port to serve weights at, or a range such as 7100-7107."
+    "--weights-ports",
+    metavar="PORTS",
+    help="Port or range of ports, such as 7100-7107, at which to serve weights.",
 )
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def join(
@@ -90,10 +121,10 @@ def join(
     weights_ports: str | None,
     flags: tuple[str, ...],
 ) -> None:
-    """Generate for a job from this machine: gyre join URL --token T -- ENGINE FLAGS
+    """Join a job as a rollout instance on this machine: gyre join URL --token T -- ENGINE FLAGS
 
-    URL is that of the rollout manager, or the job's directory with rollouts.json. SIGTERM drains the instance and exits
-    with 0.
+    URL is the rollout manager's, or the job's folder with rollouts.json. On SIGTERM the instance hands its samples over
+    and exits with 0.
     """
     import asyncio
 

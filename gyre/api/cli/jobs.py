@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
 from gyre.api.terminal.signals import ended_at_once
@@ -23,14 +24,19 @@ if TYPE_CHECKING:
 
 
 @verb()
-@click.option("--chaos", is_flag=True, help="Kill the job's processes while it runs.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary at the end, as one object.")
-@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps.")
+@click.option("--chaos", is_flag=True, help="Kill processes of the job while it runs, and the master.")
+@click.option("--json", "as_json", is_flag=True, help="Print a summary at the end, as one JSON object.")
+@click.option(
+    "--steps", type=click.IntRange(min=1), metavar="N", help="Number of optimizer steps.  [default: 80]"
+)
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the model, the task and the chaos."
 )
 def demo(session: Session, chaos: bool, as_json: bool, steps: int | None, seed: int) -> int:
-    """Train a small language model on arithmetic through the whole system, on this machine."""
+    """Train a small language model on two-digit addition, on this machine.
+
+    Everything that a job has is there: a trainer, a gang of two actor ranks, rollouts, a reward and the master.
+    """
     _load("gyre.api.demo")
     from gyre.api.demo import run_demo
 
@@ -40,30 +46,52 @@ def demo(session: Session, chaos: bool, as_json: bool, steps: int | None, seed: 
 
 def _where_options(command: Any) -> Any:
     """Add the options of `run`, `submit` and `resume` that say where the job runs and how its master is reached."""
-    for option in (
-        click.option(
-            "--port",
-            type=click.IntRange(0, 65535),
-            default=0,
-            help="Port of the master; 0 takes any free one.",
-        ),
-        click.option(
-            "--host",
-            default="127.0.0.1",
-            show_default=True,
-            help="Address of the master; off loopback --token is needed.",
-        ),
-        click.option("--tls-cert", default="", metavar="FILE", help="Certificate of the master, in PEM."),
-        click.option("--tls-key", default="", metavar="FILE", help="Its key, without a password."),
-        click.option(
-            "--plain-http", is_flag=True, help="Off loopback, do without TLS: the token goes in clear."
-        ),
-        click.option(
-            "--no-wait", is_flag=True, help="Refuse the job where the cluster has no room for it at once."
-        ),
-        click.option(
-            "--ray-address", envvar="RAY_ADDRESS", metavar="ADDRESS", help="A cluster [RAY_ADDRESS]."
-        ),
+    for option in reversed(
+        (
+            click.option(
+                "--port",
+                type=click.IntRange(0, 65535),
+                default=0,
+                show_default=True,
+                metavar="PORT",
+                help="Port of the master's REST interface; 0 takes any free one.",
+            ),
+            click.option(
+                "--host",
+                default="127.0.0.1",
+                show_default=True,
+                metavar="ADDRESS",
+                help="Address that the REST interface listens on; any but loopback needs --token.",
+            ),
+            click.option(
+                "--tls-cert",
+                default="",
+                metavar="FILE",
+                help="PEM file with the certificate of the REST interface.",
+            ),
+            click.option(
+                "--tls-key",
+                default="",
+                metavar="FILE",
+                help="PEM file with the key of that certificate, without a password.",
+            ),
+            click.option(
+                "--plain-http",
+                is_flag=True,
+                help="Do without TLS off loopback: the token crosses the network unencrypted.",
+            ),
+            click.option(
+                "--no-wait",
+                is_flag=True,
+                help="Refuse the job if the cluster has no room for it now. By default it waits.",
+            ),
+            click.option(
+                "--ray-address",
+                envvar="RAY_ADDRESS",
+                metavar="ADDRESS",
+                help="Ray cluster to run on, as HOST:PORT or auto [RAY_ADDRESS].",
+            ),
+        )
     ):
         command = option(command)
     return command
@@ -71,31 +99,39 @@ def _where_options(command: Any) -> Any:
 
 def _job_options(command: Any) -> Any:
     """Add the options that `run` and `submit` share."""
-    for option in (
-        click.option(
-            "--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key of the file."
-        ),
-        click.option("--name", help="The job's name, instead of the file's."),
-        click.option(
-            "--from",
-            "from_",
-            metavar="JOB|FOLDER",
-            help="Begin with the weights of another job's last checkpoint, of a checkpoint, or of a model's folder.",
-        ),
-        click.option(
-            "--trust",
-            is_flag=True,
-            help="Begin also with a checkpoint in Megatron's own format, which is unpickled.",
-        ),
-        click.argument("file", type=click.Path()),
+    command = _where_options(command)
+    for option in reversed(
+        (
+            click.option(
+                "--set",
+                "overrides",
+                multiple=True,
+                metavar="A.B=C",
+                help="Override a key of the file, such as run.steps=20. May be repeated.",
+            ),
+            click.option("--name", metavar="NAME", help="Name of the job, instead of the file's."),
+            click.option(
+                "--from",
+                "from_",
+                metavar="JOB|FOLDER",
+                shell_complete=job_names,
+                help="Begin with the weights of another job's last checkpoint, or of a checkpoint's or model's folder.",
+            ),
+            click.option(
+                "--trust",
+                is_flag=True,
+                help="Let --from read a checkpoint in Megatron's own format, which can run code when it is read.",
+            ),
+            click.argument("file", type=click.Path()),
+        )
     ):
         command = option(command)
-    return _where_options(command)
+    return command
 
 
 @verb()
 @_job_options
-@click.option("--json", "as_json", is_flag=True, help="Print the job's view at the end, as one object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job's state at the end, as one JSON object.")
 def run(
     session: Session,
     file: str,
@@ -104,7 +140,10 @@ def run(
     as_json: bool,
     **where: Any,
 ) -> None:
-    """Run a job file in the foreground, on a local Ray or a cluster. Ctrl-C stops the job gracefully."""
+    """Run a job file in the foreground, and stop the job gracefully on Ctrl-C.
+
+    Without --ray-address it starts a Ray on this machine, which ends with the job.
+    """
     _load()
     job = _job(session, file, overrides, name)
     _in_foreground(
@@ -152,13 +191,21 @@ def _write_view(handle: JobHandle) -> None:
 
 
 @verb()
-@click.argument("words", nargs=-1, metavar="[JOB] [FILE]")
-@click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Change a key of its configuration.")
+@click.argument("words", nargs=-1, metavar="[JOB] [FILE]", shell_complete=job_names)
 @click.option(
-    "--detach", is_flag=True, help="Return when its master answers; the cluster must not be a local one."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="A.B=C",
+    help="Change a key of the job, such as run.steps=200.",
+)
+@click.option(
+    "--detach",
+    is_flag=True,
+    help="Return as soon as the master answers. The job needs a cluster that goes on, by --ray-address.",
 )
 @_where_options
-@click.option("--json", "as_json", is_flag=True, help="Print the job's view at the end, as one object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job's state at the end, as one JSON object.")
 def resume(
     session: Session,
     words: tuple[str, ...],
@@ -167,10 +214,10 @@ def resume(
     as_json: bool,
     **where: Any,
 ) -> None:
-    """Let a paused job go on, or a job that has ended: gyre resume grpo --set run.steps=200
+    """Resume a paused job, or continue one that has ended: gyre resume grpo --set run.steps=200
 
-    A job that has ended goes on in the foreground, as `run` does, with its journal, its data position and its last
-    checkpoint. FILE is the whole job anew; how long it runs and where may change, what it is may not.
+    A job that has ended continues in the foreground, as with `gyre run`, from its journal and its last checkpoint.
+    FILE replaces the job's file: it may change how long and where the job runs, not what it trains.
     """
     if len(words) > 2:
         raise click.UsageError(f"{' '.join(words)!r}: expected [JOB] [FILE].")
@@ -195,7 +242,7 @@ def resume(
         if job_of_file is None
         else job_of_file.spec.model_dump(mode="json")
     )
-    if sentences := nothing_left(view, after):
+    if sentences := nothing_left(view, after, changed=file is not None or bool(overrides)):
         for line in (*last_lines(view), *sentences):
             remark(line)
         if as_json:
@@ -232,7 +279,7 @@ def resume(
 
 @verb()
 @_job_options
-@click.option("--json", "as_json", is_flag=True, help="The job's id.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job's id as a JSON object.")
 def submit(
     session: Session,
     file: str,
@@ -241,7 +288,7 @@ def submit(
     as_json: bool,
     **where: Any,
 ) -> None:
-    """Submit a job file to a cluster, and return when its master answers. Prints the job's id."""
+    """Submit a job file to a Ray cluster, print the job's id, and return as soon as its master answers."""
     from gyre.api.checks import line_of
 
     handle = _start(session, _job(session, file, overrides, name), name, start_local=False, **where)

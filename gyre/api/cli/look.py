@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gyre.api.cli.completion import jobs as job_names
+from gyre.api.cli.completion import roles as role_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import moment, remark, write_json, write_json_line, write_table
 from gyre.api.terminal.formats import duration, incident_message, local_time, number, one_line, times_of
@@ -91,10 +93,10 @@ INCIDENT_COLUMNS = (
 
 
 @verb()
-@click.option("--json", "as_json", is_flag=True, help="An array of objects.")
-@click.option("--all", "show_all", is_flag=True, help="Include jobs that have ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+@click.option("-a", "--all", "show_all", is_flag=True, help="List jobs that have ended, too.")
 def ls(session: Session, as_json: bool, show_all: bool) -> None:
-    """List the running jobs, or all jobs with --all, the newest first."""
+    """List the running jobs, the newest first."""
     jobs: list[dict[str, Any]] = []
     masters: dict[str, str] = {}
     past = False
@@ -136,16 +138,16 @@ def _reason(job: dict[str, Any]) -> str:
 
 
 @verb()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @click.option(
     "-v",
     "--verbose",
     is_flag=True,
-    help="Also how each role spends its time, and all of the trainer's report.",
+    help="Add how each role spends its time, and everything that the trainer reports.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the whole view as one object.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def show(session: Session, job: str | None, verbose: bool, as_json: bool) -> None:
-    """Show a job: what it learns, its master, vertices, incidents; of one that has ended, its result."""
+    """Show a job: its progress, master, vertices and incidents, and its result once it has ended."""
     with session.reader() as reader:
         view = reader.view(reader.find(job).job_id)
     if as_json:
@@ -375,14 +377,14 @@ def _cause(incident: dict[str, Any]) -> str:
 
 
 @verb()
-@click.argument("job", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until the job has ended.")
-@click.option("--json", "as_json", is_flag=True, help="An array; with -f one object a line.")
+@click.argument("job", required=False, shell_complete=job_names)
+@click.option("-f", "--follow", is_flag=True, help="Keep printing what is new until the job ends.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array; with -f one object per line.")
 @click.option(
-    "--after", type=click.IntRange(min=0), default=0, help="Show only events with a greater number."
+    "--after", type=click.IntRange(min=0), default=0, metavar="N", help="Print only events after number N."
 )
 def events(session: Session, job: str | None, follow: bool, as_json: bool, after: int) -> None:
-    """Print a job's events: number, time, kind and content."""
+    """Print a job's events, with number, time, kind and content."""
     with session.reader() as reader:
         history = reader.history(reader.find(job).job_id, after=after, follow=follow)
         if as_json and not follow:
@@ -425,15 +427,24 @@ def _short(value: Any, length: int = 100) -> str:
 
 
 @verb()
-@click.argument("job", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until the job has ended.")
-@click.option("--role", help="Show only vertices of this role.")
-@click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
-@click.option("--json", "as_json", is_flag=True, help="Chunks in an array; with -f one object a line.")
+@click.argument("job", required=False, shell_complete=job_names)
+@click.option("-f", "--follow", is_flag=True, help="Keep printing what is new until the job ends.")
+@click.option(
+    "--role", metavar="ROLE", shell_complete=role_names, help="Print only the vertices of this role."
+)
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Print only the vertex with this rank in its role.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON array of chunks; with -f one object per line."
+)
 def logs(
     session: Session, job: str | None, follow: bool, role: str | None, rank: int | None, as_json: bool
 ) -> None:
-    """Print the logs of a job's vertices, each line after its vertex."""
+    """Print the logs of a job's vertices, with the vertex before each line."""
     with session.reader() as reader:
         job_id = reader.find(job).job_id
         if role is not None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from gyre.api.cli.completion import job_then_vertices
+from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json, write_table
 from gyre.api.terminal.formats import duration
@@ -28,11 +30,10 @@ NODE_COLUMNS = (
 
 
 @verb()
-@click.argument("job", required=False)
-@click.option("--json", "as_json", is_flag=True, help="An array of objects.")
+@click.argument("job", required=False, shell_complete=job_names)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def nodes(session: Session, job: str | None, as_json: bool) -> None:
-    """List the cluster's machines: what the job may use of each, its vertices, recent deaths, and whether it accepts
-    new vertices."""
+    """List the cluster's machines: resources, vertices, recent deaths, and whether new vertices are accepted."""
     with session.reader() as reader:
         found = reader.nodes(reader.find(job, live_first=True).job_id)
     if as_json:
@@ -68,20 +69,26 @@ def _state(node: dict[str, Any]) -> str:
 
 
 @verb()
-@click.argument("words", nargs=-1, required=True, metavar="[JOB] NODE|VERTEX|INSTANCE")
+@click.argument(
+    "words", nargs=-1, required=True, metavar="[JOB] NODE|VERTEX|INSTANCE", shell_complete=job_then_vertices
+)
 @click.option(
     "--deadline",
     "deadline_s",
     type=click.FloatRange(0),
     default=30.0,
     show_default=True,
-    help="For an instance that joined by itself.",
+    metavar="SECONDS",
+    help="Time that an instance which joined has to hand over.",
 )
-@click.option("--reason", default="", help="Recorded with it.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason to record.")
 @click.option(
-    "--ca", type=click.Path(path_type=Path), help="PEM file of the certificates to trust for an https --url."
+    "--ca",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="PEM file with the certificates to trust for an https --url.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The answer.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def drain(
     session: Session,
     words: tuple[str, ...],
@@ -90,10 +97,10 @@ def drain(
     ca: Path | None,
     as_json: bool,
 ) -> None:
-    """Move away what runs on a machine, one vertex, or an instance that joined by itself: it hands over and leaves.
+    """Hand over the work on a machine, a vertex or an instance that joined, and end it there.
 
-    Vertices start elsewhere, where there is room: gyre drain 10.0.0.7, gyre drain rollout-1. With --url, that of the
-    rollout manager, only instances are known.
+    Vertices start again on other machines with room: gyre drain 10.0.0.7, gyre drain rollout-1. With the rollout
+    manager's --url only instances can be named.
     """
     from gyre.api.cli.instances import drain_instance
     from gyre.errors import NotFound
@@ -120,10 +127,12 @@ def drain(
 
 
 @verb()
-@click.argument("words", nargs=-1, required=True, metavar="[JOB] NODE|VERTEX")
-@click.option("--json", "as_json", is_flag=True, help="The job's id and the event's number.")
+@click.argument(
+    "words", nargs=-1, required=True, metavar="[JOB] NODE|VERTEX", shell_complete=job_then_vertices
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the job's id and the event's number as JSON.")
 def undrain(session: Session, words: tuple[str, ...], as_json: bool) -> None:
-    """Use a machine again that was drained or is left alone, or the one that a vertex was drained from."""
+    """Use a machine again that was drained, or that is left alone after failures. VERTEX names its last machine."""
     job, target = _job_and_target(words, "NODE|VERTEX")
     with session.reader() as reader:
         found = reader.find(job, live_first=True)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print everything as one object.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def models(folder: Path | None, as_json: bool) -> None:
-    """Say which models each back end trains and each engine serves; of FOLDER, what it is and who takes it."""
+    """List the models that each back end trains and each engine serves, or say what can train and serve FOLDER."""
     from gyre.models.support import BACKENDS, ENGINES, SUPPORT, describe
 
     if folder is None:

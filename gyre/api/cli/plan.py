@@ -11,16 +11,18 @@ from gyre.api.cli.output import console, remark, write_json
 
 @verb()
 @click.argument("file", type=click.Path())
-@click.option("--json", "form", flag_value="json", help="Print everything as one object.")
+@click.option("--json", "form", flag_value="json", help="Print everything as one JSON object.")
 @click.option("--dot", "form", flag_value="dot", help="Print the graph for Graphviz.")
 @click.option("--mermaid", "form", flag_value="mermaid", help="Print the graph for Mermaid.")
-@click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key of the file.")
-@click.option("--strict", is_flag=True, help="Refuse a job with warnings: exit code 2.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key of the file. May be repeated."
+)
+@click.option("--strict", is_flag=True, help="Exit with 2 if there is a warning.")
 @click.option(
     "--ray-address",
     envvar="RAY_ADDRESS",
     metavar="ADDRESS",
-    help="The job is to run on this cluster, so that files may be there alone; it is not asked [RAY_ADDRESS].",
+    help="Cluster that the job will run on: its files may be on that cluster only. It is not contacted [RAY_ADDRESS].",
 )
 def plan(
     session: Session,
@@ -30,7 +32,7 @@ def plan(
     strict: bool,
     ray_address: str | None,
 ) -> None:
-    """Check a job file, and show its roles, edges, cycles, regions, sub-graphs and placement."""
+    """Check whether a job file can run, and show its roles, graph and placement. Starts nothing."""
     from gyre.api.checks import judge, line_of
     from gyre.api.definition.jobfile import load_job_file
     from gyre.errors import ConfigError

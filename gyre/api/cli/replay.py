@@ -7,6 +7,7 @@ from datetime import datetime
 
 import click
 
+from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.look import show_view
 from gyre.api.cli.output import remark, write_json
@@ -17,15 +18,19 @@ DIFFERS = 1
 
 
 @verb()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @click.option(
-    "--until", metavar="SEQ|TIME", help="Last event, by number or time (ISO; local unless it has an offset)."
+    "--until",
+    metavar="SEQ|TIME",
+    help="Stop after this event number, or at this time (ISO 8601; local without an offset).",
 )
-@click.option("--json", "as_json", is_flag=True, help="seq, events, state, compared, differences.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the state and the differences as one JSON object."
+)
 def replay(session: Session, job: str | None, until: str | None, as_json: bool) -> int:
-    """Fold a job's history: print the resulting state, and compare it with the snapshot.
+    """Rebuild a job's state from its journal, print it, and compare it with the stored state.
 
-    Works when the cluster is gone. Exits with 1 if fold and snapshot differ.
+    It works without the cluster. The exit code is 1 if the two differ.
     """
     from gyre.api.job_replay import replay_job
 

@@ -19,17 +19,23 @@ from gyre.api.cli.output import remark, write_json, write_table
     "--completion",
     "completion",
     metavar="TEXT",
-    help="Completion to score. Without it each row's own answer is scored, and an empty completion.",
+    help="Completion to score. By default each row's own answer is scored, and an empty completion.",
 )
 @click.option(
-    "--rows", type=click.IntRange(0), default=20, show_default=True, help="Rows to score; 0 is all."
+    "--rows",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Number of rows to score; 0 scores all.",
 )
 @click.option(
     "--signature",
     type=click.Choice(["auto", "sample", "batch", "verl", "trl", "openrlhf"]),
     default="auto",
     show_default=True,
-    help="How the function is called.",
+    metavar="FORM",
+    help="Form of the function: sample, batch, verl, trl or openrlhf; auto goes by its parameters.",
 )
 @click.option(
     "--timeout",
@@ -37,9 +43,10 @@ from gyre.api.cli.output import remark, write_json, write_table
     type=click.FloatRange(0, min_open=True),
     default=10.0,
     show_default=True,
-    help="Seconds a sample.",
+    metavar="SECONDS",
+    help="Time for one sample.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Rows and summary as one object.")
+@click.option("--json", "as_json", is_flag=True, help="Print rows and summary as one JSON object.")
 @click.pass_context
 def reward(
     ctx: click.Context,

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, stdout_is_terminal, write_json, write_table
 from gyre.api.terminal.text_tables import Column
@@ -38,14 +39,14 @@ COLUMNS = (
 
 
 @verb()
-@click.argument("job", required=False)
-@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the last N steps.")
-@click.option("--json", "as_json", is_flag=True, help="An array with all metrics of each step.")
+@click.argument("job", required=False, shell_complete=job_names)
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Print only the last N steps.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with every metric of each step.")
 def metrics(session: Session, job: str | None, last: int | None, as_json: bool) -> None:
     """Print the metrics of a job's steps: reward, loss, KL, entropy, lengths, speed.
 
-    A terminal gets a table of the last 20 steps, a pipe one of all steps; --json has every metric. The names are in
-    docs/training.md, and are the same in the job's metrics.jsonl, in REST and in Prometheus.
+    On a terminal the last 20 steps are shown, in a pipe all of them. docs/training.md explains the metrics; their names
+    are the same in metrics.jsonl, REST and Prometheus.
     """
     if last is None and not as_json and stdout_is_terminal():
         last = SHOWN_STEPS

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
 
@@ -15,7 +16,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @click.group()
 def token() -> None:
-    """Tokens with which machines join a job: gyre token create JOB --name spot"""
+    """Create, list and revoke the tokens with which machines join a job: gyre token create JOB --name spot"""
 
 
 def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
@@ -28,22 +29,22 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     return float(int(number) * _SECONDS[unit])
 
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @verb()
-@click.argument("job", required=False)
-@click.option("--name", required=True, metavar="NAME", help="What it is called in `ls` and `revoke`.")
+@click.argument("job", required=False, shell_complete=job_names)
+@click.option("--name", required=True, metavar="NAME", help="Name of the token, for `ls` and `revoke`.")
 @click.option(
     "--expires-in",
     "expires_in_s",
     metavar="TIME",
     callback=_seconds,
-    help="How long it is good for, such as 12h or 7d; by default until it is revoked.",
+    help="How long it is valid, such as 90s, 30m, 12h or 7d; by default until it is revoked.",
 )
 @_JSON
 def create(session: Session, job: str | None, name: str, expires_in_s: float | None, as_json: bool) -> None:
-    """Make a token, and print it. It is not kept anywhere: only its SHA-256 is."""
+    """Create a token and print it once. Only its SHA-256 is stored."""
     expires_at = None if expires_in_s is None else time.time() + expires_in_s
     with session.reader() as reader:
         found = reader.find(job, live_first=True)
@@ -59,10 +60,10 @@ def create(session: Session, job: str | None, name: str, expires_in_s: float | N
 
 
 @verb()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @_JSON
 def ls(session: Session, job: str | None, as_json: bool) -> None:
-    """List a job's tokens: names and times, and no secret."""
+    """List the names of a job's tokens, and how long each is valid."""
     with session.reader() as reader:
         tokens = reader.tokens(reader.find(job, live_first=True).job_id)
     if as_json:
@@ -86,7 +87,7 @@ def _state(one: dict[str, Any], now: float) -> str:
 @click.argument("words", nargs=-1, required=True, metavar="[JOB] NAME")
 @_JSON
 def revoke(session: Session, words: tuple[str, ...], as_json: bool) -> None:
-    """Revoke a token: its instances are cut, and their samples go on elsewhere: gyre token revoke JOB NAME"""
+    """Revoke a token and disconnect its instances, whose samples continue elsewhere."""
     if len(words) > 2:
         raise click.UsageError(f"{' '.join(words)!r}: expected [JOB] NAME.")
     *jobs, name = words

@@ -318,8 +318,8 @@ async def revoke_token(request: Request, job: JobPath, body: schemas.RevokeToken
 
 @commands.post("/jobs/{job:gyre_job}:stop", status_code=202, response_model=schemas.Accepted)
 async def stop(request: Request, job: JobPath, body: schemas.StopBody | None = None) -> Any:
-    """Stop the job gracefully: at the end of its step, or after the drain timeout."""
-    return await _carry(request, job, "stop", {"reason": "" if body is None else body.reason})
+    """Stop the job gracefully: at the end of its step, or after the drain timeout; or at once."""
+    return await _carry(request, job, "stop", (body or schemas.StopBody()).model_dump())
 
 
 # -- the root ---------------------------------------------------------------------------------------

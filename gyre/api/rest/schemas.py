@@ -370,7 +370,10 @@ class RevokeTokenBody(In):
 
 
 class StopBody(In):
+    """`at_once` does not wait for the step of the trainer."""
+
     reason: Annotated[str, Field(max_length=1000)] = ""
+    at_once: bool = False
 
 
 class Accepted(BaseModel):

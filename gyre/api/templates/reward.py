@@ -1,4 +1,7 @@
-"""The reward of the job in job.yaml: what an answer earns."""
+"""The reward of the job in job.yaml: what an answer earns.
+
+Try it without a job: gyre reward reward.py:score rows.jsonl
+"""
 
 
 def score(prompt, completion, meta):

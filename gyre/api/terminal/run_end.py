@@ -45,12 +45,18 @@ def last_lines(view: View) -> list[str]:
     return [line, *warning_lines(view)]
 
 
-def nothing_left(view: View, spec: Mapping[str, Any]) -> list[str]:
+def nothing_left(view: View, spec: Mapping[str, Any], *, changed: bool = True) -> list[str]:
     """Why a job that has ended has nothing left to do with this spec, and how to have more; empty where there is
-    something: also for a job with a trainer of the user's own, whose steps are unknown."""
+    something. The steps of a user's own trainer are unknown: once its `fit()` has returned there is something to do
+    only if the spec has `changed`."""
     job, run = view["job"], spec.get("run")
     steps = run.get("steps") if isinstance(run, Mapping) else None
     done = int(((view.get("training") or {}).get("last") or {}).get("step", 0))
+    if str(job["phase"]) == "succeeded" and not changed and not done and not _is_gyres(job["result"]):
+        return [
+            f"There is nothing left to do: fit() of {job['name']} has returned.",
+            f"To call it again with other settings: gyre resume {job['name']} --set KEY=VALUE",
+        ]
     if str(job["phase"]) != "succeeded" or not isinstance(steps, int) or not 0 < steps <= done:
         return []
     return [

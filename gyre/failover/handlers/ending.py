@@ -25,11 +25,12 @@ DRAIN_TIMER = "drain"
 def stop_requested(
     layout: JobLayout, draft: Draft, event: e.StopRequested, now: float
 ) -> Iterable[c.Command]:
-    """Let the trainer end its step, for at most `failover.drain_timeout_s`; without a live trainer stop at once."""
+    """Let the trainer end its step, for at most `failover.drain_timeout_s`; without a live trainer, or where that is
+    asked for, stop at once."""
     if draft.job.phase is JobPhase.STOPPING:
-        return []
+        return stop_all(draft, now) if event.at_once else []
     trainer = live_trainer(draft)
-    if trainer is None:
+    if trainer is None or event.at_once:
         return end_job(
             draft, now, outcome=JobPhase.STOPPED, reason=Reason.STOP_REQUESTED, message=event.reason
         )

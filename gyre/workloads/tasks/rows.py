@@ -59,6 +59,16 @@ class RowsTask:
         return len(self._held_out)
 
     @property
+    def columns(self) -> frozenset[str]:
+        """The columns besides the prompt that every row has."""
+        return frozenset.intersection(*(frozenset(meta) for _, meta in self._rows))
+
+    @property
+    def answers(self) -> list[str | None]:
+        """Of each row its answer; None where it has none."""
+        return [meta.get("answer") for _, meta in self._rows]
+
+    @property
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt."""
         return 1 + max(len(prompt) for prompt, _ in self._rows)

@@ -1,7 +1,8 @@
-"""The wheel: which files it has, and what its metadata says to an installer and to the index."""
+"""What a user installs: the wheel's files and metadata, and the versions of `constraints.txt` and `uv.lock`."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,9 +10,14 @@ import tomllib
 import zipfile
 from email.message import Message
 from email.parser import Parser
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from tests.waits import GENEROUS_S
 
@@ -92,19 +98,68 @@ def test_every_extra_that_a_sentence_names_is_there(metadata: Message) -> None:
     assert set(EXTRA_OF.values()) <= set(metadata.get_all("Provides-Extra", []))
 
 
-def test_every_constraint_is_of_something_that_is_required() -> None:
-    """`constraints.txt` pins versions; it brings nothing of its own."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = {
-        _name(line)
-        for lines in (project["dependencies"], *project["optional-dependencies"].values())
-        for line in lines
-    }
+# -- versions ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def lock() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "uv.lock").read_text())
+
+
+@pytest.fixture(scope="module")
+def constraints() -> dict[str, str]:
+    """By package, its version."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    assert {_name(line) for line in lines if not line.startswith("#")} <= names
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
 
 
-def _name(requirement: str) -> str:
-    for end in "[<>=~!; ":
-        requirement = requirement.partition(end)[0]
-    return requirement.lower().replace("_", "-")
+def test_every_constraint_is_of_something_that_is_required(
+    project: dict[str, Any], constraints: dict[str, str]
+) -> None:
+    """`constraints.txt` brings nothing of its own."""
+    required = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    assert constraints.keys() <= {canonicalize_name(Requirement(line).name) for line in required}
+
+
+def test_the_lock_has_the_versions_that_the_suite_runs_on(
+    lock: dict[str, Any], constraints: dict[str, str]
+) -> None:
+    """Of what SGLang wants in another version, both. Else: uv lock -P NAME==VERSION"""
+    locked = {(package["name"], package.get("version")) for package in lock["package"]}
+    assert set(constraints.items()) - locked == set()
+
+
+def test_the_lock_is_of_this_project(lock: dict[str, Any], project: dict[str, Any]) -> None:
+    """Else: uv lock"""
+    (own,) = (package for package in lock["package"] if package["name"] == project["name"])
+    locked = {
+        (entry["name"], entry.get("marker", ""), SpecifierSet(entry.get("specifier", "")))
+        for entry in own["metadata"]["requires-dist"]
+        if entry["name"] != project["name"]
+    }
+    required = [
+        *((Requirement(line), "") for line in project["dependencies"]),
+        *(
+            (Requirement(line), f"extra == '{extra}'")
+            for extra, lines in project["optional-dependencies"].items()
+            for line in lines
+        ),
+    ]
+    assert locked == {
+        (canonicalize_name(each.name), marker, each.specifier)
+        for each, marker in required
+        if each.name != project["name"]
+    }
+    assert own["metadata"]["provides-extras"] == list(project["optional-dependencies"])
+    assert SpecifierSet(lock["requires-python"]) == SpecifierSet(project["requires-python"])
+
+
+def test_the_lock_names_the_public_index_alone() -> None:
+    hosts = set(re.findall(r"https?://[^/\"]+", (ROOT / "uv.lock").read_text()))
+    assert hosts == {"https://pypi.org", "https://files.pythonhosted.org"}

@@ -1,0 +1,193 @@
+"""What `doctor` says of installed packages: versions, extras, the engine, and torch's build against the GPU's driver.
+
+Nothing is imported: that takes seconds for Ray and torch, and may fail for SGLang. Versions are those of the installed
+distributions, and what torch was built for is read from its file `version.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from gyre.api.cluster_checks import Check
+from gyre.extras import how_to_install
+
+DISTRIBUTION = "gyre-rl"
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """An extra of the distribution that a job may need, the packages that it brings, and what for."""
+
+    name: str
+    packages: tuple[str, ...]
+    purpose: str
+
+
+EXTRAS = (
+    Extra("data", ("tokenizers", "pyarrow", "jinja2"), "to prepare data sets and train on them"),
+    Extra("megatron", ("megatron-core",), "to train a model's folder with Megatron"),
+    Extra("math", ("math-verify",), "for the reward function math_verify"),
+    Extra("mooncake", ("mooncake-transfer-engine",), "to send weights by Mooncake, over RDMA or TCP"),
+)
+"""Besides `[sglang]` and `[postgres]`, which have checks of their own."""
+
+_SAME = {"mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda"}
+"""Another distribution of the same package."""
+
+
+def package(name: str) -> Check:
+    """Installed, and of a version that Gyre's own requirements permit."""
+    found = installed(name)
+    wanted = requirement(name)
+    if found is None:
+        return Check(name, "fail", "not installed", f"pip install '{name}{wanted}'")
+    if wanted and not _permits(wanted, found):
+        return Check(name, "fail", f"{found}, wanted {wanted}", f"pip install '{name}{wanted}'")
+    return Check(name, "ok", found)
+
+
+def torch() -> Check:
+    """As `package`, but an installation that plans, submits and watches does without it."""
+    if installed("torch") is not None:
+        return package("torch")
+    return Check(
+        "torch", "ok", "not installed, and not needed to plan, submit and watch", how_to_install("torch")
+    )
+
+
+def extras() -> Iterator[Check]:
+    """A check for each extra: what is installed of it, or what it would be for."""
+    for extra in EXTRAS:
+        yield _extra(extra)
+
+
+def _extra(extra: Extra) -> Check:
+    name = f"extra [{extra.name}]"
+    found = {one: installed(one) or installed(_SAME.get(one, "")) for one in extra.packages}
+    missing = [one for one, there in found.items() if there is None]
+    advice = f"pip install '{DISTRIBUTION}[{extra.name}]'"
+    if missing:
+        what = "not installed" if len(missing) == len(found) else f"{', '.join(missing)} not installed"
+        return Check(name, "ok", what, f"Only {extra.purpose}: {advice}")
+    for one, there in found.items():
+        wanted = requirement(one)
+        if wanted and there is not None and not _permits(wanted, there):
+            return Check(name, "warn", f"{one} {there}, wanted {wanted}", advice)
+    return Check(name, "ok", ", ".join(f"{one} {there}" for one, there in found.items()))
+
+
+def engine() -> Check:
+    """SGLang in this Python. A job may name another Python for it."""
+    name, found, wanted = "engine sglang", installed("sglang"), requirement("sglang")
+    if found is None:
+        return Check(
+            name,
+            "ok",
+            "not installed in this Python",
+            f"Only for rollouts.engine: sglang, on GPUs: pip install '{DISTRIBUTION}[sglang]', or name the Python that "
+            "has it as rollouts.engine_python. The engine embedded needs nothing.",
+        )
+    if wanted and not _permits(wanted, found):
+        return Check(
+            name,
+            "warn",
+            f"{found}; Gyre knows {wanted}",
+            f"pip install 'sglang{wanted}' in an environment of its own.",
+        )
+    if find_spec("sglang") is None:
+        return Check(name, "warn", f"{found}, but there is no module sglang", "Install it again.")
+    return Check(name, "ok", found)
+
+
+def gpu_build() -> Check:
+    """Whether torch's build can use the GPU's driver."""
+    name, built, driver = "gpu build of torch", torch_cuda(), driver_cuda()
+    if installed("torch") is None:
+        return Check(name, "ok", "torch is not installed")
+    if driver is None:
+        found = (
+            f"for CUDA {built}, but no NVIDIA driver is loaded"
+            if built
+            else "for CPUs; no NVIDIA driver is loaded"
+        )
+        return Check(name, "ok", found, "Jobs compute on CPUs here." if built else "")
+    if not built:
+        return Check(
+            name,
+            "warn",
+            f"for CPUs, and the NVIDIA driver supports CUDA {driver}",
+            "To use the GPUs, install a build of torch for CUDA: https://pytorch.org/get-started/locally",
+        )
+    if _major(built) > _major(driver):
+        return Check(
+            name,
+            "fail",
+            f"for CUDA {built}, and the NVIDIA driver supports CUDA {driver} at most",
+            f"Install a build of torch for CUDA {_major(driver)}, or a newer driver.",
+        )
+    return Check(name, "ok", f"for CUDA {built}; the NVIDIA driver supports CUDA {driver}")
+
+
+def torch_cuda() -> str:
+    """The CUDA version that the installed torch was built for, such as `12.6`; "" for a build for CPUs."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return ""
+    try:
+        text = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def driver_cuda() -> str | None:
+    """The newest CUDA version that the loaded NVIDIA driver supports, such as `12.4`; None where there is no driver."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        number = ctypes.c_int()
+        if library.cuDriverGetVersion(ctypes.byref(number)) != 0 or number.value <= 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+
+def _major(cuda: str) -> int:
+    return int(cuda.partition(".")[0])
+
+
+def installed(name: str) -> str | None:
+    """The version of an installed distribution; None where it is not installed."""
+    try:
+        return version(name) if name else None
+    except PackageNotFoundError:
+        return None
+
+
+def requirement(name: str) -> str:
+    """What Gyre's metadata says of a package, such as `>=2.50`; "" for nothing."""
+    try:
+        lines = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:
+        return ""
+    for line in lines:
+        text = line.partition(";")[0].strip()
+        match = re.fullmatch(rf"{re.escape(name)}(?:\[[^\]]*\])?\s*([<>=!~].*)?", text)
+        if match:
+            return (match[1] or "").strip()
+    return ""
+
+
+def _permits(wanted: str, found: str) -> bool:
+    try:
+        from packaging.specifiers import SpecifierSet
+    except ImportError:  # comes with Ray; without it nothing can be said
+        return True
+    return SpecifierSet(wanted).contains(found, prereleases=True)
