@@ -159,7 +159,7 @@ ROWS = {
     "fit returns": Row(running, lambda h: h.report(e.TrainerFinished, result={"x": 1}), P.STOPPING, STOP_ALL),
     "a step": Row(running, lambda h: h.report(e.StepCompleted, step=1, version=1), P.RUNNING, []),
     "an evaluation": Row(
-        running, lambda h: h.report(e.Evaluated, version=1, accuracy=0.5, count=2), P.RUNNING, []
+        running, lambda h: h.report(e.Evaluated, version=1, accuracy=0.5, count=2, prompts=1), P.RUNNING, []
     ),
     "an evaluation of a set": Row(
         running,

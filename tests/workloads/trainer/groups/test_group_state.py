@@ -208,12 +208,3 @@ def test_a_micro_batch_is_dealt_anew_to_another_number_of_ranks(store: LedgerSto
     assert batch is not None
     assert [len(share) for share in groups.shares(batch, 2)] == [2, 2]
     assert sorted(group.id for share in groups.shares(batch, 3) for group in share) == [0, 1, 2, 3]
-
-
-def test_steps_from_before_micro_batches_were_recorded_are_their_groups_by_number(store: LedgerStore) -> None:
-    ledger = SampleLedger(store, 1)
-    ledger.open()
-    ledger.record_drawn(range(4), 4)
-    ledger.record_scored([sampled(at) for at in range(4)])
-    ledger.record_trained(step=1, version=1, digest="d1", group_ids=[0, 1, 2, 3], metrics={}, now=1.0)
-    assert state_of(store, 2).ids_of(1) == [0, 1, 2, 3]

@@ -13,6 +13,7 @@ from gyre.rollouts.trainer.sample_ledger import Restore
 from gyre.workloads.gang.gang import GangLost
 from gyre.workloads.gang.weight_copy import WeightCopy, copy_of
 from gyre.workloads.torch.errors import CheckpointMismatch
+from gyre.workloads.trainer.learning.checkpoints import MARKER
 from gyre.workloads.trainer.learning.recovery import Recovery
 from gyre.workloads.vertex.messages import Failure
 
@@ -104,6 +105,7 @@ class Case:
         self.checkpoint = tmp_path / "step_00000006"
         if not lost:
             self.checkpoint.mkdir()
+            (self.checkpoint / MARKER).write_text('{"step": 6, "files": {}}')
         self.recovery = Recovery(
             self.groups,  # type: ignore[arg-type]
             timeout_s=1.0,
