@@ -40,8 +40,8 @@ def completion(session: Session, shell: str) -> None:
     """Print the completion script of a shell, which also completes the names of jobs, roles and vertices.
 
     \b
-    bash   add to ~/.bashrc:  eval "$(gyre completion bash)"
-    zsh    add to ~/.zshrc:   eval "$(gyre completion zsh)"
+    bash   add to ~/.bashrc (bash 4.4 or newer):  eval "$(gyre completion bash)"
+    zsh    add to ~/.zshrc, after compinit:  eval "$(gyre completion zsh)"
     fish   gyre completion fish > ~/.config/fish/completions/gyre.fish
     """
     from gyre.api.cli import main
