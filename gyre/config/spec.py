@@ -564,7 +564,8 @@ class JobSpec(Model):
     device_type: DeviceType = "CPU"
     """What a device is: `CPU` or `GPU`. With `CPU` a device is a number for placement and reserves nothing."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """The user's own configuration: every workload sees it as `self.config`."""
+    """The configuration of the workloads, which have it as `self.config`: sections for Gyre's own, any other key for
+    yours."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment of every vertex; a role's own `env` goes over it."""
     roles: dict[RoleName, RoleSpec] = Field(default_factory=dict)
