@@ -152,10 +152,10 @@ class _Data:
 
     @classmethod
     def _of_rows(cls, settings: WorkloadSettings) -> list[_Data]:
-        from gyre.workloads.tasks.rows import RowsTask
-
         if settings.task is None or settings.task.name != "rows":
             return []
+        from gyre.workloads.tasks.rows import RowsTask
+
         try:
             task = RowsTask({"task": settings.task.own})
         except ConfigError:

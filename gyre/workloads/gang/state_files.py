@@ -143,9 +143,9 @@ def sealed(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, _SEAL: _seal_of(json.loads(json.dumps(content)))}
 
 
-def is_broken(content: dict[str, Any]) -> bool:
+def is_broken(content: Any) -> bool:
     """Whether what was read from a file is not what `sealed` gave."""
-    return content.get(_SEAL) != _seal_of(content)
+    return not isinstance(content, dict) or content.get(_SEAL) != _seal_of(content)
 
 
 def _seal_of(content: dict[str, Any]) -> str:
