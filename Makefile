@@ -3,13 +3,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SGLANG := .venv-sglang
+DOCS := .venv-docs
 SGLANG_TESTS ?= $(MAKE) test-sglang
 
 # Four workers, also on two cores: tests that kill processes mostly wait for them to come back. They may write bytecode,
 # whatever the shell says: else each worker rewrites every assertion anew.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help install hooks demo test test-long test-all sglang test-sglang soak search fuzz coverage lint types layers bench clean
+.PHONY: help install hooks demo test test-long test-all sglang test-sglang soak search fuzz coverage lint types layers docs picture bench clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -21,7 +22,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[data,dev,math,postgres,megatron,mooncake-cpu]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,megatron,data,math,postgres,mooncake-cpu,dev]'
 	touch $(STAMP)
 
 hooks: install  ## run ruff and the quick types before every commit (pre-commit)
@@ -81,8 +82,23 @@ types: install  ## mypy, strict on the core
 layers: install  ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
+# The site needs Gyre's source and the packages of the extra `docs`, neither torch nor Ray: an environment of its own.
+$(DOCS)/.installed: pyproject.toml constraints.txt
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --upgrade pip
+	$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS)/packages.txt
+	$(DOCS)/bin/python -m pip install --quiet -c constraints.txt -r $(DOCS)/packages.txt
+	touch $@
+
+docs: $(DOCS)/.installed  ## the documentation as a site, in build/site; fails on a warning
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict
+
+picture: install $(DOCS)/.installed  ## record `gyre demo --chaos` and draw it as docs/demo.svg
+	$(DOCS)/bin/python tools/demo_picture.py record build/demo.cast -- $(BIN)/gyre demo --chaos --steps 40
+	$(DOCS)/bin/python tools/demo_picture.py draw build/demo.cast docs/demo.svg
+
 bench: install  ## every bench that needs no GPU
 	for script in $(filter-out %_gpu.py,$(wildcard bench/*.py)); do $(BIN)/python $$script || exit 1; done
 
 clean:  ## remove environments and caches
-	rm -rf $(VENV) $(SGLANG) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SGLANG) $(DOCS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

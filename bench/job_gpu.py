@@ -25,14 +25,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
+import platform
 import shlex
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -40,6 +43,8 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from job_plane.case import LENGTHS, SHAPES, Case, Row  # noqa: E402
 from job_plane.table import table  # noqa: E402
+
+PACKAGES = ("torch", "sglang", "sglang-kernel", "megatron-core", "transformers", "aiohttp", "numpy")
 
 PARTS = ("engine", "trainer", "colocated", "job", "kills")
 
@@ -295,9 +300,28 @@ def gpus() -> int:
 
 
 def machine() -> Row:
-    from gpu_plane import machine as about
+    """The machine, its packages and the commit."""
 
-    return about.machine()
+    def output(*command: str) -> str:
+        try:
+            return subprocess.run(
+                command, capture_output=True, text=True, timeout=30, check=False
+            ).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            return ""
+
+    packages = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "gpus": output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"),
+        "packages": packages,
+        "commit": output("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"),
+    }
 
 
 if __name__ == "__main__":

@@ -1,3 +1,65 @@
-"""Gyre: an elastic control plane for the RL post-training of large language models."""
+"""Gyre: an elastic control plane for the RL post-training of large language models.
 
-__version__ = "0.1.0"
+Users import from here what a job and its classes are made of, and from these packages what goes further:
+
+| package | what |
+| --- | --- |
+| `gyre.api` | the builder, jobs, their handles, the client of a master |
+| `gyre.errors` | every error that Gyre raises on purpose |
+| `gyre.workloads` | base classes; its `torch`, `megatron`, `rewards` and `tasks` have the built-in classes |
+| `gyre.graph` | operators, edges and recipes, for a job's own graph |
+| `gyre.testing` | jobs in one process and contract checks, for tests of one's own classes |
+
+A module that no page of the documentation names is internal: it may change with any version.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from gyre.version import __version__
+
+if TYPE_CHECKING:
+    from gyre.api.definition.builder import RLJobBuilder
+    from gyre.api.definition.rl_job import RLJob
+    from gyre.api.handle import JobHandle
+    from gyre.errors import GyreError
+    from gyre.rollouts.samples import Group, Sample
+    from gyre.workloads.base import BaseTrainer, BaseWorkload, Progress, WorkloadContext, operator
+
+__all__ = [
+    "BaseTrainer",
+    "BaseWorkload",
+    "Group",
+    "GyreError",
+    "JobHandle",
+    "Progress",
+    "RLJob",
+    "RLJobBuilder",
+    "Sample",
+    "WorkloadContext",
+    "__version__",
+    "operator",
+]
+
+_MODULES = {
+    "BaseTrainer": "gyre.workloads.base",
+    "BaseWorkload": "gyre.workloads.base",
+    "Group": "gyre.rollouts.samples",
+    "GyreError": "gyre.errors",
+    "JobHandle": "gyre.api.handle",
+    "Progress": "gyre.workloads.base",
+    "RLJob": "gyre.api.definition.rl_job",
+    "RLJobBuilder": "gyre.api.definition.builder",
+    "Sample": "gyre.rollouts.samples",
+    "WorkloadContext": "gyre.workloads.base",
+    "operator": "gyre.workloads.base",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Exports are imported when they are first used (PEP 562), so that `import gyre` costs nothing."""
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

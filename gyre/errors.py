@@ -141,7 +141,7 @@ class JobFailed(GyreError):
 
 
 class Fenced(GyreError):
-    """A newer epoch or term exists. Whoever sees this stops: it has been replaced."""
+    """A newer epoch or term exists. The process that sees this stops: it has been replaced."""
 
     code = "fenced"
     http_status = 409

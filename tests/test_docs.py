@@ -38,7 +38,7 @@ from gyre.config.sections import WorkloadSettings
 from gyre.failover import Cause, JobPhase, Scope, commands, events
 from gyre.graph import RECIPES, EdgeKind
 from gyre.store.tables import VERSION_TABLE, metadata
-from gyre.testing.standing_job import StandingJob
+from tests.doubles.standing_job import StandingJob
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -239,7 +239,7 @@ def short(text: str) -> str:
     return text
 
 
-def ran(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def ran(arguments: list[str], folder: Path, *, deadline_s: float = 110) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "GYRE_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
     environment.pop("RAY_ADDRESS", None)
     return subprocess.run(
@@ -248,7 +248,7 @@ def ran(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=deadline_s,
         check=False,
     )
 
@@ -263,6 +263,30 @@ def test_a_job_that_is_shown_runs(block: Block, tmp_path: Path) -> None:
     done = ran(["-m", "gyre.api", "run", "job.py", *options], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "succeeded" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(420)
+def test_the_tutorial_can_be_followed(tmp_path: Path) -> None:
+    """Its files are written and its commands run in their order, and the model learns what the page says."""
+    page = ROOT / "docs" / "tutorial.md"
+    for block in (block for block in BLOCKS if block.page == page):
+        if found := re.match(r"# ([\w.]+)\n", block.text):
+            (tmp_path / found[1]).write_text(block.text)
+        for line in block.text.splitlines() if block.language == "console" else ():
+            word, *words = shlex.split(line.removeprefix("$ "))
+            if word == "kill":
+                continue
+            if words[0] == "export":  # the page cannot know the job's id
+                (job,) = (tmp_path / "home" / "jobs").glob("reviews-*")
+                words[1] = str(job / "checkpoints" / Path(words[1]).name)
+            done = ran([*(["-m", "gyre.api"] if word == "gyre" else []), *words], tmp_path, deadline_s=300)
+            assert done.returncode == 0, f"{line}\n{done.stderr}"
+            if words[:1] == ["run"]:
+                (accuracy,) = re.findall(r"held-out 0 % -> (\d+) %", done.stderr)
+                assert int(accuracy) >= 90
+    assert (tmp_path / "models" / "reviews" / "model.safetensors").exists()
 
 
 @pytest.mark.slow
@@ -578,6 +602,49 @@ def test_the_other_keys_of_a_job_are_named() -> None:
     }
 
 
+def key_exists(model: type[BaseModel], parts: list[str]) -> bool:
+    """Whether a model, or a section that it holds, has a key at this path. Below a mapping's own keys anything is."""
+    if not parts:
+        return True
+    if parts[0] not in model.model_fields:
+        return False
+    kind = model.model_fields[parts[0]].annotation
+    kinds = [kind, *getattr(kind, "__args__", ())]
+    inner = [one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)]
+    below = parts[2:] if parts[0] == "roles" else parts[1:]
+    return not below or any(key_exists(one, below) for one in inner)
+
+
+OF_VERL = ("critic.", "data.", "reward.", "reward_model.")
+"""How names of verl's begin that would be sections here, on the page that has both."""
+
+
+@pytest.mark.parametrize("name", ["from-verl.md", "troubleshooting.md", "limits.md"])
+def test_the_keys_that_are_advised_are_there(name: str) -> None:
+    """Each `section.key`, from the top of a job file or from the top of its `config`."""
+    sections = {*JobSpec.model_fields, *WorkloadSettings.model_fields}
+    keys = [
+        parts
+        for span in spans_of(ROOT / "docs" / name)
+        if (parts := span.partition(":")[0].split("."))[0] in sections and len(parts) > 1
+        if not (name == "from-verl.md" and span.startswith(OF_VERL))
+    ]
+    assert len(keys) > 1
+    for parts in keys:
+        if parts[0] == "config":
+            assert key_exists(WorkloadSettings, parts[1:]), f"{name}: {'.'.join(parts)}"
+        else:
+            found = [key_exists(model, parts) for model in (JobSpec, WorkloadSettings)]
+            assert any(found), f"{name}: {'.'.join(parts)}"
+
+
+def test_every_warning_of_learning_is_in_the_troubleshooting_page() -> None:
+    from gyre.workloads.trainer.learning.learning_watch import CODES
+
+    told = set(spans_of(ROOT / "docs" / "troubleshooting.md"))
+    assert set(CODES) <= told
+
+
 def test_every_metric_is_in_its_table_and_no_other() -> None:
     from gyre.master.metrics import prometheus_text
     from gyre.workloads.trainer.learning.metric_names import METRICS
@@ -665,16 +732,20 @@ def test_invariants_are_named_as_the_code_names_them() -> None:
 
 
 def test_every_room_has_its_row_and_its_layer() -> None:
-    rooms = {f"gyre/{path.parent.name}/" for path in (ROOT / "gyre").glob("*/__init__.py")} | {
-        "gyre/errors.py",
-        "gyre/philox.py",
-        "gyre/process_identity.py",
-    }
+    rooms = {f"gyre/{path.parent.name}/" for path in (ROOT / "gyre").glob("*/__init__.py")}
+    rooms |= {f"gyre/{path.name}" for path in (ROOT / "gyre").glob("*.py")} - {"gyre/__init__.py"}
     section = (ROOT / "CONTRIBUTING.md").read_text().split("## Rooms and layers")[1].split("\n## ")[0]
     assert rooms == set(re.findall(r"^\| \d \| `([^`]+)` \|", section, re.MULTILINE))
 
 
+def test_every_room_is_in_the_map() -> None:
+    told = {
+        span.split("/")[1] for span in spans_of(ROOT / "docs" / "architecture.md") if span.startswith("gyre/")
+    }
+    assert {path.parent.name for path in (ROOT / "gyre").glob("*/__init__.py")} <= told
+
+
 def test_the_measured_table_can_be_filled_in() -> None:
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs" / "faults.md").read_text()
     block = text.split("<!-- failover:begin -->")[1].split("<!-- failover:end -->")[0]
     assert "| what dies | detected | back at work | a DLRover job |" in block

@@ -245,13 +245,17 @@ def test_the_options_of_the_spot_script_are_those_of_join() -> None:
 def test_the_images_hold_what_their_processes_import() -> None:
     text = (FOLDER / "Dockerfile").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = re.search(r"'\.\[([a-z,]+)\]'", text)
+    extras = re.search(r"\.whl\)\[([a-z,]+)\]", text)
     assert extras is not None
     assert set(extras[1].split(",")) <= project["optional-dependencies"].keys()
-    for source in re.findall(r"^COPY (.+) \./?\S*$", text, re.MULTILINE):
+    passed_on = (ROOT / ".dockerignore").read_text().splitlines()
+    for source in re.findall(r"^COPY ([^-].*) \S+$", text, re.MULTILINE):
         for name in source.split():
             assert (ROOT / name).exists(), name
-    assert re.findall(r" AS (\w+)$", text, re.MULTILINE) == ["trainer", "instance"]
+            assert f"!{name}" in passed_on
+    assert re.findall(r" AS (\w+)$", text, re.MULTILINE) == ["wheel", "trainer", "instance"]
+    for stage in text.split("\nFROM ")[2:]:
+        assert stage.index("\nUSER 1000") < stage.index("\nENTRYPOINT")
     installed = {name.lower() for name in re.findall(r"'([A-Za-z0-9-]+)>=", text.split(" AS instance")[1])}
     code = (
         "import sys, gyre.api.cli.instances, gyre.rollouts.agent.join, gyre.rollouts.agent.agent\n"

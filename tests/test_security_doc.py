@@ -20,11 +20,11 @@ from gyre.api.rest import RestServer, create_app
 from gyre.config import ROLLOUT_MANAGER
 from gyre.errors import Unauthorized
 from gyre.rollouts.manager.join_tokens import JoinTokens
+from gyre.rollouts.protocol.credentials import digest_of, new_secret, weights_key
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_join_endpoint, write_endpoint
 from gyre.rollouts.protocol.frames import KINDS, FinishedSample, Held, Keep, Prompt, Work
 from gyre.rollouts.protocol.progress import End, ReportBody
-from gyre.rollouts.protocol.secrets import digest_of, new_secret, weights_key
-from gyre.testing.standing_job import StandingJob, small_spec
+from tests.doubles.standing_job import StandingJob, small_spec
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text()

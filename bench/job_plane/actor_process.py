@@ -1,4 +1,4 @@
-"""A rank of a trainer without Gyre's control plane, in a process of its own: `training_loop.actors.actor`."""
+"""A rank of a trainer without Gyre's control plane, in a process of its own: `job_plane.actor`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve()
 
 def start_rank(case: Any, folder: Path, place: Path, *, gpus: list[int], rank: int = 0) -> Any:
     """The process of rank `rank` of as many as there are `gpus`. Its configuration is the job's own."""
-    from training_loop.actors.actor import ActorProcess
+    from job_plane.actor import ActorProcess
 
     config = case.spec(folder)["config"]
     config |= {"threads": 1 if case.dry else 8, "collective_timeout_s": 300.0}
@@ -41,6 +41,6 @@ def start_rank(case: Any, folder: Path, place: Path, *, gpus: list[int], rank: i
 
 if __name__ == "__main__":
     sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1])]
-    from training_loop.actors.actor import actor_main
+    from job_plane.actor import actor_main
 
     actor_main(json.loads(sys.argv[2]))

@@ -97,7 +97,7 @@ class Case:
 
     def model(self) -> Path:
         """The folder of the model, which is written where it is not there."""
-        from gpu_plane.model import model_main
+        from job_plane.model import model_main
 
         folder, partial = self.scratch / "model", self.scratch / "model.partial"
         if not folder.exists():
@@ -111,7 +111,6 @@ class Case:
                     "bf16": not self.dry,
                     "seed": 1,
                     "rare": RARE,
-                    "eos": VOCAB,  # none: samples end at the stop tokens that the task says
                 }
             )
             partial.rename(folder)

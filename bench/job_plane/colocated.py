@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import tempfile
 import time
 from functools import partial
@@ -35,12 +34,11 @@ ENGINE_SHARE = "0.45"
 
 
 async def colocated(case: Case, gpus: int, steps: int = 6) -> Row:
-    from training_loop.actors.gang import ActorGang
+    from job_plane.gang import ActorGang
 
     folder = case.model()
     with tempfile.TemporaryDirectory(prefix="job_gpu_", dir="/dev/shm") as place:
         path = Path(place)
-        (path / "endpoint.json").write_text(json.dumps({"url": "http://127.0.0.1:9"}))  # nobody asks there
         ranks = list(range(gpus))
         gang = ActorGang(lambda rank: start_rank(case, folder, path, gpus=ranks, rank=rank), gpus)
         try:
@@ -96,7 +94,7 @@ class Loop:
         }
 
     async def step(self) -> None:
-        from training_loop.actors.gang import dealt
+        from job_plane.gang import dealt
 
         case, step, row = self._case, self._step + 1, {}
         began = at = time.monotonic()
@@ -127,9 +125,7 @@ class Loop:
             120.0,
             line="publish",
             version=step,
-            way="arena",
             folder=str(self._place),
-            endpoint=str(self._place / "endpoint.json"),
         )
         published = await asyncio.to_thread(publish)
         lap("publish")

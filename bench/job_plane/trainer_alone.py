@@ -19,7 +19,7 @@ STEPS, WARM = 6, 2
 
 
 def trainer_alone(case: Case, gpu: int = 0) -> Row:
-    from training_loop.actors.actor import now
+    from job_plane.actor import now
 
     folder = case.model()
     with tempfile.TemporaryDirectory(prefix="job_gpu_") as place:

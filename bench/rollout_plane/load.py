@@ -34,7 +34,7 @@ from plane import lines, quantiles, say
 
 from gyre.rollouts.agent.agent import FLUSH_GAP_S
 from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, encode
-from gyre.rollouts.protocol.frames import PROTOCOL, Attach, Hello, Loaded, Publish, Request, Taken
+from gyre.rollouts.protocol.frames import PROTOCOL, Attach, GroupsStored, Hello, Loaded, Publish, Request
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 
@@ -160,11 +160,11 @@ class Agent:
     def take(self, body: dict[str, Any]) -> None:
         now = time.monotonic()
         self.first_work_at = self.first_work_at or now
-        prompts = {prompt["ticket"]: prompt for prompt in body["prompts"]}
+        prompts = {prompt["request_id"]: prompt for prompt in body["prompts"]}
         low, high = self.load.options["tokens"]
         load = self.load
         for work in body["work"]:
-            prompt = prompts[work["ticket"]]
+            prompt = prompts[work["request_id"]]
             first = int.from_bytes(prompt["tokens"][:4], "little")
             base = base_of(first, work["key"] & 0xFFFF)
             prior = len(work["prior"]) // 4
@@ -372,7 +372,7 @@ class Trainer:
             if self.groups % CHECK_EVERY == 0:
                 self.check(next(g for g in unpack_groups(body["groups"]) if g.id == number))
         if not self.load.options.get("never_take"):
-            self.put(encode(Taken(purpose="train", ids=ids)))
+            self.put(encode(GroupsStored(purpose="train", ids=ids)))
         self.ask(len(ids))
 
     def check(self, group: Group) -> None:

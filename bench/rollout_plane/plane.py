@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from aiohttp import WSMsgType, web
 
-from gyre.rollouts.manager.malloc_tuning import calm_collector
+from gyre.malloc_tuning import calm_collector
 from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.manager.sessions import AgentSession, Connection
 from gyre.rollouts.manager.settings import ManagerSettings

@@ -1,4 +1,7 @@
-"""What users touch: the builder, the job, its handle, the client, REST and the command line."""
+"""What users touch: the builder, jobs, their handles, the client of a master, REST and the command line.
+
+The names exported here are public; the modules of this package are internal.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gyre.api.client import GyreClient
     from gyre.api.definition.builder import RLJobBuilder
+    from gyre.api.definition.jobfile import load_job_file
     from gyre.api.definition.rl_job import RLJob
+    from gyre.api.handle import AsyncJobHandle, JobHandle
 
-__all__ = ["RLJob", "RLJobBuilder"]
+__all__ = ["AsyncJobHandle", "GyreClient", "JobHandle", "RLJob", "RLJobBuilder", "load_job_file"]
 
-_HOMES = {"RLJob": "gyre.api.definition.rl_job", "RLJobBuilder": "gyre.api.definition.builder"}
+_MODULES = {
+    "AsyncJobHandle": "gyre.api.handle",
+    "GyreClient": "gyre.api.client",
+    "JobHandle": "gyre.api.handle",
+    "RLJob": "gyre.api.definition.rl_job",
+    "RLJobBuilder": "gyre.api.definition.builder",
+    "load_job_file": "gyre.api.definition.jobfile",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Exports are imported when they are first used (PEP 562), so that `import gyre.api` costs nothing."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,7 +27,7 @@ from gyre.api.definition.entrypoints import load_class
 from gyre.api.home import Home
 from gyre.api.terminal.signals import signals_held
 from gyre.config import JobSpec, parse_job
-from gyre.config.sections.first_weights import NAME, FirstWeightsSettings
+from gyre.config.sections.model import NAME, FirstWeightsSettings
 from gyre.errors import ConfigError, GyreError, NotFound
 from gyre.failover import state_from
 from gyre.graph.integrations import reads_sections
@@ -214,7 +214,7 @@ def _copy_of_megatrons(folder: Path, out: Path, wanted: Wanted, *, trust: bool) 
     refuse_pickle(folder, metadata, trust=trust)
     if metadata.get("model") is None:
         raise ConfigError(
-            f"{folder} is not of a policy, or of an older Gyre, which did not write down its model.",
+            f"{folder} is not of a policy.",
             hint="A critic's checkpoint has no policy; the actor's lies above it.",
         )
     wanted.refuse_other(architecture_of(metadata["model"]["config"], str(folder)), folder)

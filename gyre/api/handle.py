@@ -144,7 +144,8 @@ class JobHandle:
         return self._command("stop", {"reason": reason}, deadline_s)
 
     def drain(self, target: str, reason: str = "", *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
-        """Have everybody on a machine (its address, or the beginning of its id), or one vertex, hand over and leave."""
+        """Move one vertex, or all on a machine (its address, or the beginning of its id), elsewhere: they hand over
+        first."""
         return self._command("drain", {"target": target, "reason": reason}, deadline_s)
 
     def undrain(self, target: str, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
@@ -167,7 +168,7 @@ class JobHandle:
         return self._jobs.tokens(self.job_id)
 
     def revoke_token(self, name: str, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
-        """Cut whoever joined with the token, within a second. Their samples go on elsewhere."""
+        """Cut the instances that joined with the token, within a second. Their samples go on elsewhere."""
         return self._command("revoke_token", {"name": name}, deadline_s)
 
     # -- inside -------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
     <home>/gyre.db                       the journal of every job, unless a store's URL says otherwise
     <home>/jobs/<job id>/                what belongs to one job: its checkpoints
     <home>/jobs/<job id>/first_weights/  the weights that it began with, if they were another job's
-    <home>/jobs/<job id>/store_lost.json  while the job's store is lost: see `gyre.master.lost_note`
+    <home>/jobs/<job id>/store_lost.json  while the job's store is lost: see `gyre.master.store_notes`
     <home>/jobs/<job id>/logs/           `<vertex>.<incarnation>.log`, and `master-0.<pid>.log`
 
 Invariants:

@@ -23,7 +23,7 @@ from gyre.api.job_replay import coordinator_of
 from gyre.api.ray_session import answers, is_own_host
 from gyre.api.tls import anybody
 from gyre.config import parse_job
-from gyre.config.sections.first_weights import source_of
+from gyre.config.sections.model import source_of
 from gyre.errors import ConfigError, NotFound, Unreachable
 from gyre.failover import JobState, state_from
 from gyre.failover.events import ClusterLost, Event, JobSubmitted

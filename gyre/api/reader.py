@@ -37,8 +37,8 @@ from gyre.errors import (
 )
 from gyre.failover import FailoverCoordinator, JobPhase, JobRecord, JobState, Reason, state_from
 from gyre.master.logs import read_logs
-from gyre.master.lost_note import LostNote, notes_below
 from gyre.master.master_api import View, tokens_of, view_of
+from gyre.master.store_notes import LostNote, notes_below
 from gyre.store import JobRow, Store, open_store
 
 PROBE_TIMEOUT_S = 2.0
@@ -275,7 +275,7 @@ class JobReader:
     ) -> tuple[str, int]:
         """Make a join token, good until `expires_at` (seconds since 1970). Returns it, which nobody can tell again, and
         the event's sequence number. Raises as `command`."""
-        from gyre.rollouts.protocol.secrets import digest_of, new_secret
+        from gyre.rollouts.protocol.credentials import digest_of, new_secret
 
         made = new_secret()
         body = {"name": name, "digest": digest_of(made), "expires_at": expires_at}

@@ -28,13 +28,13 @@ from gyre.api.submit import Rest, checked, end_processes, may_wait, start_master
 from gyre.api.terminal.signals import signals_held
 from gyre.config import JobSpec, parse_job
 from gyre.config.changes import Changes, changes_between, check_changes
-from gyre.config.sections.first_weights import NAME, source_of
+from gyre.config.sections.model import NAME, source_of
 from gyre.errors import Conflict, Fenced, NotFound, StoreLost
 from gyre.failover import Reason, state_from
 from gyre.failover.events import JobContinued
 from gyre.graph import can_come_later, compile_job, fit_to_cluster
 from gyre.master.job_context import Issued, entry_of
-from gyre.master.store_mark import forget_mark, read_mark
+from gyre.master.store_notes import forget_mark, read_mark
 from gyre.store import JobRow, Store, open_store
 
 

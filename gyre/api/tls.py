@@ -94,7 +94,7 @@ def trust_of(
     Raises ConfigError; with a fingerprint also Unauthorized where the server shows another certificate, and
     Unreachable.
     """
-    from gyre.rollouts.protocol.tls import joining_context, pinned_context
+    from gyre.rollouts.protocol.credentials import joining_context, pinned_context
 
     parts = urlsplit(url)
     if parts.scheme != "https":

@@ -10,7 +10,7 @@ from gyre.config.spec import JobSpec
 
 
 def plugins_of(spec: JobSpec) -> list[tuple[PluginKind, str]]:
-    """What is not built in, with its kind. Of a `config` that nobody has checked yet, too."""
+    """The plug-ins that are not built in, with their kinds; also of a `config` that was not checked yet."""
     loss, task = _section(spec.config, "loss"), _section(spec.config, "task")
     named = (
         (RECIPE, spec.recipe),

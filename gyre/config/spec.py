@@ -256,7 +256,7 @@ class NotFiniteSpec(Model):
     """What becomes of a step whose gradient holds NaN or infinity."""
 
     skip_batch: Annotated[int, Field(ge=0)] = 3
-    """Batches in a row that may be skipped: the step leaves the weights as they are, and its groups are set aside. One
+    """Batches in a row that may be skipped: the step leaves the weights as they are, and its groups are dropped. One
     more, and the job has failed. 0 skips none."""
 
 

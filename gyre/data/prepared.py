@@ -29,7 +29,7 @@ from gyre.config.sections import (
 from gyre.data.folder import TOKENIZER, PreparedFolder
 from gyre.data.order import EpochOrder
 from gyre.data.positions import positions_of
-from gyre.data.tokenizer import TextTokenizer, tokenizer_identity
+from gyre.data.tokenizer import TextTokenizer
 from gyre.errors import ConfigError
 from gyre.rollouts.samples import OWN_LIMIT, Group, Sample, checked_limit
 
@@ -175,8 +175,7 @@ class PreparedData:
     @property
     def tokenizer_identity(self) -> str:
         """What the prompts' numbers stand for: `tokenizer_identity` of the tokenizer that they were prepared with."""
-        said = self._folder.manifest.get("tokenizer")  # a data set of an older Gyre has the files alone
-        return str(said) if said else tokenizer_identity(self._folder.path / TOKENIZER)
+        return str(self._folder.manifest["tokenizer"])
 
     # -- texts --------------------------------------------------------------------------------------
 

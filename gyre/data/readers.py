@@ -26,8 +26,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from gyre.data.extras import needed
 from gyre.errors import ConfigError
+from gyre.extras import needed
 
 Row = dict[str, Any]
 

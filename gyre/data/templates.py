@@ -19,8 +19,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from gyre.data.extras import needed
 from gyre.errors import ConfigError, nearest
+from gyre.extras import needed
 
 _GIVEN = ("messages", "add_generation_prompt", "tools", "documents")
 _REASONING = ("reasoning_content", "thinking", "reasoning")

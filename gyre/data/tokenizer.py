@@ -14,10 +14,10 @@ from typing import Any
 
 import xxhash
 
-from gyre.data.extras import needed
 from gyre.data.hub import download_hint
 from gyre.data.templates import ChatTemplate
 from gyre.errors import ConfigError
+from gyre.extras import needed
 
 FILES = (
     "tokenizer.json",

@@ -9,7 +9,7 @@ What is progress of what:
 - of a vertex, a gang, the trainer, the whole job, and of a role whose user code raises: a step of the job. All that one
   step needs may have to be done again in another, so less than a step proves nothing;
 - of a rollout instance also a token that it generated: tokens are kept, so that a step needs only so many, and a sample
-  that ends its engine again and again is set aside;
+  that ends its engine again and again is quarantined;
 - of a call that is repeated: that it succeeds, as the trainer counts it (`OperatorFailed.attempt`);
 - of an engine: that it starts (`gyre.failover.handlers.engines`).
 

@@ -42,7 +42,7 @@ class StopVertex(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class AnnounceRoster(Command):
+class UpdateMembership(Command):
     """Tell the trainer which vertices run, as which incarnation, and how many of each role are wanted.
 
     `serial` orders announcements.
@@ -102,7 +102,7 @@ _KINDS: dict[str, type[Command]] = {
     for kind in (
         StartRegion,
         StopVertex,
-        AnnounceRoster,
+        UpdateMembership,
         StartTrainer,
         PauseTrainer,
         ResumeTrainer,

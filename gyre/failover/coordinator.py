@@ -36,11 +36,9 @@ from gyre.failover.handlers import (
     full_disk,
     join_tokens,
     machines,
-    pausing,
     role_counts,
     room,
     startup,
-    store,
     training_progress,
 )
 from gyre.failover.layout import JobLayout, Regions
@@ -100,7 +98,9 @@ class FailoverCoordinator:
             return True
         if isinstance(event, e.StepCompleted) and event.again and event.step <= state.job.step:
             return True
-        if isinstance(event, e.Evaluated) and f"{event.set}/{event.version}" in state.evaluations:
+        if isinstance(event, e.Evaluated) and training_progress.is_known_evaluation(
+            state.evaluations, event.set, event.version
+        ):
             return True
         if isinstance(event, e.LearningWarned):
             known = state.warnings.get(event.code)
@@ -192,7 +192,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.JobContinued: startup.job_continued,
     e.MasterStarted: startup.master_started,
     e.MasterHung: startup.master_hung,
-    e.StoreReturned: store.store_returned,
+    e.StoreReturned: startup.store_returned,
     e.VertexStarted: startup.vertex_started,
     e.VertexStartFailed: deaths.vertex_start_failed,
     e.VertexWaitsForRoom: room.vertex_waits_for_room,
@@ -219,7 +219,7 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.BatchSkipped: training_progress.batch_skipped,
     e.PassesHalved: training_progress.passes_halved,
     e.GroupRedrawn: training_progress.recorded,  # the trainer asks for it again by itself
-    e.GroupSetAside: training_progress.recorded,  # the trainer has replaced the group
+    e.GroupReplaced: training_progress.recorded,  # the trainer has replaced the group
     e.RolloutsChanged: engines.rollouts_changed,
     e.Reported: training_progress.recorded,
     e.ReportRefused: training_progress.recorded,
@@ -227,8 +227,8 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.ScaleRequested: role_counts.scale_requested,
     e.JoinTokenCreated: join_tokens.join_token_created,
     e.JoinTokenRevoked: join_tokens.join_token_revoked,
-    e.PauseRequested: pausing.pause_requested,
-    e.ResumeRequested: pausing.resume_requested,
+    e.PauseRequested: ending.pause_requested,
+    e.ResumeRequested: ending.resume_requested,
     e.StopRequested: ending.stop_requested,
     e.TimerFired: _timer_fired,
     e.TrainerFinished: ending.trainer_finished,

@@ -125,6 +125,11 @@ class Draft:
         self.evaluations[evaluation.key] = evaluation
         self._written.add(("evaluation", evaluation.key))
 
+    def remove_evaluation(self, evaluation: str) -> None:
+        self._own_table("evaluations")
+        del self.evaluations[evaluation]
+        self._written.add(("evaluation", evaluation))
+
     def set_warning(self, warning: LearningWarning) -> None:
         self._own_table("warnings")
         self.warnings[warning.code] = warning

@@ -17,9 +17,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from gyre.failover.state import fields_of
 
-RULES = 3
-"""The newest rules of decisions; see `MasterStarted`."""
-
 
 class Event:
     """The common base; see the subclasses."""
@@ -48,15 +45,12 @@ class JobContinued(Event):
 
 @dataclass(frozen=True, slots=True)
 class MasterStarted(Event):
-    """A master took the job over: its epoch fences every older one. `rules` numbers the rules that it decides by, so
-    that a history folds by those of its time: `RULES` today, 2 before the attempts of silent scripts were counted, 1
-    before steps were summed up, 0 before attempts without progress were counted."""
+    """A master took the job over: its epoch fences every older one."""
 
     epoch: int
     pid: int
     node: str
     url: str = ""
-    rules: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +82,7 @@ class VertexStartFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class VertexWaitsForRoom(Event):
-    """No machine has room for the vertex. Whoever starts it goes on trying; the event comes again when what is missing
+    """No machine has room for the vertex. The scheduler goes on trying; the event comes again when what is missing
     has changed."""
 
     vertex: str
@@ -143,7 +137,7 @@ class VertexLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class VertexStopped(Event):
-    """A vertex that was told to stop is gone."""
+    """A stopped vertex is gone."""
 
     vertex: str
     incarnation: int
@@ -241,16 +235,15 @@ class WeightsPublished(Event):
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
     """A held-out set was answered by a policy version. `accuracy` is the share of the `count` samples that are right,
-    or none where that has no meaning; `pass_at` and `best_of` are by k, as text. Events of before there were several
-    sets have no `prompts`."""
+    or none where that has no meaning; `pass_at` and `best_of` are by k, as text."""
 
     incarnation: int
     version: int
     accuracy: float | None
     count: int
+    prompts: int
     report: int = 0
     set: str = "held_out"
-    prompts: int | None = None
     reward_mean: float | None = None
     reward_std: float | None = None
     threshold: float | None = None
@@ -328,9 +321,9 @@ class GangRestored(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSetAside(Event):
-    """Another prompt took a group's place. `reason` is `poison` if the group was quarantined, with the engines' last
-    words as evidence; `stale`; or `no_gradient` if all samples earned the same. `tokens` counts the trainer's tokens of
+class GroupReplaced(Event):
+    """Another prompt took a group's place. `reason` is `quarantined`, with the engines' last words as
+    evidence; `stale`; or `no_gradient` if all samples earned the same. `tokens` counts the trainer's tokens of
     it."""
 
     incarnation: int
@@ -344,7 +337,7 @@ class GroupSetAside(Event):
 
 @dataclass(frozen=True, slots=True)
 class GroupRedrawn(Event):
-    """A trainer found scored samples in the ledger that nobody can train, with what is wrong as evidence, and its
+    """A trainer found scored samples in the ledger that cannot be trained, with what is wrong as evidence, and its
     prompt is answered again. `tokens` counts the tokens that were discarded."""
 
     incarnation: int
@@ -357,7 +350,7 @@ class GroupRedrawn(Event):
 @dataclass(frozen=True, slots=True)
 class BatchSkipped(Event):
     """A step left the weights of `role` as they were, because its gradient was not finite: `error` is what the ranks
-    said. Its groups are set aside."""
+    said. Its groups are dropped."""
 
     incarnation: int
     step: int
@@ -406,9 +399,9 @@ class JobStalled(Event):
 @dataclass(frozen=True, slots=True)
 class RolloutsChanged(Event):
     """The rollout manager (`vertex`) tells what became of an instance, a sample or a window: `what` is
-    `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `InstanceSetAside`, `RecallIgnored`, `AddressIgnored`,
-    `EngineStarted`, `EngineStartFailed`, `EngineDied`, `EngineLimited`, `SlowerWay`, `SampleSetAside` (quarantined),
-    `WindowClosed`, `MemoryNotReleased`, `WeightsRefused`, `WeightsTrouble`, `TransferChosen`
+    `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `InstanceSuspended`, `RecallIgnored`, `AddressIgnored`,
+    `EngineStarted`, `EngineStartFailed`, `EngineDied`, `EngineLimited`, `LoaderFallback`, `SampleQuarantined`,
+    `WindowClosed`, `MemoryNotReleased`, `WeightsRefused`, `FetchFault`, `TransferChosen`
     or `PeerRefused`; the rollout plane's log has the rest."""
 
     vertex: str
@@ -505,7 +498,7 @@ class UndrainRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class JoinTokenRevoked(Event):
-    """Nobody joins with this token any more, and who has joined with it is cut."""
+    """A join token was revoked: it admits no more instances, and those that joined with it are cut."""
 
     name: str
     by: str = "user"
@@ -581,7 +574,7 @@ _KINDS: dict[str, type[Event]] = {
         GangRestored,
         Evaluated,
         EvaluationLeftOut,
-        GroupSetAside,
+        GroupReplaced,
         GroupRedrawn,
         BatchSkipped,
         PassesHalved,
@@ -620,7 +613,7 @@ REPORTED = (
     GangRestored,
     Evaluated,
     EvaluationLeftOut,
-    GroupSetAside,
+    GroupReplaced,
     GroupRedrawn,
     BatchSkipped,
     PassesHalved,

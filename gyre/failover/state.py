@@ -175,8 +175,6 @@ class JobRecord:
     result: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     """The traceback or sentence that ended the job, for people."""
-    rules: int = 0
-    """The rules that its decisions follow; see `MasterStarted`."""
     weights_from: str = ""
     """Whose weights it began with, if not its model's."""
     full_disks: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -221,10 +219,10 @@ class MachineRecord:
     found: str = ""
     """Why it is unfit, as its last pre-flight found."""
     draining: str = ""
-    """Why nobody new is placed there; "" if that is not so."""
+    """Why no new vertex is placed there; "" if some are."""
 
     def is_closed(self, now: float) -> bool:
-        """Whether nobody new is placed there."""
+        """Whether it accepts no new vertices."""
         return bool(self.draining) or now < self.left_until
 
 
@@ -342,17 +340,10 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     """The snapshot row under `key`, as JSON-able data; None if the state has none."""
     kind, name = key
     if kind == "job":
-        row = fields_of(state.job)
-        # Older rows do not have them.
-        for later in ("restored", "rules", "weights_from", "full_disks", "disk_had_room_at"):
-            if not row[later]:
-                del row[later]
-        return row
+        return fields_of(state.job)
     if kind == "budget":
-        uses, attempts = state.uses.get(name), state.attempts.get(name)
-        if uses is None:
-            return None
-        return {"uses": list(uses), **({"attempts": attempts} if attempts else {})}  # as above
+        uses = state.uses.get(name)
+        return None if uses is None else {"uses": list(uses), "attempts": state.attempts.get(name, 0)}
     if kind == JOIN_TOKEN:
         token = state.tokens.get(name)
         return None if token is None else fields_of(token)
@@ -361,14 +352,7 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
         return None if evaluation is None else fields_of(evaluation)
     if kind == "vertex":
         record = state.vertices.get(name)
-        if record is None:
-            return None
-        row = fields_of(record)
-        if not record.no_room:
-            del row["no_room"], row["no_room_since"]  # older rows do not have them
-        if not record.avoids:
-            del row["avoids"]
-        return row
+        return None if record is None else fields_of(record)
     if kind == "machine":
         machine = state.machines.get(name)
         return None if machine is None else {**fields_of(machine), "deaths": list(machine.deaths)}
@@ -438,7 +422,7 @@ def _state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
             )
         elif kind == "budget":
             uses[name] = tuple(row["uses"])
-            if row.get("attempts"):
+            if row["attempts"]:
                 attempts[name] = row["attempts"]
         elif kind == "machine":
             machines[name] = MachineRecord(**{**row, "deaths": tuple(row["deaths"])})

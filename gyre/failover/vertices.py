@@ -1,6 +1,6 @@
 """Vertices of a draft: which one an event is about, which are wanted and run, and the commands that start them.
 
-The trainer learns which vertices run from `StartTrainer` and `AnnounceRoster`; the serial of a command says which of
+The trainer learns which vertices run from `StartTrainer` and `UpdateMembership`; the serial of a command says which of
 two is newer.
 """
 
@@ -79,7 +79,7 @@ def announce(draft: Draft) -> c.Command:
     """The command that tells the trainer which vertices run now."""
     serial = _next_serial(draft)
     trainer = draft.vertices.get(TRAINER_VERTEX)
-    return c.AnnounceRoster(
+    return c.UpdateMembership(
         serial, _running(draft), dict(draft.job.roles), trainer.incarnation if trainer else 0
     )
 

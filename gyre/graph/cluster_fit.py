@@ -88,7 +88,7 @@ class _Machine:
     exclusive: bool
     """Whether one logical node with devices has it for itself."""
     closed: bool
-    """Whether it takes nobody new."""
+    """Whether it accepts no new vertices."""
     guests: set[int] = field(default_factory=set)
     roles: set[str] = field(default_factory=set)
     devices_of: int | None = None

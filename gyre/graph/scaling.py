@@ -1,4 +1,4 @@
-"""One vertex more, one vertex less, and nobody else moves.
+"""One vertex more, one vertex less, and no other moves.
 
 Invariants:
 - *others stay*: what was placed keeps its node, devices and sub-graph;

@@ -1,6 +1,6 @@
 """The cluster as the master sees it: one small interface between its decisions and Ray.
 
-`RayCluster` is the real one, `gyre.testing.FakeCluster` the test double; nothing else in the master knows Ray.
+`RayCluster` is the real one, `tests.doubles.fake_cluster` a double in memory; nothing else in the master knows Ray.
 Every call has a deadline, and a death shows as `ProcessDied` at whatever call is pending.
 """
 
@@ -71,7 +71,7 @@ class Cluster(Protocol):
         ...
 
     async def whole_nodes(self) -> list[NodeCapacity]:
-        """The living machines, and what each has, whoever holds it."""
+        """The living machines, and what each has, used or free."""
         ...
 
     async def draining(self) -> dict[str, str]:

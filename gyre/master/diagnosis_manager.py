@@ -60,7 +60,7 @@ WATCH_PATIENCE = 1.5
 """Silence timeouts after which a watch call is given up and made again: by then the silence has been noticed."""
 
 
-PULSE_S = 0.25
+STATUS_EACH_S = 0.25
 """The master's own pulse. One that is late by more than this shows that the master stood still."""
 
 ACTIVITY_OVER_S = 0.5
@@ -181,13 +181,13 @@ class DiagnosisManager:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _pulse(self) -> None:
-        """Notice when the master itself stood still: it heard nobody then, so that is no silence."""
+        """Notice when the master itself was stopped: it heard no vertex then, so that is no silence."""
         while True:
             slept_at = self._monotonic()
-            await asyncio.sleep(PULSE_S)
+            await asyncio.sleep(STATUS_EACH_S)
             now = self._monotonic()
-            late_s = now - slept_at - PULSE_S
-            if late_s > PULSE_S:
+            late_s = now - slept_at - STATUS_EACH_S
+            if late_s > STATUS_EACH_S:
                 for vertex, seen in self._observations.items():
                     self._observations[vertex] = forgiven(seen, late_s, now)
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from gyre.config import TRAINER
 from gyre.failover.commands import (
-    AnnounceRoster,
     Command,
     PauseTrainer,
     ResumeTrainer,
     StartTrainer,
     StopTrainer,
+    UpdateMembership,
 )
 from gyre.master.cluster import Address, Cluster
 
@@ -42,7 +42,7 @@ class Executor:
                     command.paused,
                 )
                 self.told_serial = max(self.told_serial, command.serial)
-            case AnnounceRoster():
+            case UpdateMembership():
                 await self._call(
                     command.trainer_incarnation, "announce", command.serial, command.running, command.roles
                 )

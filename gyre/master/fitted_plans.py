@@ -139,8 +139,8 @@ class FittedPlans:
         )
 
     def _closed(self, nodes: Sequence[NodeCapacity]) -> frozenset[str]:
-        """The machines that take nobody new: those that are drained, and those that are left alone for the deaths there
-        while there is another."""
+        """The machines that accept no new vertices: those that are drained, and those that are left alone for the
+        deaths there while there is another."""
         now, known = self._clock(), self._state().machines
         drained = {name for name, machine in known.items() if machine.draining}
         closed = {name for name, machine in known.items() if machine.is_closed(now)}

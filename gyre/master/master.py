@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gyre.config import JobSpec, parse_job
-from gyre.config.sections.first_weights import source_of
+from gyre.config.sections.model import source_of
 from gyre.errors import ConfigError, Conflict, Fenced, GyreError, NotFound, StoreFull, Unreachable
 from gyre.failover import FailoverCoordinator, JobPhase, JobState
 from gyre.failover.events import (
-    RULES,
     DiskFilled,
     DiskHasRoom,
     DrainRequested,
@@ -48,7 +47,7 @@ from gyre.master.job_manager import JobManager
 from gyre.master.logs import read_logs
 from gyre.master.master_api import View, nodes_of, spec_of, tokens_of, view_of
 from gyre.master.metrics import prometheus_text
-from gyre.master.store_mark import read_mark
+from gyre.master.store_notes import read_mark
 from gyre.master.store_watch import StoreWatch, store_at
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.store import JobFields, Store
@@ -153,7 +152,7 @@ class JobMaster:
             roles = {role: spec.total for role, spec in self._spec.roles.items()}
             submitted = JobSubmitted(self.job_id, row.name, roles, source_of(self._spec.config))
             self._context.submit(submitted, actor="user")
-        await self._context.submit(MasterStarted(self._context.epoch, os.getpid(), _hostname(), url, RULES))
+        await self._context.submit(MasterStarted(self._context.epoch, os.getpid(), _hostname(), url))
         if not first:
             await self._scheduler.places.release_unwanted()
         if self._waited_for_room:  # what died meanwhile is not the vertices' fault

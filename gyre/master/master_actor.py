@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gyre.malloc_tuning import stay_small
 from gyre.master.master import FAULT_EXIT, JobMaster
 
 NAMESPACE = "gyre"
@@ -61,6 +62,7 @@ class MasterActor:
 
         settings = self._settings
         directory = Path(settings.directory)
+        stay_small()
         redirect_output(directory / "logs" / f"master-0.{os.getpid()}.log")
         try:
             self._master = JobMaster(

@@ -1,4 +1,4 @@
-"""Places for vertices: who takes one, who waits, and who gives his back."""
+"""Places for vertices: reserved, waited for, and released."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gyre.rollouts.weight_dirs import remove_left_by_job
 from gyre.store import QueuedJob
 
 PLACE_TIMEOUT_S = 5.0
-"""How long a sub-graph waits for room before that is told: placing takes a fraction of a second where there is room.
-The waiting itself has no end here; `failover.wait_for_room_s` ends it."""
+"""How long a sub-graph waits for room before that is reported: placing takes a fraction of a second where there is
+room. The waiting itself has no end here; `failover.wait_for_room_s` ends it."""
 
 REST_TIMEOUT_S = 2 * PLACE_TIMEOUT_S
 """How long a start waits for the answers of the others that the job needs. Each comes within `PLACE_TIMEOUT_S`."""
@@ -184,7 +184,7 @@ class Places:
                 await self._cluster.release(name)
 
     async def release_left(self, vertex: str) -> None:
-        """Release the place of a vertex that has left, if nobody who is wanted stands there."""
+        """Release the place of a vertex that has left, if no wanted vertex is there."""
         role, _, rank = vertex.rpartition("-")
         if int(rank) >= self._state().job.roles.get(role, 0) and self._plans.remove(vertex):
             await self._cluster.release(sub_graph_id(self._spec, role, int(rank)))

@@ -45,11 +45,10 @@ from gyre.failover import Activity
 from gyre.graph import NodeCapacity, SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
 from gyre.process_identity import ProcessIdentity
-from gyre.workloads.vertex.cpu_activity import cpu_activity
 from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.memory_kills import kills_in
+from gyre.workloads.vertex.observed_process import cpu_activity, describe_process
 from gyre.workloads.vertex.preflight import Needs, examine
-from gyre.workloads.vertex.stacks import describe_process
 from gyre.workloads.vertex.transport import NAMESPACE, actor_name
 
 TOKEN_CPU = 0.001

@@ -1,4 +1,4 @@
-"""What is told of a start that finds no room, and of a process that is gone."""
+"""Reports of a start that finds no room, and of a process that is gone."""
 
 from __future__ import annotations
 

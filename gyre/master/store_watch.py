@@ -6,7 +6,7 @@ Invariants:
 - *history has it*: once the store is back, an event opens and closes an incident with what was found and how long;
 - *clients can ask*: meanwhile the job's directory says where its master is, and what was last committed;
 - *no new store*: a master whose store is away waits, up to `lost_timeout_s`, and makes none in its place;
-- *no older store*: nor does it take one that had come less far than its predecessor saw (`store_mark`).
+- *no older store*: nor does it take one that had come less far than its predecessor saw (`store_notes`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from pathlib import Path
 from gyre.errors import StoreError, StoreFull
 from gyre.failover.events import StoreReturned
 from gyre.master.job_context import JobContext
-from gyre.master.lost_note import LostNote, remove_note, write_note
-from gyre.master.store_mark import MarkWriter
+from gyre.master.store_notes import LostNote, MarkWriter, remove_note, write_note
 from gyre.store import Store, StoreMark, open_store
 from gyre.store.presence import Finding, Lost
 

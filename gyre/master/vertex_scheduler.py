@@ -48,7 +48,7 @@ LOOK_FOR_ROOM_S = 1.0
 """How often the machines are looked at for one that has come."""
 
 TELL_AGAIN_S = 60.0
-"""What is missing is told again, if it has changed, at most this often."""
+"""Shortest interval between two reports of missing room."""
 
 CONTROL_TIMEOUT_S = 30.0
 """Deadline of control calls. A healthy vertex answers in milliseconds, more slowly while its machine starts many

@@ -1,8 +1,8 @@
-"""A job's first start: everybody whom it needs has a place before anybody is started.
+"""A job's first start: all vertices that it needs have places before any is started.
 
-Invariant *whole or not at all*: a job that begins starts nobody while one whom it needs has no place because other jobs
-hold the room. So what it holds can be given back at once: of two jobs that begin at the same moment, each with room for
-one of them only, the first has all of it, and not each a half for ever.
+Invariant *whole or not at all*: a job that begins starts no vertex while one that it needs has no place because other
+jobs hold the room. So what it holds can be given back at once: of two jobs that begin at the same moment, each with
+room for one of them only, the first has all of it, and not each a half for ever.
 
 Where there would be no room even if all other jobs ended, a machine is waited for, and the rest starts meanwhile. This
 module must not ask the cluster or the store.
@@ -49,8 +49,8 @@ class WholeStart:
         self._tell()
 
     async def missing(self, timeout_s: float) -> Sequence[str]:
-        """Returns who has no place, in order; empty when everybody has one. Waits until that is known of all, at most
-        `timeout_s`, after which those of whom it is not known count as without."""
+        """Returns the vertices without a place, in order; empty when all have one. Waits until that is known of all, at
+        most `timeout_s`, after which those of whom it is not known count as without."""
         await asyncio.sleep(0)  # who waits already goes first: they start in the order in which they asked
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

@@ -1,5 +1,5 @@
 """Which models each back end trains and each engine serves, and what a folder is to them. The one place of that table:
-`gyre models` prints it, README and docs show it, `plan` refuses by it.
+`gyre models` prints it, the docs show it, `plan` refuses by it.
 
 Nothing here reads a tensor: `config.json` and the safetensors' headers are enough, in milliseconds.
 
@@ -59,7 +59,7 @@ SUPPORT = (
 
 
 def markdown_table() -> str:
-    """The table as README and docs show it."""
+    """The table as the docs show it."""
     columns = (*BACKENDS, *ENGINES)
     lines = [
         f"| model | in `config.json` | {' | '.join(columns)} |",

@@ -42,7 +42,7 @@ from gyre.store.database import Database
 from gyre.store.tables import check_text, decode_body, encode_body
 from gyre.store.terms import raise_term
 
-STATUSES = ("queued", "done", "trained", "set_aside")
+STATUSES = ("queued", "done", "trained", "dropped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class MicroBatchRow:
 
 @dataclass(frozen=True, slots=True)
 class DiscardRow:
-    """Samples that were not trained on. With `replaced_by` that group took the place of this one, which is `set_aside`;
+    """Samples that were not trained on. With `replaced_by` that group took the place of this one, which is `dropped`;
     without, this group is generated again. `number` counts a ledger's discards from 1."""
 
     number: int

@@ -28,7 +28,7 @@ from gyre.store.terms import raise_term
 
 @dataclass(frozen=True, slots=True)
 class RolloutRows:
-    """What a new writer starts from. `groups` by ticket, `deltas` in the order of their writing."""
+    """What a new writer starts from. `groups` by request id, `deltas` in the order of their writing."""
 
     term: int
     counters: dict[str, Any]
@@ -60,7 +60,7 @@ class RolloutStore:
         closed: Sequence[int] = (),
         forgotten: Sequence[int] = (),
     ) -> None:
-        """Open groups, append deltas, then remove closed groups (tickets) and forgotten deltas (numbers), in one
+        """Open groups, append deltas, then remove closed groups (request ids) and forgotten deltas (numbers), in one
         transaction. Fenced if another term is stored."""
         groups, stored_deltas = tables.rollout_groups, tables.rollout_deltas
         with self._database.write(relaxed=True) as connection:
@@ -68,7 +68,10 @@ class RolloutStore:
             if opened:
                 connection.execute(
                     groups.insert(),
-                    [{"job_id": self.job_id, "ticket": key, "request": body} for key, body in opened.items()],
+                    [
+                        {"job_id": self.job_id, "request_id": key, "request": body}
+                        for key, body in opened.items()
+                    ],
                 )
             if deltas:
                 connection.execute(
@@ -76,7 +79,7 @@ class RolloutStore:
                     [{"job_id": self.job_id, "seq": seq, "body": body} for seq, body in deltas],
                 )
             for table, column, keys in (
-                (groups, groups.c.ticket, closed),
+                (groups, groups.c.request_id, closed),
                 (stored_deltas, stored_deltas.c.seq, forgotten),
             ):
                 if keys:
@@ -93,9 +96,9 @@ class RolloutStore:
                 select(rollouts.c.term, rollouts.c.counters).where(rollouts.c.job_id == self.job_id)
             ).one_or_none()
             group_rows = connection.execute(
-                select(groups.c.ticket, groups.c.request)
+                select(groups.c.request_id, groups.c.request)
                 .where(groups.c.job_id == self.job_id)
-                .order_by(groups.c.ticket)
+                .order_by(groups.c.request_id)
             ).all()
             delta_rows = connection.execute(
                 select(deltas.c.seq, deltas.c.body)
@@ -105,7 +108,7 @@ class RolloutStore:
         return RolloutRows(
             term=head[0] if head else 0,
             counters=decode_body(head[1], "the rollout counters") if head else {},
-            groups={ticket: bytes(body) for ticket, body in group_rows},
+            groups={request_id: bytes(body) for request_id, body in group_rows},
             deltas=[(seq, bytes(body)) for seq, body in delta_rows],
         )
 

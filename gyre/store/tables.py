@@ -35,10 +35,10 @@ from sqlalchemy import (
 
 from gyre.errors import StoreCorrupt, StoreError
 
-HEAD = "0007"
+HEAD = "0001"
 """The revision that this code reads and writes: the newest file in `migrations/versions/`."""
 
-KNOWN_REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+KNOWN_REVISIONS = ("0001",)
 """Every revision that this code can migrate from. Any other one was written by a newer Gyre."""
 
 VERSION_TABLE = "gyre_schema"
@@ -245,7 +245,7 @@ rollout_groups = Table(
     "gyre_rollout_groups",
     metadata,
     Column("job_id", Text, primary_key=True),
-    Column("ticket", BigInteger, primary_key=True, autoincrement=False),
+    Column("request_id", BigInteger, primary_key=True, autoincrement=False),
     Column("request", LargeBinary, nullable=False),
 )
 

@@ -1,4 +1,6 @@
-"""What Gyre tests itself with, for users' own workloads. Exports are resolved on first use; none of it needs Ray."""
+"""What users test their own classes with: jobs in one process, the contracts of roles and engines, a virtual clock, and
+faults in real processes. Exports are resolved on first use; none of it needs Ray. What only Gyre's own tests need is in
+`tests/doubles`, and in no wheel."""
 
 from __future__ import annotations
 
@@ -7,12 +9,10 @@ from typing import Any
 
 _EXPORTS = {
     "ContractBroken": "contracts",
-    "FakeCluster": "fake_cluster",
-    "FakeTrainer": "fake_cluster",
-    "FaultInjector": "fault_injector",
     "InProcessCollective": "in_process",
     "InProcessJob": "in_process",
     "InProcessTransport": "in_process",
+    "ProcessFaults": "processes",
     "check_actor": "contracts",
     "check_critic": "contracts",
     "check_engine": "contracts",
@@ -20,7 +20,6 @@ _EXPORTS = {
     "check_reward": "contracts",
     "check_rollout": "contracts",
     "collective_of": "in_process",
-    "StandingJob": "standing_job",
     "VirtualClock": "clock",
     "VirtualTimeLoop": "clock",
     "run_virtual": "clock",

@@ -62,7 +62,7 @@ def chunk_bytes_for(size_bytes: int, most: int = CHUNK_BYTES) -> int:
 
 
 class Publisher:
-    """Publishes versions in `arena`; `server`, if given, is told that it is their origin."""
+    """Publishes versions in `arena`; `server`, if given, becomes their origin."""
 
     def __init__(
         self, arena: Arena, server: ChunkServer | None = None, *, chunk_bytes: int = CHUNK_BYTES

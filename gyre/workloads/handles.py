@@ -324,7 +324,7 @@ def _value(outcome: tuple[str, Any], vertex: str, method: str) -> Any:
 
 
 def error_of(failure: Failure, vertex: str, method: str) -> GyreError:
-    """The exception for a failure that a vertex told of."""
+    """The exception for a failure that a vertex reported."""
     details = {
         "vertex": vertex,
         "operator": method,

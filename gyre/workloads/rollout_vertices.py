@@ -27,14 +27,13 @@ from gyre.config import Elastic, RoleSpec, RolloutsSpec, WeightsSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.engines.process import EngineCommand
 from gyre.errors import ConfigError
+from gyre.malloc_tuning import calm_collector
 from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
 from gyre.rollouts.agent.join import engine_commands
-from gyre.rollouts.manager.malloc_tuning import calm_collector
 from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.manager.settings import ManagerSettings
+from gyre.rollouts.protocol.credentials import new_secret, server_context
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_join_endpoint, read_trust, write_endpoint
-from gyre.rollouts.protocol.secrets import new_secret
-from gyre.rollouts.protocol.tls import server_context
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.scheduling.elasticity import ElasticSettings
 from gyre.rollouts.scheduling.pools import Pool
@@ -59,19 +58,19 @@ JOURNALLED = frozenset(
         "InstanceJoined",
         "InstanceLeft",
         "InstanceDraining",
-        "InstanceSetAside",
+        "InstanceSuspended",
         "RecallIgnored",
         "AddressIgnored",
         "EngineStarted",
         "EngineStartFailed",
         "EngineDied",
         "EngineLimited",
-        "SlowerWay",
+        "LoaderFallback",
         "WindowClosed",
         "MemoryNotReleased",
-        "SampleSetAside",
+        "SampleQuarantined",
         "WeightsRefused",
-        "WeightsTrouble",
+        "FetchFault",
         "TransferChosen",
         "PeerRefused",
     )

@@ -143,7 +143,7 @@ class TrainerRuntime:
         self._report(kind, {"incarnation": self.term, **body})
 
     def _fit(self) -> None:
-        """The thread of `fit()`. However it ends, the master is told: it would wait for ever otherwise."""
+        """The thread of `fit()`. However it ends, the master gets a report: it would wait for ever otherwise."""
         try:
             self._fit_and_tell()
         except BaseException as error:

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from gyre.api.home import Home
 from gyre.api.rest import create_app
 from gyre.store import Entry, open_store
-from gyre.testing.standing_job import StandingJob
+from tests.doubles.standing_job import StandingJob
 
 with warnings.catch_warnings():
     # Starlette's test client has begun to ask for a fork of httpx; it works with either.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gyre.api.checks import check_class_sections, check_settings
+from gyre.api.checks import check_class_sections, check_settings, runs_here
 from gyre.api.cli import main
 from gyre.config import parse_job
 from gyre.config.sections import Section
@@ -81,7 +81,8 @@ def planned(tmp_path: Path, given: dict[str, Any], *options: str) -> Result:
 
 
 def checked(given: dict[str, Any], address: str | None = None) -> list[str]:
-    found = check_settings(compile_job(parse_job(given)).spec, address)
+    spec = compile_job(parse_job(given)).spec
+    found = check_settings(spec, here=runs_here(spec, address))
     return [each for each in found if not each.startswith("no held-out evaluation")]
 
 

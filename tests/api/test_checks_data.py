@@ -130,7 +130,7 @@ def test_a_column_that_no_held_out_prompt_has_is_no_path(made: Any) -> None:
         "run": {"held_out": 1},
     }
     with pytest.raises(ConfigError) as caught:
-        check_settings(compile_job(parse_job(job)).spec)
+        check_settings(compile_job(parse_job(job)).spec, here=True)
     assert caught.value.message.endswith(
         "no held-out prompt has a column 'data_sorce'; did you mean 'data_source'?"
     )

@@ -25,7 +25,7 @@ from gyre.api.rest import RestServer, create_app
 from gyre.api.terminal.formats import duration, local_time
 from gyre.errors import ConfigError, GyreError
 from gyre.store import StepRow, open_store
-from gyre.testing.standing_job import StandingJob
+from tests.doubles.standing_job import StandingJob
 from tests.ports import nobody_listens
 from tests.waits import GENEROUS_S
 

@@ -28,7 +28,7 @@ from gyre.errors import (
 from gyre.failover import JobState, state_from
 from gyre.master.master_api import view_of
 from gyre.store import StepRow, open_store
-from gyre.testing.standing_job import StandingJob
+from tests.doubles.standing_job import StandingJob
 from tests.ports import nobody_listens
 from tests.waits import GENEROUS_S
 

@@ -19,7 +19,7 @@ from gyre.api.first_weights import first_weights
 from gyre.api.home import Home
 from gyre.api.resume import _with_first_weights
 from gyre.config import JobSpec, parse_job
-from gyre.config.sections.first_weights import source_of
+from gyre.config.sections.model import source_of
 from gyre.errors import ConfigError, GyreError, NotFound
 from gyre.graph import compile_job
 from gyre.store import Store, open_store

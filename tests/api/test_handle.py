@@ -13,7 +13,7 @@ from gyre.api.handle import JobHandle
 from gyre.api.rest import RestServer, create_app
 from gyre.errors import JobFailed, Unreachable
 from gyre.store import open_store
-from gyre.testing.standing_job import StandingJob
+from tests.doubles.standing_job import StandingJob
 from tests.waits import GENEROUS_S
 
 Seed = Callable[..., str]

@@ -22,7 +22,7 @@ from gyre.failover.events import Event, JobSubmitted, MasterStarted, StopRequest
 from gyre.graph import compile_job
 from gyre.master.job_context import entry_of
 from gyre.store import Store, open_store
-from gyre.testing.standing_job import small_spec
+from tests.doubles.standing_job import small_spec
 from tests.ports import nobody_listens
 
 

@@ -18,8 +18,8 @@ from gyre.api.terminal.live import LivePanel, LiveProgress, line_of
 from gyre.api.terminal.panel import SHOWN_INCIDENTS, draw_panel, share_rows
 from gyre.api.terminal.run_history import RunHistory
 from gyre.master.master_api import View
-from gyre.testing.standing_job import StandingJob
 from gyre.workloads.trainer.bottleneck import bottleneck_of
+from tests.doubles.standing_job import StandingJob
 from tests.examples import examples
 
 WIDTHS = (60, 80, 100, 120, 140, 200)

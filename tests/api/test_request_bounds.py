@@ -13,9 +13,9 @@ import pytest
 from gyre.api.rest import RestServer, create_app
 from gyre.ports.bounds import PortBounds
 from gyre.ports.http_gate import HttpGate
-from gyre.ports.sparse_log import SparseLog
+from gyre.ports.listener import SparseLog
 from gyre.ports.unproven import Unproven
-from gyre.testing.standing_job import StandingJob
+from tests.doubles.standing_job import StandingJob
 from tests.waits import GENEROUS_S
 
 QUICK = PortBounds(head_s=0.2, body_idle_s=0.2, body_s=0.4, head_bytes=4096, body_bytes=1000, unproven=8)

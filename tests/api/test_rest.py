@@ -20,7 +20,7 @@ from gyre.api.rest.guard import Guard
 from gyre.errors import ConfigError, StoreFull, Unreachable
 from gyre.master import master_api
 from gyre.store import StepRow
-from gyre.testing.standing_job import StandingJob, small_spec
+from tests.doubles.standing_job import StandingJob, small_spec
 
 JOB = "/api/v1/jobs/small"
 

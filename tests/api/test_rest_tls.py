@@ -21,7 +21,7 @@ from gyre.api.submit import Rest
 from gyre.api.tls import Certificate, fingerprint_of, own_certificate, tell_certificate, trust_of
 from gyre.errors import ConfigError, Unauthorized, Unreachable
 from gyre.store import open_store
-from gyre.testing.standing_job import StandingJob
+from tests.doubles.standing_job import StandingJob
 from tests.rollouts.protocol.test_tls import certificate
 
 TOKEN = "t"

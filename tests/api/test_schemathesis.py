@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from gyre.api.rest import create_app
 from gyre.master.master_api import MasterApi
-from gyre.testing.standing_job import StandingJob
+from tests.doubles.standing_job import StandingJob
 from tests.examples import examples
 
 with warnings.catch_warnings():

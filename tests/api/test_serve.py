@@ -14,7 +14,7 @@ import pytest
 from gyre.api.client import GyreClient
 from gyre.api.rest import RestServer, broadcast, create_app
 from gyre.errors import ConfigError, Unauthorized, Unreachable
-from gyre.testing.standing_job import StandingJob
+from tests.doubles.standing_job import StandingJob
 from tests.waits import GENEROUS_S
 
 Start = Callable[..., str]

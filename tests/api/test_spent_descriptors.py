@@ -28,7 +28,7 @@ def serve(reserve: int) -> None:
     file now and then, as a database or a log would, until its input ends, and then says how often that failed."""
     from gyre.api.rest import RestServer, create_app
     from gyre.ports.bounds import PortBounds
-    from gyre.testing.standing_job import StandingJob
+    from tests.doubles.standing_job import StandingJob
 
     bounds = PortBounds(unproven=10**6, unproven_per_address=10**6, head_s=600.0, reserve_descriptors=reserve)
     tried = failed = 0

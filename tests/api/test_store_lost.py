@@ -21,8 +21,8 @@ from gyre.api.home import Home
 from gyre.api.reader import JobReader
 from gyre.api.rest import create_app
 from gyre.errors import StoreLost
-from gyre.master.lost_note import NOTE_FILE, LostNote, notes_below, write_note
-from gyre.testing.standing_job import StandingJob
+from gyre.master.store_notes import NOTE_FILE, LostNote, notes_below, write_note
+from tests.doubles.standing_job import StandingJob
 
 LAST_KNOWN = r"Last known of small: running, step 0, \d+ s ago \(since [\d-]+ [\d:]+ UTC\)"
 

@@ -22,7 +22,7 @@ from gyre.rollouts.agent.join import run_agent
 from gyre.rollouts.protocol.frames import Drain, Reject
 from gyre.rollouts.trainer.plane_client import RolloutClient
 from gyre.store import open_store
-from gyre.testing.standing_job import StandingJob, small_spec
+from tests.doubles.standing_job import StandingJob, small_spec
 from tests.rollouts.agent.crew import Crew
 from tests.rollouts.plane import JOIN_TOKEN, SOON_S, TOKEN, Plane, until
 

@@ -1,5 +1,5 @@
 """How Gyre's weight loader brings a slot to a device: verified in the pass that copies it. Here the device is the CPU;
-what a GPU adds is measured by `bench/loop_gpu.py --part loading`."""
+what a GPU adds is measured by `bench/job_gpu.py --part colocated`."""
 
 from __future__ import annotations
 

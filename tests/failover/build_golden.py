@@ -2,8 +2,8 @@
 
     python -m tests.failover.build_golden [NAME ...]
 
-A golden history is kept for good: it stands for the journals that users have. A change of the decisions that makes
-one of them fold to something else breaks stored jobs, so write a file anew only for a history that never was.
+A golden history of a release is kept for good: it stands for the journals that users have. A change of the decisions
+that makes one of them fold to something else breaks stored jobs: write no file of a release anew.
 `tampered` is the one that must not fold to its snapshot: it shows that replay would notice.
 """
 
@@ -23,7 +23,7 @@ from gyre.failover import VertexPhase, rows_of
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.graph import compile_job
-from gyre.testing.standing_job import small_spec
+from tests.doubles.standing_job import small_spec
 from tests.failover.histories import History, coordinator_of
 
 FOLDER = Path(__file__).parent / "golden"
@@ -120,7 +120,7 @@ def undisturbed() -> dict[str, Any]:
     world.start_all()
     for number in (1, 2, 3):
         world.step(number)
-    world.record(e.Evaluated(1, 3, 0.75, 64), e.CheckpointCommitted(1, 3, "/checkpoints/3"))
+    world.record(e.Evaluated(1, 3, 0.75, 64, 16), e.CheckpointCommitted(1, 3, "/checkpoints/3"))
     world.finish()
     return world.as_dict("Nothing goes wrong.")
 
@@ -204,7 +204,7 @@ def continued() -> dict[str, Any]:
     n0, n1, digests = "a" * 56, "b" * 56, ("c" * 64, "d" * 64)
     world.record(
         e.JobSubmitted("golden-1", world.spec.name, roles, weights_from="job golden-0, step_00000003"),
-        e.MasterStarted(1, pid=100, node="h0", url="http://127.0.0.1:8265", rules=e.RULES),
+        e.MasterStarted(1, pid=100, node="h0", url="http://127.0.0.1:8265"),
     )
     world.start_on(n0, {"rollout-1": n1, "reward-0": n1})
     world.step(1)
@@ -230,7 +230,7 @@ def continued() -> dict[str, Any]:
     world.start_on(n0, {"rollout-0": n1})
     world.record(e.StopRequested("enough"), e.TimerFired("drain"))
     world.go_on(roles, {"failover.machine.max": [3, 2], "run.steps": [world.spec.run.steps, 9]})
-    world.record(e.MasterStarted(2, pid=200, node="h0", rules=e.RULES))
+    world.record(e.MasterStarted(2, pid=200, node="h0"))
     world.start_on(n0, {"rollout-1": n1, "reward-0": n1})
     for victim in ("rollout-1", "reward-0"):
         world.die(victim, n1)  # here two are too many
@@ -252,9 +252,7 @@ def evaluated() -> dict[str, Any]:
 
     def found(version: int, name: str, mean: float, accuracy: float | None) -> e.Evaluated:
         passed = {} if accuracy is None else {"1": accuracy, "4": 0.75}
-        return e.Evaluated(
-            1, version, accuracy, 8, set=name, prompts=2, reward_mean=mean, pass_at=passed, **common
-        )
+        return e.Evaluated(1, version, accuracy, 8, 2, set=name, reward_mean=mean, pass_at=passed, **common)
 
     world.record(found(0, "math500", 0.25, 0.25), found(0, "aime", 0.5, None))
     world.step(1)
@@ -275,7 +273,7 @@ def learning() -> dict[str, Any]:
     roles = {name: role.total for name, role in world.spec.roles.items()}
     world.record(
         e.JobSubmitted("golden-1", world.spec.name, roles),
-        e.MasterStarted(1, pid=100, node="n0", url="http://127.0.0.1:8265", rules=2),
+        e.MasterStarted(1, pid=100, node="n0", url="http://127.0.0.1:8265"),
     )
     world.start_all()
     metrics = {"reward_mean": 0.25, "reward_std": 0.5, "tokens": 512, "entropy": 1.5}
@@ -289,7 +287,7 @@ def learning() -> dict[str, Any]:
     )
     world.finish()
     world.go_on(roles, {"run.steps": [world.spec.run.steps, 9]})
-    world.record(e.MasterStarted(2, pid=200, node="n0", rules=2))
+    world.record(e.MasterStarted(2, pid=200, node="n0"))
     world.start_all()
     trainer = world.state.vertices["trainer-0"].incarnation
     world.record(e.StepCompleted(trainer, 3, 3, metrics | {"reward_mean": 0.75}))

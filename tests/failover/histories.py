@@ -10,8 +10,8 @@ from gyre.failover import Decision, FailoverCoordinator, Incident, JobState, Ver
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.graph import compile_job
-from gyre.sim import Witness
-from gyre.testing.standing_job import small_spec
+from tests.doubles.standing_job import small_spec
+from tests.failover.witness import Witness
 
 
 def spec_with(**budgets: Budget) -> JobSpec:
@@ -59,7 +59,7 @@ class History:
     def submit(self) -> History:
         roles = {name: role.total for name, role in self.coordinator.spec.roles.items()}
         self.decide(e.JobSubmitted("j1", self.coordinator.spec.name, roles))
-        self.decide(e.MasterStarted(1, pid=10, node="n0", url="http://127.0.0.1:1", rules=e.RULES))
+        self.decide(e.MasterStarted(1, pid=10, node="n0", url="http://127.0.0.1:1"))
         return self
 
     def start_all(self) -> History:

@@ -11,7 +11,7 @@ from gyre.failover import Incident, JobPhase, Reason, VertexPhase, differences, 
 from gyre.failover import events as e
 from gyre.graph import compile_job
 from gyre.graph.recipes import ROLLOUT_INSTANCE
-from gyre.testing.standing_job import small_spec
+from tests.doubles.standing_job import small_spec
 from tests.failover.histories import History, coordinator_of
 
 SAID = "ModuleNotFoundError: No module named 'flashinfer'"

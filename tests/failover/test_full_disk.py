@@ -64,8 +64,8 @@ def test_the_job_says_what_is_required_what_is_available_and_where(running: Hist
     assert (running.state.job.reason, running.state.job.message) == (Reason.NONE, "")
 
 
-def test_the_state_is_in_the_rows_and_not_in_those_of_jobs_that_never_had_it(running: History) -> None:
-    assert "full_disks" not in rows_of(running.state)["job", "job"]
+def test_the_state_is_in_the_rows(running: History) -> None:
+    assert rows_of(running.state)["job", "job"]["full_disks"] == {}
     running.decide(FULL)
     assert state_from(rows_of(running.state)) == running.state
     running.decide(ROOM)

@@ -12,8 +12,8 @@ from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import InvariantBroken
 from gyre.graph.recipes import ROLLOUT_INSTANCE
-from gyre.sim import Witness
 from tests.failover.histories import History, coordinator_of, spec_with
+from tests.failover.witness import Witness
 
 
 def old_news(history: History) -> list[e.Event]:
@@ -36,7 +36,7 @@ def old_news(history: History) -> list[e.Event]:
         e.StepCompleted(1, step=999, version=999, report=99),
         e.WeightsPublished(1, version=999, step=999, checksum="", size_bytes=1, report=99),
         e.CheckpointCommitted(1, step=999, path="late", report=99),
-        e.Evaluated(1, version=999, accuracy=1.0, count=1, report=99),
+        e.Evaluated(1, version=999, accuracy=1.0, count=1, prompts=1, report=99),
     ]
 
 

@@ -8,7 +8,7 @@ from gyre.config import ROLLOUT_MANAGER
 from gyre.errors import ConfigError, Conflict, GyreError, NotFound
 from gyre.failover import FailoverCoordinator, JobState, rows_of, state_from
 from gyre.failover import events as e
-from gyre.testing.standing_job import small_spec
+from tests.doubles.standing_job import small_spec
 
 FIRST, SECOND = "a" * 64, "b" * 64
 

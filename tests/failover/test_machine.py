@@ -24,11 +24,11 @@ from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.master.cluster import Address
 from gyre.master.vertex_reports import event_of
-from gyre.sim import Witness
 from gyre.testing.clock import VirtualClock
-from gyre.testing.fake_cluster import FakeCluster, FakeProcess, FakeTrainer, Fit
+from tests.doubles.fake_cluster import FakeCluster, FakeProcess, FakeTrainer, Fit
 from tests.examples import examples
 from tests.failover.histories import Recorded, coordinator_of, spec_with
+from tests.failover.witness import Witness
 
 SPEC = spec_with(
     vertex=Budget(max=3, window_s=100),
@@ -64,7 +64,7 @@ class World(RuleBasedStateMachine):
         self.epoch = 1
         roles = {name: role.total for name, role in SPEC.roles.items()}
         self.decide(e.JobSubmitted("j1", "small", roles))
-        self.decide(e.MasterStarted(1, pid=1, node="n0", rules=e.RULES))
+        self.decide(e.MasterStarted(1, pid=1, node="n0"))
         for _ in range(calm_rounds):
             self.let_everything_happen(finish=False)
 
@@ -101,7 +101,7 @@ class World(RuleBasedStateMachine):
         self.news = []
         for item in self.outbox:
             item.tried = False
-        self.decide(e.MasterStarted(self.epoch, pid=self.epoch, node="n0", rules=e.RULES))
+        self.decide(e.MasterStarted(self.epoch, pid=self.epoch, node="n0"))
         for record in self.state.vertices.values():
             if record.phase is not VertexPhase.RUNNING:
                 continue
@@ -140,7 +140,7 @@ class World(RuleBasedStateMachine):
             case c.StartTrainer() as command:
                 told = (command.serial, command.running, command.roles, command.paused)
                 self.tell_trainer(command.incarnation, "start_fit", *told)
-            case c.AnnounceRoster() as command:
+            case c.UpdateMembership() as command:
                 told = (command.serial, command.running, command.roles)
                 self.tell_trainer(command.trainer_incarnation, "announce", *told)
             case c.StopTrainer() as command:

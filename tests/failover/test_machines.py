@@ -97,7 +97,7 @@ def test_who_is_drained_leaves_in_order_and_starts_elsewhere_and_nothing_is_paid
     stopped = [command for command in decision.commands if isinstance(command, c.StopVertex)]
     assert {command.vertex for command in stopped} == {"rollout-1", "reward-0"}
     assert all(command.grace_s > 0 for command in stopped)
-    assert any(isinstance(command, c.AnnounceRoster) for command in decision.commands)
+    assert any(isinstance(command, c.UpdateMembership) for command in decision.commands)
     assert history.state.machines[B].draining == "spot notice"
     decision = history.decide(e.VertexStopped("rollout-1", 1))
     [start] = [command for command in decision.commands if isinstance(command, c.StartRegion)]

@@ -11,7 +11,7 @@ from gyre.config import JobSpec
 from gyre.failover import JobPhase, JobRecord, JobState, Observation, Scope, Stall, StepWatch
 from gyre.failover import commands as c
 from gyre.failover import events as e
-from gyre.testing.standing_job import small_spec
+from tests.doubles.standing_job import small_spec
 from tests.failover.histories import History
 
 FLOOR_S = 100.0

@@ -14,7 +14,7 @@ from gyre.failover import (
     is_patience_over,
     silent_together,
 )
-from gyre.testing.standing_job import small_spec
+from tests.doubles.standing_job import small_spec
 
 
 @pytest.fixture

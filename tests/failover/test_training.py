@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gyre.failover import events as e
-from gyre.failover.state import TRAINING, JobPhase, rows_of, state_from
+from gyre.failover.state import JobPhase, rows_of, state_from
 from tests.failover.histories import History, coordinator_of, spec_with
 
 
@@ -45,7 +43,7 @@ def test_a_job_that_goes_on_has_a_run_of_its_own() -> None:
     assert history.state.job.phase is JobPhase.SUCCEEDED
     history.decide(e.JobContinued(history.state.job.roles))
     continued_at = history.now
-    history.decide(e.MasterStarted(2, pid=11, node="n0", rules=e.RULES))
+    history.decide(e.MasterStarted(2, pid=11, node="n0"))
     history.start_all()
     step(history, 2, reward_mean=0.5)
     step(history, 3, reward_mean=0.6)
@@ -56,13 +54,6 @@ def test_a_job_that_goes_on_has_a_run_of_its_own() -> None:
         0.5,
     )
     assert training.first["reward_mean"] == 0.1
-
-
-def test_a_history_of_before_has_no_sum() -> None:
-    history = running()
-    history.state = replace(history.state, job=replace(history.state.job, rules=1))
-    step(history, 1, reward_mean=0.1)
-    assert (TRAINING, TRAINING) not in rows_of(history.state)
 
 
 def test_a_warning_is_kept_until_it_holds_no_longer_and_comes_once() -> None:

@@ -13,6 +13,7 @@ from gyre.failover import FailoverCoordinator, JobPhase, Reason, Scope, VertexPh
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import Draft, InvariantBroken
+from gyre.failover.handlers.training_progress import KEPT_EVALUATIONS, is_known_evaluation
 from gyre.failover.state import VERTEX_TRANSITIONS
 from tests.failover.histories import History, coordinator_of, spec_with
 
@@ -111,7 +112,7 @@ ROWS = {
         running,
         lambda h: h.lose("rollout-0"),
         P.RECOVERING,
-        ["AnnounceRoster", "StartRegion"],
+        ["UpdateMembership", "StartRegion"],
         ("process_died", Scope.VERTEX),
         ("rollout-0", V.STARTING),
     ),
@@ -119,7 +120,7 @@ ROWS = {
         running,
         lambda h: h.lose("actor-1", "stalled"),
         P.RECOVERING,
-        ["AnnounceRoster", "StartRegion"],
+        ["UpdateMembership", "StartRegion"],
         ("stalled", Scope.REGION),
         ("actor-0", V.STARTING),
     ),
@@ -145,7 +146,7 @@ ROWS = {
         running,
         lambda h: h.fail_operator("actor-0"),
         P.RECOVERING,
-        ["AnnounceRoster", "StartRegion"],
+        ["UpdateMembership", "StartRegion"],
         ("collective_failed", Scope.REGION),
     ),
     "fit raises": Row(
@@ -175,7 +176,7 @@ ROWS = {
         running,
         lambda h: h.decide(e.ScaleRequested("rollout", 1)),
         P.RUNNING,
-        ["AnnounceRoster", "StopVertex"],
+        ["UpdateMembership", "StopVertex"],
         None,
         ("rollout-1", V.STOPPING),
     ),
@@ -184,7 +185,7 @@ ROWS = {
         running,
         lambda h: h.decide(advice(2, 1)),
         P.RUNNING,
-        ["AnnounceRoster", "StopVertex"],
+        ["UpdateMembership", "StopVertex"],
         None,
         ("rollout-1", V.STOPPING),
     ),
@@ -201,7 +202,7 @@ ROWS = {
         running,
         lambda h: h.decide(e.MasterStarted(2, pid=1, node="n0")),
         P.RUNNING,
-        ["AnnounceRoster"],
+        ["UpdateMembership"],
         ("process_died", Scope.VERTEX),
     ),
     "the same master again": Row(
@@ -218,13 +219,13 @@ ROWS = {
         stopping, lambda h: h.decide(e.StopRequested("x", at_once=True)), P.STOPPING, STOP_ALL
     ),
     "the replacement comes up": Row(
-        recovering, lambda h: h.start("rollout-0"), P.RUNNING, ["AnnounceRoster"]
+        recovering, lambda h: h.start("rollout-0"), P.RUNNING, ["UpdateMembership"]
     ),
     "the replacement dies": Row(
         recovering,
         lambda h: h.lose("rollout-0"),
         P.RECOVERING,
-        ["AnnounceRoster", "StartRegion"],
+        ["UpdateMembership", "StartRegion"],
         ("process_died", Scope.VERTEX),
     ),
     "paused while recovering": Row(
@@ -336,9 +337,26 @@ def test_the_first_result_of_a_set_by_a_version_is_kept(history: History) -> Non
     told = {"version": 2, "count": 4, "prompts": 2, "reward_mean": 0.5}
     for name, accuracy in (("aime", 0.25), ("aime", 0.75), ("math500", None)):
         history.report(e.Evaluated, accuracy=accuracy, set=name, **told)
-    history.report(e.Evaluated, version=2, accuracy=0.5, count=4)  # as it was before there were sets
     found = history.state.evaluations
     assert {key: one.accuracy for key, one in found.items()} == {"aime/2": 0.25, "math500/2": None}
+
+
+def test_the_snapshot_keeps_the_first_and_the_newest_results_of_a_set(history: History) -> None:
+    running(history)
+    told = {"count": 4, "prompts": 2, "reward_mean": 0.5}
+    last = KEPT_EVALUATIONS + 50
+    history.report(e.Evaluated, version=0, accuracy=0.5, set="math500", **told)
+    for version in range(1, last + 1):
+        history.report(e.Evaluated, version=version, accuracy=0.5, set="aime", **told)
+    found = [one.version for one in history.state.evaluations.values() if one.set == "aime"]
+    assert sorted(found) == [1, *range(last - KEPT_EVALUATIONS + 1, last + 1)]
+    assert "math500/0" in history.state.evaluations
+    for version in (1, 2, last - KEPT_EVALUATIONS, last):
+        assert is_known_evaluation(history.state.evaluations, "aime", version), (
+            "a later trainer reports it again"
+        )
+    assert not is_known_evaluation(history.state.evaluations, "aime", last + 1)
+    assert not is_known_evaluation(history.state.evaluations, "math500", 1)
 
 
 # -- the order of repairs ---------------------------------------------------------------------------
@@ -410,7 +428,7 @@ def test_a_restart_replaces_what_it_restarts_and_waits_the_second_time(history: 
 def test_the_roster_names_exactly_what_runs(history: History) -> None:
     history.start_all()
     [announcement, _] = history.lose("actor-0").commands
-    assert isinstance(announcement, c.AnnounceRoster)
+    assert isinstance(announcement, c.UpdateMembership)
     assert announcement.running == {"rollout-0": 1, "rollout-1": 1, "reward-0": 1}
     assert announcement.roles == {"trainer": 1, "actor": 2, "rollout": 2, "reward": 1}
 

@@ -17,7 +17,7 @@ from gyre.config.parse import load_yaml
 from gyre.errors import ConfigError, GyreError
 from gyre.failover.state import state_from
 from gyre.rollouts.protocol import endpoint
-from gyre.rollouts.protocol.secrets import weights_key
+from gyre.rollouts.protocol.credentials import weights_key
 from gyre.store import Entry, open_store
 from gyre.weights.version.arena import MANIFEST, Arena
 from gyre.weights.version.manifest import WeightMismatch

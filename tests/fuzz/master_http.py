@@ -6,7 +6,7 @@ from random import Random
 
 from gyre.api.rest import create_app
 from gyre.api.rest.serve import RestServer
-from gyre.testing.standing_job import StandingJob
+from tests.doubles.standing_job import StandingJob
 from tests.fuzz.http_bytes import answer_to, status_of, strange_request
 from tests.fuzz.manager_http import HONEST_EACH, Told
 from tests.fuzz.target import Broken, Target

@@ -27,8 +27,8 @@ from gyre.rollouts.protocol.frames import (
     FinishedSample,
     Frame,
     Prompt,
+    SampleCounts,
     Sleep,
-    Underway,
     Wake,
     Weights,
     Welcome,
@@ -125,13 +125,14 @@ class Agents(Target):
     def _work(self, draw: Random) -> Assign:
         work = [
             Work(
-                row=draw.randrange(9), lease=draw.randrange(9), key=draw.randrange(9), ticket=draw.randrange(3),
+                row=draw.randrange(9), lease=draw.randrange(9), key=draw.randrange(9), request_id=draw.randrange(3),
                 prior=draw.choice((b"", b"\1\0\0\0")), seed=4,
             )
             for _ in range(draw.randrange(4))
         ]  # fmt: skip
         prompts = [
-            Prompt(ticket=number, tokens=b"\1\0\0\0", sampling={"max_new_tokens": 9}) for number in range(2)
+            Prompt(request_id=number, tokens=b"\1\0\0\0", sampling={"max_new_tokens": 9})
+            for number in range(2)
         ]
         return Assign(prompts=prompts, work=work)
 
@@ -192,7 +193,7 @@ TO_TRAINERS = [
     *(
         one
         for one in SELDOM
-        if isinstance(one, Failed | Finished | DevicesReturned | WindowStatus | Underway)
+        if isinstance(one, Failed | Finished | DevicesReturned | WindowStatus | SampleCounts)
     ),
     Finished(purpose="a", samples=[FinishedSample(group=1, index=0, tokens=b"\1\0\0\0" * 3, finish="stop")]),
 ]

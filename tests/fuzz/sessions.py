@@ -35,18 +35,18 @@ from gyre.rollouts.protocol.frames import (
     Draining,
     EngineDied,
     EngineLimits,
+    FetchFault,
     Frame,
+    GroupsStored,
     Held,
     Hello,
     LendDevices,
     Loaded,
     LoadFailed,
     Publish,
-    Pulse,
     ReclaimDevices,
     Request,
-    Taken,
-    WeightsTrouble,
+    TrainerStatus,
     Work,
 )
 from gyre.rollouts.protocol.progress import End, Progress, Report
@@ -424,7 +424,7 @@ class TrainerSessions(Sessions):
                     n=draw.randrange(1, 4),
                 )
             case 1:
-                return Taken(purpose="train", ids=[draw.randrange(4)])
+                return GroupsStored(purpose="train", ids=[draw.randrange(4)])
             case 2:
                 return published(draw.randrange(3))
             case _:
@@ -445,10 +445,10 @@ class TrainerSessions(Sessions):
 FROM_AGENTS = [
     frame
     for frame in SELDOM
-    if isinstance(frame, Loaded | LoadFailed | WeightsTrouble | Draining | EngineDied | Asleep | Awake)
+    if isinstance(frame, Loaded | LoadFailed | FetchFault | Draining | EngineDied | Asleep | Awake)
 ]
 FROM_TRAINERS = [
     frame
     for frame in SELDOM
-    if isinstance(frame, Request | Taken | Publish | Pulse | LendDevices | ReclaimDevices)
+    if isinstance(frame, Request | GroupsStored | Publish | TrainerStatus | LendDevices | ReclaimDevices)
 ]

@@ -148,7 +148,7 @@ class Fleet:
         assert account["in_flight"] == 0
         assert account["generated"] == account["delivered"] + sum(account["discarded"].values())
         assert set(account["discarded"]) <= {"superseded"}
-        assert not self.events("SampleSetAside")
+        assert not self.events("SampleQuarantined")
         assert not self.events("PeerRefused")
         assert not self.events("Fatal")
         assert not self.errors

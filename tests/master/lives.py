@@ -7,14 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gyre.api.job_replay import replay_job
-from gyre.config import JobSpec
+from gyre.api.job_replay import coordinator_of, replay_job
+from gyre.config import JobSpec, parse_job
 from gyre.errors import StoreFull
 from gyre.failover import Incident, JobPhase, JobState, VertexPhase, state_from
+from gyre.failover.events import event_from
 from gyre.store import EventRow, Store, open_store
 from gyre.testing.clock import VirtualClock
-from gyre.testing.fake_cluster import FakeCluster, FakeTrainer
-from gyre.testing.standing_job import MasterDied, MasterLife, small_spec, store_with_job
+from tests.doubles.fake_cluster import FakeCluster, FakeTrainer
+from tests.doubles.standing_job import MasterDied, MasterLife, small_spec, store_with_job
+from tests.failover.witness import Witness
 from tests.store.fault_points import BEGUN, at_points
 
 JOB_ID = "j1"
@@ -78,6 +80,7 @@ class Job:
         """What must be so after every test."""
         replay = replay_job(self.store, JOB_ID)
         assert replay.differences == []
+        self._check_decisions()
         assert len({event.event_id for event in self.events}) == replay.events
         steps = [step for step, _ in self.world.steps]
         assert steps == list(range(1, len(steps) + 1))
@@ -85,6 +88,16 @@ class Job:
             assert [process.address for process in self.world.alive] == []
             assert all(v.phase is VertexPhase.STOPPED for v in self.state.vertices.values())
             assert [i for i in self.state.incidents.values() if i.outcome == "open"] == []
+
+    def _check_decisions(self) -> None:
+        """Decide the journal again, with a witness at each decision."""
+        coordinator = coordinator_of(parse_job(self.store.job(JOB_ID).spec))
+        witness, state = Witness(coordinator.spec), JobState()
+        for record in self.events:
+            event = event_from(record.kind, record.body)
+            decision = coordinator.decide(state, event, record.at)
+            witness.check(state, event, decision, record.at)
+            state = decision.state
 
 
 class Life(MasterLife):

@@ -20,10 +20,10 @@ from gyre.graph import Bundle, SubGraph
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
 from gyre.master.ray_cluster import CONTROL_THREADS, RayCluster, living_nodes
 from gyre.testing.clock import VirtualClock, run_virtual
-from gyre.testing.fake_cluster import FakeCluster
 from gyre.workloads.vertex.messages import Binding, Failure, Report
 from gyre.workloads.vertex.preflight import needs_of
 from gyre.workloads.vertex.transport import RayTransport
+from tests.doubles.fake_cluster import FakeCluster
 from tests.master.contract_workloads import BLOCKS_S
 from tests.waits import GENEROUS_S
 

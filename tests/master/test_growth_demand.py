@@ -17,8 +17,8 @@ from gyre.master.growth_demand import GrowthDemand
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.store import QueuedJob
 from gyre.testing.clock import VirtualClock, run_virtual
-from gyre.testing.fake_cluster import FakeCluster
-from gyre.testing.standing_job import small_spec
+from tests.doubles.fake_cluster import FakeCluster
+from tests.doubles.standing_job import small_spec
 
 TIMEOUT_S = 100.0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gyre.config import JobSpec
 from gyre.failover import events as e
-from gyre.testing.standing_job import StandingJob, small_spec
+from tests.doubles.standing_job import StandingJob, small_spec
 from tests.master.test_vertex_scheduler import Bench, runs
 
 HALF = 32.0

@@ -16,7 +16,7 @@ from gyre.graph import compile_job
 from gyre.master.job_context import RETRY_S, Issued, JobContext
 from gyre.store import Store, open_store
 from gyre.testing.clock import VirtualClock, VirtualTimeLoop, run_virtual
-from gyre.testing.standing_job import small_spec
+from tests.doubles.standing_job import small_spec
 from tests.store.fault_points import AFTER_COMMIT, BEGUN, at_points
 from tests.waits import GENEROUS_S
 

@@ -9,7 +9,7 @@ import pytest
 from gyre.config import Budget, Elastic, JobSpec
 from gyre.errors import ConfigError, Conflict, NotFound
 from gyre.failover import JobPhase
-from gyre.testing.standing_job import StandingJob, small_spec
+from tests.doubles.standing_job import StandingJob, small_spec
 from tests.master.lives import Job
 
 ROOMY = 64.0

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import pytest
 
 from gyre.config import Budget, Elastic, JobSpec, WeightsSpec
+from gyre.errors import Conflict
 from gyre.failover import JobPhase, Reason, Scope, VertexPhase
-from gyre.sim import FaultKind
-from gyre.testing.fake_cluster import STACK_OF_A_STALL
-from gyre.testing.fake_connection import STACK_FROM_OUTSIDE
-from gyre.testing.fault_injector import FaultInjector
-from gyre.testing.standing_job import StandingJob
+from tests.doubles.fake_cluster import STACK_OF_A_STALL
+from tests.doubles.fake_connection import STACK_FROM_OUTSIDE
+from tests.doubles.fault_injector import FaultInjector, FaultKind
+from tests.doubles.standing_job import StandingJob
 from tests.master.lives import Job, Life
 from tests.store.fault_points import AFTER_COMMIT
 
@@ -697,6 +700,29 @@ def test_a_job_survives_random_faults(make_job: Callable[..., Job], seed: int) -
     assert len(job.world.steps) == 40
     assert [event.body["step"] for event in job.events if event.kind == "StepCompleted"] == list(range(1, 41))
     assert job.world.room.places == {}
+
+
+@pytest.mark.many_cases(quick=1)
+@pytest.mark.parametrize("seed", range(4))
+def test_people_ask_while_processes_die(make_job: Callable[..., Job], seed: int) -> None:
+    job = make_job(steps=10_000, change=generous)
+    injector = FaultInjector(
+        seed=seed, vertices=["trainer-0", "actor-1", "rollout-0", "reward-0"], count=12, mean_gap_s=8.0
+    )
+    injector.arm(job.world)
+    life = job.life()
+    for n in range(10):
+        life.at(15.0 + 10 * n, partial(ask, "scale", role="rollout", count=1 + n % 4))
+        life.at(18.0 + 10 * n, partial(ask, "pause" if n % 2 else "resume"))
+    life.at(130.0, partial(ask, "resume")).at(160.0, partial(ask, "stop", reason="enough")).run()
+    assert job.phase is JobPhase.STOPPED
+    assert len(job.incidents) >= 5
+
+
+async def ask(verb: str, life: Life, **body: Any) -> None:
+    """Send a command, which the job's present state may refuse."""
+    with contextlib.suppress(Conflict):
+        await life.command(verb, **body)
 
 
 def generous(spec: JobSpec) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from gyre.failover import JobPhase
-from gyre.testing.standing_job import StandingJob
+from tests.doubles.standing_job import StandingJob
 
 
 def samples(job: StandingJob) -> dict[tuple[str, tuple[str, ...]], float]:

@@ -14,7 +14,7 @@ from gyre.config.changes import changes_between
 from gyre.errors import Conflict, Fenced
 from gyre.failover import JobPhase
 from gyre.graph import compile_job
-from gyre.master.store_mark import read_mark, write_mark
+from gyre.master.store_notes import read_mark, write_mark
 from gyre.store import StoreMark
 from tests.master.lives import JOB_ID, Job
 

@@ -18,12 +18,12 @@ from gyre.errors import SchemaTooNew, StoreCorrupt, StoreError, StoreFull, Store
 from gyre.failover import Cause, JobPhase, JobState
 from gyre.failover.events import StoreReturned
 from gyre.master import store_watch
-from gyre.master.store_mark import MARK_FILE, MarkWriter, read_mark, write_mark
+from gyre.master.store_notes import MARK_FILE, MarkWriter, read_mark, write_mark
 from gyre.master.store_watch import LOOK_S, StoreWatch, store_at
 from gyre.store import Journal, StoreMark
 from gyre.store.presence import Finding, Lost
 from gyre.testing.clock import VirtualClock, run_virtual
-from gyre.testing.standing_job import MasterLife
+from tests.doubles.standing_job import MasterLife
 from tests.master.lives import JOB_ID, Job, Life
 
 GONE = Finding(Lost.MISSING, "/s/gyre.db", "The store /s/gyre.db is gone: it was deleted or moved.")
@@ -325,7 +325,7 @@ def test_one_mark_is_written_at_a_time_and_the_same_one_once(
         written.append(mark.commits)
         assert hangs.wait(30.0)
 
-    monkeypatch.setattr("gyre.master.store_mark.write_mark", write)
+    monkeypatch.setattr("gyre.master.store_notes.write_mark", write)
     marks = MarkWriter(tmp_path)
     for commits in (1, 1, 2, 3):  # the disk hangs over the first
         marks.keep(StoreMark("a", commits))

@@ -231,8 +231,8 @@ def test_a_report_that_the_decision_cannot_take_is_refused(job: Job, monkeypatch
         raise KeyError("a defect")
 
     monkeypatch.setitem(coordinator._HANDLERS, e.Evaluated, broken)
-    told = {"incarnation": 1, "version": 1, "accuracy": 0.5, "count": 3}
-    job.world.at(SETTLED_S, job.world.report, "trainer-0", "Evaluated", told)
+    body = {"incarnation": 1, "version": 1, "accuracy": 0.5, "count": 3, "prompts": 3}
+    job.world.at(SETTLED_S, job.world.report, "trainer-0", "Evaluated", body)
     life = job.run()
     assert life.exit_code is None
     [event] = bodies_of(job, "ReportRefused")

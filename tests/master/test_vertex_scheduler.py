@@ -20,9 +20,9 @@ from gyre.master.vertex_scheduler import Scheduler
 from gyre.rollouts.weight_dirs import of_publisher
 from gyre.store import QueuedJob
 from gyre.testing.clock import VirtualClock, run_virtual
-from gyre.testing.fake_cluster import FakeCluster
-from gyre.testing.standing_job import small_spec
 from gyre.weights.owned_dirs import OwnedDir
+from tests.doubles.fake_cluster import FakeCluster
+from tests.doubles.standing_job import small_spec
 
 VERTEX = "rollout-0"
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gyre.rollouts.protocol.secrets import weights_key
+from gyre.rollouts.protocol.credentials import weights_key
 from gyre.weights.publisher import Publisher
 from gyre.weights.transfer.server import ChunkServer
 from gyre.weights.version.arena import Arena

@@ -75,8 +75,10 @@ SELDOM: list[Frame] = [
         weights_key="k",
     ),
     Assign(
-        prompts=[Prompt(ticket=1, tokens=b"\1\0\0\0", sampling={"max_new_tokens": 9, "stop_token_ids": [3]})],
-        work=[Work(row=0, lease=1, key=65536, ticket=1, prior=b"", seed=4)],
+        prompts=[
+            Prompt(request_id=1, tokens=b"\1\0\0\0", sampling={"max_new_tokens": 9, "stop_token_ids": [3]})
+        ],
+        work=[Work(row=0, lease=1, key=65536, request_id=1, prior=b"", seed=4)],
     ),
     Request(
         purpose="train",
@@ -102,12 +104,12 @@ SELDOM: list[Frame] = [
         samples=[frames.FinishedSample(group=-3, index=1, tokens=b"\1\0\0\0", finish="stop")],
     ),
     frames.Attached(protocol=1, epoch=3, version=-1),
-    frames.Taken(purpose="train", ids=[1, 2]),
+    frames.GroupsStored(purpose="train", ids=[1, 2]),
     frames.Publish(version=1, checksum="a", path="/tmp/x"),
     frames.Done(purpose="train", groups=b""),
     frames.Failed(purpose="train", ids=[4], message="no"),
-    frames.Pulse(at_s=12.5, waited_s=3.0, wanted={"rollout": 2, "rollout_spot": 0}),
-    frames.Underway(generating=3, at_engine=1, for_place=2),
+    frames.TrainerStatus(at_s=12.5, waited_s=3.0, wanted={"rollout": 2, "rollout_spot": 0}),
+    frames.SampleCounts(generating=3, at_engine=1, for_place=2),
     frames.LendDevices(window=3, begun=False, arrived_tokens=9, train_s_per_token=1e-4, last_share=0.25),
     frames.ReclaimDevices(window=3),
     frames.WindowStatus(window=3, left_s=None, reason="until done"),
@@ -116,6 +118,6 @@ SELDOM: list[Frame] = [
     frames.Asleep(seconds=0.5, error="no memory saver"),
     frames.Wake(),
     frames.Awake(seconds=0.5),
-    frames.WeightsTrouble(version=3, what="source_lost", evidence="{}"),
+    frames.FetchFault(version=3, what="source_lost", evidence="{}"),
 ]
 """One of each kind."""

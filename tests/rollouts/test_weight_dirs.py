@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre.rollouts.protocol.secrets import weights_key
+from gyre.rollouts.protocol.credentials import weights_key
 from gyre.rollouts.weight_dirs import of_copy, of_instance, of_publisher, remove_left_by_job
 from gyre.weights.owned_dirs import OwnedDir
 

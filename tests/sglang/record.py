@@ -22,8 +22,8 @@ from typing import Any
 import aiohttp
 
 from gyre.engines.process import EngineProcess
-from gyre.testing.sglang_cpu import sglang_on_cpu
 from tests.engines.tiny_model import CONTEXT, write_tiny_model
+from tests.sglang_cpu import sglang_on_cpu
 
 RECORDED = Path(__file__).parents[1] / "engines" / "recorded"
 NEWEST = "0.5.23"

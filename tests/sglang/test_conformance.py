@@ -15,9 +15,9 @@ from gyre.engines.dialect import PauseMode
 from gyre.engines.errors import EngineError, EngineRefused, EngineUnreachable, RequestUnsafe
 from gyre.engines.http_client import EngineClient
 from gyre.engines.process import EngineProcess
-from gyre.testing.sglang_cpu import sglang_on_cpu
 from tests.engines.conformance import EngineConformance, EngineUnderTest, listen, prompt, request
 from tests.engines.tiny_model import VOCAB, write_tiny_model
+from tests.sglang_cpu import sglang_on_cpu
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from gyre.api.ray_session import connect, disconnect
 from gyre.rollouts.trainer.sample_ledger import account_of
 from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults
-from gyre.testing.sglang_cpu import cpu_arguments, cpu_python
 from tests.sglang.workloads import PROMPTS
+from tests.sglang_cpu import cpu_arguments, cpu_python
 
 pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.timeout(900)]
 
@@ -281,7 +281,7 @@ def test_it_ends_with_nothing_lost_and_nothing_left(job: Job) -> None:
         counters = store.rollouts(job.handle.job_id).load().counters
     assert (account.lost, account.trained_twice) == ((), ())
     assert account.trained == account.drawn == STEPS * PROMPTS
-    assert not job.told("SampleSetAside")
+    assert not job.told("SampleQuarantined")
     assert not job.told("WeightsRefused")
     assert set(counters["discarded"]) <= {"superseded"}, counters
 

@@ -23,12 +23,12 @@ from gyre.engines.http_client import EngineClient
 from gyre.engines.process import EngineProcess
 from gyre.engines.weight_loading import EngineLoader, LoadReport
 from gyre.testing.contracts.engine_calls import PAUSES, Heard
-from gyre.testing.sglang_cpu import sglang_on_cpu
 from gyre.weights.version.manifest import WeightMismatch
 from gyre.weights.version.model_folder import list_model_folder
 from tests.engines.conformance import LONG, listen, listening, prompt, request
 from tests.engines.tiny_model import VOCAB, write_tiny_model
 from tests.rollouts.plane import until
+from tests.sglang_cpu import sglang_on_cpu
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

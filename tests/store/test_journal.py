@@ -73,7 +73,7 @@ def test_what_is_done_is_not_kept(store: Store, journal: Journal) -> None:
         ours = Command(id=f"c{entry.seq}", kind="Do", body={})
         journal.append(epoch, [replace(entry, commands=[ours], done=[f"c{entry.seq - 1}"])])
     assert kept() == 1
-    with store._database.write() as connection:  # as an older Gyre left it
+    with store._database.write() as connection:  # as if it had been left
         connection.execute(sa.update(tables.outbox).values(done_seq=200))
     journal.take_over(now=6.0, pid=8)
     assert kept() == 0

@@ -115,7 +115,7 @@ def test_the_audit_finds_planted_duplicates_gaps_and_unlisted_groups(ledger: Led
     audit = ledger.audit()
     assert audit.duplicates == {1: [1, 3], 4: [2, 3, 3]}
     assert audit.unlisted == 1
-    assert audit.counts == {"queued": 1, "done": 0, "trained": 5, "set_aside": 0}
+    assert audit.counts == {"queued": 1, "done": 0, "trained": 5, "dropped": 0}
     assert not audit.clean
 
 

@@ -38,7 +38,7 @@ class Asked:
 
 @dataclass
 class ToyPlane:
-    """`poison` are groups that nobody can generate. `held` ones are begun when they are asked for, and come when
+    """`quarantined` are groups that nobody can generate. `held` ones are begun when they are asked for, and come when
     they are no longer held."""
 
     seed: int = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gyre.api.checks.code import check_code, check_graphs_code
 from gyre.api.checks.findings import JobWarning, Note
-from gyre.api.checks.machine import check_room
+from gyre.api.checks.machine import check_room, trains_elsewhere
 from gyre.api.checks.settings import check_settings, runs_here
 from gyre.config import JobSpec
 from gyre.graph.compile import CompiledJob, compile_job
@@ -45,13 +45,14 @@ def judge(
     """Everything that can be known of a job without its store and its cluster. Raises ConfigError and GraphError, one
     sentence with the key, for the first mistake.
 
-    With `must_import` the user's code must import on this machine, also if the job runs on others. `before_code` is
-    called when only the user's own code is left to be looked into.
+    With `must_import` the job is submitted: the user's code must import on this machine, also if the job runs on
+    others. A job that is only planned is for other machines where this installation lacks the torch that it needs.
+    `before_code` is called when only the user's own code is left to be looked into.
     """
     check_graphs_code(spec)
     compiled = compile_job(spec)
-    here = runs_here(compiled.spec, ray_address)
-    found = check_settings(compiled.spec, ray_address)
+    here = runs_here(compiled.spec, ray_address) and (must_import or not trains_elsewhere(compiled.spec))
+    found = check_settings(compiled.spec, here=here)
     check_room(compiled, here=here)
     before_code(compiled)
     found += check_code(compiled.spec, here=here, must_import=must_import)

@@ -13,13 +13,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from gyre.api.checks.findings import elsewhere
 from gyre.config import JobSpec, port_range
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError, GraphError
+from gyre.extras import how_to_install, installed
 from gyre.graph import NodeCapacity, can_come_later, fit_to_cluster
 from gyre.graph.compile import CompiledJob
 from gyre.graph.integrations import reads_sections
@@ -28,7 +28,15 @@ from gyre.graph.rollout_roles import is_instance, rollouts_of
 ENGINE_PYTHON_S = 20.0
 """Within which another Python must say whether SGLang is installed in it."""
 
+_TORCH, _MEGATRON = "gyre.workloads.torch", "gyre.workloads.megatron"
+
 _GPU_FILES = ("nvidia[0-9]*", "nvidiactl", "kfd", "dxg", "nvhost-gpu", "davinci[0-9]*", "dri/renderD*")
+
+
+def trains_elsewhere(spec: JobSpec) -> bool:
+    """Whether a role of the job needs torch and this installation has none: it plans and submits for machines that
+    have it."""
+    return any(module.startswith((_TORCH, _MEGATRON)) for module in _modules(spec)) and not installed("torch")
 
 
 def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
@@ -104,13 +112,11 @@ def _packages(spec: JobSpec) -> Iterator[ConfigError]:
     """What Gyre's own classes import of the extras."""
     for role, given in spec.roles.items():
         module = given.entrypoint.module if given.entrypoint is not None else ""
-        if module.startswith("gyre.workloads.megatron") and not _installed("megatron.core"):
-            yield _extra(f"roles.{role}.entrypoint", f"{given.entrypoint} needs megatron-core", "megatron")
+        if module.startswith(_MEGATRON) and not installed("megatron.core"):
+            yield _absent(f"roles.{role}.entrypoint", f"{given.entrypoint} needs megatron-core", "megatron")
             break
-        if module.startswith("gyre.workloads.torch") and not _installed("torch"):
-            yield ConfigError(
-                f"roles.{role}.entrypoint: {given.entrypoint} needs torch, which is not installed."
-            )
+        if module.startswith(_TORCH) and not installed("torch"):
+            yield _absent(f"roles.{role}.entrypoint", f"{given.entrypoint} needs torch", "torch")
             break
     if "mooncake" in spec.weights.transports:
         from gyre.rollouts.weight_peer import check_transports
@@ -131,26 +137,32 @@ def _packages(spec: JobSpec) -> Iterator[ConfigError]:
     is_python = (
         reward is not None and reward.entrypoint is not None and reward.entrypoint.name == "PythonReward"
     )
-    if is_python and settings.reward.function == "math_verify" and not _installed("math_verify"):
-        yield _extra("config.reward.function", "math_verify needs math-verify", "math")
-    if settings.data is not None and spec.run.data is None and not _installed("tokenizers"):
-        yield _extra("config.data", "a prepared data set needs tokenizers", "data")
+    if is_python and settings.reward.function == "math_verify" and not installed("math_verify"):
+        yield _absent("config.reward.function", "math_verify needs math-verify", "math_verify")
+    if settings.data is not None and spec.run.data is None and not installed("tokenizers"):
+        yield _absent("config.data", "a prepared data set needs tokenizers", "tokenizers")
 
 
 def _is_megatron(spec: JobSpec) -> bool:
-    given = [role.entrypoint.module for role in spec.roles.values() if role.entrypoint is not None]
-    return any(module.startswith("gyre.workloads.megatron") for module in given)
+    return any(module.startswith(_MEGATRON) for module in _modules(spec))
 
 
-def _extra(key: str, what: str, extra: str) -> ConfigError:
-    return ConfigError(f"{key}: {what}, which is not installed.", hint=f"pip install 'gyre-rl[{extra}]'")
+def _modules(spec: JobSpec) -> list[str]:
+    return [role.entrypoint.module for role in spec.roles.values() if role.entrypoint is not None]
+
+
+def _absent(key: str, what: str, module: str) -> ConfigError:
+    hint = how_to_install(module)
+    if module == "torch":
+        hint += "; or --ray-address of a cluster whose machines have it."
+    return ConfigError(f"{key}: {what}, which is not installed.", hint=hint)
 
 
 def _network(spec: JobSpec) -> Iterator[ConfigError]:
     """Certificates that are none, and addresses and ports that the weight plane cannot have."""
     rollouts, weights = spec.rollouts, spec.weights
     if rollouts.tls_cert and rollouts.tls_key:
-        from gyre.rollouts.protocol.tls import server_context
+        from gyre.rollouts.protocol.credentials import server_context
 
         try:
             server_context(Path(rollouts.tls_cert), Path(rollouts.tls_key))
@@ -196,7 +208,7 @@ def _engines(spec: JobSpec) -> Iterator[ConfigError]:
             continue
         seen.add((above, settings.engine_python))
         if not settings.engine_python:
-            if not _installed("sglang"):
+            if not installed("sglang"):
                 yield ConfigError(
                     f"{above}.engine: sglang given, but it is not installed in {sys.executable}.",
                     hint="pip install 'gyre-rl[sglang]'; or name the Python that has it as rollouts.engine_python.",
@@ -229,10 +241,3 @@ def _has_sglang(python: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return asked.returncode == 0
-
-
-def _installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):  # the package above it is missing, or is half imported
-        return module.partition(".")[0] in sys.modules

@@ -15,6 +15,7 @@ from gyre.config import JobSpec
 from gyre.config.plugins import on_path
 from gyre.config.sections import RewardSettings, WorkloadSettings
 from gyre.errors import ConfigError, UserCodeError
+from gyre.extras import installed
 from gyre.workloads.rewards.forms import Form, form_of, lacking
 from gyre.workloads.rewards.functions import BUILTIN, check_builtin, unreadable_gold
 from gyre.workloads.rewards.signatures import NoFile, lacks_an_import, look_at
@@ -46,10 +47,11 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
             hint=f"Write path/to/file.py:function or package.module:function, or take one of {', '.join(BUILTIN)}.",
         )
     if function in BUILTIN:
-        check_builtin(function)
+        if here:  # else a package that is missing is a note, which `machine` has
+            check_builtin(function)
         for data in folders:
             _check_answers(data, function)
-            if function == "math_verify":
+            if function == "math_verify" and installed(function):
                 yield from _unreadable(data)
         return
     try:

@@ -26,10 +26,9 @@ _PATHS = ("path", "model_path", "held_out")
 """Keys whose text is a path even where it looks like a word."""
 
 
-def check_settings(spec: JobSpec, ray_address: str | None = None) -> list[str]:
+def check_settings(spec: JobSpec, *, here: bool) -> list[str]:
     """Whether a compiled job's `config` is complete, what it needs is installed, and its files are here. Returns notes
-    and warnings. Raises ConfigError, one sentence, for the first mistake."""
-    here = runs_here(spec, ray_address)
+    and warnings. Raises ConfigError, one sentence, for the first mistake. `here`: it runs on this machine alone."""
     if not reads_sections(spec):
         return list(machine.check(spec, here=here))
     found: list[str] = []

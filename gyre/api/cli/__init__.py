@@ -169,6 +169,11 @@ def _code_of(error: BaseException, *, debug: bool = False) -> int | None:
     if (interrupt := _interrupt_behind(error)) is not None:
         # Also of an import that a signal cut short, and that failed with an error of its own.
         return INTERRUPTED if type(interrupt) is KeyboardInterrupt else TERMINATED
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        from gyre.extras import how_to_install, missing
+
+        if how_to_install(error.name):  # a verb that needs an extra, such as torch for `export`
+            error = missing(error.name, "This command")
     if isinstance(error, GyreError):
         return _say(error, debug=debug)
     if isinstance(error, click.Abort):

@@ -47,7 +47,7 @@ class Session:
         a running job has lost counts: its reader says so."""
         if self.store is not None or (self.home.path / "gyre.db").exists():
             return True
-        from gyre.master.lost_note import notes_below
+        from gyre.master.store_notes import notes_below
 
         return bool(notes_below(self.home.jobs_folder))
 

@@ -73,7 +73,7 @@ def examine(session: Session) -> Iterator[Check]:
         ("database", lambda: _database(session)),
         ("postgresql driver", lambda: _postgres_driver(session)),
         ("ray", lambda: packages.package("ray")),
-        ("torch", lambda: packages.package("torch")),
+        ("torch", packages.torch),
         ("gpu build of torch", packages.gpu_build),
         ("engine sglang", packages.engine),
         ("extras", packages.extras),

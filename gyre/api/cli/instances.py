@@ -130,6 +130,7 @@ def join(
 
     ca = ca or (Path(session.ca) if session.ca else None)
     from gyre.config.plugins import ENGINE
+    from gyre.extras import installed, missing
     from gyre.rollouts.agent.agent import AgentSettings, JobWishes
     from gyre.rollouts.agent.join import engine_commands, run_agent
     from gyre.weights.owned_dirs import default_root
@@ -151,6 +152,8 @@ def join(
         ports=weights_ports,
     )
     _check_weights(weights_bind, weights_ports)
+    if engine == "embedded" and python is None and not installed("torch"):
+        raise missing("torch", "The embedded engine")
     wishes = JobWishes()
     commands = engine_commands(
         engine,
@@ -189,8 +192,8 @@ def _check_weights(bind: str | None, ports: str | None) -> None:
 
 
 def _trust(address: str, ca: Path | None) -> Callable[[], ssl.SSLContext | None]:
+    from gyre.rollouts.protocol.credentials import joining_context
     from gyre.rollouts.protocol.endpoint import read_trust
-    from gyre.rollouts.protocol.tls import joining_context
 
     directory = Path(address)
     if ca is None and directory.is_dir():
@@ -226,8 +229,8 @@ def _manager(session: Session, job: str | None, ca: Path | None) -> tuple[str, s
     """Returns the rollout manager's URL, its token and the certificates to trust: from --url, --token and --ca, or from
     the job's directory."""
     from gyre.errors import NotFound
+    from gyre.rollouts.protocol.credentials import joining_context
     from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
-    from gyre.rollouts.protocol.tls import joining_context
 
     if session.url is not None:
         if not session.token:

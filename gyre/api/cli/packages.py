@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gyre.api.cluster_checks import Check
+from gyre.extras import how_to_install
 
 DISTRIBUTION = "gyre-rl"
 
@@ -49,6 +50,15 @@ def package(name: str) -> Check:
     if wanted and not _permits(wanted, found):
         return Check(name, "fail", f"{found}, wanted {wanted}", f"pip install '{name}{wanted}'")
     return Check(name, "ok", found)
+
+
+def torch() -> Check:
+    """As `package`, but an installation that plans, submits and watches does without it."""
+    if installed("torch") is not None:
+        return package("torch")
+    return Check(
+        "torch", "ok", "not installed, and not needed to plan, submit and watch", how_to_install("torch")
+    )
 
 
 def extras() -> Iterator[Check]:

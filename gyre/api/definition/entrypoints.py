@@ -27,6 +27,7 @@ from gyre.api.definition.users_code import said_where
 from gyre.config import LOCAL_ROLLOUT, ROLLOUT_MANAGER, TRAINER, Entrypoint, JobSpec
 from gyre.config.plugins import on_path
 from gyre.errors import ConfigError, nearest
+from gyre.extras import how_to_install
 from gyre.graph.compile import compile_job
 from gyre.graph.elements import Dcg, Dispatch
 from gyre.workloads.protocols import REQUIRED, PublishesModel, methods_of
@@ -301,7 +302,7 @@ def _import_hint(error: BaseException, entrypoint: Entrypoint) -> str:
     missing = getattr(error, "name", None)
     if isinstance(error, ModuleNotFoundError) and missing and entrypoint.module.startswith(missing):
         return "Check the name, or add the folder that holds it with python_path."
-    return ""
+    return how_to_install(missing) if isinstance(error, ModuleNotFoundError) else ""
 
 
 def _defines(cls: type, name: str) -> bool:

@@ -119,7 +119,8 @@ def show_vertex(view: Found, vertex: str) -> Any:
 
 @reads.get("/jobs/{job:gyre_job}/nodes", response_model=schemas.MachineList)
 def list_nodes(view: Found, port: Port) -> Any:
-    """The cluster's machines: what the job may use of each, what stands there, deaths, and who takes nobody new."""
+    """The cluster's machines: what the job may use of each, its vertices, recent deaths, and whether it accepts new
+    vertices."""
     return {"nodes": port.nodes()}
 
 
@@ -281,7 +282,7 @@ async def scale(request: Request, job: JobPath, body: schemas.ScaleBody) -> Any:
 
 @commands.post("/jobs/{job:gyre_job}:drain", status_code=202, response_model=schemas.Accepted)
 async def drain(request: Request, job: JobPath, body: schemas.DrainBody) -> Any:
-    """Have a vertex, or everybody who stands on a machine, hand over and start elsewhere."""
+    """Move a vertex, or all vertices of a machine, elsewhere: they hand over first."""
     return await _carry(request, job, "drain", {"target": body.target, "reason": body.reason})
 
 
@@ -311,7 +312,7 @@ async def create_token(request: Request, job: JobPath, body: schemas.CreateToken
 
 @commands.post("/jobs/{job:gyre_job}:revoke_token", status_code=202, response_model=schemas.Accepted)
 async def revoke_token(request: Request, job: JobPath, body: schemas.RevokeTokenBody) -> Any:
-    """Cut the instances that joined with the token of this name; nobody joins with it any more."""
+    """Cut the instances that joined with the token of this name; it admits no more."""
     return await _carry(request, job, "revoke_token", {"name": body.name})
 
 

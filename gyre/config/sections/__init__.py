@@ -5,14 +5,12 @@ torch.
 """
 
 from gyre.config.sections.data import HELD_OUT, DataSettings
-from gyre.config.sections.evaluation import EvaluationSettings
-from gyre.config.sections.first_weights import FirstWeightsSettings
 from gyre.config.sections.loss import ADV_ESTIMATORS, KL_TYPES, LOSS_AGG_MODES, LossSettings
 from gyre.config.sections.megatron import MegatronSettings
-from gyre.config.sections.model import ModelSettings
+from gyre.config.sections.model import FirstWeightsSettings, ModelSettings
 from gyre.config.sections.optim import CriticSettings, OptimSettings
 from gyre.config.sections.reward import RewardModelSettings, RewardSettings
-from gyre.config.sections.sampling import SamplingSettings
+from gyre.config.sections.sampling import EvaluationSettings, SamplingSettings
 from gyre.config.sections.section import Section, read_section
 from gyre.config.sections.task_section import TaskSettings, WarmStartSettings
 from gyre.config.sections.workload import WorkloadSettings

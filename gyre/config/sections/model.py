@@ -1,8 +1,14 @@
-"""The section `config.model`: the shape of the small decoder, for jobs whose model is not a folder's."""
+"""The sections `config.model`, the shape of the small decoder, for jobs whose model is not a folder's, and
+`config.first_weights`, weights that training begins with instead of the model's own.
+
+`gyre run --from` and `submit(from_=...)` fill in the latter, so that whoever starts a process of the job again has the
+same.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -40,3 +46,23 @@ class ModelSettings(Section):
         if self.heads % self.kv_heads:
             raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         return self
+
+
+NAME = "first_weights"
+
+
+class FirstWeightsSettings(Section):
+    """Where the policy's first weights are, if they are neither the model folder's own nor drawn from the seed."""
+
+    path: str = ""
+    """A folder in Hugging Face's layout, of the shape of the job's model. With it there is no warm start."""
+    source: str = ""
+    """What the weights were taken from, in words."""
+
+
+def source_of(config: Mapping[str, Any]) -> str:
+    """What the job's first weights were taken from; "" for its model's own. A job without Gyre's classes may have any
+    content there."""
+    section = config.get(NAME)
+    source = section.get("source") if isinstance(section, Mapping) else None
+    return source if isinstance(source, str) else ""

@@ -20,7 +20,7 @@ class OptimSettings(Section):
     """
 
     lr: Annotated[float, Field(gt=0)] | None = None
-    """The learning rate. It has no default, for what suits one model ruins another."""
+    """The learning rate. It has no default, because the right one depends on the model."""
     beta1: Decay = 0.9
     """Decay of the mean of gradients."""
     beta2: Decay = 0.95

@@ -14,14 +14,12 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from gyre.config.sections.data import DataSettings
-from gyre.config.sections.evaluation import EvaluationSettings
-from gyre.config.sections.first_weights import FirstWeightsSettings
 from gyre.config.sections.loss import LossSettings
 from gyre.config.sections.megatron import MegatronSettings
-from gyre.config.sections.model import ModelSettings
+from gyre.config.sections.model import FirstWeightsSettings, ModelSettings
 from gyre.config.sections.optim import CriticSettings, OptimSettings
 from gyre.config.sections.reward import RewardModelSettings, RewardSettings
-from gyre.config.sections.sampling import SamplingSettings
+from gyre.config.sections.sampling import EvaluationSettings, SamplingSettings
 from gyre.config.sections.section import Section, read_mapping
 from gyre.config.sections.task_section import TaskSettings, WarmStartSettings
 from gyre.errors import ConfigError, nearest

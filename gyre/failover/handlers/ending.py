@@ -1,4 +1,5 @@
-"""Decisions about ends: the job is stopped, finishes, fails or loses its cluster, and its vertices go.
+"""Decisions about pauses and ends: the trainer holds after its step until it is resumed; the job is stopped, finishes,
+fails or loses its cluster, and its vertices go.
 
 A job ends in two moves. First it is STOPPING, with the outcome that it will have, while its vertices are stopped; when
 the last vertex is gone it takes the outcome as its phase and the master is told to finish.
@@ -69,8 +70,8 @@ def trainer_finished(
 
 
 def cluster_lost(layout: JobLayout, draft: Draft, event: e.ClusterLost, now: float) -> Iterable[c.Command]:
-    """End the job without a command, because nobody is left to carry one out. A job that was already stopping keeps its
-    outcome."""
+    """End the job without a command, because nothing is left to carry one out. A job that was already stopping keeps
+    its outcome."""
     if draft.job.outcome is None:
         draft.set_job(outcome=JobPhase.FAILED, reason=Reason.CLUSTER_LOST, message=event.detail)
     draft.set_job(phase=JobPhase.STOPPING)
@@ -125,3 +126,23 @@ def _finish_if_empty(draft: Draft, now: float) -> list[c.Command]:
             draft.set_incident(replace(incident, outcome="job ended"))
     draft.set_job(phase=outcome, ended_at=now)
     return [c.FinishJob(outcome.value)]
+
+
+def pause_requested(
+    layout: JobLayout, draft: Draft, event: e.PauseRequested, now: float
+) -> Iterable[c.Command]:
+    if draft.job.paused or draft.job.phase is JobPhase.STOPPING:
+        return
+    draft.set_job(paused=True)
+    if (trainer := live_trainer(draft)) is not None:
+        yield c.PauseTrainer(trainer.incarnation)
+
+
+def resume_requested(
+    layout: JobLayout, draft: Draft, event: e.ResumeRequested, now: float
+) -> Iterable[c.Command]:
+    if not draft.job.paused or draft.job.phase is JobPhase.STOPPING:
+        return
+    draft.set_job(paused=False)
+    if (trainer := live_trainer(draft)) is not None:
+        yield c.ResumeTrainer(trainer.incarnation)

@@ -100,7 +100,7 @@ def is_in_the_way(draft: Draft, now: float, *, over_s: float = 0.0) -> bool:
 def begin_by_words(
     layout: JobLayout, draft: Draft, record: VertexRecord, fault: Fault, now: float
 ) -> list[c.Command]:
-    """Begin the state because a write failed where nobody sees a full disk."""
+    """Begin the state because a write failed where no disk is seen to be full."""
     said = str(fault.evidence.get("error", ""))[:200] or "a write failed for want of room"
     return list(_fill(layout, draft, now, f"{record.id}: {said}", record.node, 0, 0, said=True))
 

@@ -94,7 +94,7 @@ def _leave_alone(layout: JobLayout, draft: Draft, node: str, now: float, **field
 def drain_requested(
     layout: JobLayout, draft: Draft, event: e.DrainRequested, now: float
 ) -> Iterable[c.Command]:
-    """Move one vertex, or everybody who is on a machine, elsewhere."""
+    """Move one vertex, or all vertices of a machine, elsewhere."""
     if draft.job.phase is JobPhase.STOPPING:
         return
     if event.node:

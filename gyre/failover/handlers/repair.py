@@ -109,9 +109,7 @@ def pay(draft: Draft, key: str, budget: Budget, now: float, *, counted: bool) ->
 
 def _is_attempt(layout: JobLayout, draft: Draft, record: VertexRecord, fault: Fault) -> bool:
     """Whether the fault counts as one without progress; `gyre.failover.budget` says why."""
-    if draft.job.rules < 1 or (fault.generated and is_instance(layout.spec, record.role)):
-        return False
-    if _is_silent(layout, draft, fault) and draft.job.rules < 3:
+    if fault.generated and is_instance(layout.spec, record.role):
         return False
     starts = record.phase is VertexPhase.STARTING
     return starts or not (draft.job.paused or any(vertex.no_room for vertex in wanted(draft)))
@@ -136,8 +134,7 @@ def _excused(
 
 def _is_reclaimed(layout: JobLayout, draft: Draft, record: VertexRecord, fault: Fault) -> bool:
     return (
-        draft.job.rules >= 1
-        and fault.cause is Cause.NODE_LOST
+        fault.cause is Cause.NODE_LOST
         and is_instance(layout.spec, record.role)
         and layout.spec.failover.vertex.max > 0
     )
@@ -297,7 +294,7 @@ def give_up(
         now,
         outcome=JobPhase.FAILED,
         reason=_REASONS.get(fault.cause, Reason.USER_CODE if fault.user_code else Reason.BUDGET_SPENT),
-        message=f"{said} ({who}: {why})" if draft.job.rules else f"{record.id}: {why}: {error}",
+        message=f"{said} ({who}: {why})",
         error="" if complete else traceback or error,
     )
 

@@ -1,4 +1,4 @@
-"""Decisions about starts: the job is submitted, a master takes the job over, a vertex comes up."""
+"""Decisions about starts: a job is submitted, a master takes it over, a vertex comes up, a lost store is back."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def job_submitted(layout: JobLayout, draft: Draft, event: e.JobSubmitted, now: f
 
 
 def job_continued(layout: JobLayout, draft: Draft, event: e.JobContinued, now: float) -> Iterable[c.Command]:
-    """Bring an ended job back: everybody starts as a later incarnation than all before, every budget is full, and what
-    the ledger and the checkpoints hold is gone on with."""
+    """Bring an ended job back: every vertex starts as a later incarnation than all before, every budget is full, and
+    what the ledger and the checkpoints hold is gone on with."""
     if not draft.job.phase.ended:
         return ()
     draft.set_job(
@@ -58,8 +58,7 @@ def job_continued(layout: JobLayout, draft: Draft, event: e.JobContinued, now: f
         error="",
         roles=dict(event.roles),
     )
-    if draft.job.rules >= 2:
-        draft.set_training(continued_at=now, continued_step=draft.job.step, continued_reward=None)
+    draft.set_training(continued_at=now, continued_step=draft.job.step, continued_reward=None)
     for key in list(draft.uses):
         draft.set_uses(key, ())
         draft.set_attempts(key, 0)
@@ -97,7 +96,6 @@ def master_started(
         master_pid=event.pid,
         master_node=event.node,
         master_url=event.url or draft.job.master_url,
-        rules=max(event.rules, draft.job.rules),
     )
     if takes_over and not draft.job.phase.ended:
         incident = Incident(
@@ -165,3 +163,23 @@ def first_start(layout: JobLayout, draft: Draft, now: float) -> Iterable[c.Comma
         return
     draft.set_job(trainer_started=True, started_at=now)
     yield start_trainer(draft)
+
+
+def store_returned(
+    layout: JobLayout, draft: Draft, event: e.StoreReturned, now: float
+) -> Iterable[c.Command]:
+    draft.set_incident(
+        Incident(
+            id=f"store-{draft.job.epoch}-{event.lost_at:.3f}",
+            at=event.lost_at or now,
+            vertex="store",
+            incarnation=draft.job.epoch,
+            cause=Cause.STORE_LOST,
+            scope=Scope.VERTEX,
+            decision="nothing was committed until the store was back; the data plane went on",
+            evidence={"error": event.sentence, "kind": event.kind, "away_s": event.away_s},
+            recovered_at=now,
+            outcome="recovered",
+        )
+    )
+    return ()

@@ -5,7 +5,7 @@ Invariant *the version never falls*: the published policy version only grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gyre.failover import commands as c
@@ -16,6 +16,9 @@ from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout
 from gyre.failover.state import Cause, Evaluation, Incident, LearningWarning, Scope
 
+KEPT_EVALUATIONS = 200
+"""Number of results of a set that the snapshot keeps beside its first one; the others are still in the events."""
+
 MOST_TOKENS = 2**40
 """More tokens than a step can have."""
 
@@ -25,8 +28,7 @@ def step_completed(
 ) -> Iterable[c.Command]:
     if event.step > draft.job.step:
         draft.set_job(step=event.step)
-        if draft.job.rules >= 2:  # histories from before hold no sums
-            _sum_up(draft, event)
+        _sum_up(draft, event)
         _give_back(draft)
     return ()
 
@@ -78,9 +80,7 @@ def batch_skipped(layout: JobLayout, draft: Draft, event: e.BatchSkipped, now: f
     first = draft.vertices.get(f"{event.role}-0")
     if first is not None:
         told = {"error": event.error, "step": event.step, "groups": event.groups, "tokens": event.tokens}
-        decision = (
-            f"step {event.step} leaves the weights as they are; its {event.groups} groups are set aside"
-        )
+        decision = f"step {event.step} leaves the weights as they are; its {event.groups} groups are dropped"
         fault = Fault(Cause.NOT_FINITE, told)
         open_incident(draft, first, now, fault, scope=Scope.RETRY, decision=decision, recovered=True)
     return ()
@@ -189,8 +189,6 @@ def gang_restored(layout: JobLayout, draft: Draft, event: e.GangRestored, now: f
 
 def evaluated(layout: JobLayout, draft: Draft, event: e.Evaluated, now: float) -> Iterable[c.Command]:
     """Keep the first result of a set by a version, for people."""
-    if event.prompts is None:  # of before there were several sets, when nothing was kept
-        return ()
     found = Evaluation(
         version=event.version,
         set=event.set,
@@ -204,9 +202,25 @@ def evaluated(layout: JobLayout, draft: Draft, event: e.Evaluated, now: float) -
         best_of=event.best_of,
         by=event.by,
     )
-    if found.key not in draft.evaluations:
+    if not is_known_evaluation(draft.evaluations, found.set, found.version):
         draft.add_evaluation(found)
+        kept = _versions_of(draft.evaluations, found.set)
+        for version in kept[1 : max(1, len(kept) - KEPT_EVALUATIONS)]:
+            draft.remove_evaluation(f"{found.set}/{version}")
     return ()
+
+
+def is_known_evaluation(evaluations: Mapping[str, Evaluation], name: str, version: int) -> bool:
+    """Whether the set `name` has a result by this version, or had one that is no longer in the snapshot."""
+    if f"{name}/{version}" in evaluations:
+        return True
+    kept = _versions_of(evaluations, name)
+    return len(kept) > KEPT_EVALUATIONS and version < kept[1]
+
+
+def _versions_of(evaluations: Mapping[str, Evaluation], name: str) -> list[int]:
+    """The versions by which the set has a result, oldest first."""
+    return sorted(one.version for one in evaluations.values() if one.set == name)
 
 
 def recorded(layout: JobLayout, draft: Draft, event: e.Event, now: float) -> Iterable[c.Command]:

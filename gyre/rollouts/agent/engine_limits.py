@@ -3,7 +3,12 @@
 - *samples at once*: as many as the engine allows, and no more than its largest CUDA graph holds. Beyond that each
   decode step is launched kernel by kernel, which takes a small model twice the time;
 - *KV memory*: what the engine has found for it. The router's margin over it adapts while the engine runs
-  (`gyre.rollouts.scheduling.load`).
+  (`gyre.rollouts.scheduling.load`);
+- *tokens in a chunk of a sample's stream*: an engine's HTTP process works by the chunk, whatever is in it, and all
+  samples that began together send theirs at the same decode step. SGLang 0.5.17 on an H200 with 512 running samples of
+  a 0.6B model made 51,000 tokens a second in chunks of 8, with that process busy for 0.7 of the time, and 62,000 to
+  67,000 in chunks of 32, with half. What is in an unfinished chunk is generated again if the engine is killed; so
+  chunks are small where few run.
 
 This module must not know how an engine is asked, or what becomes of the limits.
 """
@@ -57,3 +62,16 @@ def _running(load: EngineLoad, info: EngineInfo, wanted: int | None) -> tuple[in
         graphs *= info.replicas
         return graphs, f"its CUDA graphs hold no more, the engine allows {allowed:,}"
     return allowed, "the engine allows no more"
+
+
+CHUNKS_A_STEP = 16
+"""How many chunks a decode step may bring on average."""
+
+LARGEST = 32
+"""A third of a second at a hundred tokens a second: no sample is unheard for longer."""
+
+
+def chunk_tokens(running: int) -> int:
+    """Tokens in a chunk where so many samples run; 0 for the engine's own number, which suits up to 128."""
+    wanted = running // CHUNKS_A_STEP
+    return min(wanted, LARGEST) if wanted > 8 else 0

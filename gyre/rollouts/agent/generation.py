@@ -25,9 +25,8 @@ import numpy as np
 from gyre.engines.dialect import FinishKind, GenerateRequest, StreamChunk
 from gyre.engines.errors import EngineError, EngineRefused
 from gyre.engines.http_client import EngineClient
-from gyre.rollouts.agent.chunk_size import chunk_tokens
 from gyre.rollouts.agent.engine_host import EngineHost
-from gyre.rollouts.agent.engine_limits import UNKNOWN_RUNNING
+from gyre.rollouts.agent.engine_limits import UNKNOWN_RUNNING, chunk_tokens
 from gyre.rollouts.agent.held_samples import (
     HeldSample,
     check_versions,
@@ -67,13 +66,13 @@ of a request's streams, would cost more."""
 def with_prompts(frame: Assign) -> list[tuple[Work, Prompt]]:
     """Each sample that a frame assigns, with its prompt. Raises FrameError where there is none, or tokens are not
     whole."""
-    prompts = {prompt.ticket: prompt for prompt in frame.prompts}
+    prompts = {prompt.request_id: prompt for prompt in frame.prompts}
     for work in frame.work:
-        if work.ticket not in prompts:
-            raise refuse("invalid", f"assign.work: a sample of the unknown prompt {work.ticket}")
-        if len(work.prior) % 4 or len(prompts[work.ticket].tokens) % 4:
-            raise refuse("invalid", f"assign: half a token of the prompt {work.ticket} or its sample")
-    return [(work, prompts[work.ticket]) for work in frame.work]
+        if work.request_id not in prompts:
+            raise refuse("invalid", f"assign.work: a sample of the unknown prompt {work.request_id}")
+        if len(work.prior) % 4 or len(prompts[work.request_id].tokens) % 4:
+            raise refuse("invalid", f"assign: half a token of the prompt {work.request_id} or its sample")
+    return [(work, prompts[work.request_id]) for work in frame.work]
 
 
 class Generation:

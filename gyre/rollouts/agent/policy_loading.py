@@ -27,7 +27,7 @@ from gyre.config.plugins import CODEC
 from gyre.engines.errors import EngineNotStarted, EngineRefused
 from gyre.engines.weight_loading import LoadReport
 from gyre.errors import ConfigError, GyreError
-from gyre.rollouts.protocol.frames import Frame, Loaded, LoadFailed, Weights, WeightsTrouble
+from gyre.rollouts.protocol.frames import FetchFault, Frame, Loaded, LoadFailed, Weights
 from gyre.rollouts.weight_dirs import of_instance
 from gyre.rollouts.weight_peer import WeightPeer, check_transports
 from gyre.weights.transfer.chunk_transports import Source
@@ -301,7 +301,7 @@ class AgentWeights:
 
     def _trouble(self, version: int, what: str, evidence: Mapping[str, Any]) -> None:
         """Tell the manager of trouble with a version; callable from any thread."""
-        frame = WeightsTrouble(version=version, what=what, evidence=json.dumps(dict(evidence))[:4000])
+        frame = FetchFault(version=version, what=what, evidence=json.dumps(dict(evidence))[:4000])
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._send, frame)
 

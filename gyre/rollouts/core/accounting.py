@@ -34,7 +34,7 @@ class TokenAccount:
             "delivered": self.delivered,
             "discarded": dict(self.discarded),
             "samples_delivered": self.samples_delivered,
-            "samples_set_aside": self.samples_quarantined,
+            "samples_quarantined": self.samples_quarantined,
         }
 
     def restore(self, counters: dict[str, Any]) -> None:
@@ -42,4 +42,4 @@ class TokenAccount:
         self.delivered = counters.get("delivered", 0)
         self.discarded = Counter(counters.get("discarded", {}))
         self.samples_delivered = counters.get("samples_delivered", 0)
-        self.samples_quarantined = counters.get("samples_set_aside", 0)
+        self.samples_quarantined = counters.get("samples_quarantined", 0)

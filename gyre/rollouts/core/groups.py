@@ -39,15 +39,15 @@ from gyre.rollouts.core.requests import (
     INDEX_BITS,
     GroupRequest,
     InFlightSample,
+    draw_seeds,
     requested_groups,
     sampling_of,
+    seed_of,
 )
 from gyre.rollouts.core.sample_store import SampleStore
-from gyre.rollouts.core.seeds import draw_seeds, seed_of
 from gyre.rollouts.protocol.columns import JoinedColumns
-from gyre.rollouts.protocol.fields import refuse
+from gyre.rollouts.protocol.fields import lineage, refuse
 from gyre.rollouts.protocol.frames import Held, Hello, Keep, Prompt, Request, Work
-from gyre.rollouts.protocol.lineage import lineage
 from gyre.rollouts.protocol.progress import End, Progress, Report
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.samples import Group
@@ -520,7 +520,7 @@ class OpenGroups:
     def counters(self) -> dict[str, Any]:
         return {
             **self.account.counters(),
-            "next_ticket": self._next_number,
+            "next_request_id": self._next_number,
             "next_seq": self._store.write_buffer.next_seq,
         }
 
@@ -534,7 +534,7 @@ class OpenGroups:
         for seq, body in deltas:
             self._store.fold(seq, body, self.sample)
         self._store.end_fold(self.sample)
-        self._next_number = max(self._next_number, counters.get("next_ticket", 1))
+        self._next_number = max(self._next_number, counters.get("next_request_id", 1))
         buffer = self._store.write_buffer
         after_last = deltas[-1][0] + 1 if deltas else 1
         buffer.next_seq = max(buffer.next_seq, counters.get("next_seq", 1), after_last)
@@ -591,15 +591,15 @@ class OpenGroups:
 def _add_work(given: Given, sample: InFlightSample, instance: Instance) -> None:
     request = sample.request
     prompts, work = given.setdefault(instance.name, ([], []))  # a prompt is sent once per frame
-    if not any(prompt.ticket == request.number for prompt in reversed(prompts)):
+    if not any(prompt.request_id == request.number for prompt in reversed(prompts)):
         tokens = np.ascontiguousarray(request.group.prompt_ids, dtype="<i4").tobytes()
-        prompts.append(Prompt(ticket=request.number, tokens=tokens, sampling=request.sampling))
+        prompts.append(Prompt(request_id=request.number, tokens=tokens, sampling=request.sampling))
     work.append(
         Work(
             row=sample.row,
             lease=sample.lease,
             key=sample.key,
-            ticket=request.number,
+            request_id=request.number,
             prior=sample.tokens()[0].astype("<i4").tobytes() if sample.length else b"",
             seed=seed_of(sample),
         )

@@ -1,4 +1,7 @@
-"""Requested groups and their samples in flight: plain state, which `OpenGroups` alone changes.
+"""Requested groups and their samples in flight: plain state, which `OpenGroups` alone changes; and the samples' seeds.
+
+Invariant *the same again*: a seed depends on the request's seed, the group, the sample's index and how often it was
+begun anew, and on nothing that happens.
 
 This module must not know who generates, or how anything is stored.
 """
@@ -12,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gyre.philox import words
 from gyre.rollouts.core.token_table import TokenTable
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Request
@@ -214,3 +218,26 @@ def _check_group(group: Group, limit: int) -> None:
         group.token_limit(limit)
     except ValueError as error:
         raise refuse("invalid", f"request.groups: {error}") from None
+
+
+_STREAM = 32
+_MASK = 0x7FFFFFFF
+
+
+def draw_seeds(requests: Sequence[GroupRequest]) -> None:
+    """Draw the seeds of groups that were requested together, in one pass that costs as much as a single seed."""
+    if requests:
+        ids = np.array([[request.group.id] for request in requests])
+        bits = words(requests[0].seed, _STREAM, ids, np.arange(requests[0].n), 0) & np.uint64(_MASK)
+        for request, seeds in zip(requests, bits.tolist(), strict=True):
+            request.seeds = seeds
+
+
+def seed_of(sample: InFlightSample) -> int:
+    """31 bits."""
+    request = sample.request
+    if sample.resets:
+        return int(words(request.seed, _STREAM, request.group.id, sample.index, sample.resets)) & _MASK
+    if not request.seeds:
+        draw_seeds([request])
+    return request.seeds[sample.index]

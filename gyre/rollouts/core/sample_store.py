@@ -136,7 +136,7 @@ class SampleStore:
 
     def reset(self, sample: InFlightSample) -> None:
         """The sample begins anew, without its tokens."""
-        self.account.discarded["poison"] += sample.forget_tokens()
+        self.account.discarded["quarantined"] += sample.forget_tokens()
         self.account.samples_quarantined += 1
         sample.resets += 1
         self.leases.begin_anew(sample)

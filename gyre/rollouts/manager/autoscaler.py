@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from gyre.rollouts.protocol.frames import Pulse
+from gyre.rollouts.protocol.frames import TrainerStatus
 from gyre.rollouts.scheduling.elasticity import ElasticPolicy, Observation, Scale
 from gyre.rollouts.scheduling.pools import Pool, in_all, share_out
 
@@ -73,8 +73,8 @@ class Autoscaler:
         self._policy = ElasticPolicy(settings)
         self._shortest_s = settings.up_cooldown_s / settings.evidence
         """Shortest observation, such that a cool-down has room for all that it needs."""
-        self._first: Pulse | None = None
-        self._last: Pulse | None = None
+        self._first: TrainerStatus | None = None
+        self._last: TrainerStatus | None = None
         self._at = 0.0
         self._idle_s = self._serving_s = self._local_s = 0.0
         self._cores_s = self._cores_busy_s = 0.0
@@ -93,7 +93,7 @@ class Autoscaler:
         self._first = self._last = None
         self._step_at = None
 
-    def pulse(self, pulse: Pulse, now: float) -> None:
+    def pulse(self, pulse: TrainerStatus, now: float) -> None:
         self._last = pulse
         if self._first is None:
             self._begin(now)
@@ -178,7 +178,9 @@ class Autoscaler:
             return False
         return self._steps > 0 or observed_s >= max(NO_STEP_S, 2.0 * self._step_s)
 
-    def _observation(self, fleet: Fleet, first: Pulse, last: Pulse, wanted: Mapping[str, int]) -> Observation:
+    def _observation(
+        self, fleet: Fleet, first: TrainerStatus, last: TrainerStatus, wanted: Mapping[str, int]
+    ) -> Observation:
         observed_s = max(last.at_s - first.at_s, 1e-9)
         local = min(1.0, self._local_s / observed_s)
         waited = min(1.0, (last.waited_s - first.waited_s) / observed_s)

@@ -76,7 +76,7 @@ class Delivery:
         self._deliver(open_ones)
 
     def finished(self, samples: Iterable[InFlightSample]) -> None:
-        """These samples have finished: the trainer is told, unless it does not read as fast as it is told."""
+        """These samples have finished: the trainer gets notice, unless it does not read that fast."""
         trainer = self._trainer
         if trainer is None or not self._samples_ahead:
             return

@@ -74,7 +74,7 @@ class Dispatch:
             asyncio.get_running_loop().call_soon(self.at_once)
 
     def at_once(self) -> None:
-        """Give out what there is, to whoever is admitted."""
+        """Assign the queued samples to admitted instances."""
         self._scheduled = False
         self.compute_admission()
         if self._now() < self.hold_until:
@@ -99,16 +99,16 @@ class Dispatch:
             session = self._sessions.get(name)
             if session is None or session.connection is None:
                 continue
-            known = {prompt.ticket: prompt for prompt in prompts}
+            known = {prompt.request_id: prompt for prompt in prompts}
             for portion in _portions(work):
                 needed = 0
                 for one in portion:
                     state = self._groups.sample(one.key)
                     if one.prior and state is not None:
                         needed = max(needed, self._groups.last_delta(state))
-                tickets = dict.fromkeys(one.ticket for one in portion)
+                request_ids = dict.fromkeys(one.request_id for one in portion)
                 self.tell(
-                    session, Assign(prompts=[known[number] for number in tickets], work=portion), needed
+                    session, Assign(prompts=[known[number] for number in request_ids], work=portion), needed
                 )
 
     def tell(self, session: AgentSession, frame: Frame, needed: int = 0) -> None:
@@ -160,7 +160,7 @@ class Dispatch:
                 self.tell(session, Cancel(rows=[(row, lease)]))
 
     def look(self, now: float, *, rebalance_every_s: float, recall_timeout_s: float) -> None:
-        """Every so often: whatever was missed is made good for."""
+        """Periodic catch-up of admission, dispatch and rebalancing."""
         self._is_stale = True
         self._take_back(now - recall_timeout_s)
         if self.compute_admission():

@@ -3,7 +3,7 @@
 Invariants:
 - *acknowledged means durable*: an agent's progress is acknowledged after the commit that holds it (`committed`), and an
   agent keeps what was not acknowledged;
-- *alive is not enough*: an instance that has samples and sends no token of them is set aside, whatever it reports;
+- *alive is not enough*: an instance that has samples and sends no token of them is suspended, whatever it reports;
 - *who died is known*: an instance that is lost, and not left in order, counts against the samples that it had.
 
 This module must not know about sockets, Ray, graphs or how a trainer trains.
@@ -19,12 +19,11 @@ from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.device_sharing import DeviceSharing
 from gyre.rollouts.manager.dispatch import Dispatch
 from gyre.rollouts.manager.join_tokens import Caller
+from gyre.rollouts.manager.peer_limits import RateLimit, Suspensions
 from gyre.rollouts.manager.policy_push import PolicyPush
 from gyre.rollouts.manager.policy_versions import PolicyVersions
-from gyre.rollouts.manager.rate_limits import RateLimit
 from gyre.rollouts.manager.report_queue import ReportQueue
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, Connection
-from gyre.rollouts.manager.set_aside import SetAside
 from gyre.rollouts.manager.settings import ManagerSettings
 from gyre.rollouts.manager.trainer_session import TrainerSession
 from gyre.rollouts.protocol.fields import LATER, FrameError, refuse
@@ -37,12 +36,12 @@ from gyre.rollouts.protocol.frames import (
     Draining,
     EngineDied,
     EngineLimits,
+    FetchFault,
     Frame,
     Hello,
     Loaded,
     LoadFailed,
     Reject,
-    WeightsTrouble,
     Welcome,
 )
 from gyre.rollouts.protocol.progress import Progress, Report
@@ -70,7 +69,7 @@ LONGEST_LOOK_S = 1.0
 """What counts at most between two looks: this process may have been stopped, and reports wait in its sockets."""
 
 OTHERS_TOLD = 16
-"""Names of other instances at work that are told with an engine that does not start."""
+"""Most names of other instances at work in the event of an engine that does not start."""
 
 DRAIN_GRACE_S = 1.0
 """Beyond the deadline that an instance was given to drain: its last report may be under way."""
@@ -114,7 +113,7 @@ class InstanceLifecycle:
         self._reject = reject
         self._on_event = on_event
         self._now = now
-        self._stalled = SetAside()
+        self._stalled = Suspensions()
         self._joins = RateLimit(JOINS_AT_ONCE, JOINS_S)
         self._looked_at = now()
 
@@ -244,9 +243,9 @@ class InstanceLifecycle:
             self._load_failed(session, frame)
         elif isinstance(frame, EngineLimits):
             self._limited(session, frame)
-        elif isinstance(frame, WeightsTrouble):
+        elif isinstance(frame, FetchFault):
             told = {"instance": session.name, "version": frame.version, "what": frame.what}
-            self._on_event("WeightsTrouble", {**told, "evidence": frame.evidence[:4000]})
+            self._on_event("FetchFault", {**told, "evidence": frame.evidence[:4000]})
         elif isinstance(frame, Draining):
             self._drain(session, frame.deadline_s, frame.reason)
         elif isinstance(frame, EngineDied):
@@ -347,7 +346,7 @@ class InstanceLifecycle:
             before, session.loaded = session.loaded, frame
             if frame.note not in ("", NO_LOADER) and (before is None or before.note != frame.note):
                 what = "weights are loaded from the disk"
-                self._on_event("SlowerWay", {"instance": session.name, "what": what, "why": frame.note})
+                self._on_event("LoaderFallback", {"instance": session.name, "what": what, "why": frame.note})
         if frame.how == "start":
             self._policies.started(session)
             told = {"instance": session.name, "version": frame.version, "seconds": frame.load_s}
@@ -466,13 +465,13 @@ class InstanceLifecycle:
         loading_s = settings.load_timeout_s if session.loading is not None else 0.0
         return session.still_s > settings.stall_timeout_s + loading_s
 
-    def _set_aside(self, session: AgentSession, first_s: float) -> None:
+    def _suspend(self, session: AgentSession, first_s: float) -> None:
         """Its samples go on elsewhere, and it gets no others for a while."""
         instance = self._groups.instances[session.name]
         by = "" if not session.caller.is_ours else session.hello.incarnation
         pause_s = self._stalled.add(session.name, by, first_s, self._now())
         self._on_event(
-            "InstanceSetAside",
+            "InstanceSuspended",
             {
                 "instance": session.name,
                 "still_s": round(session.still_s, 1),
@@ -545,6 +544,6 @@ class InstanceLifecycle:
             elif session.loading is not None and now - session.loading_since > settings.load_timeout_s:
                 self.lost(session, "weights_not_loaded")
             elif self._stands_still(session, elapsed_s, settings):
-                self._set_aside(session, settings.stall_timeout_s)
+                self._suspend(session, settings.stall_timeout_s)
             elif session.refused:
                 self._policies.update(session)

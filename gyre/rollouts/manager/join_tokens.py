@@ -18,7 +18,7 @@ from typing import Any
 
 from gyre.config import DEFAULT_TOKEN
 from gyre.errors import Unauthorized
-from gyre.rollouts.protocol.secrets import digest_of
+from gyre.rollouts.protocol.credentials import digest_of
 
 SCHEME = "Bearer "
 

@@ -1,4 +1,4 @@
-"""Which policy version each instance is told to have, and from whom it can get it.
+"""The policy version that each instance should have, and the sources that it can fetch it from.
 
 Invariants:
 - *published means durable*, *pinned waits*: see `policy_versions`, which says what may be served;
@@ -23,7 +23,7 @@ from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, RefusedV
 from gyre.rollouts.protocol.frames import Weights
 
 RELOAD_FIRST_S, RELOAD_MAX_S = 0.5, 60.0
-"""Pause before an instance is told to load a version again that it could not load, doubled each time. Each try costs a
+"""Pause before an instance should load a version again that it could not load, doubled each time. Each try costs a
 row in the journal, and what failed often will most likely fail again."""
 
 START_FIRST_S, START_MAX_S = 2.0, 60.0
@@ -57,7 +57,7 @@ class PolicyPush:
         self._now = now
 
     def promote(self) -> None:
-        """Send the newest version out that is in the ledger and that nobody must not see yet."""
+        """Send out the newest version that is in the ledger and that may be served."""
         served = self._versions.promote(self._groups.pinned_version)
         if served is None:
             return
@@ -93,7 +93,7 @@ class PolicyPush:
             session.connection.send(replace(told or self.with_sources(served), ahead=True))
 
     def refused(self, session: AgentSession, version: int) -> None:
-        """The instance could not load the version: it is told to try again after a while, each time after a longer
+        """The instance could not load the version: it tries again after a pause, each time a longer
         one."""
         session.loading = None
         count = session.refused[version].count + 1 if version in session.refused else 1

@@ -34,9 +34,6 @@ INSTANCES_KNOWN = 4096
 """Most instances whose last transport is remembered."""
 
 
-WEIGHTS_FIELDS = tuple(field.name for field in msgspec.structs.fields(Weights))
-
-
 class PolicyVersions:
     def __init__(self) -> None:
         self.published: Weights | None = None
@@ -62,8 +59,7 @@ class PolicyVersions:
         """Restore the state from counters that `take_counters` returned."""
         self._checksums = {int(version): text for version, text in counters.get("checksums", {}).items()}
         for known in counters.get("weights", []):
-            # An older ledger also has the files' names, which are in the manifest now.
-            self.add(msgspec.convert({key: known[key] for key in WEIGHTS_FIELDS if key in known}, Weights))
+            self.add(msgspec.convert(known, Weights))
         self.served = self._versions.get(counters.get("served_version", -1))
         self.durable = self.newest
         self.model = counters.get("model") or self.model

@@ -1,4 +1,4 @@
-"""Reports on their way into the open groups: those that nobody waits for are collected and taken in together.
+"""Reports on their way into the open groups: those that nothing waits for are collected and taken in together.
 
 Invariants:
 - *in order*: of one instance at most one report waits, and it is taken before anything else of that instance is;
@@ -23,7 +23,7 @@ MOST_ROWS = 512
 
 
 class ReportQueue:
-    """`refused(name, error)` is told of an instance whose report cannot be."""
+    """`refused(name, error)` is called for an instance whose report cannot be true."""
 
     def __init__(self, groups: OpenGroups, refused: Callable[[str, FrameError], None]) -> None:
         self._groups = groups

@@ -12,7 +12,7 @@ Invariants:
 - *nobody waits for one*: a connection that nobody reads, or that is silent, is cut, and never slows the loop;
 - *nobody fills the journal*: events that one peer brings about are folded, and its dials and frames are limited;
 - *every request has an end*: `gyre.ports` stands before the server, and a WebSocket's first frame has a deadline;
-- *telling ends nothing*: an event that cannot be reported is left out.
+- *reporting never fails the manager*: an event that cannot be reported is left out.
 
 This module must not know about Ray, graphs or how a trainer trains.
 """
@@ -46,9 +46,9 @@ from gyre.rollouts.manager.dispatch import Dispatch
 from gyre.rollouts.manager.instance_lifecycle import InstanceLifecycle
 from gyre.rollouts.manager.join_tokens import Caller, JoinTokens
 from gyre.rollouts.manager.peer_events import PeerEvents
+from gyre.rollouts.manager.peer_limits import RateLimit
 from gyre.rollouts.manager.policy_push import PolicyPush
 from gyre.rollouts.manager.policy_versions import PolicyVersions
-from gyre.rollouts.manager.rate_limits import RateLimit
 from gyre.rollouts.manager.report_queue import ReportQueue
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, Connection
 from gyre.rollouts.manager.settings import ManagerSettings
@@ -62,11 +62,11 @@ from gyre.rollouts.manager.status import (
 )
 from gyre.rollouts.manager.trainer_session import TrainerSession
 from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, checked, encode, unpack
+from gyre.rollouts.protocol.connection import watch_acknowledgements
+from gyre.rollouts.protocol.credentials import weights_key
 from gyre.rollouts.protocol.fields import FrameError, refuse
 from gyre.rollouts.protocol.frames import PROTOCOL, Attached, Drain, Frame, Reject
-from gyre.rollouts.protocol.heartbeat import watch_acknowledgements
 from gyre.rollouts.protocol.progress import Report
-from gyre.rollouts.protocol.secrets import weights_key
 from gyre.rollouts.token_log.group_commit import GroupCommit
 from gyre.rollouts.token_log.write_buffer import WriteBatch
 from gyre.store import RolloutRows, RolloutStore

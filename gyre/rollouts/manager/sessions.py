@@ -136,7 +136,7 @@ class AgentSession:
     loading: int | None = None
     loading_since: float = 0.0
     told_ahead: int = -1
-    """The newest version that it was told to fetch without loading."""
+    """The newest version that it should fetch without loading."""
     running: int = 0
     waiting: int = 0
     used_tokens: int = 0

@@ -1,4 +1,4 @@
-"""What the rollout manager is told: intervals, deadlines, and how instances take new weights."""
+"""Settings of the rollout manager: intervals, deadlines, and how instances take new weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gyre.config import WeightsSpec
-from gyre.rollouts.protocol.heartbeat import HEARTBEAT_S
+from gyre.rollouts.protocol.connection import HEARTBEAT_S
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.scheduling.pools import Pool
 
@@ -22,7 +22,7 @@ class ManagerSettings:
     silence_timeout_s: float = 3.0
     """An agent that reported nothing for this long is lost, though its connection stands."""
     stall_timeout_s: float = 120.0
-    """An instance that has samples and sent no token for this long is set aside, though it reports: the largest of its
+    """An instance that has samples and sent no token for this long is suspended, though it reports: the largest of its
     kind's `stall_timeout_s`."""
     recall_timeout_s: float = 10.0
     """For a recalled sample to be handed back; after that it is taken back."""

@@ -12,7 +12,7 @@ from typing import Any
 from gyre.rollouts.core.admission import NotAdmitted
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.sessions import AgentSession
-from gyre.rollouts.protocol.frames import Loaded, Underway
+from gyre.rollouts.protocol.frames import Loaded, SampleCounts
 from gyre.rollouts.scheduling.fleet import Instance
 from gyre.rollouts.scheduling.pools import token_price
 
@@ -30,12 +30,12 @@ def groups_status(groups: OpenGroups) -> dict[str, Any]:
             "discarded": dict(account.discarded),
             "missing": groups.missing_tokens(),
         },
-        "samples_set_aside": account.samples_quarantined,
+        "samples_quarantined": account.samples_quarantined,
         "samples_given_up": len(groups.given_up),
     }
 
 
-def underway(groups: OpenGroups, sessions: Iterable[AgentSession], now: float) -> Underway:
+def underway(groups: OpenGroups, sessions: Iterable[AgentSession], now: float) -> SampleCounts:
     """What becomes of the samples that have not ended, for the trainer."""
     here = [one for one in sessions if one.connection is not None and not one.draining]
     generating = at_engine = 0
@@ -47,7 +47,7 @@ def underway(groups: OpenGroups, sessions: Iterable[AgentSession], now: float) -
     waits = groups.queued
     early = min(waits, groups.waiting_for_policy)
     rest = {_queued_for(groups, here, now): waits - early}
-    return Underway(
+    return SampleCounts(
         generating=generating,
         at_engine=at_engine,
         **(rest | {"for_weights": rest.get("for_weights", 0) + early}),
@@ -55,7 +55,7 @@ def underway(groups: OpenGroups, sessions: Iterable[AgentSession], now: float) -
 
 
 def _queued_for(groups: OpenGroups, here: Sequence[AgentSession], now: float) -> str:
-    """What queued samples wait for whose policy is served, as a field of `Underway`."""
+    """What queued samples wait for whose policy is served, as a field of `SampleCounts`."""
     if any(session.not_admitted is None for session in here):
         return "for_place"
     if any(

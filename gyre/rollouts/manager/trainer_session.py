@@ -29,14 +29,14 @@ from gyre.rollouts.protocol.frames import (
     Attach,
     Failed,
     Frame,
+    GroupsStored,
     LendDevices,
     LoadFailed,
     Publish,
-    Pulse,
     ReclaimDevices,
     Request,
-    Taken,
-    Underway,
+    SampleCounts,
+    TrainerStatus,
 )
 from gyre.rollouts.protocol.progress import Report
 from gyre.rollouts.samples import unpack_groups
@@ -63,7 +63,7 @@ class TrainerSession:
         autoscaler: Autoscaler | None,
         *,
         windows: Callable[[], DeviceSharing],
-        underway: Callable[[], Underway],
+        underway: Callable[[], SampleCounts],
         on_event: Callable[[str, dict[str, Any]], None],
         now: Callable[[], float],
     ) -> None:
@@ -119,7 +119,7 @@ class TrainerSession:
             model = await asyncio.to_thread(self._versions.model_of, frame)
             if self.connection is not connection:
                 return  # another trainer attached meanwhile
-        if not isinstance(frame, Request | Pulse):
+        if not isinstance(frame, Request | TrainerStatus):
             self._reports.take_in()
         if isinstance(frame, Request):
             required = self._groups.required_version
@@ -137,7 +137,7 @@ class TrainerSession:
             if self._delivery.holds(frame.purpose):
                 self._delivery.again(frame.purpose, [group.id for group in unpack_groups(frame.groups)])
             self.tell_failures()
-        elif isinstance(frame, Taken):
+        elif isinstance(frame, GroupsStored):
             self._groups.cancelled += self._groups.close(frame.purpose, frame.ids)
             self._dispatch.cancel_superseded()
             self._delivery.taken(frame.purpose, frame.ids)
@@ -156,7 +156,7 @@ class TrainerSession:
             self._windows().lend(frame, self._now())
         elif isinstance(frame, ReclaimDevices):
             self._windows().reclaim(frame.window, self._now())
-        elif isinstance(frame, Pulse):
+        elif isinstance(frame, TrainerStatus):
             connection.send(self._underway())
             if self._autoscaler is not None:
                 self._autoscaler.pulse(frame, self._now())
@@ -167,7 +167,7 @@ class TrainerSession:
         """Tell the trainer of quarantined samples and of groups that are given up."""
         quarantined, self._groups.quarantined = self._groups.quarantined, []
         for state in quarantined:
-            self._on_event("SampleSetAside", {**_description(state), "evidence": list(state.evidence)})
+            self._on_event("SampleQuarantined", {**_description(state), "evidence": list(state.evidence)})
         for state in list(self._groups.given_up.values()):
             request = state.request
             if self.connection is None or request.number in self._failures_told:

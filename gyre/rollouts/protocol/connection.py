@@ -7,6 +7,9 @@ Invariants:
   only a refusal that will not change ends it, and `stop`;
 - *silence is an end*: a manager that says nothing and answers no ping is dialled anew, and so is one that takes the
   connection and does not welcome;
+- *a peer can vanish*: both ends send a WebSocket ping when nothing came for `HEARTBEAT_S`, and give the connection up
+  when nothing comes for half of that again. The operating system gives it up earlier where it has data to send and no
+  acknowledgement comes;
 - *nothing before the welcome*: until the manager has welcomed this end, nothing but the first frame is sent.
 
 This module must not know what the frames bring about.
@@ -17,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 import socket as sockets
 import ssl
 import time
@@ -30,8 +34,24 @@ from gyre.errors import GyreError
 from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, decode, encode
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Frame, Reject
-from gyre.rollouts.protocol.heartbeat import HEARTBEAT_S, watch_acknowledgements
 from gyre.rollouts.protocol.progress import Progress
+
+HEARTBEAT_S = 12.0
+"""Silence after which a ping is sent. Half of it more is what a peer may take to answer: a process that is garbage
+collecting, compiling or short of a core answers late, and is not gone."""
+
+UNACKNOWLEDGED_S = 15.0
+"""How long the peer's machine may leave data unacknowledged."""
+
+
+def watch_acknowledgements(sock: Any, within_s: float = UNACKNOWLEDGED_S) -> None:
+    """Have the operating system break a connection when data was not acknowledged for so long.
+    Nothing is done where the system has no such option, or the socket is none of TCP."""
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if option is not None and sock is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, option, int(within_s * 1000))
+
 
 CONNECT_WITHIN_S = 5.0
 
@@ -59,7 +79,7 @@ class ConnectionSettings:
     redial_first_s: float = 0.1
     """Pause before the manager is dialled again, doubled each time."""
     redial_max_s: float = 1.0
-    """Less than a new manager waits for those who hold samples."""
+    """Shorter than the manager's `restart_grace_s`."""
     put_off_max_s: float = 15.0
     """The same after a refusal that does not stand."""
 

@@ -16,8 +16,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from gyre.rollouts.protocol.secrets import weights_key
-from gyre.rollouts.protocol.tls import pinned_context
+from gyre.rollouts.protocol.credentials import pinned_context, weights_key
 
 ENDPOINT_FILE = "rollouts.json"
 

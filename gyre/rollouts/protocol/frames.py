@@ -32,7 +32,7 @@ from gyre.rollouts.protocol.fields import (
     Version,
 )
 
-PROTOCOL = 11
+PROTOCOL = 12
 """The version of the protocol, raised whenever a frame gets or loses a field. Frames permit no other fields, and an
 older Gyre should get an error about the protocol, not about a field."""
 
@@ -125,7 +125,7 @@ class Work(Frame):
     row: Count
     lease: Count
     key: Count
-    ticket: Count
+    request_id: Count
     prior: bytes
     seed: Count
 
@@ -134,7 +134,7 @@ class Prompt(Frame):
     """The prompt and parameters that the samples of one request share. `tokens` is int32; `sampling` has the dialect's
     names."""
 
-    ticket: Count
+    request_id: Count
     tokens: bytes
     sampling: Sampling
 
@@ -205,7 +205,7 @@ class Loaded(Frame):
     why: Text = ""
 
 
-class WeightsTrouble(Frame):
+class FetchFault(Frame):
     """A fault during a fetch that was mended: a source died, stalled or sent other bytes, or a fetch was resumed.
     `evidence` is JSON."""
 
@@ -241,8 +241,8 @@ class EngineDied(Frame):
 
 
 class Attach(Frame):
-    """A trainer's first frame. `term` is its incarnation: an older one is refused. `samples_ahead`: it wants to be told
-    of finished samples before their groups are complete."""
+    """A trainer's first frame. `term` is its incarnation: an older one is refused. `samples_ahead`: it wants notice of
+    finished samples before their groups are complete."""
 
     protocol: int
     term: Count
@@ -265,7 +265,7 @@ class Request(Frame):
     pinned: bool = False
 
 
-class Taken(Frame):
+class GroupsStored(Frame):
     """The trainer has these groups in its own ledger: the manager may forget them."""
 
     purpose: Name
@@ -283,7 +283,7 @@ class Publish(Frame):
     model: Text = ""
 
 
-class Pulse(Frame):
+class TrainerStatus(Frame):
     """The trainer's waiting time, sent every so often: at `at_s` of its own clock it had waited `waited_s` in all for
     samples, with nothing else to do. `wanted` is how many vertices each role of instances is to have, as the master
     announced it."""
@@ -293,10 +293,10 @@ class Pulse(Frame):
     wanted: Annotated[dict[Name, Annotated[int, Meta(ge=0, le=1 << 20)]], Meta(max_length=256)]
 
 
-class Underway(Frame):
-    """What becomes of the samples that the trainer has asked for and that have not ended, in answer to a Pulse: how
-    many are being generated, wait at an engine that has them, wait for a place at one that is full, for weights to be
-    loaded, for an engine to start, for devices that are not lent, or for an instance to come."""
+class SampleCounts(Frame):
+    """Numbers of the trainer's samples that have not ended, in answer to a TrainerStatus: those that are generated,
+    wait at an engine that has them, wait for a place at one that is full, for weights to be loaded, for an engine to
+    start, for devices that are not lent, or for an instance to come."""
 
     generating: Count = 0
     at_engine: Count = 0
@@ -391,7 +391,7 @@ class FinishedSample(Frame):
 
 class Finished(Frame):
     """Samples that are finished while others of their groups are not, to be scored ahead. They come again with their
-    groups, which alone count. Nobody is told twice, or may count on being told."""
+    groups, which alone count. Each is announced once at most, and may not be."""
 
     purpose: Name
     samples: Annotated[list[FinishedSample], Meta(max_length=MAX_LIST)]
@@ -416,21 +416,21 @@ KINDS: dict[str, type[Frame]] = {
     "weights": Weights,
     "loaded": Loaded,
     "load_failed": LoadFailed,
-    "weights_trouble": WeightsTrouble,
+    "fetch_fault": FetchFault,
     "engine_limits": EngineLimits,
     "draining": Draining,
     "engine_died": EngineDied,
     "attach": Attach,
     "attached": Attached,
     "request": Request,
-    "taken": Taken,
+    "groups_stored": GroupsStored,
     "publish": Publish,
-    "pulse": Pulse,
-    "underway": Underway,
-    "lend": LendDevices,
-    "reclaim": ReclaimDevices,
-    "window_news": WindowStatus,
-    "handed_back": DevicesReturned,
+    "trainer_status": TrainerStatus,
+    "sample_counts": SampleCounts,
+    "lend_devices": LendDevices,
+    "reclaim_devices": ReclaimDevices,
+    "window_status": WindowStatus,
+    "devices_returned": DevicesReturned,
     "sleep": Sleep,
     "asleep": Asleep,
     "wake": Wake,

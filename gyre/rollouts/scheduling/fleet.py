@@ -39,7 +39,7 @@ class PlacedSample:
     counted_at: Instance | None = None
     """The instance whose load includes it: its holder, or its destination while it migrates."""
     recalled: bool = False
-    """Whether the holder was told to hand it back. It then migrates, or goes wherever there is room."""
+    """Whether it was recalled from its holder. It then migrates, or goes wherever there is room."""
     stays: bool = False
     """Whether it must not migrate, because an engine died with it and it is being tried where it is."""
     queue_key: QueueKey | None = None

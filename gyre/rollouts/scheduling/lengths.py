@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _GROWTH = 1.08
-"""A bucket's width over the one before: lengths are told apart to 8 %."""
+"""A bucket's width over the one before: lengths are distinguished to 8 %."""
 
 _BUCKETS = 200
 """1.08 ** 199 is 4.5 million tokens; what is longer counts as that long."""

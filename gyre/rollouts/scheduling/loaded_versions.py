@@ -32,7 +32,7 @@ class LoadedVersions:
         return version in self._acknowledged or 0 <= version <= self._earlier
 
     def tell(self, version: int) -> None:
-        """It was told to load the version."""
+        """The instance was asked to load the version."""
         _keep_newest(self._told, version)
 
     def acknowledge(self, version: int) -> None:

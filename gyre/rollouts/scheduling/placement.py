@@ -99,7 +99,7 @@ class Placement:
     # -- samples ------------------------------------------------------------------------------------
 
     def enqueue(self, sample: PlacedSample, done_tokens: int) -> None:
-        """Whoever has the sample has it no more, and somebody is to go on with it."""
+        """Take the sample from its holder; another instance goes on with it."""
         self.take_away(sample)
         self.load.predict(sample, float(done_tokens))
         self.queue.add(sample)
@@ -116,17 +116,17 @@ class Placement:
         self._hold(sample, instance)
 
     def recall(self, sample: PlacedSample) -> None:
-        """The holder is told to hand the sample back; it goes on wherever there is room then."""
+        """Recall the sample from its holder; it goes on wherever there is room then."""
         sample.recalled = True
 
     def migrate(self, sample: PlacedSample, target: Instance, now: float) -> None:
-        """The holder is told to hand the sample back, so that it goes on at the target."""
+        """Recall the sample from its holder, so that it goes on at the target."""
         sample.recalled = True
         sample.moved_at = now
         self._count_elsewhere(sample, target)
 
     def take_away(self, sample: PlacedSample) -> None:
-        """Nobody has the sample, and nobody is to get it. Harmless for one that is nowhere."""
+        """Remove the sample from its holder and the queue. Harmless for one that is nowhere."""
         if sample.queue_key is not None:
             self.queue.withdraw(sample)
             return

@@ -4,8 +4,6 @@ the leases that were granted meanwhile).
 A delta's columns are raw little-endian bytes, one element a sample; its `ends` are `[key, kind, ...]`, folded in
 order after its tokens and leases. `*_in` are the inverses of `*_out`.
 
-Invariant *old rows load*: a delta without leases is stored as before there were any (format 1), and read as that.
-
 This module must not know what a request or a delta brings about.
 """
 
@@ -23,8 +21,6 @@ from gyre.rollouts.protocol.columns import ReportColumns
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 
 FORMAT = 1
-FORMAT_WITH_LEASES = 2
-"""A delta's, with one field more at the end."""
 
 
 class RequestRecord(NamedTuple):
@@ -95,11 +91,7 @@ def request_in(body: bytes) -> RequestRecord:
 
 def delta_out(delta: PendingDelta) -> bytes:
     """A version that all samples share is stored once; token ids below 65,536 take two bytes."""
-    fields = [FORMAT, *_tokens_out(delta), delta.ends]
-    if delta.leases:
-        fields[0] = FORMAT_WITH_LEASES
-        fields.append(_leases_out(delta.leases))
-    return bytes(msgpack.packb(fields))
+    return bytes(msgpack.packb([FORMAT, *_tokens_out(delta), delta.ends, _leases_out(delta.leases)]))
 
 
 def _tokens_out(delta: PendingDelta) -> list[Any]:
@@ -123,6 +115,8 @@ def _tokens_out(delta: PendingDelta) -> list[Any]:
 
 def _leases_out(leases: Sequence[LeaseRecord]) -> list[Any]:
     """An incarnation is stored once, however many leases it got."""
+    if not leases:
+        return []
     keys, numbers, incarnations, lengths = zip(*leases, strict=True)
     names = {name: at for at, name in enumerate(dict.fromkeys(incarnations))}
     return [
@@ -141,11 +135,9 @@ def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
 def delta_in(body: bytes) -> StoredDelta:
     """Raises ValueError for another format."""
     form, *fields = msgpack.unpackb(body)
-    if form not in (FORMAT, FORMAT_WITH_LEASES):
-        raise ValueError(
-            f"a stored delta of format {form}; this Gyre reads {FORMAT} and {FORMAT_WITH_LEASES}"
-        )
-    keys, starts, counts, versions, tokens, width, logprobs, ends, *leases = fields
+    if form != FORMAT:
+        raise ValueError(f"a stored delta of format {form}; this Gyre reads {FORMAT}")
+    keys, starts, counts, versions, tokens, width, logprobs, ends, leases = fields
     key_list = np.frombuffer(keys, "<i8").tolist()
     return StoredDelta(
         key_list,
@@ -155,7 +147,7 @@ def delta_in(body: bytes) -> StoredDelta:
         np.frombuffer(tokens, "<u2" if width == 2 else "<i4").astype(np.int32),
         np.frombuffer(logprobs, "<f4"),
         ends,
-        _leases_in(*leases[0]) if form == FORMAT_WITH_LEASES else [],
+        _leases_in(*leases) if leases else [],
     )
 
 

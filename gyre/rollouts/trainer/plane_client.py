@@ -40,13 +40,13 @@ from gyre.rollouts.protocol.frames import (
     Finished,
     FinishedSample,
     Frame,
+    GroupsStored,
     LendDevices,
     Publish,
-    Pulse,
     ReclaimDevices,
     Request,
-    Taken,
-    Underway,
+    SampleCounts,
+    TrainerStatus,
     WindowStatus,
 )
 from gyre.rollouts.protocol.progress import Progress
@@ -62,7 +62,7 @@ LONGEST_SAMPLE_TOKENS = 4 << 20
 """A sample of so many tokens, ids and log-probs, fills half of a frame."""
 
 PORTION_TOKENS = 1 << 20
-"""Of prompts in one request: far below the frame limit."""
+"""Most prompt tokens in one Request frame, far below the frame limit."""
 
 
 class CannotGenerate(GyreError):
@@ -108,7 +108,7 @@ class RolloutClient:
         on_error: Callable[[GyreError], None],
         on_window: Callable[[DevicesReturned | WindowStatus], None] = lambda frame: None,
         on_finished: Callable[[str, list[SampleAhead]], None] | None = None,
-        on_underway: Callable[[Underway], None] = lambda frame: None,
+        on_underway: Callable[[SampleCounts], None] = lambda frame: None,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         connection: ConnectionSettings | None = None,
     ) -> None:
@@ -127,7 +127,7 @@ class RolloutClient:
         self._published: dict[int, Publish] = {}
         """The newest, and those before it that a pinned request still needs."""
         self._begun: Group | None = None
-        """A group of which some samples came, and more come with the next frame."""
+        """A group received in part; the next frame continues it."""
         self._unauthorised: tuple[str, str] | None = None
         """The address and token of the last manager that did not accept the token."""
         self._outbox: list[Frame] = []
@@ -191,7 +191,7 @@ class RolloutClient:
         with self._lock:
             for group_id in ids:
                 self._asked.pop((purpose, group_id), None)
-            self._outbox.append(Taken(purpose=purpose, ids=list(ids)))
+            self._outbox.append(GroupsStored(purpose=purpose, ids=list(ids)))
         self._nudge()
 
     def publish(
@@ -210,10 +210,10 @@ class RolloutClient:
             self._outbox.append(frame)
         self._nudge()
 
-    def pulse(self, pulse: Pulse) -> None:
+    def pulse(self, pulse: TrainerStatus) -> None:
         """How the trainer fares. Of those that wait for a connection only the newest is sent."""
         with self._lock:
-            self._outbox = [frame for frame in self._outbox if not isinstance(frame, Pulse)]
+            self._outbox = [frame for frame in self._outbox if not isinstance(frame, TrainerStatus)]
             if self.connected:
                 self._outbox.append(pulse)
         self._nudge()
@@ -282,7 +282,7 @@ class RolloutClient:
                 self._on_finished(frame.purpose, [_ahead(one) for one in frame.samples])
         elif isinstance(frame, DevicesReturned | WindowStatus):
             self._window_changed(frame)
-        elif isinstance(frame, Underway):
+        elif isinstance(frame, SampleCounts):
             self._on_underway(frame)
 
     def _attached(self, frame: Attached, url: str, token: str) -> None:
@@ -290,7 +290,7 @@ class RolloutClient:
         that no newer policy overtakes it."""
         self._begun = None
         with self._lock:
-            taken = [frame for frame in self._outbox if isinstance(frame, Taken)]
+            taken = [frame for frame in self._outbox if isinstance(frame, GroupsStored)]
             published = [frame for _, frame in sorted(self._published.items())]
             lent = [self._lent] if self._lent is not None else []
             self._outbox = [*taken, *_requests(list(self._asked.values())), *published, *lent]

@@ -4,13 +4,13 @@ A group's status is `queued` when its prompt is drawn, `done` when its samples a
 The samples are written before they are trained on, and kept until a committed checkpoint covers their step. So a
 trainer that falls back to a checkpoint is given again what the checkpoint does not cover, in the same batches, and
 never what it covers. Samples outlast one checkpoint more, for the newest may turn out to be damaged (`trained_since`).
-A group that is quarantined, or dropped for good, is `set_aside`, and another prompt takes its slot.
+A group that is quarantined or given up is `dropped`, and another prompt takes its slot.
 
 Invariants:
 - *written before trained*: no group reaches the actor before its samples are in the ledger;
 - *batches are recorded*: no micro-batch reaches the actor before the ledger knows which groups it has, on which rank.
   A replay sends what is recorded;
-- *nothing vanishes*: every prompt that was drawn is queued, done, trained or replaced (`set_aside`), and samples that
+- *nothing vanishes*: every prompt that was drawn is queued, done, trained or dropped, and samples that
   are not trained on are counted, with the reason;
 - *one writer*: a writer with an older term is refused (`Fenced`).
 """
@@ -98,7 +98,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class PromptAccount:
-    """The sum at the end: `drawn = trained + waiting + set_aside`. `lost` and `trained_twice` are group ids; both must
+    """The sum at the end: `drawn = trained + waiting + dropped`. `lost` and `trained_twice` are group ids; both must
     be empty. `discarded` counts tokens of samples that were not trained on, by reason."""
 
     drawn: int
@@ -106,7 +106,7 @@ class PromptAccount:
     waiting: int
     lost: tuple[int, ...]
     trained_twice: tuple[int, ...]
-    set_aside: int = 0
+    dropped: int = 0
     discarded: dict[str, int] = field(default_factory=dict)
 
 
@@ -145,7 +145,7 @@ class SampleLedger:
         for row in rows.groups:
             if row.status == "queued":
                 queued[row.group_id] = row.version_min
-            elif row.payload is not None and row.status != "set_aside":
+            elif row.payload is not None and row.status != "dropped":
                 try:
                     (group,) = unpack_groups(row.payload)
                 except ValueError as error:
@@ -228,7 +228,7 @@ class SampleLedger:
         """Record that the group `replaced_by`, newly drawn, takes the slot of another for good."""
         discard = self._discard(group_id, reason, tokens, evidence, now, replaced_by)
         rows = [
-            GroupRow(group_id, "set_aside", payload=NO_SAMPLES),
+            GroupRow(group_id, "dropped", payload=NO_SAMPLES),
             GroupRow(replaced_by, "queued"),
         ]
         self._store.write(self._term, groups=rows, discards=[discard], cursor=cursor)
@@ -275,7 +275,7 @@ class SampleLedger:
     def record_skipped(
         self, *, step: int, group_tokens: dict[int, int], evidence: str, metrics: dict[str, Any], now: float
     ) -> None:
-        """A step that left the weights as they were. Its groups, with their numbers of tokens, are set aside; none
+        """A step that left the weights as they were. Its groups, with their numbers of tokens, are dropped; none
         takes their slots, for the step is done."""
         discards = [
             self._discard(group_id, NOT_FINITE_BATCH, tokens, evidence, now, None)
@@ -283,7 +283,7 @@ class SampleLedger:
         ]
         self._store.write(
             self._term,
-            groups=[GroupRow(group_id, "set_aside", payload=NO_SAMPLES) for group_id in group_tokens],
+            groups=[GroupRow(group_id, "dropped", payload=NO_SAMPLES) for group_id in group_tokens],
             steps=[StepRow(step, step, None, [], metrics, now)],
             discards=discards,
         )
@@ -362,6 +362,6 @@ def account_of(store: LedgerStore) -> PromptAccount:
         waiting=waiting,
         lost=tuple(lost),
         trained_twice=tuple(sorted(audit.duplicates)),
-        set_aside=audit.counts["set_aside"],
+        dropped=audit.counts["dropped"],
         discarded=audit.discarded,
     )

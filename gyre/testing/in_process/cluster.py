@@ -1,7 +1,7 @@
 """A cluster whose processes are threads of this process: the real `JobMaster` starts, watches and stops them.
 
-It implements `gyre.master.cluster.Cluster`, in real time and without Ray. `gyre.testing.FakeCluster` is the one in
-virtual time, whose vertices run no workload.
+It implements `gyre.master.cluster.Cluster`, in real time and without Ray. In Gyre's own tests
+`tests.doubles.fake_cluster` is the one in virtual time, whose vertices run no workload.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def is_brought(name: str) -> bool:
 
 
 def encode_by(name: str, raw: memoryview, word: int) -> bytes | None:
-    """None where the codec failed, which is told on stderr."""
+    """None where the codec failed, which stderr says."""
     try:
         return bytes(_BROUGHT[name].encode(raw, word=word))
     except Exception:

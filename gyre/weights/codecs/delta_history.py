@@ -26,7 +26,7 @@ PART_OF_VERSION = 8
 """An eighth of the version's bytes for all steps: where each changes a hundredth, that is all of them."""
 
 ASKED_WITHIN = 4
-"""Versions: after so many of which nobody asked for a delta, none is made beforehand."""
+"""After so many versions without a request for a delta, none is made beforehand."""
 
 
 def limit_for(size_bytes: int) -> int:
@@ -47,7 +47,7 @@ class DeltaSteps:
     def __init__(self, limit_bytes: int = LEAST_LIMIT_BYTES) -> None:
         self.limit_bytes = limit_bytes
         self._steps: dict[str, list[_Step]] = {}
-        """Of each version those that lead to it, in the order in which versions were first heard of."""
+        """Steps by target version, oldest first."""
         self._quiet = ASKED_WITHIN
         self._lock = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""A pool of authenticated connections that nobody uses now: a fetch begins with those of the one before.
+"""A pool of authenticated idle connections: a fetch begins with those of the one before.
 
 Proving the token costs both ends a millisecond, a TLS handshake a few more, and a fetch of eight receivers would do so
 seventy times.

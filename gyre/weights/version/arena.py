@@ -132,7 +132,7 @@ class VersionFiles:
                 self._readers -= 1
 
     def revoke(self) -> bool:
-        """Let nobody begin to read any more; returns whether nobody is reading."""
+        """Admit no more readers; returns whether there is none."""
         with self._lock:
             self.revoked = True
             return self._readers == 0

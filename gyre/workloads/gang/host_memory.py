@@ -503,7 +503,7 @@ def _sweep(root: Path, *, but: Path) -> None:
 
 
 def _is_left(home: Path) -> bool:
-    """Whether nobody holds any of it, and nobody has written into it for `KEPT_S`."""
+    """Whether no process holds any of it, or has written into it for `KEPT_S`."""
     files = [*home.rglob("*"), home]
     if time.time() - max(path.stat().st_mtime for path in files) < KEPT_S:
         return False
@@ -516,7 +516,7 @@ def _is_left(home: Path) -> bool:
 
 @contextlib.contextmanager
 def _held_if_free(path: Path) -> Iterator[bool]:
-    """Yields whether the lock was free; within the block nobody else gets it."""
+    """Yields whether the lock was free; within the block no other process gets it."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except OSError:  # gone, or another user's

@@ -46,7 +46,7 @@ class StateDamaged(GyreError):
 
 
 class WriteStopped(Exception):
-    """The write was told to stop."""
+    """The write was stopped."""
 
 
 def write_state(
@@ -144,8 +144,8 @@ def sealed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_broken(content: dict[str, Any]) -> bool:
-    """Whether what was read from a file is not what `sealed` gave. Files of an older Gyre have no seal."""
-    return _SEAL in content and content[_SEAL] != _seal_of(content)
+    """Whether what was read from a file is not what `sealed` gave."""
+    return content.get(_SEAL) != _seal_of(content)
 
 
 def _seal_of(content: dict[str, Any]) -> str:

@@ -44,7 +44,7 @@ class WeightCopy:
 
 
 def newest_copy(directory: Path) -> WeightCopy | None:
-    """The newest copy of the job with this directory. None if nobody has a version, or the manager does not answer."""
+    """The newest copy of the job with this directory. None if there is no version, or the manager does not answer."""
     where = read_endpoint(directory)
     if where is None:
         return None

@@ -141,7 +141,7 @@ class RewardPool:
     # -- processes ----------------------------------------------------------------------------------
 
     def _until_known(self, on_wait: Callable[[], None]) -> None:
-        """Wait until a process has told what the function is."""
+        """Wait until a process has reported the form of the function."""
 
         def failed(asked: _Work | None, what: str) -> NoReturn:
             self._not_begun(what)

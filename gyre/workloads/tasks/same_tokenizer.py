@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.config.sections import DataSettings, WorkloadSettings, read_section
-from gyre.data.folder import MANIFEST, TOKENIZER, PreparedFolder
+from gyre.data.folder import MANIFEST, PreparedFolder
 from gyre.data.prepared import PreparedData
 from gyre.data.tokenizer import tokenizer_identity
 from gyre.errors import ConfigError
@@ -56,10 +56,7 @@ def _tokenizers(config: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     found = []
     path = _data_here(config)
     if path is not None:
-        said = PreparedFolder(path).manifest.get(
-            "tokenizer"
-        )  # one of an older Gyre has the tokenizer's files alone
-        found.append(("config.data", str(path), str(said) if said else tokenizer_identity(path / TOKENIZER)))
+        found.append(("config.data", str(path), str(PreparedFolder(path).manifest["tokenizer"])))
     model = WorkloadSettings.read(config).model_path
     if model:
         found.append(("config.model_path", model, tokenizer_identity(model)))

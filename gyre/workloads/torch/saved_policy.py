@@ -27,8 +27,6 @@ from gyre.weights.version.manifest import checksum_of_weights
 from gyre.workloads.torch.errors import CheckpointMismatch
 
 CHECKPOINT_FORMAT = 2
-_FORMAT_WITHOUT_SUMS = 1
-"""What an older Gyre wrote: the digest of the weights alone."""
 
 SUM_SUFFIX = ".xxh3"
 _PIECE_BYTES = 1 << 20
@@ -36,7 +34,7 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SavedPolicy:
-    """`config` is the content of `config.json`; None in checkpoints of an older Gyre, which did not write it down."""
+    """`config` is the content of `config.json`; None in a critic's checkpoint."""
 
     step: int
     config: dict[str, Any] | None
@@ -84,7 +82,7 @@ def export_policy(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[str, 
     found = read_policy(checkpoint)
     if found.config is None:
         raise CheckpointMismatch(
-            f"{checkpoint} is not of a policy, or of an older Gyre, which did not write down its model.",
+            f"{checkpoint} is not of a policy.",
             hint="A critic's checkpoint has no policy to export; the actor's lies above it.",
         )
     kind = getattr(torch, dtype or "float32")
@@ -159,9 +157,9 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
             hint="Is its disk failing? The checkpoint before it may be whole.",
         ) from error
     found = content.get("format") if isinstance(content, dict) else None
-    if found not in (CHECKPOINT_FORMAT, _FORMAT_WITHOUT_SUMS):
+    if found != CHECKPOINT_FORMAT:
         raise CheckpointMismatch(f"{file} has format {found}, this Gyre reads {CHECKPOINT_FORMAT}.")
-    if found == CHECKPOINT_FORMAT and not sum_file(file).exists():
+    if not sum_file(file).exists():
         raise _damaged(file, f"{sum_file(file).name}, its checksum, is missing")
     return content
 

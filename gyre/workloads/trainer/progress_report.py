@@ -61,7 +61,7 @@ class ProgressReport:
             staleness=metrics.get("staleness_max"),
             staleness_mean=metrics.get("staleness_mean"),
             groups_waiting=len(groups.scored),
-            groups_set_aside=groups.replaced_count + groups.skipped_count,
+            groups_dropped=groups.replaced_count + groups.skipped_count,
             tokens_discarded=dict(self._tokens_discarded),
             times={role: dict(shares) for role, shares in times.items()},
             waits=waits_in(times),
@@ -73,13 +73,13 @@ class ProgressReport:
         are not lost."""
         groups, rows = self._groups, self._rows()
         planned = max(self._steps_planned, groups.step) * self._prompts_per_step
-        ahead = max(account.drawn - account.set_aside - planned, 0)  # drawn before fewer steps were planned
-        untrained = account.drawn - account.trained - account.set_aside - ahead
+        ahead = max(account.drawn - account.dropped - planned, 0)  # drawn before fewer steps were planned
+        untrained = account.drawn - account.trained - account.dropped - ahead
         return {
             "steps": groups.step,
             "prompts": account.drawn,
             "prompts_lost": len(account.lost) if stopped else max(untrained, len(account.lost)),
-            "prompts_set_aside": account.set_aside,
+            "prompts_dropped": account.dropped,
             "trained_twice": len(account.trained_twice),
             "accuracy_first": rows[0]["accuracy"] if rows else None,
             "accuracy_last": rows[-1]["accuracy"] if rows else None,
@@ -91,8 +91,12 @@ class ProgressReport:
         }
 
     def _rows(self) -> list[dict[str, Any]]:
-        """The evaluations of the first held-out set."""
-        rows, first = self._evaluations.rows, self._evaluations.first_set
-        return [
-            {"reward_mean": None, **row} for row in rows if first is None or row.get("set", first) == first
-        ]
+        """The first and the last evaluation of the first held-out set; they may be the same one."""
+        rows, name = self._evaluations.rows, self._evaluations.first_set
+
+        def of_the_set(row: dict[str, Any]) -> bool:
+            return name is None or row.get("set", name) == name
+
+        first = next(filter(of_the_set, rows), None)
+        last = next(filter(of_the_set, reversed(rows)), None)
+        return [{"reward_mean": None, **row} for row in (first, last) if row is not None]

@@ -25,13 +25,13 @@ from gyre.errors import GyreError
 from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
-from gyre.rollouts.protocol.frames import DevicesReturned, Underway, WindowStatus
+from gyre.rollouts.protocol.frames import DevicesReturned, SampleCounts, WindowStatus
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.plane_client import RolloutClient, SampleAhead
 from gyre.workloads.trainer.device_lending import DeviceLending
-from gyre.workloads.trainer.evaluation.evaluation import Evaluation
-from gyre.workloads.trainer.starvation import Starvation
+from gyre.workloads.trainer.evaluation.held_out import Evaluation
 from gyre.workloads.trainer.wait_causes import Shares, plane_shares
+from gyre.workloads.trainer.wait_stats import Starvation
 
 TRAIN = "train"
 """The purpose of a request for samples to train on."""
@@ -46,7 +46,7 @@ UNDERWAY_WORDS = {
     "for_devices": "waiting for devices",
     "for_instance": "waiting for an instance",
 }
-"""The fields of `Underway` in words."""
+"""The fields of `SampleCounts` in words."""
 
 MANAGER_AWAY = "waiting for the rollout manager"
 
@@ -108,7 +108,7 @@ class RolloutRequests:
         self._open: dict[str, dict[int, _OpenRequest]] = {}
         """By purpose and group."""
         self._starvation = Starvation()
-        self._underway: tuple[Underway, float] | None = None
+        self._underway: tuple[SampleCounts, float] | None = None
         """What the manager said last of samples that have not ended, and when."""
         self._on_devices = on_devices
         self.lending: DeviceLending | None = None
@@ -152,7 +152,7 @@ class RolloutRequests:
 
     # -- what the plane does ------------------------------------------------------------------------
 
-    def _hear(self, frame: Underway) -> None:
+    def _hear(self, frame: SampleCounts) -> None:
         """On the connection's thread."""
         self._underway = (frame, time.monotonic())
 
@@ -174,7 +174,7 @@ class RolloutRequests:
         self._send(TRAIN, [group for _, groups in requested for group in groups], min_version)
 
     def request_instead(self, group_id: int, by: Group, *, min_version: int) -> None:
-        """Nobody can generate a group that was requested; `by` takes its place in the firing."""
+        """A requested group cannot be generated; `by` takes its place in the firing."""
         request = self._open[TRAIN].pop(group_id)
         request.ids[request.ids.index(group_id)] = by.id
         self._expect(TRAIN, request)
@@ -195,7 +195,7 @@ class RolloutRequests:
         self._send(purpose, prompts, evaluation.version, by=settings, pinned=True)
 
     def leave_out(self, purpose: str, group_id: int) -> tuple[Firing, list[Group]] | None:
-        """Nobody can generate this group, and its firing does without it. Returns the firing and its other groups where
+        """This group cannot be generated, and its firing does without it. Returns the firing and its other groups where
         all of them are delivered."""
         open_requests = self._open[purpose]
         request = open_requests.pop(group_id)

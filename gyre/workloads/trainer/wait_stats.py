@@ -1,10 +1,11 @@
-"""Who waits for whom: how each role has spent its recent time, summed up from what `wait_causes` says of each moment.
+"""Shares of waiting: how each role has spent its recent time, summed up from what `wait_causes` says of each moment;
+and how long the trainer had nothing to do but wait for samples, as it reports to the rollout manager.
 
 Invariants:
 - *whole*: the shares of a role add up to 1, whatever was looked at and whenever;
 - *since the look before*: the time up to a look was spent as the look before it found.
 
-This module must not know how a moment is looked at.
+This module must not know how a moment is looked at, or what the manager makes of the trainer's waiting.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from gyre.graph.elements import Dispatch, Operator
+from gyre.graph.flow import Flow
+from gyre.rollouts.protocol.frames import TrainerStatus
 from gyre.workloads.trainer.wait_causes import Shares
 
 HALF_LIFE_S = 10.0
@@ -21,14 +25,14 @@ LOOK_S = 0.02
 """Shortest time between two looks; the loop turns more often, and a look costs it up to a millisecond."""
 
 LEAST_WAIT = 0.01
-"""Smallest share of a wait that is told by itself."""
+"""Smallest share of a wait that is reported by itself."""
 
 WAITS = "waits for "
 """What the activities begin with that are waits."""
 
 
 class WaitStats:
-    """`first` is the role that is told first: the one that the others work for. `now` is the clock, in monotonic
+    """`first` is the role that is listed first: the one that the others work for. `now` is the clock, in monotonic
     seconds."""
 
     def __init__(self, first: str, *, now: Callable[[], float]) -> None:
@@ -106,3 +110,31 @@ def waits_in(times: Mapping[str, Shares]) -> dict[str, float]:
 
 def _works(shares: Shares) -> bool:
     return not any(what.startswith(WAITS) for what in shares)
+
+
+STATUS_EACH_S = 0.5
+"""Time between two reports."""
+
+
+class Starvation:
+    def __init__(self) -> None:
+        self._observed_at: float | None = None
+        self._sent_at: float | None = None
+        self._starves = False
+        """As of the last look. What is seen after a call that blocked says nothing about the time before it."""
+        self._waited_s = 0.0
+
+    def observe(
+        self, flow: Flow, operators: Mapping[str, Operator], *, wanted: Mapping[str, int], now: float
+    ) -> TrainerStatus | None:
+        """Called in every turn of the trainer's loop; `now` is monotonic seconds, `wanted` how many vertices each role
+        of instances should have. Returns what is to be sent to the manager, every half second."""
+        if self._observed_at is not None and self._starves:
+            self._waited_s += now - self._observed_at
+        self._observed_at = now
+        running = {operator.dispatch for ref, operator in operators.items() if flow.running(ref)}
+        self._starves = running == {Dispatch.PLANE}
+        if self._sent_at is not None and now - self._sent_at < STATUS_EACH_S:
+            return None
+        self._sent_at = now
+        return TrainerStatus(at_s=now, waited_s=self._waited_s, wanted=dict(wanted))

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.errors import Fenced
+from gyre.malloc_tuning import stay_small
 from gyre.process_identity import ProcessIdentity
 from gyre.rollouts.weight_dirs import remove_left_by_job
 from gyre.workloads.addresses import free_port as free_port
@@ -406,6 +407,7 @@ class VertexHost:
             return
         from gyre.workloads.runtime import TrainerRuntime
 
+        stay_small()
         self._runtime = TrainerRuntime(binding, workload, context, report=self.report)
 
     def _failure(self, error: BaseException, method: str) -> Failure:

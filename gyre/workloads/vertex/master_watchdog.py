@@ -16,8 +16,7 @@ import sys
 from collections.abc import Callable
 
 from gyre.process_identity import ProcessIdentity
-from gyre.workloads.vertex.cpu_activity import cpu_activity
-from gyre.workloads.vertex.stacks import describe_process
+from gyre.workloads.vertex.observed_process import cpu_activity, describe_process
 
 ACTIVITY_OVER_S = 0.2
 """For so long a silent master is looked at: many turns of a busy machine's scheduler."""

@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import gyre
+from gyre.version import __version__
 
 LEAST_DISK_BYTES = 64 << 20
 """Of the folder for temporary files: logs and sockets need that much."""
@@ -38,15 +38,15 @@ class Needs:
 
 def needs_of(directory: str | Path, *, gpus: int) -> Needs:
     """The needs of a job whose master is this process."""
-    return Needs(gyre.__version__, _python(), str(directory), gpus)
+    return Needs(__version__, _python(), str(directory), gpus)
 
 
 def examine(needs: Needs) -> list[str]:
     """What is wrong with this machine, a sentence each; nothing if it is fit. Takes a second, where GPUs hang
     `GPUS_ANSWER_S`."""
     found = []
-    if gyre.__version__ != needs.version:
-        found.append(f"Gyre is {gyre.__version__} here and {needs.version} at the master.")
+    if __version__ != needs.version:
+        found.append(f"Gyre is {__version__} here and {needs.version} at the master.")
     if _python() != needs.python:
         found.append(f"Python is {_python()} here and {needs.python} at the master.")
     if needs.directory:

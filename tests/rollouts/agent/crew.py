@@ -10,7 +10,7 @@ from typing import Any
 
 from gyre.engines.process import EngineCommand
 from gyre.rollouts.agent.agent import Agent, AgentSettings
-from gyre.rollouts.protocol.secrets import weights_key
+from gyre.rollouts.protocol.credentials import weights_key
 from tests.rollouts.plane import SOON_S, TOKEN, Plane, until
 
 ENGINE = Path(__file__).parents[2] / "engines" / "plane_engine.py"

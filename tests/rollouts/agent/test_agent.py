@@ -319,7 +319,7 @@ async def test_engines_are_started_as_the_job_wishes_whoever_started_the_agent(c
     assert "--enable-deterministic-inference" in made[0]
     (status,) = crew.plane.manager.status()["instances"]
     assert (status["loads"], status["loads_why"]) == ("start", NO_LOADER)
-    assert not crew.plane.told("SlowerWay"), "this engine has none to use"
+    assert not crew.plane.told("LoaderFallback"), "this engine has none to use"
 
 
 @pytest.mark.parametrize("starts", [2, None])
@@ -372,8 +372,8 @@ async def test_weights_from_another_machine_are_fetched_and_a_flipped_bit_is_nev
     good = (slot.path / "model.safetensors").read_bytes()
     slot.views[0][500] ^= 1
     agent = crew.start("a")
-    await until(lambda: plane.told("WeightsTrouble"))
-    assert plane.told("WeightsTrouble")[0]["what"] == "chunk_damaged"
+    await until(lambda: plane.told("FetchFault"))
+    assert plane.told("FetchFault")[0]["what"] == "chunk_damaged"
     assert agent.version == -1
     slot.views[0][500] ^= 1
     await trainer.ask([0], limit=5)
@@ -395,8 +395,8 @@ async def test_trouble_names_the_version_that_has_it(crew: Crew, publisher: Weig
     await trainer.wire.send(
         Publish(version=1, checksum=told["checksum"], path="", sources=[publisher.address])
     )
-    await until(lambda: crew.plane.told("WeightsTrouble"))
-    assert {one["version"] for one in crew.plane.told("WeightsTrouble")} == {1}
+    await until(lambda: crew.plane.told("FetchFault"))
+    assert {one["version"] for one in crew.plane.told("FetchFault")} == {1}
 
 
 async def test_an_agent_has_the_weights_from_another_agent_when_the_publisher_is_gone(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gyre.rollouts.agent.chunk_size import CHUNKS_A_STEP, LARGEST, chunk_tokens
+from gyre.rollouts.agent.engine_limits import CHUNKS_A_STEP, LARGEST, chunk_tokens
 
 
 @pytest.mark.parametrize(

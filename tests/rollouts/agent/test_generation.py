@@ -75,8 +75,8 @@ async def generation(engine: SilentEngine) -> Any:
 
 
 def given(key: int) -> tuple[Work, Prompt]:
-    work = Work(key=key, row=key, ticket=key, lease=key, seed=key, prior=b"")
-    return work, Prompt(ticket=key, tokens=b"\1\0\0\0", sampling={"max_new_tokens": 8})
+    work = Work(key=key, row=key, request_id=key, lease=key, seed=key, prior=b"")
+    return work, Prompt(request_id=key, tokens=b"\1\0\0\0", sampling={"max_new_tokens": 8})
 
 
 async def test_a_sample_without_a_slot_is_not_sent(generation: Generation, engine: SilentEngine) -> None:
@@ -128,12 +128,12 @@ async def test_many_samples_come_in_larger_chunks(generation: Generation, engine
 
 
 @pytest.mark.parametrize(
-    ("ticket", "prior", "tokens"), [(2, b"", b""), (1, b"\1\0\0", b""), (1, b"", b"\1")], ids=str
+    ("request_id", "prior", "tokens"), [(2, b"", b""), (1, b"\1\0\0", b""), (1, b"", b"\1")], ids=str
 )
 def test_samples_without_a_prompt_or_of_half_a_token_are_refused(
-    ticket: int, prior: bytes, tokens: bytes
+    request_id: int, prior: bytes, tokens: bytes
 ) -> None:
     """An agent ends by a refusal of the protocol then, and not by a fault of its own."""
-    work = Work(row=0, lease=1, key=2, ticket=ticket, prior=prior, seed=3)
+    work = Work(row=0, lease=1, key=2, request_id=request_id, prior=prior, seed=3)
     with pytest.raises(FrameError, match="assign"):
-        with_prompts(Assign(prompts=[Prompt(ticket=1, tokens=tokens, sampling={})], work=[work]))
+        with_prompts(Assign(prompts=[Prompt(request_id=1, tokens=tokens, sampling={})], work=[work]))

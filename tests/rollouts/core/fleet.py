@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gyre.rollouts.core.requests import EarlierLease, InFlightSample
-from gyre.rollouts.core.seeds import seed_of
+from gyre.rollouts.core.requests import EarlierLease, InFlightSample, seed_of
 from gyre.rollouts.protocol.codec import decode
 from gyre.rollouts.protocol.frames import Prompt, Request, Work
 from gyre.rollouts.protocol.progress import Progress
@@ -326,7 +325,7 @@ class Fleet(RuleBasedStateMachine):
     def send(self, given: dict[str, tuple[list[Prompt], list[Work]]]) -> None:
         for name, (prompts, works) in given.items():
             assert self.can(name)
-            known = {prompt.ticket: prompt for prompt in prompts}
+            known = {prompt.request_id: prompt for prompt in prompts}
             for work in works:
                 state = self.open_groups.sample(work.key)
                 assert state is not None
@@ -335,7 +334,7 @@ class Fleet(RuleBasedStateMachine):
                 assert len(work.prior) // 4 >= self.committed_lengths.get(identity, 0)
                 assert state.request.min_version <= self.agents[name].version <= self.version
                 needed = self.open_groups.last_delta(state) if work.prior else 0
-                self.tell(name, (known[work.ticket], work), needed)
+                self.tell(name, (known[work.request_id], work), needed)
 
     def tell(self, name: str, frame: Any, needed: int = 0) -> None:
         """As the manager does: what goes on elsewhere waits until it is committed, and what follows behind it."""
@@ -464,7 +463,7 @@ class Fleet(RuleBasedStateMachine):
     @invariant()
     def the_account_is_exact(self) -> None:
         assert self.open_groups.missing_tokens() == 0
-        assert set(self.open_groups.account.discarded) <= {"superseded", "poison", "withdrawn"}
+        assert set(self.open_groups.account.discarded) <= {"superseded", "quarantined", "withdrawn"}
 
     @invariant()
     def every_sample_is_in_one_place(self) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.core.seeds import seed_of
+from gyre.rollouts.core.requests import seed_of
 from gyre.rollouts.protocol.codec import encode
+from gyre.rollouts.protocol.fields import lineage
 from gyre.rollouts.protocol.frames import Held, Hello, Keep
-from gyre.rollouts.protocol.lineage import lineage
 from gyre.rollouts.protocol.progress import End, Progress
 
 MASK = (1 << 64) - 1

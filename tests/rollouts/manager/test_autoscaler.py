@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gyre.rollouts.manager.autoscaler import ASK_AGAIN_S, FOLLOW_S, Advice, Autoscaler, Fleet
-from gyre.rollouts.protocol.frames import Pulse
+from gyre.rollouts.protocol.frames import TrainerStatus
 from gyre.rollouts.scheduling.elasticity import ElasticSettings
 from gyre.rollouts.scheduling.pools import Pool
 
@@ -41,7 +41,9 @@ class World:
             if attached:
                 self.trainer_s += TICK_S
                 self.waited_s += TICK_S if waits else 0.0
-                pulse = Pulse(at_s=self.trainer_s, waited_s=self.waited_s, wanted={"rollout": self.wanted})
+                pulse = TrainerStatus(
+                    at_s=self.trainer_s, waited_s=self.waited_s, wanted={"rollout": self.wanted}
+                )
                 self.watch.pulse(pulse, self.now)
             placed = min(fleet.placed["rollout"], self.wanted)
             there = replace(
@@ -154,7 +156,7 @@ class Pools:
         for _ in range(round(seconds / TICK_S)):
             self.now += TICK_S
             waited_s = self.now if waits else 0.0
-            self.watch.pulse(Pulse(at_s=self.now, waited_s=waited_s, wanted=self.wanted), self.now)
+            self.watch.pulse(TrainerStatus(at_s=self.now, waited_s=waited_s, wanted=self.wanted), self.now)
             total = sum(self.wanted.values())
             fleet = Fleet(
                 placed=dict(self.wanted),

@@ -17,9 +17,9 @@ from gyre.rollouts.protocol.frames import (
     EngineLimits,
     Loaded,
     Publish,
-    Pulse,
     Reject,
-    Underway,
+    SampleCounts,
+    TrainerStatus,
     Weights,
 )
 from tests.rollouts.frames import empty_progress
@@ -69,7 +69,7 @@ async def test_a_faster_way_that_cannot_be_taken_is_told_once_with_its_reason(pl
             )
         )
     await agent.wire.echo()
-    (told,) = plane.told("SlowerWay")
+    (told,) = plane.told("LoaderFallback")
     assert told == {"instance": "a", "what": "weights are loaded from the disk", "why": "Invalid argument"}
     (status,) = plane.manager.status()["instances"]
     assert (status["loads"], status["loads_why"]) == ("disk", "Invalid argument")
@@ -81,8 +81,8 @@ async def test_the_trainer_hears_what_becomes_of_its_samples(plane: Plane) -> No
     trainer = await plane.trainer()
 
     async def underway() -> dict[str, int]:
-        await trainer.wire.send(Pulse(at_s=0.0, waited_s=0.0, wanted={"rollout": 1}))
-        told = msgspec.structs.asdict(await trainer.wire.expect(Underway))
+        await trainer.wire.send(TrainerStatus(at_s=0.0, waited_s=0.0, wanted={"rollout": 1}))
+        told = msgspec.structs.asdict(await trainer.wire.expect(SampleCounts))
         return {what: count for what, count in told.items() if count}
 
     await trainer.ask(range(4))

@@ -438,5 +438,5 @@ def test_one_that_says_anything_harms_nobody(data: st.DataObject) -> None:
         assert not problem_with_group(group, vocabulary=VOCABULARY, newest=manager.weights.newest)
     windows = (world.now - 100.0) / peer_events.WINDOW_S + 1
     for kind, count in Counter(kind for kind, _ in world.events).items():
-        if kind not in ("SamplesMoved", "SampleSetAside"):
+        if kind not in ("SamplesMoved", "SampleQuarantined"):
             assert count <= windows * (6 * peer_events.EACH + peer_events.ALL_SOURCES), kind

@@ -1,4 +1,4 @@
-"""Instances that joined and say what is not so: they are cut or set aside, and the honest ones finish every sample."""
+"""Instances that joined and say what is not so: they are cut or suspended, and the honest ones finish every sample."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 
 from gyre.rollouts.manager import peer_events, rollout_manager
 from gyre.rollouts.manager.instance_lifecycle import LONGEST_DRAIN_S
-from gyre.rollouts.manager.rate_limits import RateLimit
+from gyre.rollouts.manager.peer_limits import RateLimit
 from gyre.rollouts.protocol.frames import (
     Assign,
     Cancel,
     Draining,
+    FetchFault,
     Frame,
     Loaded,
     Reject,
     Weights,
-    WeightsTrouble,
 )
 from gyre.rollouts.protocol.progress import End, Progress
 from tests.rollouts.plane import JOIN_TOKEN, Plane, ScriptedAgent, live_plane, until
@@ -107,7 +107,7 @@ async def test_who_is_back_may_report_what_it_generated_before(plane: Plane) -> 
 # -- silence ----------------------------------------------------------------------------------------
 
 
-async def test_who_has_samples_and_sends_no_token_is_set_aside_and_they_go_on(tmp_path: Path) -> None:
+async def test_who_has_samples_and_sends_no_token_is_suspended_and_they_go_on(tmp_path: Path) -> None:
     async with live_plane(tmp_path, stall_timeout_s=0.3) as plane:
         trainer = await plane.trainer()
         await trainer.publish(0)
@@ -117,12 +117,12 @@ async def test_who_has_samples_and_sends_no_token_is_set_aside_and_they_go_on(tm
         await liar.acknowledged(await liar.report({sample.work.row: 4}))
         good = await joined(plane, "good")
         with_load = Progress(7, *[np.empty(0, t) for t in "IQIIiif"], rate_tokens_s=1e6, running=1)
-        while not plane.told("InstanceSetAside"):  # it is alive, busy and fast, as it says
+        while not plane.told("InstanceSuspended"):  # it is alive, busy and fast, as it says
             await liar.wire.send(with_load)
             await plane.settled()
         (again,) = await good.work(1)
         assert again.tokens == [1, 2, 3, 4]
-        (told,) = plane.told("InstanceSetAside")
+        (told,) = plane.told("InstanceSuspended")
         assert (told["instance"], told["samples"], told["running"]) == ("liar", 1, 1)
         assert told["still_s"] >= 0.3
         assert [one["reason"] for one in plane.told("InstanceLeft")] == ["stalled"]
@@ -150,14 +150,14 @@ async def test_a_rate_that_no_tokens_prove_is_not_believed(plane: Plane) -> None
     assert plane.manager.sessions["liar"].rate_tokens_s == 0.0
 
 
-async def test_an_idle_instance_is_never_set_aside(tmp_path: Path) -> None:
+async def test_an_idle_instance_is_never_suspended(tmp_path: Path) -> None:
     async with live_plane(tmp_path, stall_timeout_s=0.05) as plane:
         trainer = await plane.trainer()
         await trainer.publish(0)
         await joined(plane, "idle")
         for _ in range(5):
             await plane.settled()
-        assert not plane.told("InstanceSetAside")
+        assert not plane.told("InstanceSuspended")
 
 
 async def test_a_recalled_sample_is_taken_back_from_who_keeps_it(tmp_path: Path) -> None:
@@ -228,10 +228,10 @@ async def test_two_thousand_reports_of_trouble_are_a_few_events_with_a_count(
     monkeypatch.setattr(peer_events, "WINDOW_S", 0.5)
     liar = await plane.agent("liar", token=JOIN_TOKEN)
     for number in range(2000):
-        await liar.wire.send(WeightsTrouble(version=0, what="source_lost", evidence=f'{{"n": {number}}}'))
-    await until(lambda: sum(one.get("count", 1) for one in plane.told("WeightsTrouble")) == 2000)
-    assert len(plane.told("WeightsTrouble")) <= 6 * (peer_events.EACH + 1)  # windows of a slow machine
-    assert plane.told("WeightsTrouble")[-1]["evidence"] == '{"n": 1999}'
+        await liar.wire.send(FetchFault(version=0, what="source_lost", evidence=f'{{"n": {number}}}'))
+    await until(lambda: sum(one.get("count", 1) for one in plane.told("FetchFault")) == 2000)
+    assert len(plane.told("FetchFault")) <= 6 * (peer_events.EACH + 1)  # windows of a slow machine
+    assert plane.told("FetchFault")[-1]["evidence"] == '{"n": 1999}'
 
 
 async def test_who_dials_without_end_is_put_off_and_fills_no_journal(plane: Plane) -> None:

@@ -14,7 +14,7 @@ import pytest
 from gyre.errors import Fenced
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.rollout_manager import RolloutManager
-from gyre.rollouts.protocol.frames import Assign, Cancel, Taken
+from gyre.rollouts.protocol.frames import Assign, Cancel, GroupsStored
 from tests.rollouts.plane import QUICK, TOKEN, Plane, until
 
 
@@ -59,7 +59,7 @@ async def test_acknowledged_means_durable_and_what_was_not_is_handed_over_again(
     trainer = await plane.trainer(term=3)
     await trainer.ask([0, 1])
     assert set(await trainer.groups(2)) == {0, 1}
-    await trainer.wire.send(Taken(purpose="train", ids=[0, 1]))
+    await trainer.wire.send(GroupsStored(purpose="train", ids=[0, 1]))
     await until(lambda: not plane.store.load().groups)
     assert plane.store.load().deltas == []
     assert plane.manager.groups.account.delivered == 14

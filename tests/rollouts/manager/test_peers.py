@@ -21,9 +21,9 @@ from gyre.rollouts.protocol.frames import (
     Done,
     EngineDied,
     Failed,
+    GroupsStored,
     Hello,
     Reject,
-    Taken,
     Weights,
 )
 from tests.rollouts.plane import TOKEN, Plane, ScriptedAgent, live_plane, until, within
@@ -125,7 +125,7 @@ async def test_a_joined_peer_that_breaks_the_protocol_is_cut_and_its_samples_go_
         case "text":
             await bad.wire.socket.send_str("hello")
         case "a trainer's frame":
-            await bad.wire.send(Taken(purpose="train", ids=[0]))
+            await bad.wire.send(GroupsStored(purpose="train", ids=[0]))
             code = "unexpected"
         case "a gap":
             bad.samples[row].tokens += [0, 0]
@@ -265,14 +265,14 @@ async def test_a_sample_that_fails_everywhere_is_quarantined_with_its_evidence_a
     assert "b said no" in failed.message
     assert tries == 6
     assert len(seeds) == 4  # another one after each time
-    aside = plane.told("SampleSetAside")
+    aside = plane.told("SampleQuarantined")
     assert len(aside) == 4
     assert aside[0]["prompt"] == [7, 8]
-    assert plane.manager.groups.account.discarded == {"poison": 6}
+    assert plane.manager.groups.account.discarded == {"quarantined": 6}
     # And not delivered as if it were data; the trainer may give it up.
     await trainer.wire.nothing(Done)
     assert not any(isinstance(frame, Done) for frame in trainer.wire.seen)
-    await trainer.wire.send(Taken(purpose="train", ids=[5]))
+    await trainer.wire.send(GroupsStored(purpose="train", ids=[5]))
     await until(lambda: not plane.manager.groups.requests)
 
 

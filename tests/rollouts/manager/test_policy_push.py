@@ -20,6 +20,8 @@ from gyre.rollouts.protocol.frames import (
     Done,
     EngineDied,
     Failed,
+    FetchFault,
+    GroupsStored,
     LendDevices,
     Loaded,
     LoadFailed,
@@ -27,9 +29,7 @@ from gyre.rollouts.protocol.frames import (
     ReclaimDevices,
     Reject,
     Sleep,
-    Taken,
     Weights,
-    WeightsTrouble,
 )
 from gyre.weights.version.model_folder import ModelFolder
 from tests.rollouts.plane import SOON_S, Plane, live_plane, small_folder, until
@@ -435,7 +435,7 @@ async def test_a_pinned_request_for_a_version_that_nobody_has_any_more_fails(pla
     failed = await trainer.wire.expect(Failed)
     assert (failed.purpose, failed.ids) == ("eval", [0])
     assert failed.message.endswith("nobody has the manifest")
-    await trainer.wire.send(Taken(purpose="eval", ids=[0]))
+    await trainer.wire.send(GroupsStored(purpose="eval", ids=[0]))
     assert (await other.wire.expect(Weights)).version == 1
 
 
@@ -456,6 +456,6 @@ async def test_a_version_that_could_not_be_had_is_tried_at_once_when_its_publish
 
 async def test_what_went_wrong_with_weights_is_told(plane: Plane) -> None:
     agent = await plane.agent("a")
-    await agent.wire.send(WeightsTrouble(version=3, what="chunk_damaged", evidence='{"chunk": 4}'))
-    await until(lambda: plane.told("WeightsTrouble"))
-    assert plane.told("WeightsTrouble")[0]["what"] == "chunk_damaged"
+    await agent.wire.send(FetchFault(version=3, what="chunk_damaged", evidence='{"chunk": 4}'))
+    await until(lambda: plane.told("FetchFault"))
+    assert plane.told("FetchFault")[0]["what"] == "chunk_damaged"

@@ -148,7 +148,7 @@ def wide(kind: str, body: Any) -> bytes:
         lambda: wide("cancel", {"rows": "wide"}),
         lambda: wide("hello", {"held": "wide"}),
         lambda: wide("progress", [1, *[b""] * 7, "wide", [0, 0, 0, 0.0]]),
-        lambda: packed("taken", {"purpose": "train", "ids": [1] * (4 << 20)}),
+        lambda: packed("groups_stored", {"purpose": "train", "ids": [1] * (4 << 20)}),
         lambda: b"\x92\xa6cancel" + b"\x91" * (4 << 20),
     ],
     ids=["cancel", "hello", "progress", "many ids", "deep"],

@@ -20,8 +20,8 @@ from gyre.errors import ConfigError
 from gyre.rollouts.agent.agent import Agent, AgentSettings
 from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.protocol.connection import Refused
+from gyre.rollouts.protocol.credentials import joining_context, pinned_context, server_context
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
-from gyre.rollouts.protocol.tls import joining_context, pinned_context, server_context
 from gyre.rollouts.trainer.plane_client import RolloutClient
 from gyre.store import open_store
 from tests.rollouts.plane import QUICK, TOKEN, until

@@ -1,4 +1,4 @@
-"""How a delta looks in the store: what comes out is what went in, and what an earlier Gyre wrote is read."""
+"""How a delta looks in the store, and that what comes out is what went in."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from gyre.rollouts.protocol.columns import ReportColumns
 from gyre.rollouts.token_log.records import LeaseRecord, PendingDelta, delta_in, delta_out
 
-BEFORE_LEASES = bytes.fromhex(
-    "9901c41000000100000000000100010000000000c4080000000005000000c408020000000100000000c4060b000c000d0002"
-    "c40c000000bf000080bf000000c09192ce00010001a473746f70"
+STORED = bytes.fromhex(
+    "9a01c41000000100000000000100010000000000c4080000000005000000c408020000000100000000c4060b000c000d0002"
+    "c40c000000bf000080bf000000c09192ce00010001a473746f7090"
 )
-"""`pending()` as it was stored before leases were."""
+"""`pending()` in the store."""
 
 LEASES = [
     LeaseRecord(key=1 << 16, lease=3 << 40 | 1, incarnation="a" * 32, length=0),
@@ -35,8 +35,8 @@ def pending() -> PendingDelta:
     return PendingDelta(1, reports=[report], keys=[np.array([65536, 65537])], ends=[[65537, "stop"]])
 
 
-def test_a_delta_that_was_written_before_leases_were_is_read_and_is_written_the_same() -> None:
-    stored = delta_in(BEFORE_LEASES)
+def test_a_stored_delta_is_read_and_is_written_the_same() -> None:
+    stored = delta_in(STORED)
     assert stored.leases == []
     assert (stored.keys, stored.starts, stored.counts, stored.versions) == (
         [65536, 65537],
@@ -47,7 +47,7 @@ def test_a_delta_that_was_written_before_leases_were_is_read_and_is_written_the_
     assert stored.tokens.tolist() == [11, 12, 13]
     assert stored.logprobs.tolist() == [-0.5, -1, -2]
     assert stored.ends == [[65537, "stop"]]
-    assert delta_out(pending()) == BEFORE_LEASES
+    assert delta_out(pending()) == STORED
 
 
 @pytest.mark.parametrize("with_tokens", [True, False])
@@ -61,5 +61,5 @@ def test_leases_come_back_beside_whatever_else_a_delta_has(with_tokens: bool) ->
 
 
 def test_a_delta_of_a_newer_gyre_is_refused() -> None:
-    with pytest.raises(ValueError, match="format 3; this Gyre reads 1 and 2"):
-        delta_in(msgpack.packb([3, *msgpack.unpackb(BEFORE_LEASES)[1:]]))
+    with pytest.raises(ValueError, match="format 2; this Gyre reads 1"):
+        delta_in(msgpack.packb([2, *msgpack.unpackb(STORED)[1:]]))

@@ -15,7 +15,7 @@ from gyre.errors import ConfigError
 from gyre.rollouts import weight_peer
 from gyre.rollouts.agent.agent import Agent, AgentSettings
 from gyre.rollouts.agent.policy_loading import AgentWeights, Check
-from gyre.rollouts.protocol.frames import Loaded, LoadFailed, Weights, WeightsTrouble
+from gyre.rollouts.protocol.frames import FetchFault, Loaded, LoadFailed, Weights
 from gyre.rollouts.weight_peer import where_to_listen
 from tests.rollouts.plane import live_plane
 from tests.rollouts.weight_plane.far_instance import NETWORK, URL, Make, free_ports
@@ -135,7 +135,7 @@ async def test_weights_come_from_the_networks_of_senders_alone(far: Make) -> Non
     plane = far(sender_networks=["10.0.0.0/8"], gives_up_s=0.5)
     assert isinstance(await plane.load(1), LoadFailed)
     await asyncio.sleep(0)
-    (trouble, *_) = [frame for frame in plane.frames if isinstance(frame, WeightsTrouble)]
+    (trouble, *_) = [frame for frame in plane.frames if isinstance(frame, FetchFault)]
     assert "networks" in trouble.evidence
     assert plane.source.server.sent_bytes == 0
 

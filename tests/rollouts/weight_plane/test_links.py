@@ -15,7 +15,7 @@ import xxhash
 
 from gyre.engines.weight_loading import LoadableVersion, LoadReport
 from gyre.rollouts.agent.policy_loading import Check
-from gyre.rollouts.protocol.frames import Loaded, LoadFailed, Weights, WeightsTrouble
+from gyre.rollouts.protocol.frames import FetchFault, Loaded, LoadFailed, Weights
 from gyre.weights.version.arena import VersionFiles
 from gyre.weights.version.manifest import Chunk, WeightMismatch
 from tests.rollouts.weight_plane.far_instance import CONFIG, TOKEN, URL, Far, Make, policy
@@ -110,7 +110,7 @@ async def test_what_is_wrong_here_is_fetched_from_elsewhere_at_once(
     assert loaded.way == "tcp"
     for name in ("model.safetensors", "config.json"):
         assert (plane.folders[-1] / name).read_bytes() == (Path(told["path"]) / name).read_bytes()
-    assert [frame.what for frame in plane.frames if isinstance(frame, WeightsTrouble)] == ["chunk_damaged"]
+    assert [frame.what for frame in plane.frames if isinstance(frame, FetchFault)] == ["chunk_damaged"]
     shutil.rmtree(beside)
 
 
@@ -144,5 +144,5 @@ async def test_trouble_is_told_of_the_version_that_has_it(far: Make, tmp_path: P
     shutil.copytree(told["path"], beside)
     flip(beside / "model.safetensors")
     assert isinstance(await load_here(plane, beside, told), Loaded)
-    assert [frame.version for frame in plane.frames if isinstance(frame, WeightsTrouble)] == [2]
+    assert [frame.version for frame in plane.frames if isinstance(frame, FetchFault)] == [2]
     shutil.rmtree(beside)

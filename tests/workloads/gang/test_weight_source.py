@@ -11,7 +11,7 @@ import torch
 from gyre.config import WeightsSpec
 from gyre.errors import Unreachable
 from gyre.models.safetensors_folder import SafetensorsFolder
-from gyre.rollouts.protocol.secrets import weights_key
+from gyre.rollouts.protocol.credentials import weights_key
 from gyre.weights import publisher
 from gyre.weights.transfer.chunk_transports import Source
 from gyre.weights.transfer.receiver import Receiver

@@ -272,10 +272,10 @@ def test_dynamic_sampling_replaces_groups_without_a_gradient(make_job, staleness
     trained = [group_id for row in steps_of(job) for group_id in row.group_ids]
     assert len(trained) == len(set(trained)) == 16
     assert not [group_id for group_id in trained if group_id % 3 == 0]
-    assert account.drawn == account.trained + account.set_aside
-    assert account.set_aside == len([n for n in range(account.drawn) if n % 3 == 0])
+    assert account.drawn == account.trained + account.dropped
+    assert account.dropped == len([n for n in range(account.drawn) if n % 3 == 0])
     assert (account.lost, account.trained_twice, result["prompts_lost"]) == ((), (), 0)
-    told = [report.body for report in job.reports_of("GroupSetAside")]
+    told = [report.body for report in job.reports_of("GroupReplaced")]
     assert {body["reason"] for body in told} == {"no_gradient"}
 
 

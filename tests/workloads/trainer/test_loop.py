@@ -408,7 +408,7 @@ NOT_FINITE = {"actor": {"entrypoint": f"{HERE}:NotFiniteOnce"}}
 
 @pytest.mark.parametrize("killed", [None, "actor-0", "trainer-0"])
 def test_a_gradient_that_is_not_finite_skips_its_batch(make_job, killed):
-    """Its groups are set aside, not trained and not lost, whoever dies after it."""
+    """Its groups are dropped, not trained and not lost, whoever dies after it."""
     job = make_job(roles=NOT_FINITE, run={"checkpoint_every": 10})  # so that ranks that die replay the step
     with job:
         if killed:
@@ -417,7 +417,7 @@ def test_a_gradient_that_is_not_finite_skips_its_batch(make_job, killed):
         result = job.result(timeout_s=DEADLINE_S)
         account = job.account()
     assert result["steps"] == job.spec.run.steps
-    assert (account.drawn, account.trained, account.set_aside, account.waiting) == (40, 32, 8, 0)
+    assert (account.drawn, account.trained, account.dropped, account.waiting) == (40, 32, 8, 0)
     assert (account.lost, account.trained_twice) == ((), ())
     [told] = job.reports_of("BatchSkipped")
     assert (told.body["step"], told.body["groups"], told.body["role"]) == (2, 8, "actor")

@@ -71,7 +71,7 @@ def came_out_right(job: InProcessJob, plane: ToyPlane, *, diverged: bool = False
     account = job.account()
     assert result["prompts_lost"] == 0
     assert (account.trained, account.waiting) == (job.spec.run.steps * 8, 0)
-    assert account.drawn == account.trained + account.set_aside
+    assert account.drawn == account.trained + account.dropped
     assert (account.lost, account.trained_twice) == ((), ())
     for row in steps_of(job):
         assert 0 <= row.metrics["staleness_max"] <= job.spec.max_staleness
@@ -120,17 +120,17 @@ def test_a_group_that_nobody_can_generate_is_quarantined_and_replaced(planed: Ma
     job, plane = planed(mode, poison={2, 11, 40, 41})
     with job:
         result = came_out_right(job, plane)
-    told = {report.body["group"]: report.body for report in job.reports_of("GroupSetAside")}
-    poisoned = {group for group, body in told.items() if body["reason"] == "poison"}
+    told = {report.body["group"]: report.body for report in job.reports_of("GroupReplaced")}
+    poisoned = {group for group, body in told.items() if body["reason"] == "quarantined"}
     assert {2, 11} <= poisoned <= {2, 11, 40, 41}
-    assert result["prompts_set_aside"] == job.account().set_aside == len(told)
+    assert result["prompts_dropped"] == job.account().dropped == len(told)
     assert told[2]["evidence"].endswith("the engine's last words")
     trained = {
         g for batches in batches_of(job).values() for shares in batches for share in shares for g in share
     }
     assert not trained & set(told)
     assert trained >= {body["replaced_by"] for body in told.values()} - set(told)
-    assert job.progress["groups_set_aside"] == len(told)
+    assert job.progress["groups_dropped"] == len(told)
 
 
 def test_what_the_plane_delivers_and_nobody_can_train_is_replaced(planed: MakePlaned) -> None:
@@ -138,8 +138,8 @@ def test_what_the_plane_delivers_and_nobody_can_train_is_replaced(planed: MakePl
     job, plane = planed("streamed", spoilt={2, -2})
     with job:
         came_out_right(job, plane)
-    (told,) = (report.body for report in job.reports_of("GroupSetAside"))
-    assert (told["group"], told["reason"]) == (2, "poison")
+    (told,) = (report.body for report in job.reports_of("GroupReplaced"))
+    assert (told["group"], told["reason"]) == (2, "quarantined")
     assert "token id -" in told["evidence"]
     assert job.reports_of("TrainerFailed") == []
 
@@ -148,7 +148,7 @@ def test_a_plane_that_can_generate_nothing_ends_the_job_with_its_last_words(plan
     job, _ = planed("streamed", poison=set(range(10_000)), failover=ONE_RESTART)
     with job, pytest.raises(JobFailed, match="the engine's last words"):
         job.result(timeout_s=DEADLINE_S)
-    assert 8 < job.account().set_aside < 30
+    assert 8 < job.account().dropped < 30
 
 
 def test_an_evaluation_does_without_what_nobody_can_answer(planed: MakePlaned) -> None:

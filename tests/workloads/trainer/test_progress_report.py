@@ -14,7 +14,7 @@ PER_STEP = 8
 
 
 @pytest.mark.parametrize(
-    ("planned", "step", "drawn", "trained", "set_aside", "gaps", "lost"),
+    ("planned", "step", "drawn", "trained", "dropped", "gaps", "lost"),
     [
         (10, 10, 80, 80, 0, (), 0),
         (10, 10, 80, 79, 0, (), 1),
@@ -25,7 +25,7 @@ PER_STEP = 8
     ],
 )
 def test_what_was_drawn_for_steps_that_are_planned_no_more_is_not_lost(
-    planned: int, step: int, drawn: int, trained: int, set_aside: int, gaps: tuple[int, ...], lost: int
+    planned: int, step: int, drawn: int, trained: int, dropped: int, gaps: tuple[int, ...], lost: int
 ) -> None:
     groups = SimpleNamespace(step=step, tokens=0, digests={})
     none = cast(Any, SimpleNamespace(rows=[], first_set=None))
@@ -39,5 +39,5 @@ def test_what_was_drawn_for_steps_that_are_planned_no_more_is_not_lost(
         prompts_per_step=PER_STEP,
         report_progress=lambda **_: None,
     )
-    account = PromptAccount(drawn, trained, drawn - trained - set_aside, gaps, (), set_aside)
+    account = PromptAccount(drawn, trained, drawn - trained - dropped, gaps, (), dropped)
     assert report.result(account, stopped=False)["prompts_lost"] == lost

@@ -101,7 +101,7 @@ def came_out_right(job: InProcessJob) -> dict[str, Any]:
     assert result["prompts_lost"] == 0
     account = job.account()
     assert (account.trained, account.waiting) == (steps * 8, 0)
-    assert account.drawn == account.trained + account.set_aside
+    assert account.drawn == account.trained + account.dropped
     assert (account.lost, account.trained_twice) == ((), ())
     assert digests_of(job) == digests_by_record(job)
     told = [report.body["error"] for report in job.reports_of("OperatorFailed")]
@@ -198,15 +198,15 @@ def test_a_dropped_group_is_accounted_and_its_place_is_filled(make_streamed, dro
     assert discarded[0] == "stale"
     assert discarded[1] > 0
     assert result["tokens_discarded"] == account.discarded
-    told = job.reports_of("GroupSetAside")
+    told = job.reports_of("GroupReplaced")
     trained = {
         g for batches in batches_of(job).values() for shares in batches for share in shares for g in share
     }
     if dropped == "again":
-        assert (account.set_aside, told) == (0, [])
+        assert (account.dropped, told) == (0, [])
         assert trained == set(range(64))
     else:
-        assert account.set_aside == result["prompts_set_aside"] == len(told) > 0
+        assert account.dropped == result["prompts_dropped"] == len(told) > 0
         for report in told:
             assert report.body["reason"] == "stale"
             assert "behind the trainer's" in report.body["evidence"]

@@ -11,9 +11,16 @@ from gyre.config import parse_job
 from gyre.graph.flow import Firing, Flow
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.retries import RETRY_FIRST_S, RETRY_MAX_S, Retries, pause_s
-from gyre.workloads.trainer.starvation import PULSE_S, Starvation
 from gyre.workloads.trainer.wait_causes import ABSENT, DRAWING, IDLE, SCORING, activities, plane_shares
-from gyre.workloads.trainer.wait_stats import HALF_LIFE_S, LOOK_S, WAITS, WaitStats, waits_in
+from gyre.workloads.trainer.wait_stats import (
+    HALF_LIFE_S,
+    LOOK_S,
+    STATUS_EACH_S,
+    WAITS,
+    Starvation,
+    WaitStats,
+    waits_in,
+)
 from tests.workloads.toy_policy import toy_spec
 
 PLANE_ROLLOUT = "gyre.workloads.rollout_vertices:RolloutInstance"
@@ -194,12 +201,12 @@ def test_the_trainer_starves_while_only_the_rollout_plane_works() -> None:
 
     assert look(10.0) == 0.0, "nothing is known of the time before"
     flow.start(flow.firing("rollout.generate", 0))
-    assert look(10.0 + PULSE_S / 2) is None, "it is not time"
-    assert look(11.0) == pytest.approx(1.0 - PULSE_S / 2), "since the plane was seen to work alone"
+    assert look(10.0 + STATUS_EACH_S / 2) is None, "it is not time"
+    assert look(11.0) == pytest.approx(1.0 - STATUS_EACH_S / 2), "since the plane was seen to work alone"
     flow.mark_done("rollout.generate", [1])
     flow.start(flow.firing("reward.score", 1))
-    assert look(12.0) == pytest.approx(2.0 - PULSE_S / 2)
-    assert look(13.0) == pytest.approx(2.0 - PULSE_S / 2), "a reward works, too"
+    assert look(12.0) == pytest.approx(2.0 - STATUS_EACH_S / 2)
+    assert look(13.0) == pytest.approx(2.0 - STATUS_EACH_S / 2), "a reward works, too"
 
 
 def test_pauses_double_up_to_a_limit_and_begin_again_after_a_success() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gyre.workloads.vertex.cpu_activity import cpu_activity
+from gyre.workloads.vertex.observed_process import cpu_activity
 from tests.waits import GENEROUS_S
 
 SPIN = "while True: pass"

@@ -54,7 +54,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "", trust: bo
     model = metadata.get("model")
     if model is None:
         raise CheckpointMismatch(
-            f"{checkpoint} is not of a policy, or of an older Gyre, which did not write down its model.",
+            f"{checkpoint} is not of a policy.",
             hint="A critic's checkpoint has no policy to export; the actor's lies above it.",
         )
     architecture = architecture_from(model["config"], str(checkpoint))

@@ -23,8 +23,7 @@ from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.plain_data import plain
-from gyre.workloads.trainer.evaluation.evaluation import Evaluation, Part
-from gyre.workloads.trainer.evaluation.held_out import HeldOutSets
+from gyre.workloads.trainer.evaluation.held_out import Evaluation, HeldOutSets, Part
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
 from gyre.workloads.trainer.evaluation.results import row_of, row_of_own
 from gyre.workloads.trainer.evaluation.rollout_calls import EvaluationCall, RolloutCalls

@@ -1,4 +1,5 @@
-"""The held-out sets of a run: prompts by the set's name, each with a number that no other prompt of the job has.
+"""The held-out sets of a run: prompts by the set's name, each with a number that no other prompt of the job has; and
+what an evaluation is of: a policy version and a set. A firing of an evaluating operator has a part for each set.
 
 This module must not know when a set is evaluated, or where its prompts come from.
 """
@@ -7,10 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from gyre.config.sections.data import SET_NAME
 from gyre.errors import UserCodeError
+from gyre.graph.flow import Firing
 from gyre.rollouts.samples import Group
+
+
+class Evaluation(NamedTuple):
+    version: int
+    set: str
+
+
+class Part(NamedTuple):
+    """The part of a firing that is of one held-out set."""
+
+    firing: Firing
+    set: str
+
 
 HeldOutSets = dict[str, list[Group]]
 """In the order of their names: that in which a job file has them is lost where its spec is kept."""

@@ -17,14 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from gyre.config.sections import HELD_OUT
-from gyre.workloads.trainer.evaluation.evaluation import Evaluation
+from gyre.workloads.trainer.evaluation.held_out import Evaluation
+
+KEPT_ROWS = 1000
+"""Newest results kept in memory: more than a new trainer reports again, also of some tens of sets."""
 
 
 @dataclass(slots=True)
 class EvaluationLog:
     path: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """The results (`gyre.workloads.trainer.evaluation.results`), in the order in which they arrived."""
+    """The first result of each set and the newest of all (`gyre.workloads.trainer.evaluation.results`), in the order in
+    which they arrived; the file has every one."""
     left_out: dict[Evaluation, str] = field(default_factory=dict)
     """What will have no result, with the reason."""
     _evaluated: set[Evaluation] = field(default_factory=set)
@@ -83,6 +87,10 @@ class EvaluationLog:
         else:
             self._evaluated.add(_evaluation_of(line))
             self.rows.append(line)
+            if len(self.rows) >= 2 * KEPT_ROWS:  # at times, for it looks at all of them
+                first = {row.get("set"): row for row in reversed(self.rows)}
+                earlier = [row for row in self.rows[:-KEPT_ROWS] if first[row.get("set")] is row]
+                self.rows = earlier + self.rows[-KEPT_ROWS:]
 
 
 def _evaluation_of(line: dict[str, Any]) -> Evaluation:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from gyre.config.sections import EvaluationSettings
 from gyre.rollouts.samples import Group
-from gyre.workloads.trainer.evaluation.evaluation import Evaluation
+from gyre.workloads.trainer.evaluation.held_out import Evaluation
 
 ROUNDING = 1e-6
 """How far a reward may be below the threshold, or beside 0 or 1."""

@@ -15,7 +15,7 @@ from functools import partial
 from gyre.errors import VertexLost
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome, outcome_of
-from gyre.workloads.trainer.evaluation.evaluation import Part
+from gyre.workloads.trainer.evaluation.held_out import Part
 from gyre.workloads.trainer.firings.result_checks import Expectations
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.job_graph import JobGraph
@@ -60,7 +60,7 @@ class RolloutCalls:
         return bool(self._sent)
 
     def send(self, *, step: int, now: float) -> None:
-        """Call for the evaluations that nobody is called for, as far as vertices have room."""
+        """Make the calls of evaluations that have none in flight, as far as vertices have room."""
         for part, prompts in self._open.items():
             if part in self._sent or not self._retries.may(("evaluate", part), now):
                 continue

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gyre.errors import VertexLost
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome, outcome_of
-from gyre.workloads.trainer.evaluation.evaluation import Evaluation, Part
+from gyre.workloads.trainer.evaluation.held_out import Evaluation, Part
 from gyre.workloads.trainer.firings.result_checks import SCORE
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.retries import Retries

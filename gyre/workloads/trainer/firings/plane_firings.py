@@ -17,8 +17,8 @@ from gyre.rollouts.sample_checks import problem_with_group
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.plane_client import CannotGenerate
-from gyre.workloads.trainer.evaluation.evaluation import Evaluation
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
+from gyre.workloads.trainer.evaluation.held_out import Evaluation
 from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.firings.vertex_firings import ids_of
 from gyre.workloads.trainer.groups.group_state import GroupState

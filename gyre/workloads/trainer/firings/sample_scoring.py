@@ -1,14 +1,14 @@
 """The scoring of samples one by one, as they finish: for a reward class that looks at each sample by itself.
 
-The rollout plane tells of samples that finished before their groups were complete. They go to the reward role at once,
+The rollout plane announces samples that finished before their groups were complete. They go to the reward role at once,
 together with whatever else has finished since its vertices had room, so that scoring overlaps with generation. Only
 what a reward needs travels, and the scores come back alone. A firing, which has whole groups, joins the scores that are
 there to the samples where they lie, and ends when its last one has come.
 
 Invariants:
 - *of these tokens*: a score counts for a sample with the very tokens, and the end, that it was given for;
-- *told ahead is a hint*: what nobody told of is scored when its group is there, and what is lost with a reward's
-  process is sent again;
+- *early notice is a hint*: a sample that was not announced early is scored with its group, and one that is lost with a
+  reward's process is sent again;
 - *scored where it counts*: nothing reaches the ledger before its whole group is scored.
 
 This module must not know how samples are generated or who scores them.
@@ -95,7 +95,8 @@ class SampleScoring:
         self._on_result = on_result
         self._expected = expectations.for_groups(operator)
         self._samples: dict[Key, Sample] = {}
-        """What was told ahead or is in a firing, with its reward once it has one; without log-probs and versions."""
+        """A sample that was announced early or is in a firing, with its reward once it has one; no log-probs or
+        versions."""
         self._waiting: dict[Key, None] = {}
         """Of these, in order, those that are in no call and have no reward."""
         self._in_calls: dict[Key, Sample] = {}

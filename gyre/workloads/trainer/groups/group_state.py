@@ -7,8 +7,14 @@ checkpoint covers.
 Invariants:
 - *ledger first*: every `record_…` method writes to the ledger before it changes anything here, so a trainer that dies
   at any moment is continued by one that reads the ledger;
-- *fit to train*: a group that the ledger has, that is not trained and that nobody can train (a reward that is no
-  number, a token beyond the vocabulary, samples that cannot be read) is queued again when the ledger is read.
+- *fit to train*: a group that the ledger has, that is not trained and cannot be (a reward that is no
+  number, a token beyond the vocabulary, samples that cannot be read) is queued again when the ledger is read;
+
+- *as it was*: which group stands in a slot that was drawn follows from the replacements alone, whenever it is computed.
+
+A run has `steps * prompts_per_step` slots, numbered from 0, and draws prompts for them in order. A group's id is the
+number of its prompt; without replacements a slot and its group have the same number. A group that is given up is
+replaced by a newly drawn one in the same slot, and the prompts drawn for later slots move up by one.
 
 This module must not know of vertices, calls or the graph.
 """
@@ -16,7 +22,8 @@ This module must not know of vertices, calls or the graph.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +32,39 @@ from gyre.rollouts.sample_checks import problem_with_group
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.micro_batcher import deal
 from gyre.rollouts.trainer.sample_ledger import RecordedBatch, Recovered, Restore, SampleLedger
-from gyre.workloads.trainer.groups.slots import Slots
+
+
+class Slots:
+    def __init__(self, replaced: Mapping[int, int]) -> None:
+        """`replaced` maps each group that was given up to the group in its slot."""
+        self._successor = dict(replaced)
+        self._predecessor = {new: old for old, new in replaced.items()}
+        self._replacements = sorted(self._predecessor)
+        self._drawn_before = [by - place for place, by in enumerate(self._replacements)]
+        """For each replacement, how many slots were drawn before it. Never falls, because ids only grow."""
+
+    def replace(self, group_id: int, by: int) -> None:
+        """`by` is greater than any id that was drawn. Raises ValueError if it is not."""
+        if self._replacements and by <= self._replacements[-1]:
+            raise ValueError(
+                f"group {by} would replace {group_id} after group {self._replacements[-1]} was drawn"
+            )
+        self._successor[group_id] = by
+        self._predecessor[by] = group_id
+        self._replacements.append(by)
+        self._drawn_before.append(by - len(self._drawn_before))
+
+    def id_at(self, slot: int) -> int:
+        group_id = slot + bisect_right(self._drawn_before, slot)  # a replacement's id has no slot of its own
+        while group_id in self._successor:
+            group_id = self._successor[group_id]
+        return group_id
+
+    def slot_of(self, group_id: int) -> int:
+        while group_id in self._predecessor:
+            group_id = self._predecessor[group_id]
+        return group_id - bisect_left(self._replacements, group_id)
+
 
 REPORTED_AGAIN_STEPS = 1000
 """How many of the last steps a new trainer reports again: more than a trainer makes while no master listens, before
@@ -55,11 +94,11 @@ class GroupState:
         self.skipped = {step for step, metrics in found.metrics.items() if metrics.get("skipped")}
         """The steps that left the weights as they were."""
         self.skipped_count = sum(int(row.get("groups_skipped", 0)) for row in found.metrics.values())
-        """The groups of these steps, which are set aside."""
+        """The groups of these steps, which are dropped."""
         self.batches = {step: rows for step, rows in found.batches.items() if step not in self.skipped}
         """The micro-batches of the steps that no checkpoint covers, and of the step that is being made."""
         self.redrawn: dict[int, tuple[int, str]] = {}
-        """The groups that were queued again because nobody can train them: their tokens, and what is wrong."""
+        """The groups that were queued again because they cannot be trained: their tokens, and what is wrong."""
         self._redraw_unfit(found, vocabulary)
         recorded = {group_id for batches in found.batches.values() for one in batches for group_id in one.ids}
         self.scored = {g: None for g in found.groups if g not in recorded and g not in found.trained}
@@ -76,7 +115,6 @@ class GroupState:
         self.restores = found.restores
         """The last restore of each role that had one."""
         self._restore_count = found.restore_count
-        self._add_steps_without_record(found.trained, list(found.metrics))
 
     def _redraw_unfit(self, found: Recovered, vocabulary: int | None) -> None:
         """Queue unfit groups again. The micro-batches of the step that is being made are forgotten where one has such a
@@ -102,13 +140,6 @@ class GroupState:
             self.unscored.add(group_id)
             self.min_versions[group_id] = self.step
             self.redrawn[group_id] = (tokens, problem)
-
-    def _add_steps_without_record(self, trained: frozenset[int], steps: Sequence[int]) -> None:
-        """A ledger from before micro-batches were recorded: a step is its groups by number."""
-        for step in steps:
-            ids = range((step - 1) * self.per_step, step * self.per_step)
-            if step not in self.batches and trained.issuperset(ids):
-                self.batches[step] = [RecordedBatch(step, 0, (tuple(ids),), last=True)]
 
     # -- slots and steps ----------------------------------------------------------------------------
 
@@ -244,7 +275,7 @@ class GroupState:
         return self.step - step
 
     def record_skipped(self, step: int, metrics: dict[str, Any], *, evidence: str) -> None:
-        """The step left the weights as they were; its groups are set aside."""
+        """The step left the weights as they were; its groups are dropped."""
         tokens = {group_id: self.by_id[group_id].token_count for group_id in self.ids_of(step)}
         self._ledger.record_skipped(
             step=step, group_tokens=tokens, evidence=evidence, metrics=metrics, now=time.time()

@@ -2,7 +2,7 @@
 
 | why | what becomes of the group |
 | --- | --- |
-| `poison`: nobody can generate it | it is quarantined, and a new prompt takes its slot |
+| `quarantined`: it cannot be generated | it is quarantined, and a new prompt takes its slot |
 | `stale`: its tokens are too old | its prompt is answered again, or a new prompt takes its slot (`staleness.dropped`) |
 | `no_gradient`: all of its samples earned the same | a new prompt takes its slot (dynamic sampling) |
 
@@ -79,8 +79,8 @@ class Replacements:
         return self._quarantined.at(self._groups.step) > self._groups.per_step
 
     def quarantine(self, group_id: int, *, evidence: str) -> Group:
-        """Nobody can generate this group. Returns the group that takes its slot."""
-        by = self._replace(group_id, reason="poison", evidence=evidence)
+        """Quarantine a group that cannot be generated. Returns the group that takes its slot."""
+        by = self._replace(group_id, reason="quarantined", evidence=evidence)
         self._quarantined.add(self._groups.step)
         return by
 
@@ -105,7 +105,7 @@ class Replacements:
         tokens = self._groups.record_replaced(group_id, by, reason=reason, evidence=evidence)
         self._count(reason, tokens)
         self._report(
-            "GroupSetAside",
+            "GroupReplaced",
             group=group_id,
             replaced_by=by.id,
             reason=reason,

@@ -68,5 +68,5 @@ METRICS: dict[str, Metric] = {
     "skipped": Metric(
         "", "learner", "1 where the gradient was not finite and the weights stayed as they were"
     ),
-    "groups_skipped": Metric("", "trainer", "groups of such a step, which are set aside"),
+    "groups_skipped": Metric("", "trainer", "groups of such a step, which are dropped"),
 }

@@ -52,7 +52,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A policy version that is ready to be published, of which nobody has heard.
+    """A policy version that is ready to be published.
 
     `served` is what `publish_model` returned, where there is a rollout plane; `weights` is what `export_weights`
     returned, where calls carry them.

@@ -12,7 +12,7 @@ from gyre.errors import UserCodeError
 from gyre.rollouts.samples import Group
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.base import operator
-from gyre.workloads.trainer.evaluation.evaluation import Evaluation
+from gyre.workloads.trainer.evaluation.held_out import Evaluation
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
 from tests.workloads.toy_policy import ToyData, ToyRollout
 from tests.workloads.trainer.test_loop import DEADLINE_S

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gyre.config.sections import EvaluationSettings
 from gyre.rollouts.samples import Group, Sample, VersionRun
-from gyre.workloads.trainer.evaluation.evaluation import Evaluation
+from gyre.workloads.trainer.evaluation.held_out import Evaluation
 from gyre.workloads.trainer.evaluation.results import MOST_VALUES, best_of, pass_at, row_of
 
 

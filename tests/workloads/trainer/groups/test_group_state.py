@@ -14,9 +14,8 @@ from gyre.config import RunSpec
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
 from gyre.store import LedgerStore, open_store
-from gyre.workloads.trainer.groups.group_state import GroupState
+from gyre.workloads.trainer.groups.group_state import GroupState, Slots
 from gyre.workloads.trainer.groups.micro_batches import FixedBatches, StreamedBatches, is_made
-from gyre.workloads.trainer.groups.slots import Slots
 
 
 @settings(deadline=None)
@@ -143,7 +142,7 @@ def test_the_next_reader_finds_what_is_known_after_each_write(store: LedgerStore
     groups = check()
     assert 5 in groups.unscored
     assert groups.min_versions == {2: 5, 5: 0}
-    assert groups.record_replaced(2, prompt(8), reason="poison", evidence="it died") == 0
+    assert groups.record_replaced(2, prompt(8), reason="quarantined", evidence="it died") == 0
     groups = check()
     assert (groups.id_at(2), groups.id_at(8), groups.is_settled(2), groups.is_settled(8)) == (
         8,
@@ -169,8 +168,8 @@ def test_the_next_reader_finds_what_is_known_after_each_write(store: LedgerStore
     groups = check()
     assert set(groups.batches) == set()
     account = SampleLedger(store, 99).account()
-    assert (account.drawn, account.trained, account.waiting, account.set_aside) == (9, 4, 4, 1)
-    assert account.discarded == {"stale": 3, "poison": 0}
+    assert (account.drawn, account.trained, account.waiting, account.dropped) == (9, 4, 4, 1)
+    assert account.discarded == {"stale": 3, "quarantined": 0}
     assert (account.lost, account.trained_twice) == ((), ())
 
 

@@ -77,10 +77,10 @@ def test_a_quarantined_group_leaves_its_slot_to_the_next_prompt(store: LedgerSto
     assert (by.id, run.groups.id_at(2), run.groups.slot_of(4)) == (4, 4, 2)
     assert run.groups.unscored == {3, 4}
     (told,) = run.reports
-    assert told["kind"] == "GroupSetAside"
-    assert (told["group"], told["replaced_by"], told["reason"]) == (2, 4, "poison")
+    assert told["kind"] == "GroupReplaced"
+    assert (told["group"], told["replaced_by"], told["reason"]) == (2, 4, "quarantined")
     assert len(told["evidence"]) == 4000
-    assert run.replacements.tokens_discarded == {"stale": 10, "poison": 0}
+    assert run.replacements.tokens_discarded == {"stale": 10, "quarantined": 0}
 
 
 def test_more_quarantined_groups_than_a_step_has_are_not_the_prompts_fault(store: LedgerStore) -> None:

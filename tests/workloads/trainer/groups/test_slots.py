@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gyre.workloads.trainer.groups.slots import Slots
+from gyre.workloads.trainer.groups.group_state import Slots
 
 REPLACED = 100_000
 
