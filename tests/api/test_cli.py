@@ -213,7 +213,7 @@ def test_show_has_a_line_for_each_evaluation(seed: Seed) -> None:
         ["math500", "2", "2", "0.5", "0.5", "50.0%", "1:50.0%", "4:75.0%", "1:0.5", "4:0.75"],
     ]
     assert data(gyre("show", "--json"))["evaluations"]["aime"][1]["reward_mean"] == 0.625
-    seed("undisturbed", job_id="golden-2", at=3.0)
+    seed("rollout_lost", job_id="golden-2", at=3.0)
     assert "HELD OUT" not in gyre("show", "golden-2").stdout
 
 
