@@ -23,6 +23,7 @@ from gyre.config.sections.model import source_of
 from gyre.errors import ConfigError, GyreError, NotFound
 from gyre.graph import compile_job
 from gyre.store import Store, open_store
+from gyre.workloads.gang.state_files import sealed
 from gyre.workloads.rollout_vertices import _base_model
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.errors import CheckpointMismatch
@@ -225,7 +226,7 @@ def test_a_folder_that_holds_no_weights_is_not_drawn_from_the_seed(
 def test_a_pickle_is_not_read_unless_its_writer_is_trusted(store: Store, home: Home) -> None:
     theirs = home.path / "theirs"
     theirs.mkdir()
-    (theirs / "actor.json").write_text(json.dumps({"format": 1, "model": None}))
+    (theirs / "actor.json").write_text(json.dumps(sealed({"format": 1, "model": None})))
     with pytest.raises(ConfigError, match="is unpickled") as refused:
         begun(store, home, theirs)
     assert "--trust" in refused.value.hint
