@@ -245,7 +245,7 @@ def test_the_options_of_the_spot_script_are_those_of_join() -> None:
 def test_the_images_hold_what_their_processes_import() -> None:
     text = (FOLDER / "Dockerfile").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = re.search(r"\.whl\)\[([a-z,]+)\]", text)
+    extras = re.search(r"\.whl\)\[([a-z,-]+)\]", text)
     assert extras is not None
     assert set(extras[1].split(",")) <= project["optional-dependencies"].keys()
     passed_on = (ROOT / ".dockerignore").read_text().splitlines()

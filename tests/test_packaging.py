@@ -10,7 +10,6 @@ import tomllib
 import zipfile
 from email.message import Message
 from email.parser import Parser
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +116,6 @@ def constraints() -> dict[str, str]:
     """By package, its version."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return dict(line.split("==") for line in lines if not line.startswith("#"))
-
-
-def test_every_constraint_is_of_something_that_is_required(
-    project: dict[str, Any], constraints: dict[str, str]
-) -> None:
-    """`constraints.txt` brings nothing of its own."""
-    required = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
-    assert constraints.keys() <= {canonicalize_name(Requirement(line).name) for line in required}
 
 
 def test_the_lock_has_the_versions_that_the_suite_runs_on(

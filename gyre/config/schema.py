@@ -13,8 +13,10 @@ from typing import Any
 from gyre.config.sections import WorkloadSettings
 from gyre.config.spec import JobSpec
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_REFS = "#/$defs/{model}"
+DIALECT = "http://json-schema.org/draft-07/schema#"
+"""The one that every editor knows."""
+
+_REFS = "#/definitions/{model}"
 
 
 def job_schema() -> dict[str, Any]:
@@ -30,13 +32,13 @@ def job_schema() -> dict[str, Any]:
     properties["python_path"] = _or(properties["python_path"], {"type": "string"})
     roles = properties["roles"]
     # `actor:` with nothing below it is the role with every default.
-    roles["additionalProperties"] = {"anyOf": [{"$ref": "#/$defs/RoleSpec"}, {"type": "null"}]}
+    roles["additionalProperties"] = {"anyOf": [{"$ref": "#/definitions/RoleSpec"}, {"type": "null"}]}
     (roles["propertyNames"],) = ({"pattern": pattern} for pattern in roles.pop("patternProperties"))
     job: dict[str, Any] = {
         "$schema": DIALECT,
         "title": "A Gyre job",
         **{key: value for key, value in schema.items() if key != "title"},
-        "$defs": definitions,
+        "definitions": definitions,
     }
     tidied: dict[str, Any] = _tidied(job)
     return tidied
@@ -67,4 +69,6 @@ def _tidied(value: Any) -> Any:
         if key == "description" and isinstance(item, str):
             item = re.sub(r"\bNone\b", "null", " ".join(item.split()))
         found[key] = _tidied(item)
+    if "$ref" in found and len(found) > 1:  # the dialect takes no description beside it
+        found["allOf"] = [{"$ref": found.pop("$ref")}]
     return found

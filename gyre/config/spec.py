@@ -139,9 +139,10 @@ class Elastic(Model):
     auto: bool = True
     """False leaves the number to people: `gyre scale` and REST."""
     up_cooldown_s: Seconds = 60.0
-    """Time after a change before the number is raised; the policy also observes for this long before it asks."""
+    """Shortest time after a change before the number is raised; the policy also observes the job for this long
+    first."""
     down_cooldown_s: Seconds = 300.0
-    """Time after a change before the number is lowered."""
+    """Shortest time after a change before the number is lowered."""
     machines_timeout_s: Seconds = 900.0
     """How long a number beyond what the present machines hold is shown to Ray's autoscaler. Then it is withdrawn, and
     not shown again for as long."""
@@ -196,7 +197,7 @@ class RoleSpec(Model):
     gang: bool = False
     """Whether the ranks are peers of a collective, which start together and restart together."""
     stall_timeout_s: Seconds = 120.0
-    """A call during which the vertex's progress stands still for this long is an incident."""
+    """A call without progress of the vertex for this long is an incident."""
     setup_timeout_s: Seconds = 600.0
     """Time from the request for the process until `setup()` has returned: covers loading a large model."""
 
@@ -225,13 +226,13 @@ class Affinity(Model):
     collocate: list[list[RoleName]] = Field(default_factory=list)
     """Roles of one list share nodes and devices, rank by rank."""
     collocate_hosts: list[list[RoleName]] = Field(default_factory=list)
-    """Roles of one list stand on the same machine, rank by rank, each with devices of its own."""
+    """Roles of one list share a machine, rank by rank, each with devices of its own."""
     separate: list[list[RoleName]] = Field(default_factory=list)
     """Roles of one list never share a node."""
     spread: list[RoleName] = Field(default_factory=list)
-    """Roles whose vertices stand on as many nodes as there are."""
+    """Roles whose vertices are spread over as many machines as possible."""
     pack: list[RoleName] = Field(default_factory=list)
-    """Roles whose vertices stand on as few nodes as can hold them."""
+    """Roles whose vertices are packed on as few machines as possible."""
 
 
 class Budget(Model):
@@ -306,7 +307,7 @@ class FailoverSpec(Model):
     """A disk that the job writes to is full when fewer bytes are left, or than an eighth of it, if that is less. While
     one is, nothing is started and nothing is charged. 0: only a write that fails says it."""
     disk_room_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
-    """A full disk has room again when so many bytes are left, or a quarter of it, if that is less."""
+    """A full disk has room again when this many bytes are free, or a quarter of it, if that is less."""
     out_of_memory: OutOfMemorySpec = Field(default_factory=OutOfMemorySpec)
     """What becomes of a learner whose passes do not fit into its devices' memory."""
     not_finite: NotFiniteSpec = Field(default_factory=NotFiniteSpec)
@@ -319,9 +320,9 @@ class FailoverSpec(Model):
     step_timeout_factor: Annotated[float, Field(ge=1)] = 10.0
     """See `step_timeout_s`."""
     master_hung_after_s: Seconds = 20.0
-    """A master that lives but has not watched its vertices for this long is ended by them, and started anew."""
+    """A master process that has not watched any vertex for this long is ended by its vertices and restarted."""
     orphan_timeout_s: Seconds = 120.0
-    """A vertex that hears of no master for this long stops itself, so that no zombie holds a device."""
+    """A vertex without contact to a master for this long ends itself, so that it holds no device."""
     drain_timeout_s: Seconds = 30.0
     """Time that `stop` and `scale` give calls in flight to end before processes are killed."""
 
@@ -376,8 +377,8 @@ class StalenessSpec(Model):
     policy: Annotated[str, Field(pattern=_POLICY)] = "in_order"
     """`in_order`: a step takes the groups that were drawn for it, and the trainer waits for all of them. The other
     policies take the groups that are complete first (fully asynchronous): `wait` keeps places for groups that would
-    become older than `max_staleness`; `drop` gives up groups that became older; `module:function` asks that function,
-    with `gyre.rollouts.trainer.staleness.Ages`, for a `Verdict` about each sample."""
+    become older than `max_staleness`; `drop` gives up groups that became older; with `module:function` that function
+    gets `gyre.rollouts.trainer.staleness.Ages` and returns a `Verdict` about each sample."""
     ahead: Annotated[int, Field(ge=0)] | None = None
     """How many steps generation may run ahead of training; None takes `max_staleness`. With fewer, a sample may last
     over several policies before it is too old."""
@@ -426,7 +427,7 @@ class RolloutsSpec(Model):
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """0 takes a free port, and the same again after a restart."""
     tls_cert: str = ""
-    """PEM file with the manager's certificate, with which it speaks TLS; "" for none."""
+    """PEM file with the manager's certificate, for TLS; "" for plain connections."""
     tls_key: str = ""
     """PEM file with its key, without a password."""
     update_mode: Literal["in_place", "retract", "handover"] = "in_place"
@@ -487,16 +488,16 @@ class WeightsSpec(Model):
     """One, or a range such as `7100-7131`, of which each takes a free one: as many as there are on a machine. "" takes
     any."""
     sender_networks: list[str] = Field(default_factory=list)
-    """In CIDR notation: the only addresses that instances take weights from. Empty: any that knows the token."""
+    """Networks in CIDR notation from which instances take weights; empty: from every peer with the token."""
     receiver_networks: list[str] = Field(default_factory=list)
-    """In CIDR notation: the only addresses that are served. Empty: any that knows the token."""
+    """Networks in CIDR notation that weights are served to; empty: every peer with the token."""
     trusted_network: bool = False
-    """Any process that can reach these machines may read and write the weights in them: so that `auto` may open
-    Mooncake's port, which asks nobody for a token."""
+    """Every machine that can reach these may read and write their weights. `auto` may then open Mooncake's port, which
+    needs no token."""
     encrypt: bool | None = None
-    """TLS between actor and instances. None: where the rollout manager speaks it."""
+    """TLS between actor and instances. None uses it if the rollout manager has a certificate."""
     stall_timeout_s: Seconds = 5.0
-    """A source from which nothing comes for so long is left for another."""
+    """Longest time without data from a source, after which another source is taken."""
 
     @field_validator("transports")
     @classmethod
@@ -563,7 +564,8 @@ class JobSpec(Model):
     device_type: DeviceType = "CPU"
     """What a device is: `CPU` or `GPU`. With `CPU` a device is a number for placement and reserves nothing."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """The user's own configuration: every workload sees it as `self.config`."""
+    """The configuration of the workloads, which have it as `self.config`: sections for Gyre's own, any other key for
+    yours."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment of every vertex; a role's own `env` goes over it."""
     roles: dict[RoleName, RoleSpec] = Field(default_factory=dict)

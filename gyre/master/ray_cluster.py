@@ -99,8 +99,8 @@ def how_it_died(detail: str) -> str:
     pid = re.search(r"\bpid: (\d+)", detail)
     process = f"process {pid[1]}" if pid else "the process"
     return (
-        f"{process} was killed, or crashed in native code: it left no Python exception. `dmesg` on its machine shows "
-        "whether the kernel killed it for memory."
+        f"{process} was killed or crashed, without a Python exception (`dmesg` shows whether the kernel killed it for "
+        "memory)"
     )
 
 

@@ -338,6 +338,7 @@ def test_stop_and_its_other_names(
     assert ("ending at once" if at_once else "stopping") in asked.stderr
     (event,) = (e for e in golden.master.events() if e["kind"] == "StopRequested")
     assert event["body"]["at_once"] is at_once
+    assert event["body"]["reason"] == ("killed" if at_once else "asked for")
     server.stop()
 
 

@@ -52,10 +52,11 @@ def test_jobs_are_completed_the_live_ones_first(seed: Seed, home: Home) -> None:
 def test_roles_and_vertices_of_the_job_are_completed(seed: Seed, home: Home) -> None:
     seed("undisturbed")
     with open_store(home.database_url()) as store:
-        roles = sorted(store.job("golden").spec["roles"])
+        specs = store.job("golden").spec["roles"]
+    roles, elastic = sorted(specs), specs["rollout"]["elastic"]
     assert completed("logs", "golden", "--role", "") == completed("logs", "--role", "") == roles
-    assert completed("scale", "golden", "") == [f"{role}=" for role in roles]
-    assert completed("scale", "rollo") == ["rollout="]
+    numbers = [f"rollout={n}" for n in range(elastic["min"], elastic["max"] + 1)]
+    assert completed("scale", "golden", "") == completed("scale", "rollo") == numbers
     assert completed("drain", "golden", "rollout-") == ["rollout-0", "rollout-1"]
     assert "golden" in completed("drain", "")
 

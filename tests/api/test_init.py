@@ -80,6 +80,7 @@ def test_a_name_that_yaml_would_take_for_something_else_is_quoted(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.timeout(300)
 def test_what_it_writes_runs_to_its_end_and_learns(tmp_path: Path) -> None:
     environment = {**os.environ, "GYRE_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
     environment.pop("RAY_ADDRESS", None)
@@ -91,7 +92,7 @@ def test_what_it_writes_runs_to_its_end_and_learns(tmp_path: Path) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=240,
             check=False,
         )
 

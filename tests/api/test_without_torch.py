@@ -36,6 +36,18 @@ HIDDEN = (
 )
 """What no dependency of `gyre-rl` itself brings."""
 
+HIDE = """
+import importlib.metadata, sys
+sys.modules.update(dict.fromkeys({hidden!r}))
+find = importlib.metadata.Distribution.from_name
+def found(name):
+    if name.partition("-")[0] in {hidden!r} or name == "math-verify":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return find(name)
+importlib.metadata.Distribution.from_name = found
+"""
+"""The `sitecustomize`: neither the packages nor the distributions that hold them are to be found."""
+
 SEVERAL = """
 import contextlib, io, json, sys
 from gyre.api.cli import main
@@ -61,7 +73,7 @@ def commands(tmp_path: Path, home: Home) -> Commands:
     """Runs command lines in a process in which nothing of `HIDDEN` can be imported."""
     folder = tmp_path / "hidden"
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({HIDDEN!r}))\n")
+    (folder / "sitecustomize.py").write_text(HIDE.format(hidden=HIDDEN))
     path = os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
     def run(*lines: tuple[str, ...]) -> list[Outcome]:

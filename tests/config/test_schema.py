@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from jsonschema import Draft202012Validator
+from jsonschema import Draft7Validator
 
 from gyre.config import parse_job
 from gyre.config.schema import job_schema
@@ -21,7 +21,7 @@ JOBS = sorted([*ROOT.glob("examples/*.yaml"), *ROOT.glob("gyre/api/templates/*.y
 
 
 def mistakes(job: Any) -> list[str]:
-    return [error.message for error in Draft202012Validator(SCHEMA).iter_errors(job)]
+    return [error.message for error in Draft7Validator(SCHEMA).iter_errors(job)]
 
 
 def described(schema: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -31,15 +31,15 @@ def described(schema: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from described(item, path)
     elif isinstance(schema, dict):
         for name, one in schema.get("properties", {}).items():
-            named = SCHEMA["$defs"].get(one.get("$ref", "").rpartition("/")[2], {})
+            named = SCHEMA["definitions"].get(one.get("$ref", "").rpartition("/")[2], {})
             yield f"{path}.{name}", str(one.get("description") or named.get("description", ""))
         for key, item in schema.items():
-            for name, one in item.items() if key in ("properties", "$defs") else [("", item)]:
+            for name, one in item.items() if key in ("properties", "definitions") else [("", item)]:
                 yield from described(one, f"{path}.{name}" if name else path)
 
 
 def test_the_schema_is_one() -> None:
-    Draft202012Validator.check_schema(SCHEMA)
+    Draft7Validator.check_schema(SCHEMA)
 
 
 def test_every_key_has_a_description_on_one_line() -> None:

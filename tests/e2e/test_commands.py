@@ -80,6 +80,28 @@ def test_each_machine_of_a_cluster_is_checked_and_nothing_stays(shared: Shared) 
     assert kept() == before
 
 
+def test_kill_ends_a_job_at_once(shared: Shared, tmp_path: Path) -> None:
+    """Its trainer's `fit()` does not look whether it should stop."""
+    file = tmp_path / "deaf.yaml"
+    file.write_text(f'name: deaf\nroles: {{trainer: {{entrypoint: "{MODULE}:Deaf"}}}}\n')
+    run = Process.start(shared.home, "run", str(file), "--json", ray_address=shared.address)
+
+    def running() -> bool | None:
+        shown = shared.verb("show", "deaf", "--json")
+        return (shown.code == 0 and json.loads(shown.out)["job"]["phase"] == "running") or None
+
+    run.until(running)
+    assert shared.verb("kill", "deaf").code == 0
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    job = ended.json()["job"]
+    assert job["phase"] == "stopped"
+    events = shared.verb("events", "deaf", "--json").json()
+    (asked,) = (event for event in events if event["kind"] == "StopRequested")
+    assert asked["body"]["at_once"]
+    assert not [event for event in events if event["kind"] == "TimerFired"], "no drain timeout was waited for"
+
+
 def test_every_verb_from_another_process_while_the_job_holds_the_foreground(
     shared: Shared, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,16 @@ class Endless(BaseTrainer):
             rounds += 1
             self.report_progress(step=rounds, vertices=sizes)
         return {"rounds": rounds}
+
+
+class Deaf(BaseTrainer):
+    """Goes on for an hour, whatever is asked."""
+
+    def fit(self) -> dict[str, Any]:
+        for step in range(1, 3600):
+            self.report_progress(step=step)
+            time.sleep(1.0)
+        return {}
 
 
 class Careless(BaseTrainer):

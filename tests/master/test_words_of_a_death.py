@@ -24,8 +24,8 @@ deaths."""
 
 def test_of_a_killed_process_there_is_one_sentence() -> None:
     assert how_it_died(OF_RAY) == (
-        "process 27058 was killed, or crashed in native code: it left no Python exception. `dmesg` on its machine "
-        "shows whether the kernel killed it for memory."
+        "process 27058 was killed or crashed, without a Python exception (`dmesg` shows whether the kernel killed it "
+        "for memory)"
     )
 
 

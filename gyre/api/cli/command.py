@@ -100,7 +100,5 @@ def stop(session: Session, job: str | None, reason: str, now: bool, lost: bool, 
     """
     if session.url is None and _end_if_lost(session, job, lost, reason, as_json):
         return
-    body: dict[str, Any] = {"reason": reason}
-    if now:
-        body["at_once"] = True
+    body: dict[str, Any] = {"reason": reason or "killed", "at_once": True} if now else {"reason": reason}
     _command(session, job, "stop", body, as_json, doing="ending at once" if now else "stopping")

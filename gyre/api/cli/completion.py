@@ -12,7 +12,7 @@ This module knows the names of three columns of `gyre.store.tables`; a test comp
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -32,6 +32,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 _BUSY_S = 0.05
 _MOST_NAMES = 200
+_MOST_NUMBERS = 16
 
 
 @verb()
@@ -40,8 +41,8 @@ def completion(session: Session, shell: str) -> None:
     """Print the completion script of a shell, which also completes the names of jobs, roles and vertices.
 
     \b
-    bash   add to ~/.bashrc:  eval "$(gyre completion bash)"
-    zsh    add to ~/.zshrc:   eval "$(gyre completion zsh)"
+    bash   add to ~/.bashrc (bash 4.4 or newer):  eval "$(gyre completion bash)"
+    zsh    add to ~/.zshrc, after compinit:  eval "$(gyre completion zsh)"
     fish   gyre completion fish > ~/.config/fish/completions/gyre.fish
     """
     from gyre.api.cli import main
@@ -68,11 +69,9 @@ def roles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 
 def job_then_roles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Of `[JOB] ROLE=N`."""
+    """Of `[JOB] ROLE=N`: the numbers that an elastic role may have. With two of them a shell completes up to `=`."""
     before = _words(ctx, param)
-    found = [
-        CompletionItem(f"{role}=", type="nospace") for role in _roles(ctx, before[0] if before else None)
-    ]
+    found = [CompletionItem(f"{role}={n}") for role, n in _numbers(ctx, before[0] if before else None)]
     return [*([] if before else jobs(ctx, param, incomplete)), *_beginning(found, incomplete)]
 
 
@@ -113,9 +112,23 @@ def _newest(ctx: click.Context, job: str | None) -> tuple[str, str] | None:
     return found[0] if found else None
 
 
-def _roles(ctx: click.Context, job: str | None) -> list[str]:
+def _specs(ctx: click.Context, job: str | None) -> dict[str, Any]:
+    """The specs of the job's roles."""
     found = _newest(ctx, job)
-    return sorted(json.loads(found[1]).get("roles", {})) if found else []
+    specs: dict[str, Any] = json.loads(found[1]).get("roles", {}) if found else {}
+    return specs
+
+
+def _roles(ctx: click.Context, job: str | None) -> list[str]:
+    return sorted(_specs(ctx, job))
+
+
+def _numbers(ctx: click.Context, job: str | None) -> Iterator[tuple[str, int]]:
+    """Each elastic role of the job with each number of vertices that `gyre scale` may give it."""
+    for role, spec in sorted(_specs(ctx, job).items()):
+        if elastic := spec.get("elastic"):
+            for count in range(elastic["min"], min(elastic["max"], elastic["min"] + _MOST_NUMBERS) + 1):
+                yield role, count
 
 
 def _vertices(ctx: click.Context, job: str | None) -> list[str]:

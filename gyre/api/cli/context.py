@@ -58,7 +58,8 @@ class Session:
 
         if self.url is None and not self.has_store():
             raise NotFound(
-                f"There is no job in {self.home.path} yet.", hint="Start one: gyre demo, or gyre run FILE."
+                f"There is no job in {self.home.path} yet.",
+                hint="Start one: gyre demo; or write one with gyre init, and run it with gyre run FILE.",
             )
         store = None if self.url is not None else self.store_url
         return JobReader(

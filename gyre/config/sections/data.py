@@ -29,7 +29,7 @@ class DataSettings(Section):
     shuffle: bool = True
     """Whether every epoch is drawn in an order of its own, by `seed`."""
     digest: str = ""
-    """What the manifest of `path` must say, so that no other data set is trained on; "" takes any."""
+    """Digest that the folder `path` must have, so that no other data set is trained on; "" takes any."""
 
     @property
     def held_out_sets(self) -> dict[str, str]:

@@ -29,19 +29,19 @@ class LossSettings(Section):
     """The loss, term by term. A coefficient or cap of 0 turns its term off."""
 
     loss_mode: LossName = "vanilla"
-    """`vanilla`: the clipped surrogate of PPO. Or a function of one's own, `module:function`."""
+    """`vanilla`: the clipped surrogate of PPO. Or your own function, `module:function`."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of a loss of one's own."""
+    """Keyword arguments of your own loss."""
     adv_estimator: AdvantageName = "grpo"
     """`grpo`: beyond the group's mean, over its deviation. `dr_grpo`: beyond the mean alone. `rloo`: beyond the mean
-    of the others. `gae`: generalised advantage estimation on a critic's values. Or a function of one's own,
+    of the others. `gae`: generalised advantage estimation on a critic's values. Or your own function,
     `module:function`."""
     adv_options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of an advantage estimator of one's own."""
+    """Keyword arguments of your own advantage estimator."""
     gamma: Share = 1.0
     """Discount a token, for `gae`."""
     lam: Share = 1.0
-    """λ of `gae`: 1 takes the whole return, 0 one step and the critic's word."""
+    """λ of `gae`: 1 takes the whole return, 0 one step and the critic's value."""
     clip_ratio_low: Share = 0.2
     """The probability ratio is held above 1 - this."""
     clip_ratio_high: NotNegative = 0.28

@@ -26,8 +26,8 @@ class RewardSettings(Section):
     attempts: PositiveInt = 2
     """How often a sample whose process hung or died is tried, each time in a new process."""
     stuck_score: float | None = None
-    """What a sample earns whose process hung or died in every attempt; without it the call fails. An answer that nobody
-    can check, such as 9^(9^(9^9)), is an answer of the policy's, which a job should live through."""
+    """What a sample earns whose process hung or died in every attempt; without it the call fails. Some answers of a
+    policy cannot be checked, such as 9^(9^(9^9)), and should not end a job."""
     start_timeout_s: Seconds = 60.0
     """Time for a process to import the function."""
 

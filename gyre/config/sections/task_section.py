@@ -20,9 +20,9 @@ class TaskSettings(Section):
     """Arithmetic problems, such as `37+58=`; the rows of a small file; or a task of one's own."""
 
     name: TaskName = "arithmetic"
-    """`arithmetic`; `rows`, the rows of `file`; or a class of one's own, `module:Class`."""
+    """`arithmetic`; `rows`, the rows of `file`; or your own class, `module:Class`."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of a class of one's own. The keys below are of the built-in tasks."""
+    """Keyword arguments of your own class. The keys below are of the built-in tasks."""
     file: str = ""
     """Of `rows`: a JSONL file with `prompt` and, where there is one, `answer` in each row. Every character is a token,
     so it needs no tokenizer; it suits a small decoder of `model`."""

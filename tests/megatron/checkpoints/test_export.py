@@ -101,7 +101,7 @@ def test_what_is_no_policy_s_whole_checkpoint_is_refused(
         (told,) = pool.run(checkpoint_work.exported, 1, [str(other), str(tmp_path / "out")])
         assert (told[0], sentence in told[2]) == (1, True), told
     (told,) = pool.run(checkpoint_work.exported, 1, [str(tmp_path), str(tmp_path / "out")])
-    assert "no whole checkpoint" in told[2]
+    assert "is no checkpoint: it has neither rank_00000.pt nor actor.json" in told[2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["changed", "critic"]
 
 
