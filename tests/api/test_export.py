@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from gyre.api.cli import main
 from gyre.api.home import Home
+from gyre.workloads.gang.state_files import sealed
 
 
 def gyre(*arguments: str) -> Result:
@@ -30,7 +31,7 @@ def test_a_folder_above_the_checkpoints_names_the_newest_of_them(tmp_path: Path)
 def test_without_megatron_its_checkpoint_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "actor.json").write_text(json.dumps({"format": 2}))
+    (tmp_path / "actor.json").write_text(json.dumps(sealed({"format": 2})))
     monkeypatch.setattr("gyre.api.cli.packages.installed", lambda name: None)
     refused = gyre("export", str(tmp_path), str(tmp_path / "out"))
     assert refused.exit_code == 2

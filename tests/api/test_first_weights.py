@@ -23,10 +23,10 @@ from gyre.config.sections.model import source_of
 from gyre.errors import ConfigError, GyreError, NotFound
 from gyre.graph import compile_job
 from gyre.store import Store, open_store
+from gyre.workloads.gang.state_files import sealed
 from gyre.workloads.rollout_vertices import _base_model
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.errors import CheckpointMismatch
-from gyre.workloads.torch.saved_policy import sum_file
 from gyre.workloads.trainer.learning.checkpoints import _mark_complete
 from tests.api.conftest import Seed
 from tests.workloads.torch_workloads import CONFIG, bind, rolled_out
@@ -162,22 +162,6 @@ def test_a_checkpoint_or_a_model_s_folder_does_as_well(
     assert (Path(again.config["first_weights"]["path"]) / "tokenizer.json").read_text() == "{}"
 
 
-def test_a_checkpoint_of_an_older_gyre_did_not_write_down_its_model(
-    store: Store, home: Home, checkpoints: Checkpoints
-) -> None:
-    folder, digests = checkpoints
-    file = folder / "step_00000002" / "rank_00000.pt"
-    content = torch.load(file, weights_only=True)
-    del content["config"]
-    torch.save(content | {"format": 1}, file)
-    sum_file(file).unlink()  # nor a checksum of its bytes
-    (folder / "step_00000002" / "COMPLETE").unlink()
-    assert digest_of(begun(store, home, folder / "step_00000002")) == digests[2]
-    other = spec_of(config={**CONFIG, "model": {**CONFIG["model"], "mlp": 64}})
-    with pytest.raises(ConfigError, match=r"down.weight is \(32, 48\) instead of \(32, 64\)"):
-        begun(store, home, folder / "step_00000002", other)
-
-
 def small(**shape: Any) -> dict[str, Any]:
     return {"config": {**CONFIG, "model": {**CONFIG["model"], **shape}}}
 
@@ -242,7 +226,7 @@ def test_a_folder_that_holds_no_weights_is_not_drawn_from_the_seed(
 def test_a_pickle_is_not_read_unless_its_writer_is_trusted(store: Store, home: Home) -> None:
     theirs = home.path / "theirs"
     theirs.mkdir()
-    (theirs / "actor.json").write_text(json.dumps({"format": 1, "model": None}))
+    (theirs / "actor.json").write_text(json.dumps(sealed({"format": 1, "model": None})))
     with pytest.raises(ConfigError, match="is unpickled") as refused:
         begun(store, home, theirs)
     assert "--trust" in refused.value.hint

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gyre.engines.dialect import GenerateRequest, SamplingParams, StreamChunk
 from gyre.engines.errors import EngineProtocolError
-from gyre.rollouts.protocol.fields import lineage
+from gyre.rollouts.protocol.columns import lineage
 from gyre.rollouts.protocol.progress import EndKind
 
 _SAMPLING_KEYS = {entry.name for entry in fields(SamplingParams)}

@@ -45,8 +45,8 @@ from gyre.rollouts.core.requests import (
     seed_of,
 )
 from gyre.rollouts.core.sample_store import SampleStore
-from gyre.rollouts.protocol.columns import JoinedColumns
-from gyre.rollouts.protocol.fields import lineage, refuse
+from gyre.rollouts.protocol.columns import JoinedColumns, lineage
+from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Held, Hello, Keep, Prompt, Request, Work
 from gyre.rollouts.protocol.progress import End, Progress, Report
 from gyre.rollouts.sample_checks import MOST_TOKENS

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from gyre.engines.replies import LOGPROB_SLACK
@@ -118,3 +119,11 @@ def _fault_of(columns: ReportColumns, samples: list[int], totals: list[int]) -> 
     if float(columns.logprobs.max()) > LOGPROB_SLACK:
         return ColumnFault("invalid", "progress.logprobs: above 0")
     return None
+
+
+def lineage(prompt: NDArray[np.int32], seed: int, tokens: NDArray[np.int32]) -> str:
+    """Names a sample as far as it got: who has the same goes on from the same tokens. xxh3-64 in hexadecimal."""
+    digest = xxhash.xxh3_64(seed.to_bytes(8, "little"))
+    for ids in (prompt, tokens):
+        digest.update(np.ascontiguousarray(ids, dtype="<i4").tobytes())
+    return digest.hexdigest()

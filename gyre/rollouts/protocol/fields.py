@@ -12,10 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated
 
-import numpy as np
-import xxhash
 from msgspec import Meta
-from numpy.typing import NDArray
 
 from gyre.errors import GyreError
 from gyre.weights.transfer.address import ADDRESS
@@ -63,11 +60,3 @@ Sampling = Annotated[
     Meta(max_length=1000),
 ]
 """By the dialect's names."""
-
-
-def lineage(prompt: NDArray[np.int32], seed: int, tokens: NDArray[np.int32]) -> str:
-    """Names a sample as far as it got: who has the same goes on from the same tokens. xxh3-64 in hexadecimal."""
-    digest = xxhash.xxh3_64(seed.to_bytes(8, "little"))
-    for ids in (prompt, tokens):
-        digest.update(np.ascontiguousarray(ids, dtype="<i4").tobytes())
-    return digest.hexdigest()

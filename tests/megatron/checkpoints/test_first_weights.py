@@ -20,6 +20,7 @@ from gyre.graph import compile_job
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.store import Store, open_store
 from gyre.workloads.base import WorkloadContext
+from gyre.workloads.gang.state_files import sealed
 from gyre.workloads.megatron.checkpoints.formats import refuse_strangers_pickle
 from gyre.workloads.megatron.learner import MegatronLearner
 from gyre.workloads.torch.actor import TorchActor
@@ -142,7 +143,7 @@ def test_a_gang_unpickles_nothing_outside_of_the_job_s_folder(tmp_path: Path) ->
     theirs, own = tmp_path / "theirs", tmp_path / "own"
     for folder in (theirs, own / "checkpoints" / "step_00000001"):
         folder.mkdir(parents=True)
-        (folder / "actor.json").write_text('{"format": 1}')
+        (folder / "actor.json").write_text(json.dumps(sealed({"format": 1})))
     refuse_strangers_pickle(own / "checkpoints" / "step_00000001", own=own)
     with pytest.raises(CheckpointMismatch, match="lies outside of the job's folder"):
         refuse_strangers_pickle(theirs, own=own)

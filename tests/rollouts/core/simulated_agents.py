@@ -13,7 +13,7 @@ import numpy as np
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.core.requests import seed_of
 from gyre.rollouts.protocol.codec import encode
-from gyre.rollouts.protocol.fields import lineage
+from gyre.rollouts.protocol.columns import lineage
 from gyre.rollouts.protocol.frames import Held, Hello, Keep
 from gyre.rollouts.protocol.progress import End, Progress
 

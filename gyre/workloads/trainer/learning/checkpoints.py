@@ -180,11 +180,13 @@ class Checkpoints:
 
 def problem_with(folder: Path) -> str:
     """What shows that a committed checkpoint is not whole: it is gone, or a file that `COMPLETE` lists is missing or
-    has another size; "" where nothing shows."""
+    has another size; "" where nothing shows. A model's folder has no such list."""
     if not folder.is_dir():
         return f"{folder} is gone"
     try:
         listed = dict(json.loads((folder / MARKER).read_text())["files"])
+    except FileNotFoundError:
+        return ""
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"{folder / MARKER} cannot be read: {error!r}"
     found = _files(folder)
