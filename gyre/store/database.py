@@ -420,6 +420,12 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _check_revision(database: Database, revision: str | None) -> None:
+    if revision is not None and revision < KNOWN_REVISIONS[0]:
+        raise StoreError(
+            f"{database.where} has schema {revision}, of a Gyre from before 0.1.0, which is not read any more.",
+            hint="Move it aside, with its -wal and -shm files: `gyre run`, `submit` and `demo` make a new one.",
+            details={"stored": revision, "known": HEAD},
+        )
     if revision is not None and revision not in KNOWN_REVISIONS:
         raise SchemaTooNew(
             f"{database.where} has schema {revision}; this Gyre knows schemas up to {HEAD}.",

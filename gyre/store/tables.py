@@ -35,11 +35,12 @@ from sqlalchemy import (
 
 from gyre.errors import StoreCorrupt, StoreError
 
-HEAD = "0001"
+HEAD = "0008"
 """The revision that this code reads and writes: the newest file in `migrations/versions/`."""
 
-KNOWN_REVISIONS = ("0001",)
-"""Every revision that this code can migrate from. Any other one was written by a newer Gyre."""
+KNOWN_REVISIONS = ("0008",)
+"""Every revision that this code can migrate from. Lower ones are of before the first release, higher ones of a newer
+Gyre."""
 
 VERSION_TABLE = "gyre_schema"
 

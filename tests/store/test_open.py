@@ -74,9 +74,18 @@ def test_a_newer_schema_is_refused_and_both_revisions_are_named(store_url: str) 
     with open_store(store_url) as store, store._database.write() as connection:
         connection.execute(sa.text(f"UPDATE {tables.VERSION_TABLE} SET version_num = '0099'"))
     for read_only in (False, True):
-        with pytest.raises(SchemaTooNew, match=r"0099.*0001.*upgrade gyre") as caught:
+        with pytest.raises(SchemaTooNew, match=r"0099.*0008.*upgrade gyre") as caught:
             open_store(store_url, read_only=read_only)
     assert pickle.loads(pickle.dumps(caught.value)).details == {"stored": "0099", "known": tables.HEAD}
+
+
+@pytest.mark.parametrize("revision", ["0001", "0007"])
+def test_a_schema_from_before_the_first_release_is_refused(store_url: str, revision: str) -> None:
+    with open_store(store_url) as store, store._database.write() as connection:
+        connection.execute(sa.text(f"UPDATE {tables.VERSION_TABLE} SET version_num = '{revision}'"))
+    with pytest.raises(StoreError, match=f"schema {revision}, of a Gyre from before 0.1.0") as caught:
+        open_store(store_url)
+    assert "Move it aside" in str(caught.value)
 
 
 def test_a_reader_sees_and_cannot_write(store: Store, make_job) -> None:

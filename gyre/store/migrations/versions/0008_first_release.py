@@ -11,7 +11,7 @@ import uuid
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "0008"
 down_revision = None
 branch_labels = None
 depends_on = None
