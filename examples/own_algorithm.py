@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from gyre.api import RLJobBuilder
+from gyre import Group, RLJobBuilder
 from gyre.config import JobSpec
 from gyre.config.sections import LossSettings
 from gyre.graph import Dispatch, Edge, EdgeKind, Operator, Recipe
-from gyre.rollouts.samples import Group
 
 # -- the advantage: a sample's rank in its group, from -1 to 1 ----------------------------------------
 

@@ -7,6 +7,8 @@ Users import from here what a job and its classes are made of, and from these pa
 | `gyre.api` | the builder, jobs, their handles, the client of a master |
 | `gyre.errors` | every error that Gyre raises on purpose |
 | `gyre.workloads` | base classes; its `torch`, `megatron`, `rewards` and `tasks` have the built-in classes |
+| `gyre.config` | the job as data; its `sections` have the keys below `config`, for classes of one's own |
+| `gyre.data` | prepared data sets |
 | `gyre.graph` | operators, edges and recipes, for a job's own graph |
 | `gyre.testing` | jobs in one process and contract checks, for tests of one's own classes |
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from gyre.api.definition.rl_job import RLJob
     from gyre.api.handle import JobHandle
     from gyre.errors import GyreError
-    from gyre.rollouts.samples import Group, Sample
+    from gyre.rollouts.samples import Group, Sample, VersionRun
     from gyre.workloads.base import BaseTrainer, BaseWorkload, Progress, WorkloadContext, operator
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "RLJob",
     "RLJobBuilder",
     "Sample",
+    "VersionRun",
     "WorkloadContext",
     "__version__",
     "operator",
@@ -53,6 +56,7 @@ _MODULES = {
     "RLJob": "gyre.api.definition.rl_job",
     "RLJobBuilder": "gyre.api.definition.builder",
     "Sample": "gyre.rollouts.samples",
+    "VersionRun": "gyre.rollouts.samples",
     "WorkloadContext": "gyre.workloads.base",
     "operator": "gyre.workloads.base",
 }

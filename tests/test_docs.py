@@ -745,6 +745,16 @@ def test_every_room_is_in_the_map() -> None:
     assert {path.parent.name for path in (ROOT / "gyre").glob("*/__init__.py")} <= told
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_names_that_are_said_to_be_in_a_file_are_there(page: str) -> None:
+    text = " ".join(prose_of(ROOT / page).split())
+    for names, path in re.findall(r"((?:`\w+`(?:, | and | or )?)+) in `((?:gyre|tests)/[\w/]+\.py)`", text):
+        content = (ROOT / path).read_text()
+        for name in re.findall(r"`(\w+)`", names):
+            made = rf"^ *(?:async def |def |class )?{name}\b"
+            assert re.search(made, content, re.MULTILINE), f"{page}: {name} is not made in {path}"
+
+
 def test_the_measured_table_can_be_filled_in() -> None:
     text = (ROOT / "docs" / "faults.md").read_text()
     block = text.split("<!-- failover:begin -->")[1].split("<!-- failover:end -->")[0]

@@ -50,6 +50,7 @@ PUBLIC = {
         "RLJob",
         "RLJobBuilder",
         "Sample",
+        "VersionRun",
         "WorkloadContext",
         "__version__",
         "operator",

@@ -16,7 +16,7 @@ The graph gives the scope of a repair: the region of the culprit, that is, itsel
 budget is spent the next wider scope is tried: retry, vertex, region, job, give up.
 
 This module holds the entry and the table of handlers. `gyre.failover.handlers` has a module for each subject: startup,
-deaths, engines, machines, room, full_disk, progress, role_counts, join_tokens, pausing, ending. A handler takes
+deaths, repair, engines, machines, room, full_disk, training_progress, role_counts, join_tokens, ending. A handler takes
 `(layout, draft, event, now)`, changes the draft, and returns commands.
 """
 
