@@ -18,6 +18,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job of `gyre init`, with other rows."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(
+        "ray.is_initialized", lambda: False
+    )  # another test's cluster may stand in this process
     assert CliRunner().invoke(main, ["init"]).exit_code == 0
     write(tmp_path, ROWS)
     return tmp_path
