@@ -60,7 +60,7 @@ class ProcessIdentity(NamedTuple):
         return found is not None and found.started == self.started and found.state not in "ZX"
 
     def signal(self, number: int) -> bool:
-        """Send it a signal; False if it has ended. Raises PermissionError if it is another user's."""
+        """Send the process a signal; False if it has ended. Raises PermissionError if it is another user's."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:

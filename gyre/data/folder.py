@@ -245,7 +245,8 @@ class _OpenFolder:
         self.tokens_at = self._start_of_tokens()
 
     def read(self, name: str, at: int, size: int) -> bytes:
-        """`size` bytes from `at`; fewer where the file ends. It never maps the file, which somebody may cut."""
+        """`size` bytes from `at`; fewer where the file ends. It never maps the file into memory,
+        because another process may truncate it."""
         return os.pread(self._descriptors[name], size, at)
 
     def checksum(self, name: str) -> str:

@@ -21,7 +21,7 @@ class Positions:
 
 
 def model_folder(config: Mapping[str, Any]) -> tuple[str, str]:
-    """The key and the path of the model's folder; the path is "" for a job whose model is none."""
+    """The key and the path of the model's folder; the path is "" if the job names no model folder."""
     for key, section in (
         ("config.model_path", config),
         ("config.megatron.model_path", config.get("megatron")),

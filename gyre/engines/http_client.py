@@ -224,9 +224,9 @@ class EngineClient:
     async def update_weights_from_disk(self, path: Path | str, version: str, *, flush_cache: bool) -> None:
         """Load the weights in the folder `path` (as the engine sees it) and call them `version`.
 
-        While paused this is at once; otherwise it waits for every running request. `flush_cache` must be False for an
-        engine paused `in_place` with requests running. Raises EngineRefused where the weights cannot be loaded; the
-        engine then keeps those it had.
+        A paused engine loads them at once; otherwise the call waits for every running request. `flush_cache` must be
+        False for an engine paused `in_place` with requests running. Raises EngineRefused if the weights cannot be
+        loaded; the engine then keeps those it had.
         """
         body = {"model_path": str(path), "weight_version": version, "flush_cache": flush_cache}
         reply = await self._post("/update_weights_from_disk", body, self._deadlines.update_s)

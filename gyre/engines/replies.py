@@ -357,8 +357,8 @@ def _sum(ranks: Any, name: str, least: int, most: int) -> int:
 def info_of(model: Any, server: Any) -> EngineInfo:
     """`GET /model_info` and `GET /server_info` together. Raises EngineProtocolError.
 
-    SGLang says its context length only if it was told one. Else this is how long it lets a prompt be: some six
-    tokens less.
+    SGLang reports its context length only if one was set. Otherwise the longest prompt that it accepts is used
+    instead, which is about six tokens shorter.
     """
     try:
         context = server.get("context_length") or server.get("max_req_input_len")

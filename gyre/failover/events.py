@@ -137,7 +137,7 @@ class VertexLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class VertexStopped(Event):
-    """A stopped vertex is gone."""
+    """The process of a vertex that was stopped is gone."""
 
     vertex: str
     incarnation: int

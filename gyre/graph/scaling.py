@@ -100,8 +100,8 @@ def sub_graph_id(spec: JobSpec, role: str, rank: int) -> str:
 
 
 def can_come_later(spec: JobSpec, roles: Mapping[str, int] | None = None) -> set[str]:
-    """The sub-graphs of elastic roles beyond their minimum: a job begins without them if they find no room. `roles` are
-    the present numbers of vertices; None for those of the spec."""
+    """The sub-graphs of elastic roles beyond their minimum: a job begins without them if they find no room. `roles` has
+    the present number of vertices of each role; None takes those of the spec."""
     counts = {name: role.total for name, role in spec.roles.items()} if roles is None else roles
     return {
         sub_graph_id(spec, name, rank)

@@ -180,7 +180,7 @@ def units_of(spec: JobSpec) -> list[Unit]:
 
 
 def _apart(spec: JobSpec, beside: Sequence[str], on_hosts: Sequence[Sequence[str]]) -> frozenset[str]:
-    """The roles that `separate` keeps from these, or from which it keeps one of theirs that stands beside them."""
+    """The roles that `separate` keeps apart from any of `beside`, and the roles that share hosts with those."""
     apart: set[str] = set()
     for names in spec.affinity.separate:
         if set(names) & set(beside):

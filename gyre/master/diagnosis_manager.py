@@ -466,7 +466,7 @@ class DiagnosisManager:
 
     def _submit_report(self, address: Address, number: int, event: Event) -> asyncio.Future[int]:
         """Submit the event. One that cannot be decided or journaled is recorded as refused and changes nothing: if it
-        ended the master, the vertex would report it to the next master again."""
+        ended the master, the vertex would only report it again, to the next master."""
         told = {"actor": address.vertex, "event_id": f"{address.vertex}/{address.incarnation}/{number}"}
         try:
             return self._context.submit(event, **told)

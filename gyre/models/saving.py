@@ -86,7 +86,7 @@ def save_model_folder(
 
 
 def config_for(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The `config.json` of these tensors: its dtype is theirs, and its output layer is tied where there is none."""
+    """The `config.json` for these tensors. It has their dtype, and ties the embeddings if there is no output layer."""
     held: Counter[str] = Counter()
     for tensor in tensors.values():
         if tensor.is_floating_point():

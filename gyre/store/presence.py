@@ -132,7 +132,7 @@ class Presence:
             self._durable = max(commits, self._durable)
 
     def short_of(self, mark: StoreMark) -> Finding | None:
-        """What is wrong with the file as it was last read, where an earlier process left this mark."""
+        """What is wrong with the file as it was last read, compared with the mark that an earlier process left."""
         with self._lock:
             store_id, commits = self._store_id, self._commits
         if store_id != mark.store_id:

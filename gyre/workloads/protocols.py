@@ -166,7 +166,7 @@ class SkipsSteps(Protocol):
 
 
 class HalvesPasses(Protocol):
-    """A learner whose passes can be smaller after one did not fit into memory: `begin` names the parameter."""
+    """A learner that can make its passes smaller when one did not fit into memory: `begin` names the parameter."""
 
     def begin(self, step: int, halved: int = 0) -> dict[str, Any]:
         """As `Learner.begin`. From then on a pass is half as large as it is configured to be, `halved` times. The

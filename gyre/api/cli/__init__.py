@@ -29,8 +29,8 @@ from gyre.errors import ConfigError, GyreError
 _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "First steps": {
         "demo": ("jobs", "Train a small model on this machine."),
-        "init": ("init", "Write a small job of your own that runs at once."),
-        "doctor": ("doctor", "Check this machine and say what to do."),
+        "init": ("init", "Write a small job that runs as it is."),
+        "doctor": ("doctor", "Check this machine and say what to fix."),
         "completion": ("completion", "Print the completion script of a shell."),
     },
     "Jobs": {
@@ -53,7 +53,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Machines": {
         "nodes": ("machines", "List the cluster's machines and their vertices."),
-        "drain": ("machines", "Hand over the work on a machine and leave it."),
+        "drain": ("machines", "Move the work off a machine and stop using it."),
         "undrain": ("machines", "Use a drained machine again."),
         "join": ("instances", "Join a job as a rollout instance on this machine."),
         "token": ("tokens", "Create, list and revoke tokens for joining."),

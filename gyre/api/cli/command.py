@@ -91,7 +91,7 @@ def pause(session: Session, job: str | None, as_json: bool) -> None:
 @click.option(
     "--lost",
     is_flag=True,
-    help="Record the end of a job whose cluster is gone for good, which frees its name.",
+    help="Record a job as ended because its cluster is gone for good. This frees the job's name.",
 )
 def stop(session: Session, job: str | None, reason: str, now: bool, lost: bool, as_json: bool) -> None:
     """Stop a job at the end of its step, or after failover.drain_timeout_s (30 s by default).

@@ -110,7 +110,7 @@ def _add_options(command: Command, *, hidden: bool) -> Command:
             "URL",
             "Address of a master to ask, instead of the database [GYRE_URL].",
         ),
-        ("--store", "store", "GYRE_STORE", "URL", "URL of another database than the home's [GYRE_STORE]."),
+        ("--store", "store", "GYRE_STORE", "URL", "URL of a database other than the home's [GYRE_STORE]."),
         (
             "--home",
             "home_path",

@@ -42,7 +42,7 @@ def data() -> None:
     "chooses by their names.",
 )
 @click.option(
-    "--prompt", default="", metavar="COLUMN", help="Column of the prompt; a dot leads into a mapping."
+    "--prompt", default="", metavar="COLUMN", help="Column of the prompt; A.B is key B of a mapping in A."
 )
 @click.option("--answer", default="", metavar="COLUMN", help="Column of the answer.")
 @click.option("--keep", multiple=True, metavar="COLUMN", help="Give the reward this column and no others.")
@@ -62,7 +62,7 @@ def data() -> None:
     default=65536,
     show_default=True,
     metavar="BYTES",
-    help="Most bytes of columns that the reward gets with a prompt.",
+    help="Maximum size of the columns that the reward gets with a prompt.",
 )
 @click.option("--system", default="", metavar="TEXT", help="System message, which replaces a row's own.")
 @click.option(

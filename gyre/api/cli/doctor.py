@@ -51,7 +51,7 @@ CHECK_COLUMNS = (
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array of checks.")
 def doctor(session: Session, cluster: bool, ray_address: str | None, as_json: bool) -> int:
-    """Check this machine and say what to do. The exit code is 2 if something must be fixed."""
+    """Check this machine and say what to fix. The exit code is 2 if something must be fixed."""
     checks = list(examine(session))
     if cluster:
         checks += check_machines(session.home, ray_address)

@@ -33,8 +33,8 @@ def export(
 ) -> None:
     """Write the actor's weights as the folder OUT, in Hugging Face's layout.
 
-    They are those of a job's last checkpoint, or of the CHECKPOINT in a folder such as
-    GYRE_HOME/jobs/JOB/checkpoints/step_00000100, whatever layout wrote it.
+    They come from a job's last checkpoint, or from CHECKPOINT, a folder such as
+    GYRE_HOME/jobs/JOB/checkpoints/step_00000100. Any layout of ranks may have written it.
     """
     folder = _folder_of(session, checkpoint)
     from gyre.workloads.megatron.checkpoints.formats import METADATA

@@ -48,13 +48,13 @@ def _checked(url: str) -> str:
     "--max-running",
     type=click.IntRange(1),
     metavar="N",
-    help="Most samples to generate at once; by default what the engine reports.",
+    help="Maximum number of samples to generate at once; by default what the engine reports.",
 )
 @click.option(
     "--kv-tokens",
     type=click.IntRange(1),
     metavar="N",
-    help="Tokens of KV memory to count on; by default what the engine reports.",
+    help="Size of the KV cache in tokens; by default what the engine reports.",
 )
 @click.option(
     "--cache",
@@ -84,7 +84,7 @@ def _checked(url: str) -> str:
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time without an answer of the manager after which the instance ends.",
+    help="Exit after this time without an answer from the manager.",
 )
 @click.option(
     "--ca",

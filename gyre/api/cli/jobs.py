@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @verb()
-@click.option("--chaos", is_flag=True, help="Kill processes of the job while it runs, and the master.")
+@click.option("--chaos", is_flag=True, help="Kill processes of the job, including the master, while it runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary at the end, as one JSON object.")
 @click.option(
     "--steps", type=click.IntRange(min=1), metavar="N", help="Number of optimizer steps.  [default: 80]"
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def demo(session: Session, chaos: bool, as_json: bool, steps: int | None, seed: int) -> int:
     """Train a small language model on two-digit addition, on this machine.
 
-    Everything that a job has is there: a trainer, a gang of two actor ranks, rollouts, a reward and the master.
+    The demo has every part of a job: a trainer, a gang of two actor ranks, rollouts, a reward and the master.
     """
     _load("gyre.api.demo")
     from gyre.api.demo import run_demo
@@ -78,7 +78,7 @@ def _where_options(command: Any) -> Any:
             click.option(
                 "--plain-http",
                 is_flag=True,
-                help="Do without TLS off loopback: the token crosses the network unencrypted.",
+                help="Allow HTTP without TLS off loopback: the token crosses the network unencrypted.",
             ),
             click.option(
                 "--no-wait",
@@ -115,7 +115,7 @@ def _job_options(command: Any) -> Any:
                 "from_",
                 metavar="JOB|FOLDER",
                 shell_complete=job_names,
-                help="Begin with the weights of another job's last checkpoint, or of a checkpoint's or model's folder.",
+                help="Start from the weights of another job's last checkpoint, or of a checkpoint or model folder.",
             ),
             click.option(
                 "--trust",
@@ -142,7 +142,7 @@ def run(
 ) -> None:
     """Run a job file in the foreground, and stop the job gracefully on Ctrl-C.
 
-    Without --ray-address it starts a Ray on this machine, which ends with the job.
+    Without --ray-address, it starts Ray on this machine and stops it when the job ends.
     """
     _load()
     job = _job(session, file, overrides, name)
@@ -202,7 +202,7 @@ def _write_view(handle: JobHandle) -> None:
 @click.option(
     "--detach",
     is_flag=True,
-    help="Return as soon as the master answers. The job needs a cluster that goes on, by --ray-address.",
+    help="Return as soon as the master answers. Needs a cluster that keeps running: give --ray-address.",
 )
 @_where_options
 @click.option("--json", "as_json", is_flag=True, help="Print the job's state at the end, as one JSON object.")

@@ -79,7 +79,7 @@ def _state(node: dict[str, Any]) -> str:
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time that an instance which joined has to hand over.",
+    help="Time that an instance which joined has to hand its samples over.",
 )
 @click.option("--reason", default="", metavar="TEXT", help="Reason to record.")
 @click.option(
@@ -97,7 +97,7 @@ def drain(
     ca: Path | None,
     as_json: bool,
 ) -> None:
-    """Hand over the work on a machine, a vertex or an instance that joined, and end it there.
+    """Move the work off a machine, a vertex or an instance that joined, and end its processes there.
 
     Vertices start again on other machines with room: gyre drain 10.0.0.7, gyre drain rollout-1. With the rollout
     manager's --url only instances can be named.
@@ -132,7 +132,7 @@ def drain(
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the job's id and the event's number as JSON.")
 def undrain(session: Session, words: tuple[str, ...], as_json: bool) -> None:
-    """Use a machine again that was drained, or that is left alone after failures. VERTEX names its last machine."""
+    """Use a machine again that was drained, or is avoided after failures. VERTEX means the machine it last ran on."""
     job, target = _job_and_target(words, "NODE|VERTEX")
     with session.reader() as reader:
         found = reader.find(job, live_first=True)

@@ -22,7 +22,7 @@ from gyre.api.cli.output import console, remark, write_json
     "--ray-address",
     envvar="RAY_ADDRESS",
     metavar="ADDRESS",
-    help="Cluster that the job will run on: its files may be on that cluster only. It is not contacted [RAY_ADDRESS].",
+    help="Cluster that the job will run on. Files may exist only there; it is not contacted [RAY_ADDRESS].",
 )
 def plan(
     session: Session,

@@ -35,7 +35,7 @@ from gyre.api.cli.output import remark, write_json, write_table
     default="auto",
     show_default=True,
     metavar="FORM",
-    help="Form of the function: sample, batch, verl, trl or openrlhf; auto goes by its parameters.",
+    help="Form of the function: sample, batch, verl, trl or openrlhf; auto decides by its parameters.",
 )
 @click.option(
     "--timeout",

@@ -78,7 +78,7 @@ def note(folder: str, driver: ProcessIdentity, leaders: list[ProcessIdentity]) -
 
 
 def forget(folder: str, driver: ProcessIdentity) -> None:
-    """The driver ends in order: there is nothing to sweep."""
+    """Remove the driver's record: it ends in order, and leaves nothing to sweep."""
     with contextlib.suppress(OSError):
         os.unlink(record_path(folder, driver))
 

@@ -104,7 +104,7 @@ def _unauthorized(headers: Headers) -> ASGIApp:
 
 
 def _host_of(origin: str) -> str | None:
-    """The host and port in an Origin header; None where it is no URL, which no host is."""
+    """The host and port in an Origin header; None, which equals no host, if the header is not a URL."""
     try:
         return urlsplit(origin).netloc
     except ValueError:

@@ -335,5 +335,5 @@ def prometheus(port: Port) -> Response:
 
 @root.get("/healthz", response_model=schemas.Health)
 async def health() -> Any:
-    """Whether the server answers; it wants no token and says nothing of the job."""
+    """Whether the server answers. Needs no token, and says nothing about the job."""
     return {"ok": True}

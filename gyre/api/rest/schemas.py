@@ -152,8 +152,9 @@ class MachineList(BaseModel):
 
 
 class Pool(Out):
-    """A role of instances with a price of its own, in the user's currency: of one instance an hour, and of a million
-    tokens at the rate (`rate_tokens_s`, of one instance) of those that generate; null while none does."""
+    """A role of instances that has its own price. `price_per_hour` is for one instance, in the user's currency.
+    `rate_tokens_s` is the rate of one instance, measured on those that generate; it gives `price_per_million_tokens`.
+    The last two are null while none generates."""
 
     instances: int = 0
     price_per_hour: float = 0.0

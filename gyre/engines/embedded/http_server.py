@@ -431,7 +431,7 @@ class EngineServer:
                 raise LoopEnded("The engine's loop has ended.", hint="Start the engine again.")
 
     async def _checked(self, http: web.Request, handler: Handler) -> web.StreamResponse:
-        """The key, where there is one; and every error as SGLang would send it."""
+        """Check the API key, if one is set, and answer every error as SGLang would."""
         key = self.settings.api_key
         if key is not None and http.path not in _OPEN_ROUTES:
             given = http.headers.get("Authorization", "")

@@ -98,8 +98,8 @@ def _start_failed(
 def _others(
     layout: JobLayout, draft: Draft, record: VertexRecord, told: dict[str, Any], now: float
 ) -> list[str]:
-    """The instances that can do the work: those at work that nobody placed, and vertices that have not failed as often
-    as this one."""
+    """The other instances that can do the work: vertices whose starts have not failed too often, and working instances
+    that joined by themselves."""
     budget = layout.spec.failover.engine_start
     working = told.get("others")
     names = working if isinstance(working, list) else []

@@ -38,9 +38,9 @@ def match(
     newest_version: int,
     vocabulary: int = MOST_TOKENS,
 ) -> Match:
-    """`owners` is the number of the instance that reports, or of each row's. Raises FrameError where something cannot
-    be: a row that was never given out, a gap, a sample longer than its limit, a policy that was not published, or a
-    token that is not among the `vocabulary`."""
+    """`owners` is the number of the reporting instance, or an array with one such number for each row. Raises
+    FrameError for what cannot be: a row that was never given out, a gap, a sample longer than its limit, a policy that
+    was not published, or a token that is not in the `vocabulary`."""
     numbers, starts = columns.rows, columns.starts
     if int(numbers.max()) >= len(rows):
         raise refuse("unknown_row", f"progress.rows: {int(numbers.max())} is no row of this manager")

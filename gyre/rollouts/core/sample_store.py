@@ -117,7 +117,7 @@ class SampleStore:
         self.rows.deltas[rows] = self.write_buffer.tokens(columns, self.rows.keys[rows])
 
     def last_delta(self, sample: InFlightSample) -> int:
-        """The number of the last delta that holds something of the sample; 0 without."""
+        """The number of the last delta that holds something of the sample; 0 if there is none."""
         return int(self.rows.deltas[sample.row])
 
     # -- what outlasts this manager, beside tokens --------------------------------------------------

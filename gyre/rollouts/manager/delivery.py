@@ -69,7 +69,7 @@ class Delivery:
             self._outbox, self._sent, self._parts = {}, set(), deque()
 
     def complete(self, requests: Iterable[GroupRequest]) -> None:
-        """The ledger has these groups, complete: deliver them."""
+        """Deliver these groups, which are complete in the ledger."""
         open_ones = [request for request in requests if request.number in self._requests]
         for request in open_ones:
             self._ready[request.purpose][request.group.id] = request

@@ -91,7 +91,7 @@ class SampleQueue:
             self._tokens = 0.0
 
     def withdraw(self, sample: PlacedSample) -> None:
-        """The sample is not to be given out."""
+        """Remove the sample from the queue: it is not to be given out."""
         self.take(sample)
         if len(self._heap) > 2 * self._length + _SWEEP_SLACK:
             self._heap = [entry for entry in self._heap if entry[1].queue_key is entry[0]]

@@ -314,7 +314,7 @@ async def a_sample_goes_on_with_its_seed_as_if_it_had_not_moved(
 
 @clause()
 async def abort_ends_one_request_with_what_it_has(client: EngineClient, engine: EngineUnderTest) -> None:
-    """End the aborted request with what it has and the finish `abort`, and no other."""
+    """The aborted request ends with the tokens it has and the finish `abort`. No other request ends."""
     asked = [request(engine.prompt(20 + i), LONG) for i in range(2)]
     async with listening(client, asked) as running:
         await client.abort(asked[0].rid)

@@ -101,8 +101,8 @@ class Chunk:
 class WeightManifest:
     """Policy `version`, made at optimizer step `step` from version `base` (None for the first).
 
-    `digests` has the xxh3-64 of each chunk of `chunk_bytes` (a file's last may be shorter), files in their order.
-    `checksum` stands for all bytes of the version: the xxh3-128 of sizes and digests, in hexadecimal.
+    `digests` has the xxh3-64 of each chunk of `chunk_bytes` (a file's last chunk may be shorter), in the order of the
+    files. `checksum` covers all bytes of the version: it is the xxh3-128 of sizes and digests, in hexadecimal.
     """
 
     version: int

@@ -161,7 +161,7 @@ def form_of(name: str, parameters: Sequence[Parameter], signature: str = "auto",
 
 
 def lacking(form: Form, columns: Collection[str]) -> list[str]:
-    """What the function needs and the data, which has these columns besides the prompt, lacks."""
+    """What the function needs and the data lacks. `columns` are the data's columns besides the prompt."""
     missing = []
     for need in form.needs:
         if need == GROUND_TRUTH:

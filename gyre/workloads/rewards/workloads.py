@@ -24,7 +24,7 @@ MORE = "reward."
 
 
 class ExactMatchReward(BaseWorkload):
-    """Scores finished answers against `meta["answer"]`; a sample cut off by its length is wrong."""
+    """Scores finished answers against `meta["answer"]`; a sample that was cut off at its length limit is wrong."""
 
     SCORES_EACH_SAMPLE = True
 

@@ -196,7 +196,7 @@ class MemoryCheckpoints:
     # -- all ranks together --------------------------------------------------------------------------
 
     def _together(self, problem: str, *, keep: bool) -> bool:
-        """Whether nobody has a problem. Where somebody has, nobody keeps states from now on."""
+        """Whether no rank has a problem. If one has, no rank keeps states from now on."""
         if self._all(not problem):
             return True
         self.trouble = problem or "another rank has no room for its state"

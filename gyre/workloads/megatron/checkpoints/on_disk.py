@@ -289,7 +289,7 @@ def load_weights(
 def _verified(
     policy: MegatronPolicy, path: Path, metadata: dict[str, Any], parts: Sequence[Part]
 ) -> StoredState:
-    """The state at `path`, whose bytes are what was written, with all of the parts. All ranks refuse together."""
+    """The state at `path`, once its bytes are checked and it has all the parts. If one rank refuses it, all do."""
     ranks: Ranks = policy.ranks
     stored, problem = None, ""
     try:

@@ -34,8 +34,8 @@ OLD_LOGPROBS = "old_logprobs"
 def trained_samples(
     groups: Sequence[Group], settings: WorkloadSettings
 ) -> list[tuple[Group, Sample, NDArray[np.float32]]]:
-    """The samples that have a gradient, with their advantages, in order. Those without advantage have none, unless
-    another term of the loss needs them.
+    """The samples that have a gradient, with their advantages, in order. A sample without an advantage has none,
+    unless another term of the loss needs it.
 
     Raises ValueError for a sample without reward, or without what a term of the loss needs.
     """

@@ -27,7 +27,7 @@ REWARD, _, METHOD = SCORE.partition(".")
 
 @dataclass(slots=True)
 class Generated:
-    """`groups` as they were generated, before they are scored; `scored` those that are, by the call's number."""
+    """`groups` are the groups as generated, without scores; `scored` are those with scores, by the call's number."""
 
     evaluation: Evaluation
     groups: list[Group]
