@@ -70,7 +70,7 @@ def resume_job(
         row = _ended(store, job, place)
         before = row.spec
         after = parse_job({**_with_first_weights(before if spec is None else spec, before), "name": row.name})
-        resolved, notes = checked(after, ray_address, start_local=start_local)
+        resolved, notes = checked(after, ray_address, start_local=start_local, has_weights=True)
         changes = changes_between(
             compile_job(parse_job(before)).spec.model_dump(mode="json"), _plain(resolved)
         )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.api.checks import judge
+from gyre.api.checks.findings import WeightsDrawn
 from gyre.api.first_weights import first_weights
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
@@ -74,7 +75,7 @@ def submit_job(
     spec = spec.model_copy(deep=True)
     if name is not None:
         spec = parse_job({**spec.model_dump(mode="json"), "name": name})
-    spec, notes = checked(spec, ray_address, start_local=start_local)
+    spec, notes = checked(spec, ray_address, start_local=start_local, has_weights=from_ is not None)
     place = home(home_path)
     place.check_writable()
     store_url = spec.store.url or place.database_url()
@@ -118,9 +119,11 @@ def may_wait(*, no_wait: bool) -> bool:
     return not no_wait and not owns_cluster()
 
 
-def checked(spec: JobSpec, ray_address: str | None, *, start_local: bool) -> tuple[JobSpec, list[str]]:
+def checked(
+    spec: JobSpec, ray_address: str | None, *, start_local: bool, has_weights: bool
+) -> tuple[JobSpec, list[str]]:
     """The resolved job, and warnings and notes on it, after everything that can be checked without its store and its
-    cluster. Raises ConfigError and GraphError."""
+    cluster. `has_weights`: they are another job's, or its own of before. Raises ConfigError and GraphError."""
 
     def begin(compiled: CompiledJob) -> None:
         if start_local:  # it loads modules beside the checks
@@ -128,7 +131,8 @@ def checked(spec: JobSpec, ray_address: str | None, *, start_local: bool) -> tup
 
     with interrupts_kept():
         judged = judge(spec, ray_address, must_import=True, before_code=begin)
-    return judged.compiled.spec, list(judged.findings)
+    drawn = WeightsDrawn if has_weights else ()
+    return judged.compiled.spec, [each for each in judged.findings if not isinstance(each, drawn)]
 
 
 def _loaded_by(spec: JobSpec) -> list[str]:

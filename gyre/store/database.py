@@ -64,7 +64,7 @@ class Database:
         """`hold_s`: how long a transaction waits for a lost SQLite file to be put back until it raises StoreLost."""
         self.url = url
         self.read_only = read_only
-        self.where = url.render_as_string(hide_password=True)
+        self.where = url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)
         self.path = Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
         self.presence = Presence(self.path) if self.path else None
         self._hold_s = hold_s

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from gyre.api.checks import check_class_sections, check_settings, runs_here
 from gyre.api.cli import main
+from gyre.api.submit import checked as submittable
 from gyre.config import parse_job
 from gyre.config.sections import Section
 from gyre.data.prepare import prepare
@@ -225,6 +226,14 @@ def test_engines_that_would_read_more_than_the_model_of_a_folder_can_are_refused
     else:
         (note,) = checked(given)
         assert "holds no weights" in note
+
+
+def test_a_job_that_has_weights_is_not_said_to_draw_them(model: str) -> None:
+    given = job({"task": {}, "optim": {"lr": 1e-6}, "model_path": model}, run={"evaluate_every": 0})
+    spec = parse_job(given | {"backend": "torch"})
+    for has_weights in (False, True):
+        _, found = submittable(spec, None, start_local=False, has_weights=has_weights)
+        assert any("holds no weights" in each for each in found) is not has_weights
 
 
 TORCH = "gyre.workloads.torch:TorchActor"

@@ -135,6 +135,11 @@ def test_the_same_is_there_for_people(seed: Seed, home: Home) -> None:
     assert gyre("logs").stdout == "reward-0     one\nreward-0     two\n"
 
 
+def test_a_store_is_named_as_it_is_given(seed: Seed, home: Home) -> None:
+    seed("user_code")
+    assert f"There is no job 'other' in {home.database_url()}." in gyre("show", "other").stderr
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_on_a_terminal_a_job_a_vertex_and_an_incident_are_a_line_each(
     seed: Seed, monkeypatch: pytest.MonkeyPatch, width: int

@@ -22,6 +22,12 @@ class JobWarning(str):
     __slots__ = ()
 
 
+class WeightsDrawn(JobWarning):
+    """The model's folder has no weights: no mistake in a job that begins with other weights, or goes on."""
+
+    __slots__ = ()
+
+
 ELSEWHERE = "The machines that run the job must have it."
 """How a note ends of what is wrong on this machine alone, for a job that runs on others."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gyre.api.checks.findings import elsewhere
+from gyre.api.checks.findings import WeightsDrawn, elsewhere
 from gyre.config import JobSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError, GraphError
@@ -74,7 +74,7 @@ def _check_policy(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> I
     _check_positions(spec, folder)
     _check_tokenizer(spec, folder, MODEL, architecture.vocab)
     if not held and not settings.first_weights.path:
-        yield (
+        yield WeightsDrawn(
             f"{MODEL}: {folder} holds no weights, so they are drawn from config.seed: it is a model that has "
             "learnt nothing yet."
         )
