@@ -80,7 +80,8 @@ def came_out_right(job: InProcessJob, plane: ToyPlane, *, diverged: bool = False
     assert diverged or not [text for text in told if "replaying" in text], "a replay gave other weights"
     if job.spec.run.micro_batches == "streamed":
         assert {row.step: row.digest for row in steps_of(job)} == digests_by_record(job)
-    until(lambda: not plane.open and not plane.delivered)  # the trainer's last messages may still be on their way
+    # The trainer's last messages may still be on their way.
+    until(lambda: not plane.open and not plane.delivered)
     assert plane.taken == plane.generated
     return result
 
