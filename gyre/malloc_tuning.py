@@ -17,6 +17,7 @@ This module must not know what the memory is used for.
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import threading
 from collections.abc import Callable
@@ -52,6 +53,7 @@ def give_large_blocks_back() -> bool:
     return bool(mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, LARGE_BYTES))
 
 
+@functools.cache  # once a process, though a setup may be tried again
 def stay_small() -> None:
     """For a process that runs a master or a trainer: what it frees goes back to the system, from now on."""
     if give_large_blocks_back():

@@ -85,11 +85,12 @@ def resume_job(
             can_come_later(resolved),
             waits=may_wait(no_wait=no_wait),
         )
+        copied = age_of_copy(store, place.job_directory(row.job_id))
         epoch = claim(store, row, resolved, address)
         try:
             end_processes(row.job_id)  # a master that has ended its job lingers, to tell the end
             write_continuation(store, row.job_id, epoch, resolved, changes)
-            copied = accept_copy(store, place.job_directory(row.job_id))
+            forget_mark(place.job_directory(row.job_id))  # the user accepts the store as it is
             start_master(resolved, row.job_id, store_url, place.job_directory(row.job_id), rest)
         except Fenced:
             raise _goes_on(row) from None
@@ -107,10 +108,9 @@ def resume_job(
     )
 
 
-def accept_copy(store: Store, directory: Path) -> list[str]:
-    """Let the job in `directory` go on with a store that is older than its last master saw, and say so."""
+def age_of_copy(store: Store, directory: Path) -> list[str]:
+    """A note that the store is older than the last master of the job in `directory` saw, or another one; else none."""
     mark = read_mark(directory)
-    forget_mark(directory)
     try:
         if mark is not None:
             store.check_mark(mark)

@@ -55,9 +55,10 @@ def write_mark(directory: Path, mark: StoreMark) -> None:
 
 def read_mark(directory: Path) -> StoreMark | None:
     try:
-        return StoreMark(**json.loads((directory / MARK_FILE).read_text()))
+        mark = StoreMark(**json.loads((directory / MARK_FILE).read_text()))
     except (OSError, ValueError, TypeError):
         return None
+    return mark if isinstance(mark.store_id, str) and type(mark.commits) is int else None
 
 
 def forget_mark(directory: Path) -> None:

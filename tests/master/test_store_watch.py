@@ -308,7 +308,17 @@ def test_another_store_is_not_taken_for_the_job_s(tmp_path: Path, capsys: pytest
     job.store.close()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"store_id": "a"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[1]",
+        '{"store_id": "a"}',
+        '{"store_id": "a", "commits": "9"}',
+        '{"store_id": 1, "commits": 9}',
+    ],
+)
 def test_a_mark_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / MARK_FILE).write_text(text)
     assert read_mark(tmp_path) is None
