@@ -292,8 +292,10 @@ def test_an_exception_on_one_rank_is_told_at_once_though_the_others_wait_in_a_co
     )
     with job:
         came_to(job, undisturbed)
-    first, second = (report.body for report in job.reports_of("OperatorFailed"))
+    # On a busy machine 0.1 s may find the ranks out of step once more.
+    first, second, *later = (report.body for report in job.reports_of("OperatorFailed"))
     assert (first["vertex"], first["error"], first["user_code"]) == ("actor-1", "ValueError: no memory", True)
     assert (second["vertex"], second["user_code"]) == ("actor-0", False)
+    assert not any(body["user_code"] for body in later)
     method = call.partition(" ")[0]
     assert f"actor-0 is inside {method}, which actor-1 has left by an exception" in second["error"]
