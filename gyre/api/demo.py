@@ -77,14 +77,16 @@ def run_demo(
     steps: int | None = None,
     seed: int = 0,
     home_path: str | Path | None = None,
+    opens_page: bool = False,
 ) -> int:
-    """Run the demo in the foreground. Returns the exit status: 0 only if it succeeded with every prompt accounted
-    for."""
+    """Run the demo in the foreground; with `opens_page` a browser shows its page. Returns the exit status: 0 only if
+    it succeeded with every prompt accounted for."""
     started = time.monotonic()
     job = demo_job(steps=steps or STEPS, seed=seed)
     live = LiveProgress(
         "GRPO on two-digit addition. Warm start: supervised, on the answers of a pupil who forgets carries."
     )
+    live.opens_page = opens_page
     live.say("starting Ray and the job's processes …")
     name = f"demo-{time.strftime('%H%M%S')}"
     with terminable():

@@ -344,6 +344,7 @@ class JobReader:
         role: str | None = None,
         rank: int | None = None,
         after: Mapping[str, int] | None = None,
+        limit_bytes: int = LOG_PAGE_BYTES,
     ) -> dict[str, Any]:
         """`chunks`, and `next` to give as `after`: at first the newest output, then what came since.
 
@@ -354,7 +355,7 @@ class JobReader:
         if url:
             try:
                 return self._client(url, job_id).logs(
-                    job_id, role=role, rank=rank, after=after, limit_bytes=LOG_PAGE_BYTES
+                    job_id, role=role, rank=rank, after=after, limit_bytes=limit_bytes
                 )
             except (Unreachable, NotFound, Unauthorized):
                 if folder is None:
@@ -364,7 +365,7 @@ class JobReader:
                 f"There are no logs of job {job_id} in {self._home.path}.",
                 hint="They lie in the GYRE_HOME of the machine that ran it.",
             )
-        return read_logs(folder, role=role, rank=rank, after=after or {}, limit_bytes=LOG_PAGE_BYTES)
+        return read_logs(folder, role=role, rank=rank, after=after or {}, limit_bytes=limit_bytes)
 
     def _live_url(self, job_id: str) -> str:
         """Where the master of a job that has not ended was last seen; "" where there is none."""

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -371,6 +372,9 @@ class JobMaster:
 
     def steps(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         return self._store.ledger(self.job_id).metrics(after=after, limit=limit)
+
+    def audit(self) -> dict[str, Any]:
+        return asdict(self._store.ledger(self.job_id).audit())
 
     def wait_for(self, holds: Callable[[JobState], bool], *, timeout_s: float) -> JobState | None:
         """Returns the committed state as soon as this holds of it, or None if it does not in time. For any thread."""

@@ -95,6 +95,10 @@ class MasterApi(Protocol):
         """The metrics of the steps beyond `after`, in order, at most `limit` of them."""
         ...
 
+    def audit(self) -> dict[str, Any]:
+        """The sample ledger, counted and cross-checked in SQL: `gyre.store.LedgerAudit` as plain data."""
+        ...
+
     def metrics(self) -> bytes:
         """Prometheus text format."""
         ...
@@ -137,7 +141,7 @@ ENGINES_OF = "rollout_manager"
 def engines_of(view: View) -> list[dict[str, Any]]:
     """What the rollout manager last said of each instance: its state, the limits in force and why, and how weights come
     to it (`gyre.rollouts.manager.status`). Empty where there is no rollout plane, or it has not reported."""
-    found = _plane_health(view).get("instances")
+    found = plane_of(view).get("instances")
     if not isinstance(found, list):
         return []
     return [one for one in found if isinstance(one, dict) and isinstance(one.get("instance"), str)]
@@ -146,13 +150,14 @@ def engines_of(view: View) -> list[dict[str, Any]]:
 def pools_of_view(view: View) -> dict[str, dict[str, Any]]:
     """What the rollout manager last said of each pool with a price, by role: `instances`, `price_per_hour`, and
     `rate_tokens_s` and `price_per_million_tokens` while it generates."""
-    found = _plane_health(view).get("pools")
+    found = plane_of(view).get("pools")
     return (
         {role: one for role, one in found.items() if isinstance(one, dict)} if isinstance(found, dict) else {}
     )
 
 
-def _plane_health(view: View) -> dict[str, Any]:
+def plane_of(view: View) -> dict[str, Any]:
+    """What the rollout manager last said of the whole plane (`RolloutManager.status`); empty where there is none."""
     for vertex in view["vertices"]:
         health = vertex["fields"].get("health") if vertex["role"] == ENGINES_OF else None
         if isinstance(health, dict):

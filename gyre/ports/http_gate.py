@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import enum
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 import httptools
 
@@ -44,6 +44,13 @@ class _Part(enum.Enum):
     REFUSED = enum.auto()
 
 
+class Credentials(NamedTuple):
+    """The values of a request's first headers with credentials; b"" where there is none."""
+
+    authorization: bytes = b""
+    cookie: bytes = b""
+
+
 class _Refused(Exception):
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -53,8 +60,8 @@ class _Refused(Exception):
 class HttpGate(asyncio.Protocol):
     """Stands between a transport and the server's own protocol, `inner`.
 
-    `is_proven(authorization)` says whether the header's value shows a token; None: a whole request does. `proven()` is
-    called once it does, and `gone()` at the end. `websockets` are the paths that become WebSockets.
+    `is_proven(credentials)` says whether they show a token; None: a whole request does. `proven()` is called once it
+    does, and `gone()` at the end. `websockets` are the paths that become WebSockets.
     """
 
     def __init__(
@@ -62,7 +69,7 @@ class HttpGate(asyncio.Protocol):
         inner: asyncio.Protocol,
         bounds: PortBounds,
         *,
-        is_proven: Callable[[bytes], bool] | None = None,
+        is_proven: Callable[[Credentials], bool] | None = None,
         proven: Callable[[], None] = lambda: None,
         gone: Callable[[], None] = lambda: None,
         websockets: frozenset[str] = frozenset(),
@@ -81,7 +88,7 @@ class HttpGate(asyncio.Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._body_until = 0.0
         self._url = b""
-        self._authorization: bytes | None = None
+        self._credentials = Credentials()
         self._length = self._body = self._head = 0
         self._limit = bounds.body_bytes
         self._shown = False
@@ -146,8 +153,10 @@ class HttpGate(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value) + 4)
-        if name.lower() == b"authorization" and self._authorization is None:
-            self._authorization = value
+        if name.lower() == b"authorization" and not self._credentials.authorization:
+            self._credentials = self._credentials._replace(authorization=value)
+        elif name.lower() == b"cookie" and not self._credentials.cookie:
+            self._credentials = self._credentials._replace(cookie=value)
         elif name.lower() == b"content-length":
             with contextlib.suppress(ValueError):  # the parser judges it
                 self._length = max(self._length, int(value))
@@ -157,7 +166,7 @@ class HttpGate(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._limit = self._bounds.largest_body(self._path())
         self._check_body(self._length)
-        self._shown = self._is_proven is None or self._is_proven(self._authorization or b"")
+        self._shown = self._is_proven is None or self._is_proven(self._credentials)
         if self._is_proven is not None and self._shown:
             self._proven()
         self._part = _Part.BODY
@@ -182,7 +191,7 @@ class HttpGate(asyncio.Protocol):
     def _begin(self) -> None:
         """Forget the last request."""
         self._url = b""
-        self._authorization = None
+        self._credentials = Credentials()
         self._length = self._body = self._head = 0
         self._limit = self._bounds.body_bytes
 

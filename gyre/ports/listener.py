@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from gyre.ports.bounds import PortBounds, highest_descriptor
-from gyre.ports.http_gate import HttpGate
+from gyre.ports.http_gate import Credentials, HttpGate
 from gyre.ports.unproven import Unproven
 
 AT_ONCE = 32
@@ -83,7 +83,7 @@ class Listener:
         bounds: PortBounds,
         *,
         tls: ssl.SSLContext | None = None,
-        is_proven: Callable[[bytes], bool] | None = None,
+        is_proven: Callable[[Credentials], bool] | None = None,
         websockets: frozenset[str] = frozenset(),
     ) -> None:
         self._sockets = list(sockets)

@@ -57,7 +57,9 @@ async def test_only_a_token_opens_a_websocket(token: bytes, opens: bool) -> None
         def data_received(self, data: bytes) -> None:
             received.append(data)
 
-    gate = HttpGate(Server(), QUICK, is_proven=lambda shown: shown == b"good", websockets=frozenset({"/ws"}))
+    gate = HttpGate(
+        Server(), QUICK, is_proven=lambda shown: shown.authorization == b"good", websockets=frozenset({"/ws"})
+    )
     gate.connection_made(Mock(spec=asyncio.Transport))
     gate.data_received(
         b"GET /ws HTTP/1.1\r\nHost: a\r\nAuthorization: %b\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"

@@ -46,6 +46,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Watch": {
         "ls": ("look", "List jobs."),
         "show": ("look", "Show a job's progress, vertices and incidents."),
+        "ui": ("ui", "Show the web page over all jobs."),
         "metrics": ("steps", "Print the metrics of a job's steps."),
         "events": ("look", "Print a job's events."),
         "logs": ("look", "Print the logs of a job's vertices."),
@@ -86,6 +87,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("machines", "hosts", "cluster"), "nodes"),
     **dict.fromkeys(("rescale", "resize"), "scale"),
     **dict.fromkeys(("prepare", "dataset", "datasets"), "data"),
+    **dict.fromkeys(("dashboard", "web", "page", "board"), "ui"),
     **dict.fromkeys(("save", "convert", "merge"), "export"),
     **dict.fromkeys(("example", "quickstart", "tutorial"), "demo"),
     **dict.fromkeys(("new", "create", "scaffold", "template"), "init"),

@@ -1,8 +1,8 @@
-"""The REST interface of a master: `create_app(port, token=...)` puts routes, guard and problems together.
+"""The REST interface and the page: `create_app(port, token=...)` puts routes, guard and problems together.
 
 Invariants:
 - *every error is a problem* (`problems`), and the OpenAPI says so of every route;
-- *the app holds no state of the job*: whatever it shows comes from the port at that moment.
+- *the app holds no state of a job*: whatever it shows comes from the port at that moment.
 
 It must not know Ray, nor how the port gets its answers.
 """
@@ -15,27 +15,42 @@ from typing import Any
 import anyio
 from fastapi import FastAPI
 
-from gyre.api.rest import routes, schemas
-from gyre.api.rest.broadcast import HEARTBEAT_S, Broadcaster
+from gyre.api.rest import routes, schemas, session_routes
+from gyre.api.rest.broadcast import HEARTBEAT_S, Broadcasters
 from gyre.api.rest.guard import Guard
+from gyre.api.rest.page import page_routes
 from gyre.api.rest.problems import MEDIA_TYPE, install_handlers
+from gyre.api.rest.served_jobs import OneJob, ServedJobs
+from gyre.api.rest.sessions import SessionCookies
 from gyre.master.master_api import MasterApi
 
 PREFIX = "/api/v1"
 
 
 def create_app(port: MasterApi, *, token: str | None, heartbeat_s: float = HEARTBEAT_S) -> FastAPI:
-    """The whole interface over one port. With a token every path but `/healthz` wants it."""
+    """The whole interface over one job. With a token every path but `/healthz` and the page's own files wants it."""
+    return _app(OneJob(port), token=token, heartbeat_s=heartbeat_s, measured=port)
+
+
+def create_store_app(jobs: ServedJobs, *, token: str | None, heartbeat_s: float = HEARTBEAT_S) -> FastAPI:
+    """The same interface over many jobs. `/metrics` is not there: Prometheus asks masters."""
+    return _app(jobs, token=token, heartbeat_s=heartbeat_s, measured=None)
+
+
+def _app(jobs: ServedJobs, *, token: str | None, heartbeat_s: float, measured: MasterApi | None) -> FastAPI:
     app = FastAPI(
         title="Gyre",
         version=_version(),
-        description="The control plane of one RL post-training job.",
+        description="The control plane of RL post-training jobs.",
         openapi_url=f"{PREFIX}/openapi.json",
         docs_url=None,  # FastAPI's page loads scripts from elsewhere
         redoc_url=None,
     )
-    app.state.port = port
-    app.state.broadcaster = Broadcaster(port, heartbeat_s=heartbeat_s)
+    app.state.jobs = jobs
+    app.state.measured = measured
+    app.state.cookies = None if token is None else SessionCookies(token.encode())
+    app.state.token = token
+    app.state.broadcasters = Broadcasters(heartbeat_s=heartbeat_s)
     app.state.command_threads = anyio.CapacityLimiter(routes.COMMAND_THREADS)
     install_handlers(app)
     app.add_middleware(Guard, token=token)
@@ -43,7 +58,9 @@ def create_app(port: MasterApi, *, token: str | None, heartbeat_s: float = HEART
     app.include_router(routes.reads, prefix=PREFIX, responses=_problems(refused, 404, 422, 500, 503))
     app.include_router(routes.streams, prefix=PREFIX, responses=_problems(refused, 404, 422, 500, 503))
     app.include_router(routes.commands, prefix=PREFIX, responses=_problems(refused, 404, 409, 422, 500, 503))
-    app.include_router(routes.root, responses=_problems(refused, 500))
+    app.include_router(session_routes.sessions, prefix=PREFIX, responses=_problems(refused, 422, 500))
+    app.include_router(routes.root, responses=_problems(refused, 404, 500))
+    app.routes.extend(page_routes())
     return app
 
 

@@ -71,6 +71,11 @@ class Broadcaster:
         self._thread: ThreadPoolExecutor | None = None
         self._closed = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no client, and no poller that has not noticed so yet."""
+        return not self._clients and (self._poller is None or self._poller.done())
+
     def close(self) -> None:
         """End every stream and the poller. Call it on the loop that the streams run on."""
         self._closed = True
@@ -149,6 +154,27 @@ class Broadcaster:
             return self._port.wait_for_events(after=after, timeout_s=self._poll_s)
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, wait)
+
+
+class Broadcasters:
+    """The streams of all jobs of an app: for each job with a client a `Broadcaster` of its own."""
+
+    def __init__(self, *, heartbeat_s: float = HEARTBEAT_S) -> None:
+        self._heartbeat_s = heartbeat_s
+        self._by_job: dict[str, Broadcaster] = {}
+
+    def of(self, job_id: str, port: MasterApi) -> Broadcaster:
+        """Call it on the loop that the streams run on."""
+        for idle in [known for known, one in self._by_job.items() if known != job_id and one.is_idle]:
+            self._by_job.pop(idle).close()
+        if job_id not in self._by_job:
+            self._by_job[job_id] = Broadcaster(port, heartbeat_s=self._heartbeat_s)
+        return self._by_job[job_id]
+
+    def close(self) -> None:
+        """End every stream. Call it on the loop that the streams run on."""
+        for one in self._by_job.values():
+            one.close()
 
 
 def encode_event(event: dict[str, Any]) -> bytes:

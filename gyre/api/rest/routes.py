@@ -3,11 +3,12 @@
 Invariants:
 - *the loop never waits for the master*: port calls run in threads; commands, which block until the journal has
   them, have threads of their own, so that they cannot use up those of the reads;
-- *one job*: a master has one job, and answers for it by name or by id.
+- *a job by name or id*: a master has one job; an app over a store has all of its jobs (`gyre.api.rest.served_jobs`).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Annotated, Any, cast
@@ -20,9 +21,12 @@ from pydantic.json_schema import SkipJsonSchema
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.types import Receive, Scope, Send
 
+from gyre.api.account import account_of
 from gyre.api.cursor import read_cursor, write_cursor
+from gyre.api.now import MOST_COMPARED, now_of
 from gyre.api.rest import schemas
-from gyre.api.rest.broadcast import Broadcaster
+from gyre.api.rest.broadcast import Broadcasters
+from gyre.api.rest.served_jobs import ServedJobs
 from gyre.errors import NotFound, nearest
 from gyre.master.master_api import MasterApi, View, engines_of, pools_of_view
 
@@ -51,21 +55,20 @@ Rank = Annotated[int, Field(ge=0, le=1_000_000)]
 JobPath = Annotated[str, Path(description="The job's name or id.", min_length=1)]
 
 
-def _port(request: Request) -> MasterApi:
-    return cast(MasterApi, request.app.state.port)
+def _jobs(request: Request) -> ServedJobs:
+    return cast(ServedJobs, request.app.state.jobs)
+
+
+def _port(request: Request, job: JobPath) -> MasterApi:
+    return _jobs(request).port(job)
 
 
 Port = Annotated[Any, Depends(_port)]
-"""The MasterApi. (Any, because FastAPI would take a protocol for a field.)"""
+"""The MasterApi of the job that the path names. (Any, because FastAPI would take a protocol for a field.)"""
 
 
-def _found(port: Port, job: JobPath) -> View:
+def _found(port: Port) -> View:
     view: View = port.view()
-    record = view["job"]
-    if job not in (record["job_id"], record["name"]):
-        raise NotFound(
-            f"There is no job {job!r} here.", hint=nearest(job, (record["name"], record["job_id"]))
-        )
     return view
 
 
@@ -76,9 +79,9 @@ reads = APIRouter(tags=["job"])
 
 
 @reads.get("/jobs", response_model=schemas.JobList)
-def list_jobs(port: Port) -> Any:
-    """The one job of this master."""
-    return {"jobs": [port.view()["job"]]}
+def list_jobs(request: Request) -> Any:
+    """The one job of this master; of `gyre ui` all jobs of its store, the newest first."""
+    return {"jobs": _jobs(request).items()}
 
 
 @reads.get("/jobs/{job:gyre_job}", response_model=schemas.JobView)
@@ -167,6 +170,23 @@ def show_metrics(
     }
 
 
+@reads.get("/jobs/{job:gyre_job}/now", response_model=schemas.NowView)
+def show_now(view: Found, port: Port) -> Any:
+    """Is it well, does it learn, what is slow, and because of what: in sentences."""
+    last = int((view["training"]["last"] or {}).get("step", 0))
+    first = port.steps(after=0, limit=MOST_COMPARED)
+    newest = port.steps(
+        after=max(last - MOST_COMPARED, first[-1]["step"] if first else 0), limit=MOST_COMPARED
+    )
+    return now_of(view, [*first, *newest], time.time())
+
+
+@reads.get("/jobs/{job:gyre_job}/account", response_model=schemas.AccountView)
+def show_account(view: Found, port: Port) -> Any:
+    """Where every prompt and every token is, and what pools with a price cost."""
+    return account_of(view, port.audit())
+
+
 @reads.get("/jobs/{job:gyre_job}/logs", response_model=schemas.LogPage)
 def read_logs(
     view: Found,
@@ -216,9 +236,9 @@ class EventStream(StreamingResponse):
             group.cancel_scope.cancel()
 
 
-def _stream(request: Request, after: int) -> EventStream:
-    broadcaster = cast(Broadcaster, request.app.state.broadcaster)
-    return EventStream(broadcaster.stream(after=after))
+def _stream(request: Request, job_id: str, port: MasterApi, after: int) -> EventStream:
+    broadcasters = cast(Broadcasters, request.app.state.broadcasters)
+    return EventStream(broadcasters.of(job_id, port).stream(after=after))
 
 
 @streams.get(
@@ -237,7 +257,7 @@ async def list_events(
     """A page of the history; with `Accept: text/event-stream` the history and then whatever comes."""
     start = after if last_event_id is None else last_event_id
     if EVENT_STREAM in request.headers.get("accept", ""):
-        return _stream(request, start)
+        return _stream(request, view["job"]["job_id"], port, start)
     events = await anyio.to_thread.run_sync(lambda: port.events(after=start, limit=limit))
     return {
         "events": events,
@@ -253,10 +273,11 @@ async def list_events(
     responses={200: {"content": _STREAM}},
 )
 async def stream_events(
-    request: Request, view: Found, after: After = 0, last_event_id: LastEventId = None
+    request: Request, view: Found, port: Port, after: After = 0, last_event_id: LastEventId = None
 ) -> Any:
     """Server-sent events until the client goes: the history after `after`, then whatever comes."""
-    return _stream(request, after if last_event_id is None else last_event_id)
+    start = after if last_event_id is None else last_event_id
+    return _stream(request, view["job"]["job_id"], port, start)
 
 
 # -- commands ---------------------------------------------------------------------------------------
@@ -265,11 +286,9 @@ commands = APIRouter(tags=["commands"])
 
 
 async def _carry(request: Request, job: str, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    port = _port(request)
-
     def call() -> dict[str, Any]:
-        job_id = _found(port, job)["job"]["job_id"]
-        return {"job_id": job_id, "seq": port.command(verb, body, by="rest")}
+        port = _jobs(request).port(job)
+        return {"job_id": port.view()["job"]["job_id"], "seq": port.command(verb, body, by="rest")}
 
     return await anyio.to_thread.run_sync(call, limiter=request.app.state.command_threads)
 
@@ -328,8 +347,13 @@ root = APIRouter(tags=["operations"])
 
 
 @root.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-def prometheus(port: Port) -> Response:
-    """Prometheus text format."""
+def prometheus(request: Request) -> Response:
+    """Prometheus text format, of the one job of a master."""
+    port: MasterApi | None = request.app.state.measured
+    if port is None:
+        raise NotFound(
+            "Only a master has metrics.", hint="Ask the address that `gyre ls --json` gives a job."
+        )
     return Response(port.metrics(), media_type=PROMETHEUS)
 
 

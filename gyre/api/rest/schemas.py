@@ -323,6 +323,74 @@ class Metrics(BaseModel):
     progress: dict[str, Any]
 
 
+class Learns(Out):
+    """`verdict` is `yes`, `no`, `too early` or `unknown`."""
+
+    verdict: str
+    because: str
+
+
+class Slow(Out):
+    """The role that the job's speed depends on, and in which way; empty where that is not known."""
+
+    what: str
+    because: str
+
+
+class Fact(Out):
+    """`view` is the view of the page that has more of it."""
+
+    label: str
+    value: str
+    view: str
+
+
+class NowView(BaseModel):
+    """`tone` is `good`, `attention`, `bad` or `over`."""
+
+    sentence: str
+    tone: str
+    learns: Learns
+    slow: Slow
+    facts: list[Fact]
+
+
+class PromptAccount(Out):
+    """Groups. `drawn` = `trained` + `dropped` + `in_flight` + `lost`."""
+
+    drawn: int
+    trained: int
+    dropped: int
+    in_flight: int
+    lost: int
+    twice: int
+
+
+class TokenAccount(Out):
+    """`generated` = `delivered` + `in_flight` + `discarded` + `missing`; null where no rollout plane has reported.
+    `not_trained` are those that the trainer left out after their delivery, by reason."""
+
+    generated: int | None
+    delivered: int | None
+    in_flight: int | None
+    discarded: dict[str, int]
+    missing: int | None
+    not_trained: dict[str, int]
+
+
+class PoolCost(Out):
+    role: str
+    instances: int
+    price_per_hour: float
+    price_per_million_tokens: float | None
+
+
+class AccountView(BaseModel):
+    prompts: PromptAccount
+    tokens: TokenAccount
+    money: list[PoolCost]
+
+
 class ScaleBody(In):
     """`count` vertices of `role`."""
 

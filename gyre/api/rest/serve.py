@@ -16,6 +16,7 @@ import asyncio
 import errno
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -25,9 +26,11 @@ from fastapi import FastAPI
 
 from gyre.api.loopback import is_loopback
 from gyre.api.rest.guard import is_bearer
+from gyre.api.rest.sessions import SessionCookies
 from gyre.api.tls import Certificate
 from gyre.errors import ConfigError, Unreachable
 from gyre.ports.bounds import PortBounds
+from gyre.ports.http_gate import Credentials
 from gyre.ports.listener import Listener
 
 START_TIMEOUT_S = 10.0
@@ -94,6 +97,7 @@ class RestServer:
             )
         self._tls = certificate.context() if certificate is not None else None
         self._token = None if token is None else token.encode()
+        self._cookies = None if token is None else SessionCookies(token.encode())
         self._bounds = bounds or PortBounds()
         self._host, self._port = host, port
         self._fallback_to_any = fallback_to_any
@@ -142,7 +146,7 @@ class RestServer:
         self._server.should_exit = True
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended meanwhile
-                self._loop.call_soon_threadsafe(self._app.state.broadcaster.close)
+                self._loop.call_soon_threadsafe(self._app.state.broadcasters.close)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._server.force_exit = True
@@ -161,8 +165,12 @@ class RestServer:
             is_proven=None if self._token is None else self._is_proven,
         )
 
-    def _is_proven(self, authorization: bytes) -> bool:
-        return self._token is not None and is_bearer(authorization, self._token)
+    def _is_proven(self, shown: Credentials) -> bool:
+        if self._token is None or self._cookies is None:
+            return False
+        return is_bearer(shown.authorization, self._token) or self._cookies.is_valid(
+            shown.cookie, time.time()
+        )
 
     def _serve(self, server: _Server, listener: socket.socket) -> None:
         async def serve() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
+import webbrowser
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gyre.api.page_files import is_built
 from gyre.api.terminal.formats import duration, incident_message, waits_of
 from gyre.api.terminal.panel import SEPARATOR, draw_panel, facts
 from gyre.api.terminal.run_end import incidents_of_this_run
@@ -49,6 +51,9 @@ class LiveProgress:
         self._told: set[str] = set()
         self._warned: set[str] = set()
         self._waits = False
+        self._page_told = False
+        self.opens_page = False
+        """Whether a browser is opened at the page's address once that is known."""
         self._steps = StepLines()
         self.read_steps: ReadSteps | None = None
         """Gives the metrics of the job's steps beyond one; a look may come after several."""
@@ -65,6 +70,7 @@ class LiveProgress:
 
     def show(self, view: dict[str, Any]) -> None:
         self._history.observe(view, time.monotonic())
+        self._say_address(view)
         self._say_steps(view)
         for incident in incidents_of_this_run(view):
             if incident["id"] not in self._told:
@@ -84,6 +90,16 @@ class LiveProgress:
             self._live.update(LivePanel(view, self._history))
         else:
             self._say_line(view)
+
+    def _say_address(self, view: dict[str, Any]) -> None:
+        """Print once where the page of the job is, as soon as its master answers."""
+        url = str(view["master"]["url"])
+        if self._page_told or not url or not view["master"]["answering"] or not is_built():
+            return
+        self._page_told = True
+        self.say(f"page {url}")
+        if self.opens_page:
+            webbrowser.open(url)
 
     def _say_steps(self, view: dict[str, Any]) -> None:
         """Print the steps that are new, and what is newly warned of."""

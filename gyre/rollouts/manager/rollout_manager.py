@@ -36,6 +36,7 @@ from aiohttp import WSMsgType, web
 from gyre.config import JOIN_TOKEN
 from gyre.errors import GyreError, StoreError, Unauthorized
 from gyre.ports.bounds import PortBounds
+from gyre.ports.http_gate import Credentials
 from gyre.ports.listener import Listener, bind
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.core_usage import CoreUsage
@@ -324,10 +325,10 @@ class RolloutManager:
         """Raises Unauthorized."""
         return self._tokens.caller(request.headers.get("Authorization", ""), self._clock())
 
-    def _is_proven(self, authorization: bytes) -> bool:
-        """Whether the header's value shows a token that is good now."""
+    def _is_proven(self, shown: Credentials) -> bool:
+        """Whether a token is shown that is good now."""
         try:
-            self._tokens.caller(authorization.decode("utf-8", "surrogateescape"), self._clock())
+            self._tokens.caller(shown.authorization.decode("utf-8", "surrogateescape"), self._clock())
         except Unauthorized:
             return False
         return True

@@ -1,0 +1,39 @@
+"""Which jobs an app serves: the one of its master, or all of a store."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from gyre.errors import NotFound, nearest
+from gyre.master.master_api import MasterApi
+
+
+class ServedJobs(Protocol):
+    """Every method may be called from any thread."""
+
+    def items(self) -> list[dict[str, Any]]:
+        """The jobs for a list, the newest first."""
+        ...
+
+    def port(self, job: str) -> MasterApi:
+        """The job of this name or id. Raises NotFound."""
+        ...
+
+
+class OneJob:
+    """The job of a master."""
+
+    def __init__(self, port: MasterApi) -> None:
+        self._port = port
+        self._names: tuple[str, ...] = ()
+
+    def items(self) -> list[dict[str, Any]]:
+        return [self._port.view()["job"]]
+
+    def port(self, job: str) -> MasterApi:
+        if job not in self._names:  # a job keeps its name and id; a view of all of it is not needed twice
+            record = self._port.view()["job"]
+            self._names = (record["name"], record["job_id"])
+        if job not in self._names:
+            raise NotFound(f"There is no job {job!r} here.", hint=nearest(job, self._names))
+        return self._port

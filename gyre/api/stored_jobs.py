@@ -1,0 +1,116 @@
+"""The jobs of a store, each as a master would show it: what `gyre ui` serves.
+
+Invariants:
+- *the journal is enough*: every read works when the job's cluster is long gone (`gyre.api.reader`);
+- *an end is read once*: the view of a job that has ended is kept until its journal grows.
+
+This module must not know HTTP.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from gyre.api.reader import JobReader
+from gyre.config import parse_job
+from gyre.errors import NotFound
+from gyre.failover import JobPhase
+from gyre.graph import as_dict, compile_job
+from gyre.master.master_api import MasterApi, View, spec_of
+
+POLL_S = 0.25
+"""Between two looks for new events, of a job that somebody watches."""
+
+LISTED = 200
+"""Most jobs of a list, the newest."""
+
+
+class StoredJobs:
+    """The jobs of `reader`, which has a store."""
+
+    def __init__(self, reader: JobReader) -> None:
+        self._reader = reader
+        self._lock = threading.Lock()
+        self._ports: dict[str, StoredJob] = {}
+
+    def items(self) -> list[dict[str, Any]]:
+        return self._reader.jobs()[:LISTED]
+
+    def port(self, job: str) -> MasterApi:
+        found = self._reader.find(job)
+        with self._lock:
+            return self._ports.setdefault(found.job_id, StoredJob(self._reader, found.job_id))
+
+
+class StoredJob:
+    """A `MasterApi` of one job, over its store and, while that answers, its master."""
+
+    def __init__(self, reader: JobReader, job_id: str) -> None:
+        self._reader = reader
+        self.job_id = job_id
+        self._lock = threading.Lock()
+        self._ended: View | None = None
+        self._graph: dict[str, Any] | None = None
+
+    def view(self) -> View:
+        with self._lock:
+            known = self._ended
+        if known is not None and self._last_seq() == known["seq"]:
+            return known
+        view = self._reader.view(self.job_id)
+        with self._lock:
+            self._ended = view if JobPhase(view["job"]["phase"]).ended else None
+        return view
+
+    def tokens(self) -> list[dict[str, Any]]:
+        return self._reader.tokens(self.job_id)
+
+    def spec(self) -> dict[str, Any]:
+        return spec_of(parse_job(self._reader.spec(self.job_id)))
+
+    def graph(self) -> dict[str, Any]:
+        with self._lock:
+            if self._graph is None:
+                self._graph = as_dict(compile_job(parse_job(self._reader.spec(self.job_id))))
+            return self._graph
+
+    def events(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        return self._reader.events(self.job_id, after=after, limit=limit)
+
+    def wait_for_events(self, *, after: int, timeout_s: float) -> bool:
+        until = time.monotonic() + timeout_s
+        while self._last_seq() <= after:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(POLL_S, left_s))
+        return True
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self._reader.nodes(self.job_id)
+
+    def command(self, verb: str, body: Mapping[str, Any], *, by: str, timeout_s: float = 10.0) -> int:
+        return self._reader.command(self.job_id, verb, body, deadline_s=timeout_s)
+
+    def logs(
+        self, *, role: str | None, rank: int | None, after: Mapping[str, int], limit_bytes: int
+    ) -> dict[str, Any]:
+        return self._reader.logs(self.job_id, role=role, rank=rank, after=after, limit_bytes=limit_bytes)
+
+    def steps(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        return self._reader.store.ledger(self.job_id).metrics(after=after, limit=limit)
+
+    def audit(self) -> dict[str, Any]:
+        return asdict(self._reader.store.ledger(self.job_id).audit())
+
+    def metrics(self) -> bytes:
+        raise NotFound(
+            "Only a master has metrics.", hint="Ask the address that `gyre ls --json` gives a job."
+        )
+
+    def _last_seq(self) -> int:
+        return self._reader.store.journal(self.job_id).last_seq()
