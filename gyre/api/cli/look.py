@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +17,8 @@ from gyre.api.terminal.formats import duration, incident_message, local_time, nu
 from gyre.api.terminal.text_tables import Column
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from gyre.api.reader import JobReader
 
 LOG_POLL_S = 0.5
@@ -139,6 +143,7 @@ def _reason(job: dict[str, Any]) -> str:
 
 @verb()
 @click.argument("job", required=False, shell_complete=job_names)
+@click.argument("incident", required=False)
 @click.option(
     "-v",
     "--verbose",
@@ -146,14 +151,37 @@ def _reason(job: dict[str, Any]) -> str:
     help="Add how each role spends its time, and everything that the trainer reports.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
-def show(session: Session, job: str | None, verbose: bool, as_json: bool) -> None:
-    """Show a job: its progress, master, vertices and incidents, and its result once it has ended."""
+def show(session: Session, job: str | None, incident: str | None, verbose: bool, as_json: bool) -> None:
+    """Show a job: its progress, master, vertices and incidents, and its result once it has ended.
+
+    INCIDENT shows one incident with all of its evidence: its id, its number from 1 on, or a vertex for its last one.
+    """
     with session.reader() as reader:
         view = reader.view(reader.find(job).job_id)
+        if incident is not None:
+            _show_incident(reader, view, incident, as_json)
+            return
     if as_json:
         write_json(view)
     else:
         show_view(view, verbose=verbose)
+
+
+def _show_incident(reader: JobReader, view: dict[str, Any], name: str, as_json: bool) -> None:
+    from gyre.api.terminal.incident_text import blocks_of, events_around, facts_of, incident_named
+
+    incident = incident_named(view["incidents"], name)
+    around = events_around(incident, list(reader.history(view["job"]["job_id"])))
+    if as_json:
+        write_json({**incident, "events": around})
+        return
+    write_table(FACT_COLUMNS, facts_of(incident))
+    for title, text in blocks_of(incident):
+        click.echo(f"\n{title}:\n{text}")
+    if around:
+        click.echo()
+    for event in around:
+        _print_event(event)
 
 
 def show_view(view: dict[str, Any], *, verbose: bool = False) -> None:
@@ -394,12 +422,14 @@ def events(session: Session, job: str | None, follow: bool, as_json: bool, after
             if as_json:
                 write_json_line(event)
             else:
-                click.echo(
-                    f"{event['seq']:>6}  {local_time(event['at'])}  {event['kind']:<20}  {_said(event)}"
-                )
+                _print_event(event)
 
 
-def _said(event: dict[str, Any]) -> str:
+def _print_event(event: Mapping[str, Any]) -> None:
+    click.echo(f"{event['seq']:>6}  {local_time(event['at'])}  {event['kind']:<20}  {_said(event)}")
+
+
+def _said(event: Mapping[str, Any]) -> str:
     """Returns the body on one line: short values whole, long ones (a traceback) by their last line."""
     parts = []
     for key, value in event["body"].items():
@@ -439,12 +469,26 @@ def _short(value: Any, length: int = 100) -> str:
     help="Print only the vertex with this rank in its role.",
 )
 @click.option(
+    "--tail", type=click.IntRange(min=0), metavar="N", help="Print only the last N lines of each vertex."
+)
+@click.option("--grep", metavar="REGEX", help="Print only the lines in which this is found.")
+@click.option(
     "--json", "as_json", is_flag=True, help="Print a JSON array of chunks; with -f one object per line."
 )
 def logs(
-    session: Session, job: str | None, follow: bool, role: str | None, rank: int | None, as_json: bool
+    session: Session,
+    job: str | None,
+    follow: bool,
+    role: str | None,
+    rank: int | None,
+    tail: int | None,
+    grep: str | None,
+    as_json: bool,
 ) -> None:
     """Print the logs of a job's vertices, with the vertex before each line."""
+    pattern = _pattern(grep)
+    if as_json and (tail is not None or pattern):
+        raise click.UsageError("--json prints whole chunks; --tail and --grep are for lines.")
     with session.reader() as reader:
         job_id = reader.find(job).job_id
         if role is not None:
@@ -455,16 +499,41 @@ def logs(
         after: dict[str, int] = {}
         ended = False
         while True:
-            for chunk in _chunks(reader, job_id, role, rank, after):
-                if as_json:
+            chunks = _chunks(reader, job_id, role, rank, after)
+            if as_json:
+                for chunk in chunks:
                     write_json_line(chunk)
-                else:
-                    for line in chunk["text"].splitlines():
-                        click.echo(f"{chunk['vertex']:<12} {line}")
+            else:
+                _print_lines(chunks, pattern, tail)
+            tail = None  # what comes from now on is new
             if not follow or ended:
                 return
             ended = reader.has_ended(job_id)
             time.sleep(LOG_POLL_S)
+
+
+def _print_lines(chunks: Iterable[dict[str, Any]], pattern: re.Pattern[str] | None, tail: int | None) -> None:
+    """Print the lines that match, as they come; with `tail` the last ones of each vertex."""
+    last: dict[str, deque[str]] = {}
+    for chunk in chunks:
+        vertex = chunk["vertex"]
+        for line in chunk["text"].splitlines():
+            if pattern and not pattern.search(line):
+                continue
+            if tail is None:
+                click.echo(f"{vertex:<12} {line}")
+            else:
+                last.setdefault(vertex, deque(maxlen=tail)).append(line)
+    for vertex, lines in last.items():
+        for line in lines:
+            click.echo(f"{vertex:<12} {line}")
+
+
+def _pattern(grep: str | None) -> re.Pattern[str] | None:
+    try:
+        return re.compile(grep) if grep else None
+    except re.error as error:
+        raise click.UsageError(f"--grep {grep!r} is no regular expression: {error}.") from None
 
 
 def _check_role(reader: JobReader, job_id: str, role: str) -> None:

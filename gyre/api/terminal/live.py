@@ -121,6 +121,10 @@ class LiveProgress:
             remaining_s = self._history.remaining_s(now)
             self.say(line if remaining_s is None else f"{line}{SEPARATOR}ETA {duration(remaining_s)}")
 
+    def recall(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Give the panel the rewards of steps that were made before it came."""
+        self._history.recall(steps)
+
     def close(self) -> None:
         if self._live is not None:
             self._live.stop()

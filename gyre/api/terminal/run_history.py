@@ -7,7 +7,7 @@ trainer's last report, and counts each step once. Pure: `now` is an argument, in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gyre.api.terminal.formats import waits_of
@@ -32,6 +32,11 @@ class RunHistory:
         """The reward of every step that was seen."""
         self._phase = ""
         self._ends: deque[tuple[int, float]] = deque(maxlen=PACE_STEPS + 1)
+
+    def recall(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Steps that were made before the first view, in order. Their times say nothing of the pace now."""
+        rewards = [row["reward_mean"] for row in steps if isinstance(row.get("reward_mean"), int | float)]
+        self.rewards = [*map(float, rewards[:-1]), *self.rewards]  # the first view has the last one
 
     def observe(self, view: Mapping[str, Any], now: float) -> None:
         self._phase = str(view["job"]["phase"])

@@ -1,0 +1,52 @@
+"""`compare`: two to four jobs side by side."""
+
+from __future__ import annotations
+
+import click
+
+from gyre.api.cli.completion import jobs as job_names
+from gyre.api.cli.context import Session, verb
+from gyre.api.cli.output import remark, write_json, write_table
+from gyre.api.terminal.text_tables import Column
+
+
+@verb()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB JOB...", shell_complete=job_names)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+def compare(session: Session, jobs: tuple[str, ...], as_json: bool) -> None:
+    """Compare two to four jobs: how their configurations differ, and their metrics at the same step."""
+    from gyre.api.comparison import MOST_JOBS, RECENT
+    from gyre.api.comparison import compare as compared
+    from gyre.workloads.trainer.learning.step_line import short
+
+    if not 2 <= len(jobs) <= MOST_JOBS:
+        raise click.UsageError(f"{len(jobs)} jobs: expected two to {MOST_JOBS}.")
+    with session.reader() as reader:
+        ids = [reader.find(job).job_id for job in jobs]
+        found = compared(
+            [reader.view(job_id) for job_id in ids],
+            [reader.spec(job_id) for job_id in ids],
+            [reader.steps(job_id) for job_id in ids],
+        )
+    if as_json:
+        write_json(found.as_dict())
+        return
+    columns = [Column("", least=12), *(Column(name, least=8) for name in found.jobs)]
+    write_table(columns, [(name, *values) for name, values in found.outcomes.items()])
+    if found.metrics:
+        click.echo()
+        remark(
+            f"means of the {min(RECENT, found.step)} steps up to step {found.step}, the last that all have made:"
+        )
+        write_table(
+            columns,
+            [
+                (name, *("" if value is None else short(value) for value in values))
+                for name, values in found.metrics.items()
+            ],
+        )
+    click.echo()
+    if found.differences:
+        write_table(columns, [(key, *values) for key, values in found.differences.items()])
+    else:
+        remark("Their configurations are the same.")
