@@ -21,7 +21,7 @@ from typing import Any
 
 from gyre.api.home import home
 from gyre.api.reader import COMMAND_DEADLINE_S, JobReader
-from gyre.errors import JobFailed, StoreLost, Unreachable
+from gyre.errors import GyreError, JobFailed, StoreLost, Unreachable
 from gyre.failover import JobPhase
 from gyre.master.master_api import View
 
@@ -53,6 +53,21 @@ class JobHandle:
 
     def __repr__(self) -> str:
         return f"JobHandle({self.job_id!r})"
+
+    def _repr_html_(self) -> str:
+        """The job in a notebook: how it is, and its curves."""
+        from gyre.api.notebook import curves_html, table_html
+        from gyre.api.now import now_of
+
+        try:
+            view, steps = self.status(), self.steps()
+        except GyreError as error:
+            return table_html(self.job_id, [("", error.message)])
+        now = now_of(view, steps, time.time())
+        learns = f"{now['learns']['verdict']}: {now['learns']['because']}"
+        facts = [(fact["label"], fact["value"]) for fact in now["facts"]]
+        rows = [("", now["sentence"]), ("learns", learns), *facts]
+        return table_html(f"{view['job']['name']} ({self.job_id})", rows) + curves_html(steps)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_handle, (self.job_id, self.store_url, self._token, self._home_path, self.notes))

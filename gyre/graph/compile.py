@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
+from html import escape
 from math import gcd
 
 from gyre.config import (
@@ -51,6 +52,19 @@ class CompiledJob:
     dcg: Dcg
     graph: ExecutionGraph
     plan: PlacementPlan
+
+    def _repr_html_(self) -> str:
+        """The plan in a notebook: the graph's edges as a table."""
+        roles = ", ".join(f"{name} × {role.total}" for name, role in self.spec.roles.items())
+        edges = "".join(
+            f"<tr><td>{escape(edge.source)}</td><td>{escape(str(edge.kind))}</td>"
+            f"<td>{escape(edge.target)}</td><td>{edge.delay or ''}</td></tr>"
+            for edge in self.dcg.edges
+        )
+        return (
+            f"<div><b>plan of {escape(self.spec.name)}</b>: {escape(roles)}; nodes: {self.plan.node_num}"
+            f"<table><tr><th>from</th><th>flows</th><th>to</th><th>delay</th></tr>{edges}</table></div>"
+        )
 
 
 def compile_job(spec: JobSpec) -> CompiledJob:

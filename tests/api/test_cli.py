@@ -556,3 +556,48 @@ def test_a_long_home_keeps_rays_sockets_short(tmp_path: Path) -> None:
     long = home_at(tmp_path / ("x" * 80)).ray_temp_dir()
     assert len(str(long)) < 43
     long.rmdir()
+
+
+# -- looking closer ---------------------------------------------------------------------------------
+
+
+def test_top_of_an_ended_job_is_its_last_line(seed: Seed) -> None:
+    seed("learning")
+    result = gyre("top", "golden-1")
+    assert result.exit_code == 0
+    assert "steps" in result.stderr
+    assert result.stdout == ""
+
+
+def test_two_jobs_are_compared(seed: Seed) -> None:
+    seed("learning")
+    seed("actor_lost", job_id="golden-2")
+    assert len(data(gyre("compare", "golden-1", "golden-2", "--json"))["jobs"]) == 2
+    assert "phase" in gyre("compare", "golden-1", "golden-2").stdout
+    assert gyre("compare", "golden-1").exit_code == 2
+
+
+def test_one_incident_is_shown_in_full(seed: Seed) -> None:
+    seed("actor_lost")
+    shown = gyre("show", "golden-1", "1")
+    assert shown.exit_code == 0, shown.stderr
+    assert "decision" in shown.stdout
+    assert data(gyre("show", "golden-1", "1", "--json"))["events"]
+    assert gyre("show", "golden-1", "no-such").exit_code == 4
+
+
+def test_lines_of_logs_are_chosen(seed: Seed, home: Home) -> None:
+    seed("actor_lost")
+    (home.logs("golden-1") / "actor-0.1.log").write_text("one\ntwo\nthree\n")
+    (home.logs("golden-1") / "actor-1.1.log").write_text("four\n")
+    tailed = gyre("logs", "golden-1", "--tail", "1").stdout.split()
+    assert tailed == ["actor-0", "three", "actor-1", "four"]
+    assert gyre("logs", "golden-1", "--grep", "^t", "--tail", "1").stdout.split() == ["actor-0", "three"]
+    assert gyre("logs", "golden-1", "--grep", "(").exit_code == 2
+
+
+def test_a_bundle_is_written(seed: Seed, tmp_path: Path) -> None:
+    seed("actor_lost")
+    file = tmp_path / "bundle.tar.gz"
+    assert data(gyre("debug", "golden-1", "-o", str(file), "--json"))["file"] == str(file)
+    assert file.exists()

@@ -53,6 +53,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "events": ("look", "Print a job's events."),
         "logs": ("look", "Print the logs of a job's vertices."),
         "replay": ("replay", "Rebuild a job's state from its journal and compare."),
+        "debug": ("debug", "Write an archive about a job for a report, without secrets."),
     },
     "Machines": {
         "nodes": ("machines", "List the cluster's machines and their vertices."),
@@ -84,6 +85,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("describe", "state", "info", "get", "inspect"), "show"),
     **dict.fromkeys(("watch", "attach", "htop", "follow"), "top"),
     **dict.fromkeys(("diff",), "compare"),
+    **dict.fromkeys(("bundle", "report", "bug", "sosreport"), "debug"),
     **dict.fromkeys(("abort", "delete", "rm", "terminate", "end", "down"), "stop"),
     **dict.fromkeys(("continue", "unpause", "restart", "retry"), "resume"),
     **dict.fromkeys(("log", "tail"), "logs"),

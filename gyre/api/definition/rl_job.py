@@ -33,6 +33,18 @@ class RLJob:
 
         return submit_job(self.spec, name, **options)
 
+    def _repr_html_(self) -> str:
+        """The job in a notebook: what runs, and how much of it."""
+        from gyre.api.notebook import table_html
+
+        run, roles = self.spec.run, self.spec.roles
+        rows = [
+            ("recipe", self.spec.recipe or "none"),
+            ("roles", ", ".join(f"{name} × {role.total}" for name, role in roles.items())),
+            ("steps", f"{run.steps}, {run.prompts_per_step} prompts each" if self.spec.recipe else ""),
+        ]
+        return table_html(f"job {self.spec.name}", rows)
+
     def __repr__(self) -> str:
         roles = ", ".join(f"{name} {role.total}" for name, role in self.spec.roles.items())
         return f"RLJob({self.spec.name!r}: {roles})"

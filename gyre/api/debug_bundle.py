@@ -1,0 +1,147 @@
+"""A job in one archive, for a report: `gyre debug JOB` writes it.
+
+    view.json  spec.json  graph.json  events.jsonl  steps.jsonl  machine.json  logs/<vertex>.<incarnation>.log
+    README.txt
+
+Invariants:
+- *no secret leaves*: the configuration is without the values of environment variables and without the store's
+  password (`spec_of`), and wherever one of these, or a token, stands in a log, an error or an event, `***` is put;
+- *bounded*: the newest events, and the end of each log, so that the archive can be attached to a report;
+- *what cannot be read is said*: a part that fails is a line in README.txt, and the others are there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import make_url
+
+from gyre.api.cli.output import finite
+from gyre.api.reader import JobReader
+from gyre.config import parse_job
+from gyre.errors import GyreError
+from gyre.graph import as_dict, compile_job
+from gyre.master.master_api import HIDDEN, spec_of
+
+MOST_EVENTS = 20_000
+LOG_BYTES = 512 << 10
+"""Of the end of each file."""
+LEAST_SECRET = 6
+"""A shorter value is a number or a switch, and would blacken words that say nothing."""
+HARMLESS = frozenset({"true", "false", "warning", "info", "debug", "error", "offline", "online"})
+PACKAGES = ("gyre", "ray", "torch", "megatron", "sglang", "mooncake", "transformers", "sqlalchemy", "fastapi")
+
+
+def write_bundle(
+    reader: JobReader, job_id: str, file: Path, *, secrets: Sequence[str] = (), logs: Path | None = None
+) -> dict[str, Any]:
+    """Write the archive (gzipped tar). `secrets` are blackened with those of the configuration, `logs` is the folder of
+    the vertices' logs. Returns `file`, `bytes`, `parts` and `missing` (by part, why)."""
+    raw = reader.spec(job_id)
+    hidden = secrets_of(raw, secrets)
+    missing: dict[str, str] = {}
+    parts: dict[str, bytes] = {}
+
+    def add(name: str, make: Callable[[], Any]) -> None:
+        try:
+            parts[name] = blackened(make(), hidden)
+        except (GyreError, OSError, ValueError) as error:
+            missing[name] = f"{type(error).__name__}: {error}"
+
+    add("view.json", lambda: _json(reader.view(job_id)))
+    add("spec.json", lambda: _json(spec_of(parse_job(raw))))
+    add("graph.json", lambda: _json(as_dict(compile_job(parse_job(raw)))))
+    add("events.jsonl", lambda: _lines(_newest_events(reader, job_id)))
+    add("steps.jsonl", lambda: _lines(reader.steps(job_id)))
+    add("machine.json", lambda: _json(machine()))
+    for path in sorted(logs.glob("*.log")) if logs is not None else ():
+        add(f"logs/{path.name}", lambda path=path: _end_of(path))  # type: ignore[misc]
+    if logs is None:
+        missing["logs/"] = "They lie in the GYRE_HOME of the machine that ran the job."
+    parts["README.txt"] = _readme(job_id, missing).encode()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w:gz") as archive:
+        for name, data in parts.items():
+            entry = tarfile.TarInfo(f"{file.name.removesuffix('.tar.gz')}/{name}")
+            entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o600
+            archive.addfile(entry, io.BytesIO(data))
+    file.chmod(0o600)
+    return {"file": str(file), "bytes": file.stat().st_size, "parts": sorted(parts), "missing": missing}
+
+
+def secrets_of(spec: Mapping[str, Any], more: Sequence[str] = ()) -> list[str]:
+    """The values that must not leave: those of environment variables, the store's password, and `more`; the longest
+    first, so that no part of one is left."""
+    found = set(more)
+    for part in (spec, *(spec.get("roles") or {}).values()):
+        found |= {str(value) for value in (part.get("env") or {}).values()}
+    url = (spec.get("store") or {}).get("url")
+    if url:
+        found.add(make_url(url).password or "")
+    kept = (value for value in found if len(value) >= LEAST_SECRET and value.lower() not in HARMLESS)
+    return sorted(kept, key=len, reverse=True)
+
+
+def blackened(data: bytes, secrets: Sequence[str]) -> bytes:
+    """The data with `***` wherever a secret stands, as it is or as JSON writes it."""
+    for secret in secrets:
+        for form in {secret.encode("utf-8", "replace"), json.dumps(secret)[1:-1].encode()}:
+            data = data.replace(form, HIDDEN.encode())
+    return data
+
+
+def machine() -> dict[str, Any]:
+    """What runs here: versions, cores, memory. No names and no environment."""
+    import psutil
+
+    found = {
+        name: one.version
+        for one in distributions()
+        if (name := str(one.metadata["Name"]).lower()).startswith(PACKAGES)
+    }
+    return {
+        "python": sys.version,
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "packages": dict(sorted(found.items())),
+    }
+
+
+def _newest_events(reader: JobReader, job_id: str) -> list[dict[str, Any]]:
+    newest = int(reader.view(job_id)["seq"])
+    return list(reader.history(job_id, after=max(newest - MOST_EVENTS, 0)))
+
+
+def _end_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - LOG_BYTES, 0))
+        return file.read(LOG_BYTES)
+
+
+def _json(data: Any) -> bytes:
+    return json.dumps(finite(data), indent=2, default=str).encode()
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    return b"".join(json.dumps(finite(row), default=str).encode() + b"\n" for row in rows)
+
+
+def _readme(job_id: str, missing: Mapping[str, str]) -> str:
+    lines = [
+        f"What Gyre knows of job {job_id}. Values of environment variables, passwords and tokens are {HIDDEN}.",
+        "Prompts and answers are in it where a log, an error or an event quotes them: read it before you pass it on.",
+        *(f"Not there: {name}: {why}" for name, why in missing.items()),
+    ]
+    return "\n".join(lines) + "\n"
