@@ -10,7 +10,7 @@ SGLANG_TESTS ?= $(MAKE) test-sglang
 # whatever the shell says: else each worker rewrites every assertion anew.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help install hooks demo test test-long test-all sglang test-sglang soak search fuzz coverage lint types layers docs picture bench clean
+.PHONY: help install hooks demo test test-long test-all sglang test-sglang soak search fuzz coverage lint types layers docs picture ui ui-check bench clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -97,8 +97,19 @@ picture: install $(DOCS)/.installed  ## record `gyre demo --chaos` and draw it a
 	$(DOCS)/bin/python tools/demo_picture.py record build/demo.cast -- $(BIN)/gyre demo --chaos --steps 40
 	$(DOCS)/bin/python tools/demo_picture.py draw build/demo.cast docs/demo.svg
 
+# Node and npm are needed here alone: what is built is committed, and comes with the wheel.
+ui/node_modules/.package-lock.json: ui/package-lock.json
+	cd ui && npm ci --no-audit --no-fund
+	touch $@
+
+ui: ui/node_modules/.package-lock.json  ## build the web page from ui/ into gyre/api/page; needs Node
+	cd ui && npm run build
+
+ui-check: ui/node_modules/.package-lock.json  ## build the web page anew, compare it with the committed files, weigh it, run its tests
+	cd ui && npm test && node check.mjs
+
 bench: install  ## every bench that needs no GPU
 	for script in $(filter-out %_gpu.py,$(wildcard bench/*.py)); do $(BIN)/python $$script || exit 1; done
 
 clean:  ## remove environments and caches
-	rm -rf $(VENV) $(SGLANG) $(DOCS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SGLANG) $(DOCS) ui/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,163 @@
+/**
+ * One chart of uPlot: lines over a common x, with or without a band. Charts of one `group` share their cursor; a drag
+ * chooses a stretch of x, a double click all of it. uPlot draws again when the size, the theme or the data changes.
+ */
+import { useEffect, useRef } from "react";
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+import { tick } from "../format";
+import { colour, useTheme } from "../theme";
+import "./chart.css";
+
+export interface Line {
+  readonly label: string;
+  readonly values: readonly (number | null)[];
+  /** A colour of the palette: `--c1`. */
+  readonly colour: string;
+  readonly dashed?: boolean;
+  readonly points?: boolean;
+}
+
+export interface Band {
+  readonly low: readonly (number | null)[];
+  readonly high: readonly (number | null)[];
+  readonly colour: string;
+}
+
+interface Props {
+  readonly x: readonly number[];
+  readonly lines: readonly Line[];
+  readonly band?: Band | undefined;
+  readonly label: string;
+  readonly group: string;
+  readonly formatX: (x: number) => string;
+  readonly formatY: (y: number) => string;
+  readonly tickY?: (y: number, step: number) => string;
+  /** What x is: "step". */
+  readonly nameX: string;
+  readonly range?: readonly [number, number] | undefined;
+  readonly onRange?: (from: number | null, to: number | null) => void;
+  readonly height?: number;
+}
+
+const AXIS_WIDTH = 56;
+
+export function Chart({ x, lines, band, label, group, formatX, formatY, tickY = tick, nameX, range, onRange, height = 150 }: Props) {
+  const host = useRef<HTMLDivElement>(null);
+  const readout = useRef<HTMLParagraphElement>(null);
+  const theme = useTheme();
+  const plot = useRef<uPlot | null>(null);
+  const callbacks = useRef<Callbacks>({ formatX, tickY, onRange, onCursor: () => undefined });
+  callbacks.current = {
+    formatX,
+    tickY,
+    onRange,
+    onCursor: (at) => {
+      if (readout.current) readout.current.textContent = at === null ? "" : [`${nameX} ${formatX(x[at] ?? 0)}`, ...lines.map((line) => `${lines.length > 1 ? `${line.label} ` : ""}${formatOf(line.values[at], formatY)}`)].join("  ");
+    },
+  };
+  const shape = lines.map((line) => `${line.label}|${line.colour}|${line.dashed ?? ""}|${line.points ?? ""}`).join(";") + (band ? "+band" : "");
+
+  useEffect(() => {
+    const element = host.current;
+    if (!element) return;
+    const made = new uPlot(optionsOf(lines, band, group, element.clientWidth || 300, height, callbacks), dataOf(x, lines, band), element);
+    plot.current = made;
+    const observer = new ResizeObserver(() => {
+      if (element.clientWidth > 0) made.setSize({ width: element.clientWidth, height });
+    });
+    observer.observe(element);
+    return () => {
+      observer.disconnect();
+      made.destroy();
+      plot.current = null;
+    };
+    // Data comes in below, without a new chart.
+  }, [shape, theme, group, height]);
+
+  useEffect(() => {
+    const one = plot.current;
+    if (!one) return;
+    one.batch(() => {
+      one.setData(dataOf(x, lines, band), false);
+      const first = x[0] ?? 0;
+      const last = x.at(-1) ?? 1;
+      one.setScale("x", { min: range?.[0] ?? first, max: range?.[1] ?? Math.max(last, first + 1e-9) });
+    });
+  }, [x, lines, band, range?.[0], range?.[1], shape, theme]);
+
+  return (
+    <div className="chart">
+      <div ref={host} role="img" aria-label={label} />
+      {lines.length > 1 && (
+        <ul className="legend">
+          {lines.map((line) => <li key={line.label}><span className={line.dashed ? "stroke dashed" : "stroke"} style={{ borderColor: `var(${line.colour})` }} />{line.label}</li>)}
+        </ul>
+      )}
+      <p ref={readout} className="readout" aria-hidden="true" />
+    </div>
+  );
+}
+
+function formatOf(value: number | null | undefined, format: (value: number) => string): string {
+  return value == null ? "–" : format(value);
+}
+
+interface Callbacks {
+  readonly formatX: (x: number) => string;
+  readonly tickY: (y: number, step: number) => string;
+  readonly onRange: Props["onRange"];
+  /** The place of the point under the cursor; null: none is. */
+  readonly onCursor: (at: number | null) => void;
+}
+
+function optionsOf(lines: readonly Line[], band: Band | undefined, group: string, width: number, height: number, callbacks: { readonly current: Callbacks }): uPlot.Options {
+  const root = Number.parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
+  const font = `${11 * root}px ${getComputedStyle(document.body).fontFamily}`;
+  const axis: uPlot.Axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font };
+  const series: uPlot.Series[] = [
+    {},
+    ...lines.map((line): uPlot.Series => ({
+      label: line.label,
+      stroke: colour(line.colour),
+      width: 1.5,
+      ...(line.dashed ? { dash: [5, 4] } : {}),
+      points: { show: line.points ?? false, size: 6 },
+      spanGaps: line.points ?? false,
+    })),
+  ];
+  if (band) {
+    const edge: uPlot.Series = { stroke: "transparent", width: 0, points: { show: false } };
+    series.push({ ...edge, label: "high" }, { ...edge, label: "low" });
+  }
+  return {
+    width,
+    height,
+    series,
+    ...(band ? { bands: [{ series: [series.length - 2, series.length - 1], fill: `${colour(band.colour)}2b` }] } : {}),
+    scales: { x: { time: false } },
+    axes: [
+      { ...axis, size: 24 * root, space: 48 * root, values: (_, splits) => splits.map((one) => callbacks.current.formatX(one)) },
+      { ...axis, size: AXIS_WIDTH * root, space: 28 * root, values: (_, splits) => splits.map((one) => callbacks.current.tickY(one, Math.abs((splits[1] ?? 1) - (splits[0] ?? 0)))) },
+    ],
+    legend: { show: false },
+    cursor: { sync: { key: group }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
+    hooks: {
+      setCursor: [(self) => callbacks.current.onCursor(self.cursor.idx ?? null)],
+      setSelect: [
+        (self) => {
+          if (self.select.width < 4) return;
+          callbacks.current.onRange?.(self.posToVal(self.select.left, "x"), self.posToVal(self.select.left + self.select.width, "x"));
+          self.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+        },
+      ],
+      ready: [(self) => self.over.addEventListener("dblclick", () => callbacks.current.onRange?.(null, null))],
+    },
+  };
+}
+
+function dataOf(x: readonly number[], lines: readonly Line[], band: Band | undefined): uPlot.AlignedData {
+  const columns = lines.map((line) => [...line.values]);
+  if (band) columns.push([...band.high], [...band.low]);
+  return [[...x], ...columns];
+}

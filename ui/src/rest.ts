@@ -1,0 +1,387 @@
+/**
+ * The REST interface's answers, as the page uses them. The server's side is gyre/api/rest/schemas.py.
+ *
+ * Times are seconds since 1970. An answer may have more keys than are listed here.
+ */
+
+export type Json = string | number | boolean | null | Json[] | { [key: string]: Json };
+
+/** RFC 9457: what an answer with an error says. */
+export interface Problem {
+  title: string;
+  status: number;
+  detail: string;
+  code: string;
+  hint?: string;
+}
+
+export interface Job {
+  job_id: string;
+  name: string;
+  phase: string;
+  reason: string;
+  message: string;
+  epoch: number;
+  step: number;
+  version: number;
+  submitted_at: number;
+  started_at?: number | null;
+  ended_at: number | null;
+  paused?: boolean;
+  roles?: Record<string, number>;
+  checkpoint_step?: number;
+  error?: string;
+}
+
+export interface JobList {
+  jobs: Job[];
+}
+
+export interface Master {
+  pid: number;
+  epoch: number;
+  url: string;
+  node: string;
+  answering: boolean;
+}
+
+export interface Vertex {
+  id: string;
+  role: string;
+  rank: number;
+  pid: number;
+  node: string;
+  phase: string;
+  reason: string;
+  message: string;
+  incarnation: number;
+  restarts: number;
+  since: number;
+  no_room: string;
+  version: number | null;
+  busy: string;
+  fields: Record<string, Json>;
+}
+
+export interface Incident {
+  id: string;
+  at: number;
+  vertex: string;
+  incarnation: number;
+  cause: string;
+  scope: string;
+  decision: string;
+  evidence: Record<string, Json>;
+  user_code: boolean;
+  region: string[];
+  detected_after_s: number | null;
+  recovered_at: number | null;
+  recovery_s: number | null;
+  outcome: string;
+}
+
+export interface Evaluation {
+  version: number;
+  set: string;
+  prompts: number;
+  count: number;
+  reward_mean: number | null;
+  reward_std: number | null;
+  accuracy: number | null;
+  pass_at: Record<string, number>;
+}
+
+export interface LearningWarning {
+  code: string;
+  step: number;
+  message: string;
+}
+
+export interface JobView {
+  job: Job;
+  master: Master;
+  vertices: Vertex[];
+  incidents: Incident[];
+  progress: Record<string, Json>;
+  evaluations: Record<string, Evaluation[]>;
+  warnings: LearningWarning[];
+  bottleneck: string;
+  seq: number;
+  store: { error: string };
+}
+
+export type Tone = "good" | "attention" | "bad" | "over";
+
+export interface Now {
+  sentence: string;
+  tone: Tone;
+  learns: { verdict: "yes" | "no" | "too early" | "unknown"; because: string };
+  slow: { what: string; because: string };
+  facts: { label: string; value: string; view: string }[];
+}
+
+export interface PromptAccount {
+  drawn: number;
+  trained: number;
+  dropped: number;
+  in_flight: number;
+  lost: number;
+  twice: number;
+}
+
+export interface TokenAccount {
+  generated: number;
+  delivered: number;
+  in_flight: number;
+  discarded: Record<string, number>;
+  missing: number;
+}
+
+export interface Price {
+  role: string;
+  instances: number;
+  price_per_hour: number;
+  price_per_million_tokens: number | null;
+}
+
+export interface Account {
+  prompts: PromptAccount;
+  tokens: TokenAccount;
+  money: Price[];
+}
+
+/** The numbers of one step, by the names in docs/training.md. */
+export type Step = Record<string, number | null>;
+
+export interface Metrics {
+  steps: Step[];
+  next: number;
+  more: boolean;
+  warnings: LearningWarning[];
+  bottleneck: string;
+}
+
+export interface Series {
+  resolution_s: number;
+  series: Record<string, Record<string, [number, number | null][]>>;
+}
+
+export type SpanState =
+  | "train"
+  | "generate"
+  | "wait"
+  | "load"
+  | "reward"
+  | "checkpoint"
+  | "evaluate"
+  | "start"
+  | "down"
+  | "idle";
+
+/** From, to, state, and for whom or why. */
+export type Span = [number, number, SpanState, string];
+
+export interface Lane {
+  id: string;
+  role: string;
+  kind: "vertex" | "instance";
+  spans: Span[];
+}
+
+export interface Flag {
+  at: number;
+  kind: "incident" | "publish" | "evaluation" | "checkpoint" | "command";
+  text: string;
+  seq: number;
+}
+
+export interface Timeline {
+  since: number;
+  until: number;
+  first: number;
+  last: number;
+  lanes: Lane[];
+  flags: Flag[];
+}
+
+export interface Event {
+  seq: number;
+  id: string;
+  cause: string | null;
+  kind: string;
+  at: number;
+  actor: string;
+  body: Record<string, Json>;
+}
+
+/** The journal folded to one moment. */
+export interface Moment {
+  view: JobView;
+  event: Event | null;
+  first: number;
+  last: number;
+}
+
+export interface Decisions {
+  previous: number | null;
+  next: number | null;
+}
+
+/** A version or an instance, from token `start` up to `end`. */
+export type Stretch<T> = [T, number, number];
+
+export interface SampleItem {
+  step: number;
+  group: number;
+  sample: number;
+  reward: number | null;
+  more: Record<string, Json>;
+  outcome: string;
+  finish_reason: string;
+  /** The texts are null where the job has no tokenizer. */
+  prompt: string | null;
+  answer: string | null;
+  prompt_tokens: number;
+  tokens: number;
+  versions: Stretch<number>[];
+  instances: Stretch<string>[];
+  quarantined: boolean;
+}
+
+export interface SamplePage {
+  samples: SampleItem[];
+  total: number;
+  histogram: { edges: number[]; counts: number[] };
+}
+
+export interface SampleSteps {
+  steps: { step: number; samples: number; groups: number; bytes: number }[];
+  quarantined: number;
+}
+
+export interface SampleTokens extends SampleItem {
+  prompt_ids: number[];
+  prompt_pieces: string[] | null;
+  token_ids: number[];
+  pieces: string[] | null;
+  logprobs: (number | null)[] | null;
+  trainer_logprobs: (number | null)[] | null;
+  ref_logprobs: (number | null)[] | null;
+  advantage: number | (number | null)[] | null;
+  /** False where the loss does not look. */
+  mask: (number | boolean)[] | null;
+  meta: Record<string, Json>;
+}
+
+export interface Engine {
+  instance: string;
+  engine: string;
+  node: string;
+  state: string;
+  version: number;
+  not_admitted: string;
+  samples: number;
+  running: number;
+  rate_tokens_s: number;
+  max_running: number;
+  kv_used_tokens: number;
+  kv_tokens: number;
+  limits_why: string;
+  loads: string;
+  loads_why: string;
+  transport: string;
+  codec: string;
+  transfer_why: string;
+  silent_s?: number;
+  tokens?: number;
+}
+
+export interface Pool {
+  instances: number;
+  price_per_hour: number;
+  rate_tokens_s: number | null;
+  price_per_million_tokens: number | null;
+}
+
+export interface EngineList {
+  engines: Engine[];
+  pools: Record<string, Pool>;
+}
+
+export interface Machine {
+  id: string;
+  ip: string;
+  there: boolean;
+  cpu: number;
+  gpu: number;
+  memory_bytes: number;
+  vertices: string[];
+  deaths: number;
+  left_until: number | null;
+  found: string;
+  draining: string;
+}
+
+export interface MachineList {
+  nodes: Machine[];
+}
+
+export type EdgeKind = "samples" | "weights" | "collective" | "control";
+
+export interface GraphEdge {
+  source: string;
+  target: string;
+  kind: EdgeKind;
+  produce: number;
+  consume: number;
+  delay: number;
+  capacity: number | null;
+}
+
+export interface Operator {
+  ref: string;
+  role: string;
+  method: string;
+  dispatch: string;
+}
+
+export interface Role {
+  name: string;
+  entrypoint: string;
+  total: number;
+  gang: boolean;
+  elastic: { min: number; max: number } | null;
+}
+
+export interface Graph {
+  name: string;
+  recipe: string;
+  roles: Role[];
+  operators: Operator[];
+  edges: GraphEdge[];
+  role_edges: GraphEdge[];
+}
+
+export interface EventPage {
+  events: Event[];
+  next: number;
+  more: boolean;
+}
+
+export interface LogChunk {
+  vertex: string;
+  incarnation: number;
+  file: string;
+  offset: number;
+  text: string;
+}
+
+export interface LogPage {
+  chunks: LogChunk[];
+  cursor: string;
+}
+
+export interface Accepted {
+  job_id: string;
+  seq: number;
+}

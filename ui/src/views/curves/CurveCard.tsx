@@ -1,0 +1,39 @@
+import { useMemo } from "react";
+import { thinned, within } from "../../data/thinning";
+import { percent, percentTick, short, tick } from "../../format";
+import { Chart, type Line } from "../../parts/Chart";
+import type { Step } from "../../rest";
+import type { Axis } from "./axis";
+import type { Curve } from "./chosen";
+
+/** More points than a card has pixels say nothing. */
+const MOST_POINTS = 1200;
+
+export function CurveCard({ curve, steps, axis }: { curve: Curve; steps: readonly Step[]; axis: Axis }) {
+  const format = curve.ratio ? percent : short;
+  const [low, high] = [axis.range?.[0] ?? -Infinity, axis.range?.[1] ?? Infinity];
+  const { x, lines, band } = useMemo(() => {
+    const [from, to] = within(axis.x, low, high);
+    const values = steps.slice(Math.max(0, from - 1), to + 1).map((step) => step[curve.name] ?? null);
+    const places = axis.x.slice(Math.max(0, from - 1), to + 1);
+    const line = (y: readonly (number | null)[]): Line[] => [{ label: curve.title, values: y, colour: "--c1" }];
+    if (!curve.spread || values.length > MOST_POINTS) {
+      const few = thinned(places, values, MOST_POINTS);
+      return { x: few.x, lines: line(few.y), band: undefined };
+    }
+    const spread = steps.slice(Math.max(0, from - 1), to + 1).map((step) => step[curve.spread ?? ""] ?? null);
+    const around = (sign: number): (number | null)[] => values.map((value, at) => (value === null ? null : value + sign * (spread[at] ?? 0)));
+    return { x: places, lines: line(values), band: { low: around(-1), high: around(1), colour: "--c1" } };
+  }, [steps, axis.x, low, high, curve]);
+  const last = steps.at(-1)?.[curve.name];
+  return (
+    <figure className="card curve">
+      <figcaption>
+        <span className="title" title={curve.name}>{curve.title}</span>
+        <span className="muted small">{curve.unit}</span>
+        <span className="last">{format(last)}</span>
+      </figcaption>
+      <Chart x={x} lines={lines} band={band} group="steps" formatX={axis.format} formatY={format} tickY={curve.ratio ? percentTick : tick} nameX={axis.name} range={axis.range} onRange={axis.onRange} label={`${curve.title}, ${steps.length} steps; the last is ${format(last)}`} />
+    </figure>
+  );
+}

@@ -1,0 +1,62 @@
+/**
+ * The curves that are shown without asking, in sections. The names, units and meanings are those of METRICS in
+ * gyre/workloads/trainer/learning/metric_names.py; a test compares them.
+ */
+export interface Curve {
+  readonly name: string;
+  readonly title: string;
+  readonly unit: string;
+  /** The number of the same step that spreads around it, drawn as a band. */
+  readonly spread?: string;
+  /** A share from 0 to 1, written in percent. */
+  readonly ratio?: boolean;
+}
+
+export interface Section {
+  readonly title: string;
+  readonly curves: readonly Curve[];
+}
+
+export const SECTIONS: readonly Section[] = [
+  {
+    title: "Does it learn",
+    curves: [
+      { name: "reward_mean", title: "Reward", unit: "mean ± std", spread: "reward_std" },
+      { name: "completion_tokens_mean", title: "Length of answers", unit: "tokens" },
+      { name: "cut_off_ratio", title: "Cut off", unit: "share of answers", ratio: true },
+      { name: "flat_groups_ratio", title: "Flat groups", unit: "share of groups", ratio: true },
+    ],
+  },
+  {
+    title: "Is the policy well",
+    curves: [
+      { name: "entropy", title: "Entropy", unit: "nat per token" },
+      { name: "kl", title: "KL to the reference", unit: "nat per token" },
+      { name: "old_kl", title: "KL to the old policy", unit: "nat per token" },
+      { name: "rollout_kl", title: "KL to the engine", unit: "nat per token" },
+      { name: "grad_norm", title: "Gradient's norm", unit: "before the clip" },
+      { name: "loss", title: "Loss", unit: "" },
+      { name: "clipped", title: "Clipped", unit: "share of tokens", ratio: true },
+      { name: "lr", title: "Learning rate", unit: "" },
+    ],
+  },
+  {
+    title: "Is it fast",
+    curves: [
+      { name: "tokens_per_s", title: "Speed", unit: "tokens/s" },
+      { name: "seconds", title: "Time of a step", unit: "s" },
+      { name: "staleness_mean", title: "Staleness, mean", unit: "versions" },
+      { name: "staleness_max", title: "Staleness, greatest", unit: "versions" },
+    ],
+  },
+];
+
+const CHOSEN = new Set(SECTIONS.flatMap((section) => section.curves.flatMap((curve) => [curve.name, curve.spread ?? curve.name])));
+
+/** What says where a step is, and is no curve. */
+const PLACES = new Set(["step", "at", "version"]);
+
+/** The other numbers that the steps have, by name. */
+export function restOf(names: Iterable<string>): string[] {
+  return [...names].filter((name) => !CHOSEN.has(name) && !PLACES.has(name)).sort();
+}

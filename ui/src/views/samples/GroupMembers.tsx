@@ -1,0 +1,44 @@
+/** The members of a group side by side: the same prompt, so many answers, and what each earned. */
+import { useJob, withQuery } from "../../data/job";
+import { anything, short, whole, words } from "../../format";
+import { Refused } from "../../parts/Refused";
+import type { SampleItem, SamplePage } from "../../rest";
+import { setParams } from "../../route";
+import { tokensHref } from "./SamplesView";
+
+const MOST = 64;
+
+export function GroupMembers({ job, item }: { job: string; item: SampleItem }) {
+  const { data, error } = useJob<SamplePage>(withQuery("/samples", { step: item.step, group: item.group, limit: MOST }), 1e9);
+  const members = [...(data?.samples ?? [item])].sort((a, b) => a.sample - b.sample);
+  const rewards = members.flatMap((one) => (one.reward === null ? [] : [one.reward]));
+  const mean = rewards.length > 0 ? rewards.reduce((sum, one) => sum + one, 0) / rewards.length : null;
+  return (
+    <section className="members" aria-label={`Group ${item.group} of step ${item.step}`}>
+      <div className="head">
+        <h2>Group {item.group} of step {item.step}</h2>
+        <span className="muted">{members.length} samples, mean reward {short(mean)}</span>
+        <button type="button" onClick={() => setParams({ at: null })}>Close</button>
+      </div>
+      {error && !data && <Refused error={error} />}
+      <p className="prompt">{item.prompt ?? "The prompt has no text: the job has no tokenizer."}</p>
+      <ol className="side-by-side" tabIndex={0} aria-label="Members">
+        {members.map((one) => (
+          <li key={one.sample} className={one.sample === item.sample ? "card chosen" : "card"}>
+            <div className="row">
+              <strong>{one.sample}</strong>
+              <span>reward {short(one.reward)}</span>
+              {mean !== null && one.reward !== null && <span className="muted">{one.reward >= mean ? "+" : ""}{short(one.reward - mean)}</span>}
+            </div>
+            <p className="muted small">
+              {whole(one.tokens)} tokens, {words(one.outcome)}, {one.finish_reason || "–"}; {one.versions.map(([version]) => `v${version}`).join(" → ")} on {one.instances.map(([name]) => name).join(" → ")}
+            </p>
+            {Object.keys(one.more).length > 0 && <p className="small">{Object.entries(one.more).map(([name, value]) => `${name} ${anything(value)}`).join(", ")}</p>}
+            <a href={tokensHref(job, one)}>Tokens</a>
+            <pre className="text">{one.answer ?? "(no text)"}</pre>
+          </li>
+        ))}
+      </ol>
+    </section>
+  );
+}
