@@ -28,6 +28,12 @@ WIRE_FORMAT = 1
 OWN_LIMIT = "max_new_tokens"
 """The key of a group's `meta` that limits its samples' length, in tokens."""
 
+MORE = "reward."
+"""Before the name of each further number that a reward function returned, in a sample's `extras`."""
+
+OLD_LOGPROBS = "old_logprobs"
+"""The key in a sample's `extras` of the trainer's own log-probs before the first update of the step, float32 `[t]`."""
+
 
 @dataclass(frozen=True, slots=True)
 class VersionRun:
