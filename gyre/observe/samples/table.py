@@ -105,7 +105,10 @@ def table_of(step: int, observed: Iterable[Observed], texts: Texts, advantages: 
             [{"version": run.version, "start": run.start, "end": run.end} for run in sample.versions]
             for sample in samples
         ],
-        "instances": [None] * len(rows),
+        "instances": [
+            [{"name": as_text(run.name), "start": run.start, "end": run.end} for run in sample.instances]
+            for sample in samples
+        ],
         "prompt": _by_group(groups, texts.prompt),
         "answer": [texts.answer(sample) if len(sample.token_ids) else "" for sample in samples],
         "meta": [_meta(row.of) for row in rows],
