@@ -21,6 +21,7 @@ from gyre.errors import NotFound
 from gyre.failover import JobPhase
 from gyre.graph import as_dict, compile_job
 from gyre.master.master_api import MasterApi, View, spec_of
+from gyre.observe.samples.query import SampleReader
 
 POLL_S = 0.25
 """Between two looks for new events, of a job that somebody watches."""
@@ -106,6 +107,9 @@ class StoredJob:
 
     def audit(self) -> dict[str, Any]:
         return asdict(self._reader.store.ledger(self.job_id).audit())
+
+    def samples(self) -> SampleReader:
+        return self._reader.samples(self.job_id)
 
     def metrics(self) -> bytes:
         raise NotFound(

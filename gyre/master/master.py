@@ -51,6 +51,8 @@ from gyre.master.metrics import prometheus_text
 from gyre.master.store_notes import read_mark
 from gyre.master.store_watch import StoreWatch, store_at
 from gyre.master.vertex_scheduler import Scheduler
+from gyre.observe.samples.files import SampleFiles
+from gyre.observe.samples.names import folder_of
 from gyre.store import JobFields, Store
 from gyre.workloads.vertex.disk_room import DiskLook
 
@@ -96,6 +98,7 @@ class JobMaster:
         self.job_id = job_id
         self._store_url = store_url
         self._directory = directory
+        self._samples = SampleFiles(folder_of(directory))
         self._cluster = cluster
         self._serve = serve
         self._clock = clock
@@ -473,6 +476,9 @@ class JobMaster:
         self, *, role: str | None, rank: int | None, after: Mapping[str, int], limit_bytes: int
     ) -> dict[str, Any]:
         return read_logs(self._directory / "logs", role=role, rank=rank, after=after, limit_bytes=limit_bytes)
+
+    def samples(self) -> SampleFiles:
+        return self._samples
 
     def metrics(self) -> bytes:
         return prometheus_text(self.view())

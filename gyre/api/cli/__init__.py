@@ -50,6 +50,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "ui": ("ui", "Show the web page over all jobs."),
         "compare": ("compare", "Compare two to four jobs."),
         "metrics": ("steps", "Print the metrics of a job's steps."),
+        "samples": ("samples", "Print the prompts and answers that a job trained on."),
         "events": ("look", "Print a job's events."),
         "logs": ("look", "Print the logs of a job's vertices."),
         "replay": ("replay", "Rebuild a job's state from its journal and compare."),

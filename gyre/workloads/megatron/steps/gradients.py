@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from gyre.config.sections import WorkloadSettings
-from gyre.rollouts.samples import Group
+from gyre.rollouts.samples import OLD_LOGPROBS, Group
 from gyre.workloads.algorithms.advantages import gae_of, reference_of, values_of
 from gyre.workloads.algorithms.losses import LossSum, policy_loss_of, value_loss
 from gyre.workloads.megatron.steps.packing import Pass, Row
 from gyre.workloads.torch.steps.accumulation import Tally
-from gyre.workloads.torch.steps.gradients import OLD_LOGPROBS, keeps_old_logprobs, trained_samples
+from gyre.workloads.torch.steps.gradients import keeps_old_logprobs, trained_samples
 
 
 def policy_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[Row]:

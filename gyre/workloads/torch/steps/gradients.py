@@ -19,16 +19,13 @@ from torch import Tensor, nn
 
 from gyre.config.sections import WorkloadSettings
 from gyre.models.modules import Decoder, ValueModel
-from gyre.rollouts.samples import Group, Sample
+from gyre.rollouts.samples import OLD_LOGPROBS, Group, Sample
 from gyre.workloads.algorithms.advantages import advantages_of, gae_of, reference_of, values_of
 from gyre.workloads.algorithms.losses import LossSum, policy_loss_of, value_loss
 from gyre.workloads.torch.steps.accumulation import Tally
 from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, pad_values, token_logprobs, token_values
 
 T = TypeVar("T")
-
-OLD_LOGPROBS = "old_logprobs"
-"""The key in a sample's extras of the trainer's own log-probs before the first update of the step, float32 `[t]`."""
 
 
 def trained_samples(

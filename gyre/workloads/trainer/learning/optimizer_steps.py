@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gyre.observe.samples.names import TRAINED
+from gyre.observe.samples.writer import SampleWriter
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.sample_ledger import NOT_FINITE_BATCH
 from gyre.workloads.gang.gang import Gang
@@ -26,7 +28,7 @@ from gyre.workloads.trainer.learning.step_metrics import step_metrics
 
 class OptimizerSteps:
     """Of the learner `role`, whose weights are published. `discarded` counts tokens that were not trained on, by
-    reason; `report` sends an event to the journal; `log` shows the step to people."""
+    reason; `report` sends an event to the journal; `log` and `samples` show the step to people."""
 
     def __init__(
         self,
@@ -37,8 +39,10 @@ class OptimizerSteps:
         discarded: dict[str, int],
         report: Callable[..., None],
         log: StepLog,
+        samples: SampleWriter,
     ) -> None:
         self._log = log
+        self._samples = samples
         self._role = role
         self._discarded = discarded
         self.why_skipped = ""
@@ -83,6 +87,7 @@ class OptimizerSteps:
             self._skip(step, reported, trained)
         else:
             self._groups.record_trained(step, reported)
+        self._samples.step_recorded(step, trained, NOT_FINITE_BATCH if reported.get("skipped") else TRAINED)
         self.metrics = reported
         self._report("StepCompleted", step=step, version=step, metrics=reported)
         self._log.completed(reported)
