@@ -11,5 +11,7 @@ export interface ViewEntry {
 export const VIEWS: readonly ViewEntry[] = [
   { id: "now", title: "Now", group: "Every day", Component: lazy(() => import("../views/now/NowView")) },
   { id: "curves", title: "Curves", group: "Every day", Component: lazy(() => import("../views/curves/CurvesView")) },
+  { id: "timeline", title: "Timeline", group: "Every day", Component: lazy(() => import("../views/timeline/TimelineView")) },
   { id: "samples", title: "Samples", group: "Every day", Component: lazy(() => import("../views/samples/SamplesView")) },
+  { id: "tokens", title: "Tokens", group: "Every day", Component: lazy(() => import("../views/tokens/TokensView")) },
 ];

@@ -1,0 +1,1 @@
+import{D as e}from"./index.js";var t=e(),n=()=>Number.parseFloat(getComputedStyle(document.documentElement).fontSize)||16;function r(){let[e,r]=(0,t.useState)(n);return(0,t.useEffect)(()=>{let e=()=>r(n());return window.addEventListener(`resize`,e),()=>window.removeEventListener(`resize`,e)},[]),e}export{r as t};
