@@ -7,6 +7,7 @@ import { jobPath } from "../../data/api";
 import type { JobList, JobView, Json } from "../../rest";
 import { setParams, useRoute } from "../../route";
 import { SECTIONS } from "../curves/chosen";
+import { SmoothChoice } from "../curves/SmoothChoice";
 import "../curves/curves.css";
 import { CompareCard } from "./CompareCard";
 import { differences } from "./differences";
@@ -33,6 +34,7 @@ export default function CompareView() {
           {names.length === 0 && <span className="muted">no other job: this server knows only one</span>}
           {names.slice(0, 30).map((name) => <label key={name}><input type="checkbox" checked={others.includes(name)} disabled={!others.includes(name) && others.length >= COLOURS.length - 1} onChange={() => toggle(name)} />{name}</label>)}
         </fieldset>
+        <SmoothChoice />
       </div>
       <ul className="legend">
         {runs.map((run) => <li key={run.name}><span className={run.dashed ? "stroke dashed" : "stroke"} style={{ borderColor: `var(${run.colour})` }} />{run.name}</li>)}
@@ -64,7 +66,10 @@ function useRun(name: string, at: number, tick: number): Run {
 }
 
 function Settings({ runs }: { runs: readonly Run[] }) {
-  const rows = useMemo(() => differences(runs.map((run) => run.spec ?? {})), [runs]);
+  const rows = useMemo(() => {
+    const specs = runs.flatMap((run) => (run.spec ? [run.spec] : []));
+    return specs.length === runs.length ? differences(specs) : [];
+  }, [runs]);
   if (runs.length < 2 || rows.length === 0) return null;
   return (
     <details open={rows.length <= 20}>

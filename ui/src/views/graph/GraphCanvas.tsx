@@ -1,8 +1,7 @@
 /** The graph of operators, drawn by React Flow, with how each role is at the moment that `vertices` are of. */
-import { useMemo } from "react";
+import { useEffect, useMemo, useRef, useState } from "react";
 import { BaseEdge, EdgeLabelRenderer, Handle, MarkerType, Position, ReactFlow, type Edge, type EdgeProps, type Node, type NodeProps } from "@xyflow/react";
 import "@xyflow/react/dist/base.css";
-import { words } from "../../format";
 import { Badge } from "../../parts/Badge";
 import type { EdgeKind, Graph, GraphEdge, Vertex } from "../../rest";
 import { NODE_HEIGHT, NODE_WIDTH, pathThrough, placed, refsOf, type Point } from "./layout";
@@ -21,12 +20,30 @@ interface Props {
   readonly onChoose: (role: string) => void;
 }
 
+const LEAST_SCALE = 0.8;
+const MOST_SCALE = 1.5;
+const MOST_HEIGHT = 720;
+const MARGIN = 20;
+
 const NODE_TYPES = { operator: Operator };
 const EDGE_TYPES = { flow: Flow };
 
 export default function GraphCanvas({ graph, vertices, chosen, onChoose }: Props) {
-  const direction = window.innerWidth < 760 ? "TB" : "LR";
-  const places = useMemo(() => placed(graph, direction), [graph, direction]);
+  const host = useRef<HTMLDivElement>(null);
+  const [width, setWidth] = useState(0);
+  useEffect(() => {
+    const element = host.current;
+    if (!element) return;
+    const observer = new ResizeObserver(() => setWidth(element.clientWidth));
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, []);
+  // Along the line where that stays legible, else from top to bottom.
+  const places = useMemo(() => {
+    const along = placed(graph, "LR");
+    return along.width * LEAST_SCALE <= width ? along : placed(graph, "TB");
+  }, [graph, width]);
+  const scale = Math.min(MOST_SCALE, (width - 2 * MARGIN) / places.width);
   const states = useMemo(() => roleStates(vertices), [vertices]);
   const nodes = useMemo(
     () =>
@@ -42,8 +59,8 @@ export default function GraphCanvas({ graph, vertices, chosen, onChoose }: Props
     [places],
   );
   return (
-    <div className="graph-canvas">
-      <ReactFlow nodes={nodes} edges={edges} nodeTypes={NODE_TYPES} edgeTypes={EDGE_TYPES} fitView fitViewOptions={{ padding: 0.06, maxZoom: 1.4 }} minZoom={0.1} nodesDraggable={false} nodesConnectable={false} elementsSelectable preventScrolling={false} onNodeClick={(_, node) => onChoose(node.data.role)} onSelectionChange={({ nodes: [one] }) => one && onChoose(one.data.role)} />
+    <div ref={host} className="graph-canvas" style={{ height: Math.min(MOST_HEIGHT, places.height * Math.max(scale, LEAST_SCALE) + 2 * MARGIN) }}>
+      {width > 0 && <ReactFlow key={`${places.width}/${Math.round(width / 40)}`} nodes={nodes} edges={edges} nodeTypes={NODE_TYPES} edgeTypes={EDGE_TYPES} fitView fitViewOptions={{ padding: `${MARGIN}px`, maxZoom: MOST_SCALE }} minZoom={0.1} nodesDraggable={false} nodesConnectable={false} elementsSelectable preventScrolling={false} onNodeClick={(_, node) => onChoose(node.data.role)} onSelectionChange={({ nodes: [one] }) => one && onChoose(one.data.role)} />}
     </div>
   );
 }
@@ -68,11 +85,11 @@ function Flow({ id, data, markerEnd }: EdgeProps<FlowEdge>) {
   return (
     <>
       <BaseEdge id={id} path={pathThrough(points)} className={`flow ${edge.kind}`} {...(markerEnd ? { markerEnd } : {})} />
-      <EdgeLabelRenderer>
-        <div className="flow-label" style={{ transform: `translate(-50%, -50%) translate(${middle.x}px, ${middle.y}px)` }} title={edge.capacity === null ? undefined : `holds up to ${edge.capacity}`}>
-          {words(EDGE_KINDS[edge.kind])}{edge.delay > 0 && `, ${edge.delay} ahead`}
-        </div>
-      </EdgeLabelRenderer>
+      {edge.delay > 0 && (
+        <EdgeLabelRenderer>
+          <div className="flow-label" style={{ transform: `translate(-50%, -50%) translate(${middle.x}px, ${middle.y}px)` }}>{edge.delay} ahead</div>
+        </EdgeLabelRenderer>
+      )}
     </>
   );
 }

@@ -2,7 +2,7 @@
 import { graphlib, layout } from "@dagrejs/dagre";
 import type { Graph, GraphEdge } from "../../rest";
 
-export const NODE_WIDTH = 196;
+export const NODE_WIDTH = 168;
 export const NODE_HEIGHT = 76;
 
 export interface Point {
@@ -17,6 +17,8 @@ export interface PlacedEdge {
 }
 
 export interface Placed {
+  readonly width: number;
+  readonly height: number;
   readonly at: ReadonlyMap<string, Point>;
   readonly edges: readonly PlacedEdge[];
 }
@@ -25,18 +27,21 @@ export interface Placed {
  *  the graph, and roles that only edges between roles name. */
 export function placed(graph: Graph, direction: "LR" | "TB"): Placed {
   const dagre = new graphlib.Graph({ multigraph: true });
-  dagre.setGraph({ rankdir: direction, nodesep: 36, ranksep: 72, edgesep: 24, marginx: 8, marginy: 8 });
+  dagre.setGraph({ rankdir: direction, nodesep: 28, ranksep: 44, edgesep: 20, marginx: 4, marginy: 4 });
   dagre.setDefaultEdgeLabel(() => ({}));
   for (const ref of refsOf(graph)) dagre.setNode(ref, { width: NODE_WIDTH, height: NODE_HEIGHT });
   const edges = [...graph.edges, ...graph.role_edges];
-  edges.forEach((edge, at) => dagre.setEdge(edge.source, edge.target, { width: 90, height: 18, labelpos: "c" }, String(at)));
+  edges.forEach((edge, at) => dagre.setEdge(edge.source, edge.target, edge.delay > 0 ? { width: 52, height: 18, labelpos: "c" } : {}, String(at)));
   layout(dagre);
   const at = new Map<string, Point>();
   for (const ref of dagre.nodes()) {
     const node = dagre.node(ref) as unknown as Point;
     at.set(ref, { x: node.x - NODE_WIDTH / 2, y: node.y - NODE_HEIGHT / 2 });
   }
+  const size = dagre.graph() as unknown as { width: number; height: number };
   return {
+    width: size.width,
+    height: size.height,
     at,
     edges: edges.map((edge, number) => {
       const found = dagre.edge({ v: edge.source, w: edge.target, name: String(number) }) as unknown as { points?: Point[] } | undefined;
