@@ -4,7 +4,7 @@
  */
 import { decisionsAround, eventsOf, momentOf, viewOf } from "./events.mjs";
 import { JOBS, jobOf } from "./jobs.mjs";
-import { accountOf, enginesOf, graphOf, logsOf, nodesOf, nowOf } from "./plane.mjs";
+import { accountOf, enginesOf, graphOf, logsOf, nodesOf, nowOf, specOf } from "./plane.mjs";
 import { samplesOf, stepsOf, tokensOf } from "./samples.mjs";
 import { seriesOf, timelineOf } from "./timeline.mjs";
 
@@ -27,6 +27,7 @@ function read(found, rest, query) {
     case "now": return nowOf(found);
     case "account": return accountOf(found);
     case "graph": return graphOf(found);
+    case "spec": return specOf(found);
     case "engines": return enginesOf(found);
     case "nodes": return nodesOf(found);
     case "vertices": return { vertices: viewOf(found).vertices };

@@ -40,12 +40,14 @@ export interface Steps {
   readonly complete: boolean;
 }
 
+/** An empty name asks for nothing. */
 export function useSteps(job: string, tick: number): Steps {
   const { generation } = useConnection();
   const [, setShown] = useState(0);
   const log = logs.get(job) ?? new StepLog(job);
   logs.set(job, log);
   useEffect(() => {
+    if (!job) return;
     let there = true;
     // What failed is shown by the connection; the next tick asks again.
     log.more().then(() => there && setShown((old) => old + 1), () => undefined);

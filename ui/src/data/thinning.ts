@@ -49,3 +49,22 @@ function firstAtLeast(x: readonly number[], limit: number, beyond = false): numb
   }
   return from;
 }
+
+/** The mean of each value and those before it, `over` of them: what a noisy curve is about. Gaps stay gaps. */
+export function smoothed(y: readonly (number | null)[], over: number): (number | null)[] {
+  if (over <= 1) return [...y];
+  let sum = 0;
+  let count = 0;
+  return y.map((value, at) => {
+    if (value !== null) {
+      sum += value;
+      count += 1;
+    }
+    const gone = y[at - over];
+    if (at >= over && gone != null) {
+      sum -= gone;
+      count -= 1;
+    }
+    return value === null || count === 0 ? null : sum / count;
+  });
+}

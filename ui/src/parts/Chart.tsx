@@ -16,6 +16,8 @@ export interface Line {
   readonly colour: string;
   readonly dashed?: boolean;
   readonly points?: boolean;
+  /** The line goes on over points that only other lines have. */
+  readonly bridged?: boolean;
 }
 
 export interface Band {
@@ -38,11 +40,13 @@ interface Props {
   readonly range?: readonly [number, number] | undefined;
   readonly onRange?: (from: number | null, to: number | null) => void;
   readonly height?: number;
+  /** False where the page names the lines elsewhere. */
+  readonly legend?: boolean;
 }
 
 const AXIS_WIDTH = 56;
 
-export function Chart({ x, lines, band, label, group, formatX, formatY, tickY = tick, nameX, range, onRange, height = 150 }: Props) {
+export function Chart({ x, lines, band, label, group, formatX, formatY, tickY = tick, nameX, range, onRange, height = 150, legend = true }: Props) {
   const host = useRef<HTMLDivElement>(null);
   const readout = useRef<HTMLParagraphElement>(null);
   const theme = useTheme();
@@ -89,7 +93,7 @@ export function Chart({ x, lines, band, label, group, formatX, formatY, tickY = 
   return (
     <div className="chart">
       <div ref={host} role="img" aria-label={label} />
-      {lines.length > 1 && (
+      {legend && lines.length > 1 && (
         <ul className="legend">
           {lines.map((line) => <li key={line.label}><span className={line.dashed ? "stroke dashed" : "stroke"} style={{ borderColor: `var(${line.colour})` }} />{line.label}</li>)}
         </ul>
@@ -123,7 +127,7 @@ function optionsOf(lines: readonly Line[], band: Band | undefined, group: string
       width: 1.5,
       ...(line.dashed ? { dash: [5, 4] } : {}),
       points: { show: line.points ?? false, size: 6 },
-      spanGaps: line.points ?? false,
+      spanGaps: line.points || line.bridged || false,
     })),
   ];
   if (band) {

@@ -9,6 +9,7 @@ import { setParams, useRoute } from "../../route";
 import { restOf, SECTIONS, type Curve } from "./chosen";
 import { CurveCard } from "./CurveCard";
 import { EvaluationCard } from "./EvaluationCard";
+import { SmoothChoice } from "./SmoothChoice";
 import type { Axis } from "./axis";
 import "./curves.css";
 
@@ -37,6 +38,7 @@ export default function CurvesView() {
         <span className="muted">{plural(steps.length, "step")}</span>
         <label>Search <input type="search" value={search} placeholder="any number of a step" onChange={(event) => { setSearch(event.target.value); setParams({ q: event.target.value }); }} /></label>
         <label>Over <select value={params["x"] ?? "step"} onChange={(event) => setParams({ x: event.target.value === "step" ? null : event.target.value, from: null, to: null })}><option value="step">step</option><option value="time">time</option></select></label>
+        <SmoothChoice />
         {axis.range && <button type="button" onClick={() => setParams({ from: null, to: null })}>All of it</button>}
       </div>
       <p className="muted small">Drag over a chart to look closer; double-click for all of it. The cursor is the same in every chart.</p>

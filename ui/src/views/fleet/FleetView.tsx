@@ -1,0 +1,106 @@
+/** The instances of the rollout plane by pool, the vertices by role, and the machines that they stand on. */
+import { useState } from "react";
+import { useJob } from "../../data/job";
+import { useLive } from "../../data/live";
+import { duration, percent, plural, short, whole, words } from "../../format";
+import { Badge } from "../../parts/Badge";
+import { Refused } from "../../parts/Refused";
+import { useRootSize } from "../../parts/rootSize";
+import { VirtualList } from "../../parts/VirtualList";
+import type { Engine, EngineList, JobView, MachineList, Pool, Tone } from "../../rest";
+import { go, hrefOf, setParams, useRoute } from "../../route";
+import { Machines } from "./Machines";
+import { VertexTable } from "./VertexTable";
+import "./fleet.css";
+
+export default function FleetView() {
+  const { job } = useLive();
+  const { params } = useRoute();
+  const [search, setSearch] = useState(params["q"] ?? "");
+  const { data: view } = useJob<JobView>("");
+  const { data: engines, error } = useJob<EngineList>("/engines", 2);
+  const { data: machines, error: noMachines } = useJob<MachineList>("/nodes", 5);
+  const found = (text: string): boolean => text.toLowerCase().includes(search.trim().toLowerCase());
+  const shown = engines?.engines.filter((one) => found(`${one.instance} ${one.node} ${one.state} ${one.engine}`)) ?? [];
+  const vertices = view?.vertices.filter((one) => found(`${one.id} ${one.node} ${one.phase} ${one.reason}`)) ?? [];
+  return (
+    <>
+      <div className="head">
+        <h1>Fleet</h1>
+        <label>Search <input type="search" value={search} placeholder="instance, machine, state" onChange={(event) => { setSearch(event.target.value); setParams({ q: event.target.value }); }} /></label>
+      </div>
+      {error && !engines && <Refused error={error} />}
+      {engines && engines.engines.length > 0 && (
+        <section aria-labelledby="instances">
+          <h2 id="instances">{plural(shown.length, "instance")}</h2>
+          <Pools pools={engines.pools} engines={engines.engines} />
+          <Instances job={job} engines={shown} published={view?.job.version ?? -1} />
+        </section>
+      )}
+      {view && (
+        <section aria-labelledby="vertices">
+          <h2 id="vertices">{plural(vertices.length, "vertex", "vertices")}</h2>
+          <VertexTable vertices={vertices} ended={view.job.ended_at !== null} />
+        </section>
+      )}
+      {machines && machines.nodes.length > 0 && <Machines machines={machines.nodes} found={found} />}
+      {noMachines && !machines && <p className="empty">{noMachines.message} The cluster's machines are known while it is there.</p>}
+    </>
+  );
+}
+
+function Pools({ pools, engines }: { pools: Record<string, Pool>; engines: readonly Engine[] }) {
+  const rate = engines.reduce((sum, one) => sum + one.rate_tokens_s, 0);
+  return (
+    <p>
+      Together {short(rate)} tokens/s.
+      {Object.entries(pools).map(([role, pool]) => (
+        <span key={role}> Pool <strong>{role}</strong>: {whole(pool.instances)} instances at {short(pool.price_per_hour)} an hour each{pool.price_per_million_tokens === null ? "" : `, ${short(pool.price_per_million_tokens)} a million tokens`}.</span>
+      ))}
+    </p>
+  );
+}
+
+function toneOf(engine: Engine): Tone {
+  if (engine.state === "working" || engine.state === "idle") return "good";
+  return engine.state === "cut" ? "bad" : "attention";
+}
+
+function Instances({ job, engines, published }: { job: string; engines: readonly Engine[]; published: number }) {
+  const [chosen, setChosen] = useState<number | null>(null);
+  const lineHeight = 2 * useRootSize();
+  return (
+    <div className="fleet-wide" tabIndex={-1}>
+      <div className="fleet-line fleet-head" aria-hidden="true">
+        <span>instance</span><span>state</span><span>version</span><span className="n">runs</span><span className="n">tokens/s</span><span className="n">KV</span><span className="n">silent</span><span>machine</span><span>engine</span>
+      </div>
+      <VirtualList
+        className={engines.length > 12 ? "fleet-list tall" : "fleet-list"}
+        count={engines.length}
+        lineHeight={lineHeight}
+        label="Instances"
+        chosen={chosen}
+        onChoose={setChosen}
+        onOpen={(at) => go(hrefOf(job, "samples", { instance: engines[at]?.instance }))}
+        line={(at) => {
+          const one = engines[at];
+          if (!one) return null;
+          const behind = published - one.version;
+          return (
+            <div className="fleet-line">
+              <span><strong>{one.instance}</strong></span>
+              <span><Badge tone={toneOf(one)}>{one.state}</Badge> {one.not_admitted && <span className="muted small">{words(one.not_admitted)}</span>}</span>
+              <span>{one.version < 0 ? "none" : one.version}{one.version >= 0 && behind > 0 && <span className="muted"> {behind} behind</span>}</span>
+              <span className="n">{one.running}/{one.max_running}</span>
+              <span className="n">{short(one.rate_tokens_s)}</span>
+              <span className="n">{one.kv_tokens > 0 ? percent(one.kv_used_tokens / one.kv_tokens) : "–"}</span>
+              <span className="n">{one.silent_s === undefined ? "–" : duration(one.silent_s)}</span>
+              <span>{one.node}</span>
+              <span className="muted">{one.engine}</span>
+            </div>
+          );
+        }}
+      />
+    </div>
+  );
+}
