@@ -6,6 +6,7 @@
 | `texts` | what tokens say |
 | `table` | groups as a table |
 | `writer` | the thread that writes |
+| `narrow` | what filters and sorts of a file |
 | `thinning` | which steps go when there are too many bytes |
 | `query` | which samples are asked for, and who answers |
 | `files` | the reader |

@@ -3,8 +3,8 @@
 Invariants:
 - *the files are enough*: nothing else is asked, so the answers are the same while the job runs and when all of its
   machines are gone;
-- *narrow first*: what filters and sorts is read of every file and kept in memory while the file stays as it is; texts
-  and tokens are read of those samples alone that are shown;
+- *narrow first*: what filters and sorts is read of every file's end, and kept in memory while the file stays as it is;
+  texts and tokens are read of those samples alone that are shown;
 - *a torn file is skipped*: what cannot be read is told in `problems`, and costs nobody the other files.
 
 This module must not know who asks.
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from gyre.errors import NotFound
 from gyre.observe.samples.names import QUARANTINED, TRAINED, is_quarantined, step_of
+from gyre.observe.samples.narrow import KEY, NARROW, Narrow, narrow_of, unpacked
 from gyre.observe.samples.query import Order, SampleFilter
 
 T = TypeVar("T")
@@ -40,16 +41,6 @@ MOST_KEPT_SAMPLES = 4_000_000
 """Samples whose narrow columns stay in memory, about 60 bytes each."""
 
 _READERS = 4
-_NARROW = (
-    "group",
-    "sample",
-    "outcome",
-    "quarantined",
-    "reward",
-    "finish_reason",
-    "versions",
-    "instances",
-)
 _SHOWN = (
     "step",
     "group",
@@ -81,74 +72,13 @@ class _File:
         return self.path.name, self.mtime_ns, self.size
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """Texts of which few are different: a number for each row, and what the numbers stand for."""
-
-    codes: NDArray[np.int32]
-    names: list[str | None]
-
-    def equal(self, name: str) -> NDArray[np.bool_]:
-        if name not in self.names:
-            return np.zeros(len(self.codes), np.bool_)
-        found: NDArray[np.bool_] = self.codes == self.names.index(name)
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Narrow:
-    """What filters and sorts of a file's samples, `[rows]` each."""
-
-    steps: NDArray[np.int32]
-    groups: NDArray[np.int64]
-    samples: NDArray[np.int32]
-    rewards: NDArray[np.float64]
-    quarantined: NDArray[np.bool_]
-    outcomes: _Names
-    finishes: _Names
-    version_rows: NDArray[np.int32]
-    """The row of each run of a version, and the version."""
-    version_values: NDArray[np.int32]
-    instance_rows: NDArray[np.int32]
-    instance_values: _Names
-
-    def __len__(self) -> int:
-        return len(self.groups)
-
-    def matching(self, wanted: SampleFilter) -> NDArray[np.int64]:
-        """The rows that the filter lets through."""
-        keep = np.ones(len(self), np.bool_)
-        if wanted.step is not None:
-            keep &= self.steps == wanted.step
-        if wanted.group is not None:
-            keep &= self.groups == wanted.group
-        for condition in wanted.reward:
-            keep &= condition.holds(self.rewards)
-            keep &= ~np.isnan(self.rewards)  # `!=` holds of it
-        if wanted.outcome is not None:
-            keep &= self.outcomes.equal(wanted.outcome) | self.finishes.equal(wanted.outcome)
-        if wanted.quarantined is not None:
-            keep &= self.quarantined == wanted.quarantined
-        if wanted.version is not None:
-            keep &= _rows_in(self.version_rows[self.version_values == wanted.version], len(self))
-        if wanted.instance is not None:
-            keep &= _rows_in(self.instance_rows[self.instance_values.equal(wanted.instance)], len(self))
-        return np.flatnonzero(keep)
-
-
-def _rows_in(rows: NDArray[np.int32], count: int) -> NDArray[np.bool_]:
-    found = np.zeros(count, np.bool_)
-    found[rows] = True
-    return found
-
-
 class SampleFiles:
     """Reads `folder`, which need not exist. May be used by several threads."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._narrow: OrderedDict[tuple[str, int, int], _Narrow] = OrderedDict()
+        self._narrow: OrderedDict[tuple[str, int, int], Narrow] = OrderedDict()
         self._counts: dict[tuple[str, int, int], tuple[int, int]] = {}
         """Samples and groups of files."""
         self.problems: dict[str, str] = {}
@@ -271,7 +201,7 @@ class SampleFiles:
             self._counts[file.key] = counts
         return counts
 
-    def _narrow_of(self, file: _File) -> _Narrow | None:
+    def _narrow_of(self, file: _File) -> Narrow | None:
         with self._lock:
             known = self._narrow.get(file.key)
             if known is not None:
@@ -354,55 +284,14 @@ def _ordered(
     return candidates[np.argsort(keys[candidates], kind="stable")][:most]
 
 
-def _read_narrow(file: _File) -> _Narrow:
+def _read_narrow(file: _File) -> Narrow:
     import pyarrow.parquet as pq
 
-    columns = [*_NARROW] if file.step is not None else [*_NARROW, "step"]
-    with pq.ParquetFile(file.path) as opened:
-        table = opened.read(columns=columns, use_threads=False)
-    count = table.num_rows
-    if file.step is not None:
-        steps = np.full(count, file.step, np.int32)
-    else:
-        steps = _numbers(table, "step").astype(np.int32)
-    version_rows, versions = _runs(table, "versions")
-    instance_rows, instances = _runs(table, "instances")
-    return _Narrow(
-        steps=steps,
-        groups=_numbers(table, "group"),
-        samples=_numbers(table, "sample"),
-        rewards=_numbers(table, "reward").astype(np.float64),
-        quarantined=_numbers(table, "quarantined").astype(np.bool_),
-        outcomes=_names(table.column("outcome").combine_chunks()),
-        finishes=_names(table.column("finish_reason").combine_chunks()),
-        version_rows=version_rows,
-        version_values=_plain(versions.field("version"), np.int32),
-        instance_rows=instance_rows,
-        instance_values=_names(instances.field("name")),
-    )
-
-
-def _numbers(table: Any, name: str) -> NDArray[Any]:
-    found: NDArray[Any] = table.column(name).to_numpy()
-    return found
-
-
-def _plain(values: Any, dtype: Any) -> NDArray[Any]:
-    return np.asarray(values.to_numpy(zero_copy_only=False), dtype=dtype)
-
-
-def _names(values: Any) -> _Names:
-    """Nulls have the number -1."""
-    encoded = values.dictionary_encode()
-    codes = np.asarray(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int32)
-    return _Names(codes, encoded.dictionary.to_pylist())
-
-
-def _runs(table: Any, name: str) -> tuple[NDArray[np.int32], Any]:
-    """The row of each run in a column of lists, and the runs one after another."""
-    column = table.column(name).combine_chunks()
-    lengths = np.asarray(column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), dtype=np.int64)
-    return np.repeat(np.arange(len(column), dtype=np.int32), lengths), column.flatten()
+    metadata = pq.read_metadata(file.path).metadata or {}
+    if KEY in metadata:
+        return unpacked(metadata[KEY], file.step)
+    with pq.ParquetFile(file.path) as opened:  # somebody wrote it anew
+        return narrow_of(opened.read(columns=list(NARROW), use_threads=False), file.step)
 
 
 def _item(values: dict[str, Any], *, cut: int | None) -> dict[str, Any]:

@@ -43,7 +43,7 @@ MOST_DROPPED = 1024
 SPARE_BYTES = 256 << 20
 """Bytes that stay free on the disk, or a quarter of it, if that is less."""
 
-ROWS_TOGETHER = 256
+ROWS_TOGETHER = 512
 """Samples that are read together: a page of a step of thousands does not read all their texts."""
 
 
@@ -160,6 +160,7 @@ class SampleWriter:
             if (work := self._queue.get()) is None:
                 return
             self._try(work)
+            self._queue.task_done()
 
     def _try(self, work: _Step | _Quarantined) -> None:
         try:
@@ -201,6 +202,7 @@ class SampleWriter:
         """Write the file and return its size. Raises OSError."""
         import pyarrow.parquet as pq
 
+        from gyre.observe.samples.narrow import KEY, narrow_of, packed
         from gyre.observe.samples.table import FLOATS, table_of
 
         table = table_of(step, observed, self._texts, self._advantages)
@@ -210,13 +212,15 @@ class SampleWriter:
         self._check_room(table.nbytes)
         partial = self._folder / f".{name}.{os.getpid()}{PARTIAL}"
         try:
-            pq.write_table(
-                table,
+            with pq.ParquetWriter(
                 partial,
+                table.schema,
                 compression="zstd",
-                row_group_size=ROWS_TOGETHER,
                 use_dictionary=[column for column in table.column_names if column not in FLOATS],
-            )
+                write_statistics=["step", "group", "sample", "outcome", "reward", "tokens"],
+            ) as file:
+                file.write_table(table, row_group_size=ROWS_TOGETHER)
+                file.add_key_value_metadata({KEY: packed(narrow_of(table, None))})
             size = partial.stat().st_size
             os.replace(partial, self._folder / name)
         except BaseException:
