@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
@@ -97,6 +97,34 @@ class GyreClient:
         """The metrics of the steps beyond `after`, in order."""
         page: list[dict[str, Any]] = self._get(f"{_job(job)}/metrics", since=after, limit=limit)["steps"]
         return page
+
+    def series(
+        self,
+        job: str,
+        *,
+        prefix: str = "",
+        since: float | None = None,
+        until: float | None = None,
+        points: int = 300,
+        names: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Numbers over time: `resolution_s`, `series` (by source and name, pairs of time and value), `cut`."""
+        return self._get(
+            f"{_job(job)}/series",
+            source=prefix or None,
+            since=since,
+            until=until,
+            points=points,
+            number=list(names) or None,
+        )
+
+    def at(self, job: str, *, seq: int | None = None, time: float | None = None) -> dict[str, Any]:
+        """The job after an event or at a time: `view`, `event`, `first`, `last`."""
+        return self._get(f"{_job(job)}/at", seq=seq, time=time)
+
+    def decisions(self, job: str, *, around: int) -> dict[str, Any]:
+        """`previous` and `next`, the decisions before and after an event."""
+        return self._get(f"{_job(job)}/decisions", around=around)
 
     def logs(
         self,

@@ -3,42 +3,31 @@
 Invariants:
 - *the same decisions*: the fold is the coordinator's own, over the spec that was in force;
 - *one moment*: of a job that runs, history and snapshot are compared at the same sequence number;
+- *the whole is not believed*: without an end that is asked for every event is folded, and no keyframe is used;
 - *the cluster is not needed*: only the store is read.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gyre.config import JobSpec, parse_job
-from gyre.config.changes import undone
 from gyre.errors import StoreError
-from gyre.failover import Difference, FailoverCoordinator, JobState, differences, fold
-from gyre.failover.events import JobContinued
-from gyre.graph import compile_job
+from gyre.failover import Difference, JobState, differences
 from gyre.master.master_api import View, view_of
-from gyre.store import EventRow, Store
+from gyre.observe.folding import DAMAGED, coordinator_of, fold_by_parts
+from gyre.observe.history import JobHistory, unfoldable
+from gyre.store import Store
 
-_DAMAGED = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-"""What a history raises that says other things than a master would."""
+__all__ = ["Replay", "coordinator_of", "fold_by_parts", "replay_job"]
 
 _ATTEMPTS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """`differences` is None where the fold was cut short, for then there is no snapshot to compare with."""
+    """The state of so many `events`. `differences` is None where the fold was cut short, for there is no snapshot to
+    compare with."""
 
     state: JobState
     seq: int
@@ -64,47 +53,17 @@ def replay_job(
 
     Raises NotFound for an unknown job, StoreError for a history that this Gyre cannot fold.
     """
-    journal = store.journal(job_id)
-    snapshot: Mapping[tuple[str, str], dict[str, Any]] | None = None
-    if until is None and until_time is None:
-        until, snapshot = _moment(store, job_id)
-    history = journal.events(until=until, until_time=until_time)
+    if until is not None or until_time is not None:
+        moment = JobHistory(store, job_id).at(until, time=until_time)
+        return Replay(moment.state, moment.seq, moment.seq, None)
+    seq, snapshot = _moment(store, job_id)
+    history = store.journal(job_id).events(until=seq)
     try:
-        state = fold_by_parts(store.job(job_id).spec, journal.events(), history)
-        found = None if snapshot is None else differences(state, snapshot)
-    except _DAMAGED as error:
-        raise StoreError(
-            f"The history of job {job_id} does not fold: {error}.",
-            hint="A newer Gyre wrote it, or it was changed outside Gyre.",
-        ) from error
-    return Replay(state, history[-1].seq if history else 0, len(history), found)
-
-
-def fold_by_parts(
-    spec: dict[str, Any],
-    everything: list[EventRow],
-    history: list[EventRow],
-    state: JobState | None = None,
-) -> JobState:
-    """Fold a history from a state, each part of it over the spec that was in force. `spec` is the last one, and
-    `everything` tells how it came about."""
-    continued = [event for event in everything if event.kind == JobContinued.__name__]
-    specs = [spec]
-    for event in reversed(continued):
-        specs.insert(0, undone(specs[0], event.body["changes"]))
-    for number, one in enumerate(specs):
-        first = continued[number - 1].seq if number else 0
-        last = continued[number].seq if number < len(continued) else sys.maxsize
-        part = [event for event in history if first <= event.seq < last]
-        state = fold(coordinator_of(parse_job(one)), part, state)
-    assert state is not None
-    return state
-
-
-def coordinator_of(spec: JobSpec) -> FailoverCoordinator:
-    """The coordinator of a job as its master has it, from the spec alone."""
-    compiled = compile_job(spec)
-    return FailoverCoordinator(compiled.spec, compiled.graph.region_or_alone)
+        state = fold_by_parts(store.job(job_id).spec, history, history)
+        found = differences(state, snapshot)
+    except DAMAGED as error:
+        raise unfoldable(job_id, error) from error
+    return Replay(state, seq, len(history), found)
 
 
 def _moment(store: Store, job_id: str) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:

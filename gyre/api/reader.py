@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,8 +38,12 @@ from gyre.errors import (
 from gyre.failover import FailoverCoordinator, JobPhase, JobRecord, JobState, Reason, state_from
 from gyre.master.logs import read_logs
 from gyre.master.master_api import View, tokens_of, view_of
+from gyre.master.moment_view import moment_of
 from gyre.master.store_notes import LostNote, notes_below
+from gyre.observe.history import JobHistory
 from gyre.observe.samples.query import SampleReader
+from gyre.observe.series import read_series
+from gyre.observe.series.reading import POINTS
 from gyre.store import JobRow, Store, open_store
 
 PROBE_TIMEOUT_S = 2.0
@@ -97,11 +101,13 @@ class JobReader:
         self._clients: dict[str, GyreClient] = {}
         self._urls: dict[str, str] = {}
         self._known: dict[str, _Known] = {}
+        self._histories: dict[str, JobHistory] = {}
 
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()
             self._opened = None
+            self._histories.clear()
         for client in self._clients.values():
             client.close()
         self._clients.clear()
@@ -313,6 +319,44 @@ class JobReader:
             if len(page) < PAGE:
                 break
         return found if last is None else found[-last:]
+
+    def series(
+        self,
+        job_id: str,
+        *,
+        prefix: str = "",
+        since: float | None = None,
+        until: float | None = None,
+        points: int = POINTS,
+        names: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Numbers over time, as `MasterApi.series` gives them."""
+        if self._url is not None:
+            return self._client(self._url).series(
+                job_id, prefix=prefix, since=since, until=until, points=points, names=names
+            )
+        rows = self.store.series(job_id)
+        return read_series(
+            rows, prefix=prefix, since=since, until=until, points=points, names=names
+        ).as_dict()
+
+    def at(self, job_id: str, *, seq: int | None = None, time: float | None = None) -> dict[str, Any]:
+        """The job after an event or at a time, as `MasterApi.at` gives it."""
+        if self._url is not None:
+            return self._client(self._url).at(job_id, seq=seq, time=time)
+        return moment_of(self._history_of(job_id).at(seq, time=time))
+
+    def decisions(self, job_id: str, *, around: int) -> dict[str, int | None]:
+        """`previous` and `next`: the decisions before and after an event, or None."""
+        if self._url is not None:
+            return self._client(self._url).decisions(job_id, around=around)
+        previous, following = self._history_of(job_id).decisions(around)
+        return {"previous": previous, "next": following}
+
+    def _history_of(self, job_id: str) -> JobHistory:
+        if job_id not in self._histories:
+            self._histories[job_id] = JobHistory(self.store, job_id)
+        return self._histories[job_id]
 
     def history(
         self, job_id: str, *, after: int = 0, follow: bool = False, poll_s: float = FOLLOW_POLL_S

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -107,6 +107,25 @@ class StoredJob:
 
     def audit(self) -> dict[str, Any]:
         return asdict(self._reader.store.ledger(self.job_id).audit())
+
+    def series(
+        self,
+        *,
+        prefix: str = "",
+        since: float | None = None,
+        until: float | None = None,
+        points: int = 300,
+        names: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        return self._reader.series(
+            self.job_id, prefix=prefix, since=since, until=until, points=points, names=names
+        )
+
+    def at(self, *, seq: int | None = None, time: float | None = None) -> dict[str, Any]:
+        return self._reader.at(self.job_id, seq=seq, time=time)
+
+    def decisions(self, *, around: int) -> dict[str, int | None]:
+        return self._reader.decisions(self.job_id, around=around)
 
     def samples(self) -> SampleReader:
         return self._reader.samples(self.job_id)

@@ -48,11 +48,15 @@ from gyre.master.job_manager import JobManager
 from gyre.master.logs import read_logs
 from gyre.master.master_api import View, nodes_of, spec_of, tokens_of, view_of
 from gyre.master.metrics import prometheus_text
+from gyre.master.moment_view import moment_of
+from gyre.master.recorder import HistoryRecorder
 from gyre.master.store_notes import read_mark
 from gyre.master.store_watch import StoreWatch, store_at
 from gyre.master.vertex_scheduler import Scheduler
+from gyre.observe.history import JobHistory
 from gyre.observe.samples.files import SampleFiles
 from gyre.observe.samples.names import folder_of
+from gyre.observe.series import read_series
 from gyre.store import JobFields, Store
 from gyre.workloads.vertex.disk_room import DiskLook
 
@@ -121,6 +125,8 @@ class JobMaster:
         self._manager: JobManager
         self._diagnosis: DiagnosisManager
         self._watch: StoreWatch | None = None
+        self._history: JobHistory
+        self._recorder: HistoryRecorder
 
     # -- the loop -----------------------------------------------------------------------------------
 
@@ -176,6 +182,8 @@ class JobMaster:
         watching = asyncio.get_running_loop().create_task(self._watch.run())
         watching.add_done_callback(self._watch_ended)
         self._opened.callback(watching.cancel)
+        self._recorder.start()
+        self._opened.callback(self._recorder.cancel)
         try:
             await self._control()
         except (
@@ -264,6 +272,16 @@ class JobMaster:
             on_fault=self._fault,
             disks=self._disks,
         )
+        self._history = JobHistory(self._store, self.job_id)
+        self._recorder = HistoryRecorder(
+            self._store.series(self.job_id),
+            self._history,
+            self._context,
+            lambda: self._diagnosis.telemetry,
+            clock=self._clock,
+            monotonic=self._monotonic,
+            is_away=lambda: bool(self._watch and self._watch.lost),
+        )
 
     def _still_meant(self, undone: list[Issued]) -> list[Issued]:
         """The commands of an earlier master that are still due. The reconciliation makes good for the others."""
@@ -326,6 +344,7 @@ class JobMaster:
         await self._diagnosis.close()
         await self._manager.close()
         await self._update_row()
+        await self._recorder.finish()
         await asyncio.sleep(LINGER_S)
         self.close()
         await self._cluster.end()
@@ -378,6 +397,27 @@ class JobMaster:
 
     def audit(self) -> dict[str, Any]:
         return asdict(self._store.ledger(self.job_id).audit())
+
+    def series(
+        self,
+        *,
+        prefix: str = "",
+        since: float | None = None,
+        until: float | None = None,
+        points: int = 300,
+        names: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        rows = self._store.series(self.job_id)
+        return read_series(
+            rows, prefix=prefix, since=since, until=until, points=points, names=names
+        ).as_dict()
+
+    def at(self, *, seq: int | None = None, time: float | None = None) -> dict[str, Any]:
+        return moment_of(self._history.at(seq, time=time))
+
+    def decisions(self, *, around: int) -> dict[str, int | None]:
+        previous, following = self._history.decisions(around)
+        return {"previous": previous, "next": following}
 
     def wait_for(self, holds: Callable[[JobState], bool], *, timeout_s: float) -> JobState | None:
         """Returns the committed state as soon as this holds of it, or None if it does not in time. For any thread."""

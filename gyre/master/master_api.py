@@ -104,6 +104,28 @@ class MasterApi(Protocol):
         """The samples that the job keeps, as far as they are on this machine's disks; none where they are not."""
         ...
 
+    def series(
+        self,
+        *,
+        prefix: str = "",
+        since: float | None = None,
+        until: float | None = None,
+        points: int = 300,
+        names: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """The job's numbers over time (`gyre.observe.series`): `resolution_s`, `series` (source, number, pairs of time
+        and value) and `cut`."""
+        ...
+
+    def at(self, *, seq: int | None = None, time: float | None = None) -> dict[str, Any]:
+        """The job after event `seq`, at a time (seconds since 1970), or now, as `gyre.master.moment_view` gives it.
+        Raises NotFound, or StoreError for a history that does not fold."""
+        ...
+
+    def decisions(self, *, around: int) -> dict[str, int | None]:
+        """`previous` and `next`: the decisions before and after event `around`, or None."""
+        ...
+
     def metrics(self) -> bytes:
         """Prometheus text format."""
         ...

@@ -1,4 +1,6 @@
-"""What is kept of a job for people to look at, beside what the job itself needs to go on.
+"""What is seen of a job: its numbers over time, any moment of its journal, who did what when, and its samples.
 
-Nothing here decides, and nothing waits for it: a job whose observations cannot be written goes on as it is.
+Page, command line, REST and sinks read it here, from the store and the job's folder, whether the cluster lives or is
+long gone. Nothing here decides, and nothing waits for it: a job whose observations cannot be written goes on as it is.
+This room must not know how any of it is shown.
 """

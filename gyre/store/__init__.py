@@ -12,6 +12,7 @@ modules that hold them: `database` (transactions, errors), `tables`, `journal`, 
 
 from gyre.store.directory import JobFields, JobRow, QueuedJob, Store, open_store
 from gyre.store.journal import Command, CommandRow, EncodedEntry, Entry, EventRow, Journal, encode_entry
+from gyre.store.keyframes import KeyframeMark, KeyframeRow, KeyframeStore
 from gyre.store.ledger import (
     CheckpointRow,
     DiscardRow,
@@ -25,6 +26,7 @@ from gyre.store.ledger import (
 )
 from gyre.store.presence import StoreMark
 from gyre.store.rollouts import RolloutRows, RolloutStore
+from gyre.store.series import SeriesExtent, SeriesRow, SeriesStore
 from gyre.store.writer import GroupCommitWriter
 
 __all__ = [
@@ -40,6 +42,9 @@ __all__ = [
     "JobFields",
     "JobRow",
     "Journal",
+    "KeyframeMark",
+    "KeyframeRow",
+    "KeyframeStore",
     "LedgerAudit",
     "LedgerRows",
     "LedgerStore",
@@ -48,6 +53,9 @@ __all__ = [
     "RestoreRow",
     "RolloutRows",
     "RolloutStore",
+    "SeriesExtent",
+    "SeriesRow",
+    "SeriesStore",
     "StepRow",
     "Store",
     "StoreMark",

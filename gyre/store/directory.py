@@ -20,9 +20,11 @@ from gyre.errors import Conflict, Fenced, NotFound, StoreCorrupt, StoreError, ne
 from gyre.store import tables
 from gyre.store.database import BUSY_TIMEOUT_S, Database, is_unique_violation, open_database
 from gyre.store.journal import Journal
+from gyre.store.keyframes import KeyframeStore
 from gyre.store.ledger import LedgerStore
 from gyre.store.presence import Finding, Lost, StoreMark
 from gyre.store.rollouts import RolloutStore
+from gyre.store.series import SeriesStore
 from gyre.store.tables import check_text, decode_body, encode_body
 
 FIRST_PHASE = "submitted"
@@ -147,6 +149,14 @@ class Store:
     def rollouts(self, job_id: str) -> RolloutStore:
         """The rollout rows of one job, which begin with their first `take_over`."""
         return RolloutStore(self._database, job_id)
+
+    def series(self, job_id: str) -> SeriesStore:
+        """The numbers of one job over time; none for a job that is not there."""
+        return SeriesStore(self._database, job_id)
+
+    def keyframes(self, job_id: str) -> KeyframeStore:
+        """The keyframes of one job's journal; none for a job that is not there."""
+        return KeyframeStore(self._database, job_id)
 
     def verify(self) -> None:
         """Read everything and check its structure (SQLite; seconds per gigabyte). StoreCorrupt if damaged:

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, func, insert, select, tuple_, update
+from sqlalchemy import Connection, bindparam, func, insert, select, text, tuple_, update
 
 from gyre.errors import Fenced, GyreError, NotFound, StoreError
 from gyre.store import tables
@@ -29,6 +29,17 @@ from gyre.store.tables import check_text, decode_body, encode_body
 from gyre.store.write_lock import holder_of
 
 _KEYS_PER_STATEMENT = 200
+
+_SELECT_EVENTS = select(
+    tables.events.c.seq,
+    tables.events.c.event_id,
+    tables.events.c.cause,
+    tables.events.c.kind,
+    tables.events.c.at,
+    tables.events.c.actor,
+    tables.events.c.epoch,
+    tables.events.c.body,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,20 +436,7 @@ class Journal:
         set back gave a following event an earlier time (Prefix-only).
         """
         table = tables.events
-        query = (
-            select(
-                table.c.seq,
-                table.c.event_id,
-                table.c.cause,
-                table.c.kind,
-                table.c.at,
-                table.c.actor,
-                table.c.epoch,
-                table.c.body,
-            )
-            .where(table.c.job_id == self.job_id, table.c.seq > after)
-            .order_by(table.c.seq)
-        )
+        query = _SELECT_EVENTS.where(table.c.job_id == self.job_id, table.c.seq > after).order_by(table.c.seq)
         if until is not None:
             query = query.where(table.c.seq <= until)
         if limit is not None:
@@ -453,10 +451,31 @@ class Journal:
                 if later is not None:
                     query = query.where(table.c.seq < later)
             rows = connection.execute(query).all()
-        return [
-            EventRow(seq, event_id, cause, kind, at, actor, epoch, decode_body(body, f"event {seq}"))
-            for seq, event_id, cause, kind, at, actor, epoch, body in rows
-        ]
+        return [_event_row(row) for row in rows]
+
+    def continued(self) -> list[EventRow]:
+        """The events from which on another spec was in force: few, and found by an index of their own."""
+        table = tables.events
+        with self._database.read() as connection:
+            rows = connection.execute(
+                _SELECT_EVENTS
+                # As text: a partial index is used only where its condition stands in the query itself.
+                .where(table.c.job_id == self.job_id, text("kind = 'JobContinued'")).order_by(table.c.seq)
+            ).all()
+        return [_event_row(row) for row in rows]
+
+    def seq_at(self, at: float, *, after: int = 0) -> int:
+        """The number of the last event before the first one beyond `after` that is later than `at` (seconds since
+        1970); as with `until_time`, clocks that were set back do not count (Prefix-only)."""
+        table = tables.events
+        with self._database.read() as connection:
+            later = connection.execute(
+                select(table.c.seq)
+                .where(table.c.job_id == self.job_id, table.c.seq > after, table.c.at > at)
+                .order_by(table.c.seq)
+                .limit(1)
+            ).scalar_one_or_none()
+        return self.last_seq() if later is None else int(later) - 1
 
     def last_seq(self) -> int:
         """The number of the last event; 0 if there is none."""
@@ -500,3 +519,8 @@ class Journal:
             CommandRow(seq, command_id, kind, decode_body(body, f"command {command_id}"))
             for seq, command_id, kind, body in rows
         ]
+
+
+def _event_row(row: Any) -> EventRow:
+    seq, event_id, cause, kind, at, actor, epoch, body = row
+    return EventRow(seq, event_id, cause, kind, at, actor, epoch, decode_body(body, f"event {seq}"))

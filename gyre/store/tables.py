@@ -35,10 +35,10 @@ from sqlalchemy import (
 
 from gyre.errors import StoreCorrupt, StoreError
 
-HEAD = "0008"
+HEAD = "0009"
 """The revision that this code reads and writes: the newest file in `migrations/versions/`."""
 
-KNOWN_REVISIONS = ("0008",)
+KNOWN_REVISIONS = ("0008", "0009")
 """Every revision that this code can migrate from. Lower ones are of before the first release, higher ones of a newer
 Gyre."""
 
@@ -107,8 +107,17 @@ events = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("body", Text, nullable=False),
     UniqueConstraint("job_id", "event_id", name="gyre_events_said_once"),
+    Index(
+        "gyre_events_continued",
+        "job_id",
+        "seq",
+        sqlite_where=text("kind = 'JobContinued'"),
+        postgresql_where=text("kind = 'JobContinued'"),
+    ),
     sqlite_with_rowid=False,
 )
+"""The few events from which on another spec was in force have an index of their own: who folds a part of a history
+needs them all."""
 
 snapshot = Table(
     "gyre_snapshot",
@@ -257,6 +266,33 @@ rollout_deltas = Table(
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Column("body", LargeBinary, nullable=False),
 )
+
+series = Table(
+    "gyre_series",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("resolution_s", Integer, primary_key=True, autoincrement=False),
+    Column("at", Float, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+"""The numbers of a job over time: a row has those of every source, for `resolution_s` seconds from `at` on."""
+
+# The body stands last: whoever looks for a row by the small columns reads no more of it than lies on the same page.
+keyframes = Table(
+    "gyre_keyframes",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("after", BigInteger, nullable=False),
+    Column("latest", Float, nullable=False),
+    Column("form", Text, nullable=False),
+    Column("checksum", Text, nullable=False),
+    Column("decisions", Text, nullable=False),
+    Column("chapter", LargeBinary, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+"""The state of a job after event `seq`. `latest` is the latest time of any event up to there. `decisions` (numbers, as
+JSON text) and `chapter` (packed) are of the events after `after`, the keyframe before."""
 
 # ASCII, because a lone surrogate (a model can generate half a character) has no UTF-8 form, and PostgreSQL refuses a
 # NUL inside a string; as \ud800 and \u0000 both survive.

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 from fastapi import FastAPI
 
-from gyre.api.rest import routes, sample_routes, schemas, session_routes
+from gyre.api.rest import history_routes, routes, sample_routes, schemas, session_routes
 from gyre.api.rest.broadcast import HEARTBEAT_S, Broadcasters
 from gyre.api.rest.guard import Guard
 from gyre.api.rest.page import page_routes
@@ -57,6 +57,7 @@ def _app(jobs: ServedJobs, *, token: str | None, heartbeat_s: float, measured: M
     refused = 403 if token is None else 401
     app.include_router(routes.reads, prefix=PREFIX, responses=_problems(refused, 404, 422, 500, 503))
     app.include_router(sample_routes.samples, prefix=PREFIX, responses=_problems(refused, 404, 422, 500, 503))
+    app.include_router(history_routes.reads, prefix=PREFIX, responses=_problems(refused, 404, 422, 500, 503))
     app.include_router(routes.streams, prefix=PREFIX, responses=_problems(refused, 404, 422, 500, 503))
     app.include_router(routes.commands, prefix=PREFIX, responses=_problems(refused, 404, 409, 422, 500, 503))
     app.include_router(session_routes.sessions, prefix=PREFIX, responses=_problems(refused, 422, 500))

@@ -284,6 +284,31 @@ class Event(Out):
     body: dict[str, Any]
 
 
+class Series(BaseModel):
+    """Numbers over time: by source and name, pairs of a time (seconds since 1970) and a value, which is of the
+    `resolution_s` seconds from there on. `cut`: there are more sources than an answer holds; ask for fewer."""
+
+    resolution_s: float
+    series: dict[str, dict[str, list[list[float]]]]
+    cut: bool = False
+
+
+class MomentView(BaseModel):
+    """The job after `event`, which is null before the first one. `first` and `last` are the journal's."""
+
+    view: JobView
+    event: Event | None
+    first: int
+    last: int
+
+
+class Decisions(BaseModel):
+    """The decisions before and after an event, by their numbers: what made or settled an incident, and commands."""
+
+    previous: int | None
+    next: int | None
+
+
 class EventPage(BaseModel):
     """`next` is the `after` of the following page; `more`: whether this one is full."""
 
