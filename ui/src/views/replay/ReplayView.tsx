@@ -68,8 +68,8 @@ export default function ReplayView() {
       <div className="slider">
         <div className="row">
           <button type="button" onClick={() => toDecision("previous")}>Decision before <kbd>p</kbd></button>
-          <button type="button" onClick={() => to(seq - 1)} disabled={seq <= first} aria-label="One event back">−1</button>
-          <button type="button" onClick={() => to(seq + 1)} disabled={seq >= last} aria-label="One event on">+1</button>
+          <button type="button" onClick={() => to(seq - 1)} disabled={seq <= first}>−1 event</button>
+          <button type="button" onClick={() => to(seq + 1)} disabled={seq >= last}>+1 event</button>
           <button type="button" onClick={() => toDecision("next")}>Decision after <kbd>n</kbd></button>
           <button type="button" onClick={() => setParams({ seq: null, time: null })}>Now</button>
           <span className="muted" role="status">{noMore}</span>

@@ -35,7 +35,7 @@ export function GroupMembers({ job, item }: { job: string; item: SampleItem }) {
             </p>
             {Object.keys(one.more).length > 0 && <p className="small">{Object.entries(one.more).map(([name, value]) => `${name} ${anything(value)}`).join(", ")}</p>}
             <a href={tokensHref(job, one)}>Tokens</a>
-            <pre className="text">{one.answer ?? "(no text)"}</pre>
+            <pre className="text" tabIndex={0} aria-label={`Answer ${one.sample}`}>{one.answer ?? "(no text)"}</pre>
           </li>
         ))}
       </ol>
