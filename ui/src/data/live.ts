@@ -29,14 +29,17 @@ export function useLive(): Live {
   return useContext(LiveContext);
 }
 
+/** Grows as long as the page is open: what was loaded for another view is stale by then. */
+let ticks = 0;
+
 /** Returns the tick. `after` is the sequence number up to which events are known; null while that is not known. */
 export function useTick(job: string, running: boolean, after: number | null): number {
-  const [tick, setTick] = useState(0);
+  const [tick, setTick] = useState(() => ++ticks);
   const seen = useSeen();
   const follows = running && seen && after !== null;
   useEffect(() => {
     if (!follows) return;
-    const advance = (): void => setTick((old) => old + 1);
+    const advance = (): void => setTick(++ticks);
     const slow = window.setInterval(advance, SLOW_MS);
     let soon = 0;
     let source: EventSource | null = null;

@@ -9,7 +9,7 @@ import { tokensHref } from "./SamplesView";
 const MOST = 64;
 
 export function GroupMembers({ job, item }: { job: string; item: SampleItem }) {
-  const { data, error } = useJob<SamplePage>(withQuery("/samples", { step: item.step, group: item.group, limit: MOST }), 1e9);
+  const { data, error } = useJob<SamplePage>(withQuery("/samples", { step: item.step, group: item.group, limit: MOST }), Infinity);
   const members = [...(data?.samples ?? [item])].sort((a, b) => a.sample - b.sample);
   const rewards = members.flatMap((one) => (one.reward === null ? [] : [one.reward]));
   const mean = rewards.length > 0 ? rewards.reduce((sum, one) => sum + one, 0) / rewards.length : null;
