@@ -79,9 +79,9 @@ export default function NowView() {
 const WORD_OF_TONE: Readonly<Record<Tone, string>> = { good: "well", attention: "needs a look", bad: "not well", over: "over" };
 const LEARNS: Readonly<Record<Now["learns"]["verdict"], string>> = { yes: "It learns", no: "It does not learn", "too early": "Too early to say whether it learns", unknown: "Whether it learns is not known" };
 
-/** Names such as rollout-3 are not broken at their hyphen. */
+/** Names such as rollout-3 are not broken at their hyphens. */
 function Sentence({ text }: { text: string }) {
-  return text.split(/(\b[\w]+-\d+\b)/).map((part, at) => (at % 2 === 1 ? <span key={at} className="name">{part}</span> : part));
+  return text.split(/(\w+(?:-\w+)+)/).map((part, at) => (at % 2 === 1 ? <span key={at} className="name">{part}</span> : part));
 }
 
 /** The promise of the account, at a glance: no prompt lost, none trained twice. */
