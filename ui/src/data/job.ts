@@ -17,7 +17,7 @@ export const TICKS_IF_LARGE = 10;
 /** All there is to see of the job. Who shows a part that changes fast asks for that part. */
 export function useJobView(): Loaded<JobView> {
   const { job, tick } = useLive();
-  const known = useResource<JobView>(jobPath(job));
+  const known = useResource<JobView>(jobPath(job), null);
   const every = (known.data?.vertices.length ?? 0) > LARGE ? TICKS_IF_LARGE : 1;
   return useResource<JobView>(jobPath(job), tick, every);
 }

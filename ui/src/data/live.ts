@@ -7,7 +7,7 @@
  *
  * Events resume by the browser's Last-Event-ID. What is no event (rates, progress) comes with the slow tick.
  */
-import { createContext, useContext, useEffect, useState } from "react";
+import { createContext, useContext, useEffect, useRef, useState } from "react";
 import { jobPath, urlOf } from "./api";
 import { EVENT_KINDS } from "./kinds";
 
@@ -36,6 +36,7 @@ let ticks = 0;
 export function useTick(job: string, running: boolean, after: number | null): number {
   const [tick, setTick] = useState(() => ++ticks);
   const seen = useSeen();
+  const wasHidden = useRef(false);
   const follows = running && seen && after !== null;
   useEffect(() => {
     if (!follows) return;
@@ -60,8 +61,10 @@ export function useTick(job: string, running: boolean, after: number | null): nu
       });
     };
     open();
-    advance(); // what happened while nobody looked
+    if (wasHidden.current) advance(); // what is no event, and happened while nobody looked
+    wasHidden.current = false;
     return () => {
+      wasHidden.current = document.hidden;
       source?.close();
       window.clearInterval(slow);
       window.clearTimeout(soon);

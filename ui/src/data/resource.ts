@@ -81,12 +81,14 @@ function resourceOf(path: string): Resource {
 }
 
 /** `tick` grows when the data may have changed; `every` is of how many ticks one is enough, for what is dear to
- *  compute. A null path asks for nothing. */
-export function useResource<T>(path: string | null, tick = 0, every = 1): Loaded<T> {
+ *  compute. A null path asks for nothing; with a null tick what others asked for is followed. */
+export function useResource<T>(path: string | null, tick: number | null = 0, every = 1): Loaded<T> {
   const { generation } = useConnection();
   const resource = path === null ? null : resourceOf(path);
-  const wanted = every === Infinity ? 0 : tick - (tick % every);
-  useEffect(() => resource?.load([generation, wanted]), [resource, generation, wanted]);
+  const wanted = tick === null ? null : every === Infinity ? 0 : tick - (tick % every);
+  useEffect(() => {
+    if (wanted !== null) resource?.load([generation, wanted]);
+  }, [resource, generation, wanted]);
   return useSyncExternalStore(
     (changed) => {
       resource?.listeners.add(changed);

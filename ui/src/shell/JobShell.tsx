@@ -19,10 +19,10 @@ const GROUPS: readonly ViewEntry["group"][] = ["Every day", "Looking back", "The
 const WITHIN: Readonly<Record<string, string>> = { tokens: "samples" };
 
 export function JobShell({ route, away, onKeys }: { route: Route; away: ReactNode; onKeys: () => void }) {
-  const first = useResource<JobView>(jobPath(route.job));
-  const running = first.data !== undefined && first.data.job.ended_at === null;
-  const tick = useTick(route.job, running, first.data?.seq ?? null);
-  const every = (first.data?.vertices.length ?? 0) > LARGE ? TICKS_IF_LARGE : 1;
+  const known = useResource<JobView>(jobPath(route.job), null).data;
+  const running = known !== undefined && known.job.ended_at === null;
+  const tick = useTick(route.job, running, known?.seq ?? null);
+  const every = (known?.vertices.length ?? 0) > LARGE ? TICKS_IF_LARGE : 1;
   const { data: view, error } = useResource<JobView>(jobPath(route.job), tick, every);
   const live = useMemo(() => ({ job: route.job, tick, running }), [route.job, tick, running]);
   const shown = VIEWS.find((one) => one.id === route.view);
