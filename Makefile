@@ -10,7 +10,7 @@ SGLANG_TESTS ?= $(MAKE) test-sglang
 # whatever the shell says: else each worker rewrites every assertion anew.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help install hooks demo test test-long test-all sglang test-sglang soak search fuzz coverage lint types layers docs picture ui ui-check bench clean
+.PHONY: help install hooks demo test test-long test-all sglang test-sglang soak search fuzz coverage lint types layers docs picture ui ui-check recorded bench clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -107,6 +107,9 @@ ui: ui/node_modules/.package-lock.json  ## build the web page from ui/ into gyre
 
 ui-check: ui/node_modules/.package-lock.json  ## build the web page anew, compare it with the committed files, weigh it, run its tests
 	cd ui && npm test && node check.mjs
+
+recorded: install  ## record a small job with kills for the tests of the page
+	$(BIN)/python tools/record_job.py tests/ui/recorded.tar.gz
 
 bench: install  ## every bench that needs no GPU
 	for script in $(filter-out %_gpu.py,$(wildcard bench/*.py)); do $(BIN)/python $$script || exit 1; done

@@ -26,6 +26,7 @@ export default defineConfig({
     emptyOutDir: true,
     target: "es2022",
     assetsInlineLimit: 0,
+    license: { fileName: "licenses.md" },
     modulePreload: { polyfill: false },
     rolldownOptions: {
       output: {

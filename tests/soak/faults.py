@@ -35,7 +35,8 @@ class Tally:
 class Faults:
     """Strikes a running job. `status` gives its view, `disk` holds its home, `database` is its store.
 
-    While `sparing` is true, no fault kills or stops master, manager or trainer, nor the machines that they are on:
+    A process is not struck again before the job has made a step: budgets count deaths without progress, so a job that is
+    struck faster than it can step ends, as it should. While `sparing` is true, no fault kills or stops master, manager or trainer, nor the machines that they are on:
     whether their memory grows can only be seen if they live for long.
     """
 
@@ -49,6 +50,8 @@ class Faults:
     tallies: dict[str, Tally] = field(default_factory=dict)
     say: Callable[[str], None] = print
     sparing: bool = False
+    struck_at: dict[str, int] = field(default_factory=dict)
+    """By role, the step of the job when one of its processes was killed last."""
 
     def strike(self) -> None:
         """One fault of a kind drawn by weight; it is over when this returns."""
@@ -91,13 +94,20 @@ class Faults:
     def _kill(self, count: int) -> int:
         victims = self._victims()
         chosen = self.chance.sample(victims, min(count, len(victims)))
-        killed = [one.name for one in chosen if one.signal(signal.SIGKILL)]
-        self.say(f"killed {', '.join(killed) or 'nobody'}")
+        killed = [one for one in chosen if one.signal(signal.SIGKILL)]
+        step = step_of(self.status())
+        self.struck_at |= {one.role: step for one in killed}
+        self.say(f"killed {', '.join(one.name for one in killed) or 'nobody'}")
         return len(killed)
 
     def _victims(self) -> list[Known]:
-        found = processes_of(self.status())
-        return [one for one in found if not (self.sparing and one.is_watched)]
+        view = self.status()
+        step = step_of(view)
+        return [
+            one
+            for one in processes_of(view)
+            if not (self.sparing and one.is_watched) and self.struck_at.get(one.role, -1) < step
+        ]
 
     def kill_an_engine(self) -> int:
         engines = []
@@ -242,6 +252,10 @@ class Known:
         except psutil.NoSuchProcess:
             return False
         return True
+
+
+def step_of(view: View) -> int:
+    return int(max(view["job"]["step"], view["progress"].get("step") or 0))
 
 
 def processes_of(view: View) -> list[Known]:

@@ -1,6 +1,8 @@
 /** Who did what when, of a made-up job; and the series of its numbers. */
 import { randomOf } from "./random.mjs";
 
+/** As the real server's. */
+const MOST_LANES = 500;
 const COST = { actor: "train", rollout: "generate", reward: "reward" };
 
 function lane(found, vertex, since, until) {
@@ -60,7 +62,8 @@ export function timelineOf(found, query) {
     if (row.step % 25 === 0) add(row.at + 9, "evaluation", `version ${row.step} evaluated: 0.41`);
   }
   for (const one of found.incidents) add(one.at, "incident", `${one.vertex}: ${one.cause}; ${one.decision}`, 40);
-  return { since, until, first, last, lanes: found.vertices.map((one) => lane(found, one, since, until)), flags: flags.sort((a, b) => a.at - b.at) };
+  const lanes = found.vertices.slice(0, MOST_LANES).map((one) => lane(found, one, since, until));
+  return { since, until, first, last, lanes, flags: flags.sort((a, b) => a.at - b.at), cut: found.vertices.length > lanes.length };
 }
 
 export function seriesOf(found, query) {

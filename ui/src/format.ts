@@ -2,6 +2,9 @@
 
 const MISSING = "–";
 
+/** Between a number and its unit no line breaks. */
+const GAP = "\u00a0";
+
 /** A number with about three significant digits: 0.0021, 41.2, 5.2 k, 1.3 M. */
 export function short(value: number | null | undefined): string {
   if (value == null || !Number.isFinite(value)) return MISSING;
@@ -16,7 +19,7 @@ export function short(value: number | null | undefined): string {
 }
 
 function signed(value: number, unit: string): string {
-  return `${digits(value)} ${unit}`;
+  return `${digits(value)}${GAP}${unit}`;
 }
 
 function digits(value: number): string {
@@ -30,12 +33,12 @@ export function tick(value: number, step: number): string {
   const size = Math.abs(value);
   if (value === 0) return "0";
   if (step < 1e-5 && size < 1e-2) return value.toExponential(Math.abs(value % 10 ** Math.floor(Math.log10(size))) < step / 2 ? 0 : 1).replace("e-", "e−").replace(/^-/, "−");
-  if (size >= 1e4) return short(value).replace(/\.0+(?= )/, "");
+  if (size >= 1e4) return short(value).replace(/\.0+(?=\s)/, "");
   return value.toFixed(Math.min(6, decimalsOf(step))).replace("-", "−");
 }
 
 export function percentTick(value: number, step: number): string {
-  return `${(value * 100).toFixed(Math.min(4, decimalsOf(step * 100))).replace("-", "−")} %`;
+  return `${(value * 100).toFixed(Math.min(4, decimalsOf(step * 100))).replace("-", "−")}${GAP}%`;
 }
 
 /** How many decimals tell multiples of `step` apart: 0.05 needs two, 0.25 two, 5 none. */
@@ -54,7 +57,7 @@ export function whole(value: number | null | undefined): string {
 export function percent(value: number | null | undefined): string {
   if (value == null || !Number.isFinite(value)) return MISSING;
   const points = value * 100;
-  return `${points !== 0 && Math.abs(points) < 10 ? points.toFixed(1) : points.toFixed(0)} %`;
+  return `${points !== 0 && Math.abs(points) < 10 ? points.toFixed(1) : points.toFixed(0)}${GAP}%`;
 }
 
 export function bytes(value: number | null | undefined): string {
@@ -66,21 +69,21 @@ export function bytes(value: number | null | undefined): string {
     size /= 1000;
     at += 1;
   }
-  return `${at === 0 ? size.toFixed(0) : size < 10 ? size.toFixed(2) : size < 100 ? size.toFixed(1) : size.toFixed(0)} ${units[at]}`;
+  return `${at === 0 ? size.toFixed(0) : size < 10 ? size.toFixed(2) : size < 100 ? size.toFixed(1) : size.toFixed(0)}${GAP}${units[at]}`;
 }
 
 /** How long, in two units at most: 0.34 s, 12 s, 4 m 10 s, 2 h 5 m, 3 d 4 h. */
 export function duration(seconds: number | null | undefined): string {
   if (seconds == null || !Number.isFinite(seconds)) return MISSING;
   if (seconds < 0) return `−${duration(-seconds)}`;
-  if (seconds < 1) return seconds === 0 ? "0 s" : `${seconds.toPrecision(2)} s`;
-  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 1) return seconds === 0 ? `0${GAP}s` : `${seconds.toPrecision(2)}${GAP}s`;
+  if (seconds < 10) return `${seconds.toFixed(1)}${GAP}s`;
   const all = Math.round(seconds);
-  if (all < 60) return `${all} s`;
+  if (all < 60) return `${all}${GAP}s`;
   const [d, h, m, s] = [Math.floor(all / 86400), Math.floor(all / 3600) % 24, Math.floor(all / 60) % 60, all % 60];
-  if (d > 0) return h > 0 ? `${d} d ${h} h` : `${d} d`;
-  if (h > 0) return m > 0 ? `${h} h ${m} m` : `${h} h`;
-  return s > 0 ? `${m} m ${s} s` : `${m} m`;
+  if (d > 0) return h > 0 ? `${d}${GAP}d ${h}${GAP}h` : `${d}${GAP}d`;
+  if (h > 0) return m > 0 ? `${h}${GAP}h ${m}${GAP}m` : `${h}${GAP}h`;
+  return s > 0 ? `${m}${GAP}m ${s}${GAP}s` : `${m}${GAP}m`;
 }
 
 const two = (value: number): string => value.toString().padStart(2, "0");

@@ -161,6 +161,7 @@ export interface Metrics {
   bottleneck: string;
 }
 
+/** By source (`vertex/<id>`, `instance/<name>`, `trainer`, `plane`, `master`) and number: when, and how much. */
 export interface Series {
   resolution_s: number;
   series: Record<string, Record<string, [number, number | null][]>>;
@@ -202,6 +203,8 @@ export interface Timeline {
   last: number;
   lanes: Lane[];
   flags: Flag[];
+  /** There are more lanes than an answer holds. */
+  cut?: boolean;
 }
 
 export interface Event {

@@ -7,7 +7,7 @@
  *
  * Events resume by the browser's Last-Event-ID. What is no event (rates, progress) comes with the slow tick.
  */
-import { createContext, useContext, useEffect, useState } from "react";
+import { createContext, useContext, useEffect, useRef, useState } from "react";
 import { jobPath, urlOf } from "./api";
 import { EVENT_KINDS } from "./kinds";
 
@@ -29,14 +29,18 @@ export function useLive(): Live {
   return useContext(LiveContext);
 }
 
+/** Grows as long as the page is open: what was loaded for another view is stale by then. */
+let ticks = 0;
+
 /** Returns the tick. `after` is the sequence number up to which events are known; null while that is not known. */
 export function useTick(job: string, running: boolean, after: number | null): number {
-  const [tick, setTick] = useState(0);
+  const [tick, setTick] = useState(() => ++ticks);
   const seen = useSeen();
+  const wasHidden = useRef(false);
   const follows = running && seen && after !== null;
   useEffect(() => {
     if (!follows) return;
-    const advance = (): void => setTick((old) => old + 1);
+    const advance = (): void => setTick(++ticks);
     const slow = window.setInterval(advance, SLOW_MS);
     let soon = 0;
     let source: EventSource | null = null;
@@ -57,8 +61,10 @@ export function useTick(job: string, running: boolean, after: number | null): nu
       });
     };
     open();
-    advance(); // what happened while nobody looked
+    if (wasHidden.current) advance(); // what is no event, and happened while nobody looked
+    wasHidden.current = false;
     return () => {
+      wasHidden.current = document.hidden;
       source?.close();
       window.clearInterval(slow);
       window.clearTimeout(soon);

@@ -20,21 +20,30 @@ const KEPT = 400;
 
 const NOTHING: Loaded<never> = { data: undefined, error: null, loading: true };
 
+/** The generation of the connection, and the tick. */
+type Stamp = readonly [number, number];
+
+const NEVER: Stamp = [-1, -1];
+
+function isNewer(one: Stamp, other: Stamp): boolean {
+  return one[0] > other[0] || (one[0] === other[0] && one[1] > other[1]);
+}
+
 class Resource {
   state: Loaded<unknown> = NOTHING;
   readonly listeners = new Set<() => void>();
   private running = false;
-  private wanted = "";
-  private loaded = "";
+  private wanted: Stamp = NEVER;
+  private loaded: Stamp = NEVER;
 
   constructor(private readonly path: string) {}
 
-  /** `stamp` says which state of the world is wanted; one that is there already is not asked for again. */
-  load(stamp: string): void {
-    this.wanted = stamp;
-    if (this.running || this.loaded === stamp) return;
+  /** `wanted` says how new the data must be; data that is as new is not asked for again. */
+  load(wanted: Stamp): void {
+    if (isNewer(wanted, this.wanted)) this.wanted = wanted;
+    if (this.running || !isNewer(this.wanted, this.loaded)) return;
     this.running = true;
-    this.loaded = stamp;
+    this.loaded = this.wanted;
     void get<unknown>(this.path)
       .then((data) => this.become({ data, error: null, loading: false }))
       .catch((error: unknown) => {
@@ -43,7 +52,7 @@ class Resource {
       })
       .finally(() => {
         this.running = false;
-        if (this.wanted !== this.loaded && this.listeners.size > 0) this.load(this.wanted);
+        if (this.listeners.size > 0) this.load(this.wanted);
       });
   }
 
@@ -71,11 +80,15 @@ function resourceOf(path: string): Resource {
   return made;
 }
 
-/** `tick` grows when the data may have changed. A null path asks for nothing. */
-export function useResource<T>(path: string | null, tick = 0): Loaded<T> {
+/** `tick` grows when the data may have changed; `every` is of how many ticks one is enough, for what is dear to
+ *  compute. A null path asks for nothing; with a null tick what others asked for is followed. */
+export function useResource<T>(path: string | null, tick: number | null = 0, every = 1): Loaded<T> {
   const { generation } = useConnection();
   const resource = path === null ? null : resourceOf(path);
-  useEffect(() => resource?.load(`${generation}/${tick}`), [resource, generation, tick]);
+  const wanted = tick === null ? null : every === Infinity ? 0 : tick - (tick % every);
+  useEffect(() => {
+    if (wanted !== null) resource?.load([generation, wanted]);
+  }, [resource, generation, wanted]);
   return useSyncExternalStore(
     (changed) => {
       resource?.listeners.add(changed);

@@ -7,6 +7,7 @@ import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { tick } from "../format";
 import { colour, useTheme } from "../theme";
+import { useRootSize } from "./rootSize";
 import "./chart.css";
 
 export interface Line {
@@ -50,6 +51,7 @@ export function Chart({ x, lines, band, label, group, formatX, formatY, tickY = 
   const host = useRef<HTMLDivElement>(null);
   const readout = useRef<HTMLParagraphElement>(null);
   const theme = useTheme();
+  const tall = (height * useRootSize()) / 16;
   const plot = useRef<uPlot | null>(null);
   const callbacks = useRef<Callbacks>({ formatX, tickY, onRange, onCursor: () => undefined });
   callbacks.current = {
@@ -65,10 +67,10 @@ export function Chart({ x, lines, band, label, group, formatX, formatY, tickY = 
   useEffect(() => {
     const element = host.current;
     if (!element) return;
-    const made = new uPlot(optionsOf(lines, band, group, element.clientWidth || 300, height, callbacks), dataOf(x, lines, band), element);
+    const made = new uPlot(optionsOf(lines, band, group, element.clientWidth || 300, tall, callbacks), dataOf(x, lines, band), element);
     plot.current = made;
     const observer = new ResizeObserver(() => {
-      if (element.clientWidth > 0) made.setSize({ width: element.clientWidth, height });
+      if (element.clientWidth > 0) made.setSize({ width: element.clientWidth, height: tall });
     });
     observer.observe(element);
     return () => {
@@ -77,7 +79,7 @@ export function Chart({ x, lines, band, label, group, formatX, formatY, tickY = 
       plot.current = null;
     };
     // Data comes in below, without a new chart.
-  }, [shape, theme, group, height]);
+  }, [shape, theme, group, tall]);
 
   useEffect(() => {
     const one = plot.current;
@@ -88,7 +90,7 @@ export function Chart({ x, lines, band, label, group, formatX, formatY, tickY = 
       const last = x.at(-1) ?? 1;
       one.setScale("x", { min: range?.[0] ?? first, max: range?.[1] ?? Math.max(last, first + 1e-9) });
     });
-  }, [x, lines, band, range?.[0], range?.[1], shape, theme]);
+  }, [x, lines, band, range?.[0], range?.[1], shape, theme, tall]);
 
   return (
     <div className="chart">
@@ -124,7 +126,7 @@ function optionsOf(lines: readonly Line[], band: Band | undefined, group: string
     ...lines.map((line): uPlot.Series => ({
       label: line.label,
       stroke: colour(line.colour),
-      width: 1.5,
+      width: 1.5 * root,
       ...(line.dashed ? { dash: [5, 4] } : {}),
       points: { show: line.points ?? false, size: 6 },
       spanGaps: line.points || line.bridged || false,

@@ -1,6 +1,7 @@
 /** A job's page: its head, its views, and what follows it while it runs. */
 import { Suspense, useEffect, useMemo, type ReactNode } from "react";
 import { jobPath } from "../data/api";
+import { LARGE, TICKS_IF_LARGE } from "../data/job";
 import { LiveContext, useTick } from "../data/live";
 import { useResource } from "../data/resource";
 import { clock, words } from "../format";
@@ -18,10 +19,11 @@ const GROUPS: readonly ViewEntry["group"][] = ["Every day", "Looking back", "The
 const WITHIN: Readonly<Record<string, string>> = { tokens: "samples" };
 
 export function JobShell({ route, away, onKeys }: { route: Route; away: ReactNode; onKeys: () => void }) {
-  const first = useResource<JobView>(jobPath(route.job));
-  const running = first.data !== undefined && first.data.job.ended_at === null;
-  const tick = useTick(route.job, running, first.data?.seq ?? null);
-  const { data: view, error } = useResource<JobView>(jobPath(route.job), tick);
+  const known = useResource<JobView>(jobPath(route.job), null).data;
+  const running = known !== undefined && known.job.ended_at === null;
+  const tick = useTick(route.job, running, known?.seq ?? null);
+  const every = (known?.vertices.length ?? 0) > LARGE ? TICKS_IF_LARGE : 1;
+  const { data: view, error } = useResource<JobView>(jobPath(route.job), tick, every);
   const live = useMemo(() => ({ job: route.job, tick, running }), [route.job, tick, running]);
   const shown = VIEWS.find((one) => one.id === route.view);
   const title = shown?.title ?? "No such view";
@@ -37,7 +39,7 @@ export function JobShell({ route, away, onKeys }: { route: Route; away: ReactNod
         {view && <span className="muted">step {view.job.step}</span>}
         <div className="right">
           {view && <Commands view={view} />}
-          <button type="button" className="plain" onClick={onKeys}>Keys</button>
+          <button type="button" className="plain keys" onClick={onKeys}>Keys</button>
           <ThemeSwitch />
         </div>
       </header>

@@ -8,7 +8,9 @@ const KEYS: readonly (readonly [string, string])[] = [
   ["← →", "timeline: pan; tokens: the next token; replay: an event back and on"],
   ["+ − 0", "timeline: zoom in, out, all"],
   ["p n", "replay: the decision before, after"],
-  ["Esc", "close, or clear what is chosen"],
+  ["f", "timeline: the next incident"],
+  ["j", "tokens: the next joint"],
+  ["Esc", "close a dialog, or leave a field"],
 ];
 
 export function KeysDialog({ onClose }: { onClose: () => void }) {

@@ -18,6 +18,7 @@ export function useKeys(route: Route, showKeys: () => void): void {
   useEffect(() => {
     let waitsSince = -Infinity;
     const pressed = (event: KeyboardEvent): void => {
+      if (event.key === "Escape" && isTyping(event.target)) (event.target as HTMLElement).blur();
       if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target) || document.querySelector("dialog[open]")) return;
       if (event.key === "?") showKeys();
       else if (event.key === "/") {

@@ -1,10 +1,11 @@
 /** About sixteen curves in sections, the evaluations with their version, and every other number by search. */
 import { useMemo, useState } from "react";
-import { useJob } from "../../data/job";
+import { useJobView } from "../../data/job";
 import { useLive } from "../../data/live";
 import { useSteps } from "../../data/steps";
 import { clock, plural, whole } from "../../format";
-import type { JobView, Step } from "../../rest";
+import { SourceNumbers } from "../../parts/SourceNumbers";
+import type { Step } from "../../rest";
 import { setParams, useRoute } from "../../route";
 import { restOf, SECTIONS, type Curve } from "./chosen";
 import { CurveCard } from "./CurveCard";
@@ -13,15 +14,19 @@ import { SmoothChoice } from "./SmoothChoice";
 import type { Axis } from "./axis";
 import "./curves.css";
 
+/** What is measured over time, and not step by step. */
+const PLANE = ["plane", "trainer", "master"];
+
 /** Without a search, so many of the rest would be a wall. */
 const REST_SHOWN = 24;
 
 export default function CurvesView() {
   const { job, tick } = useLive();
   const { steps, complete } = useSteps(job, tick);
-  const { data: view } = useJob<JobView>("");
+  const { data: view } = useJobView();
   const { params } = useRoute();
   const [search, setSearch] = useState(params["q"] ?? "");
+  const [plane, setPlane] = useState(false);
   const axis = useAxis(steps, params["x"] === "time");
   const names = useMemo(() => namesOf(steps), [steps]);
   const wanted = search.trim().toLowerCase().split(/\s+/).filter(Boolean);
@@ -64,6 +69,10 @@ export default function CurvesView() {
           {rest.length > REST_SHOWN && <p className="empty">{plural(rest.length - REST_SHOWN, "more number")}: search for them.</p>}
         </section>
       )}
+      <details onToggle={(event) => setPlane(event.currentTarget.open)}>
+        <summary>Rollout plane, trainer and master over time</summary>
+        {plane && PLANE.map((source) => <SourceNumbers key={source} source={source} title={source} />)}
+      </details>
     </>
   );
 }

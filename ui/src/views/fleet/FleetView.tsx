@@ -1,14 +1,15 @@
 /** The instances of the rollout plane by pool, the vertices by role, and the machines that they stand on. */
 import { useState } from "react";
-import { useJob } from "../../data/job";
+import { useJob, useJobView } from "../../data/job";
 import { useLive } from "../../data/live";
 import { duration, percent, plural, short, whole, words } from "../../format";
 import { Badge } from "../../parts/Badge";
 import { Refused } from "../../parts/Refused";
 import { useRootSize } from "../../parts/rootSize";
 import { VirtualList } from "../../parts/VirtualList";
-import type { Engine, EngineList, JobView, MachineList, Pool, Tone } from "../../rest";
+import type { Engine, EngineList, MachineList, Pool, Tone } from "../../rest";
 import { go, hrefOf, setParams, useRoute } from "../../route";
+import { SourceNumbers } from "../../parts/SourceNumbers";
 import { Machines } from "./Machines";
 import { VertexTable } from "./VertexTable";
 import "./fleet.css";
@@ -17,7 +18,7 @@ export default function FleetView() {
   const { job } = useLive();
   const { params } = useRoute();
   const [search, setSearch] = useState(params["q"] ?? "");
-  const { data: view } = useJob<JobView>("");
+  const { data: view } = useJobView();
   const { data: engines, error } = useJob<EngineList>("/engines", 2);
   const { data: machines, error: noMachines } = useJob<MachineList>("/nodes", 5);
   const found = (text: string): boolean => text.toLowerCase().includes(search.trim().toLowerCase());
@@ -69,38 +70,42 @@ function toneOf(engine: Engine): Tone {
 function Instances({ job, engines, published }: { job: string; engines: readonly Engine[]; published: number }) {
   const [chosen, setChosen] = useState<number | null>(null);
   const lineHeight = 2 * useRootSize();
+  const name = chosen === null ? undefined : engines[chosen]?.instance;
   return (
-    <div className="fleet-wide" tabIndex={-1}>
-      <div className="fleet-line fleet-head" aria-hidden="true">
-        <span>instance</span><span>state</span><span>version</span><span className="n">runs</span><span className="n">tokens/s</span><span className="n">KV</span><span className="n">silent</span><span>machine</span><span>engine</span>
+    <>
+      <div className="fleet-wide">
+        <div className="fleet-line fleet-head" aria-hidden="true">
+          <span>instance</span><span>state</span><span>version</span><span className="n">runs</span><span className="n">tokens/s</span><span className="n">KV</span><span className="n">silent</span><span>machine</span><span>engine</span>
+        </div>
+        <VirtualList
+          className={engines.length > 12 ? "fleet-list tall" : "fleet-list"}
+          count={engines.length}
+          lineHeight={lineHeight}
+          label="Instances"
+          chosen={chosen}
+          onChoose={setChosen}
+          onOpen={(at) => go(hrefOf(job, "samples", { instance: engines[at]?.instance }))}
+          line={(at) => {
+            const one = engines[at];
+            if (!one) return null;
+            const behind = published - one.version;
+            return (
+              <div className="fleet-line">
+                <span><strong>{one.instance}</strong></span>
+                <span><Badge tone={toneOf(one)}>{one.state}</Badge> {one.not_admitted && <span className="muted small">{words(one.not_admitted)}</span>}</span>
+                <span>{one.version < 0 ? "none" : one.version}{one.version >= 0 && behind > 0 && <span className="muted"> {behind} behind</span>}</span>
+                <span className="n">{one.running}/{one.max_running}</span>
+                <span className="n">{short(one.rate_tokens_s)}</span>
+                <span className="n">{one.kv_tokens > 0 ? percent(one.kv_used_tokens / one.kv_tokens) : "–"}</span>
+                <span className="n">{one.silent_s === undefined ? "–" : duration(one.silent_s)}</span>
+                <span>{one.node}</span>
+                <span className="muted">{one.engine}</span>
+              </div>
+            );
+          }}
+        />
       </div>
-      <VirtualList
-        className={engines.length > 12 ? "fleet-list tall" : "fleet-list"}
-        count={engines.length}
-        lineHeight={lineHeight}
-        label="Instances"
-        chosen={chosen}
-        onChoose={setChosen}
-        onOpen={(at) => go(hrefOf(job, "samples", { instance: engines[at]?.instance }))}
-        line={(at) => {
-          const one = engines[at];
-          if (!one) return null;
-          const behind = published - one.version;
-          return (
-            <div className="fleet-line">
-              <span><strong>{one.instance}</strong></span>
-              <span><Badge tone={toneOf(one)}>{one.state}</Badge> {one.not_admitted && <span className="muted small">{words(one.not_admitted)}</span>}</span>
-              <span>{one.version < 0 ? "none" : one.version}{one.version >= 0 && behind > 0 && <span className="muted"> {behind} behind</span>}</span>
-              <span className="n">{one.running}/{one.max_running}</span>
-              <span className="n">{short(one.rate_tokens_s)}</span>
-              <span className="n">{one.kv_tokens > 0 ? percent(one.kv_used_tokens / one.kv_tokens) : "–"}</span>
-              <span className="n">{one.silent_s === undefined ? "–" : duration(one.silent_s)}</span>
-              <span>{one.node}</span>
-              <span className="muted">{one.engine}</span>
-            </div>
-          );
-        }}
-      />
-    </div>
+      {name && <SourceNumbers source={`instance/${name}`} title={name} />}
+    </>
   );
 }

@@ -3,6 +3,7 @@ import { useState } from "react";
 import { useLive } from "../../data/live";
 import { ago, whole, words } from "../../format";
 import { Badge } from "../../parts/Badge";
+import { SourceNumbers } from "../../parts/SourceNumbers";
 import { useRootSize } from "../../parts/rootSize";
 import { VirtualList } from "../../parts/VirtualList";
 import type { Tone, Vertex } from "../../rest";
@@ -24,35 +25,39 @@ export function VertexTable({ vertices, ended, now = Date.now() / 1000 }: Props)
   const { job } = useLive();
   const [chosen, setChosen] = useState<number | null>(null);
   const lineHeight = 2 * useRootSize();
+  const name = chosen === null ? undefined : vertices[chosen]?.id;
   return (
-    <div className="fleet-wide">
-      <div className="vertex-line fleet-head" aria-hidden="true">
-        <span>vertex</span><span>phase</span><span>since</span><span>does</span><span className="n">starts</span><span>machine</span><span>message</span>
+    <>
+      <div className="fleet-wide">
+        <div className="vertex-line fleet-head" aria-hidden="true">
+          <span>vertex</span><span>phase</span><span>since</span><span>does</span><span className="n">starts</span><span>machine</span><span>message</span>
+        </div>
+        <VirtualList
+          className={vertices.length > 12 ? "fleet-list tall" : "fleet-list"}
+          count={vertices.length}
+          lineHeight={lineHeight}
+          label="Vertices"
+          chosen={chosen}
+          onChoose={setChosen}
+          onOpen={(at) => go(hrefOf(job, "logs", { role: vertices[at]?.role, rank: vertices[at]?.rank }))}
+          line={(at) => {
+            const one = vertices[at];
+            if (!one) return null;
+            return (
+              <div className="vertex-line">
+                <span><strong>{one.id}</strong></span>
+                <span><Badge tone={toneOfVertex(one)}>{words(one.phase)}</Badge></span>
+                <span className="muted">{ended ? "" : ago(one.since, now)}</span>
+                <span>{one.busy}</span>
+                <span className="n">{whole(one.incarnation)}</span>
+                <span>{one.node}</span>
+                <span className="muted">{one.message || one.no_room || words(one.reason)}</span>
+              </div>
+            );
+          }}
+        />
       </div>
-      <VirtualList
-        className={vertices.length > 12 ? "fleet-list tall" : "fleet-list"}
-        count={vertices.length}
-        lineHeight={lineHeight}
-        label="Vertices"
-        chosen={chosen}
-        onChoose={setChosen}
-        onOpen={(at) => go(hrefOf(job, "logs", { role: vertices[at]?.role, rank: vertices[at]?.rank }))}
-        line={(at) => {
-          const one = vertices[at];
-          if (!one) return null;
-          return (
-            <div className="vertex-line">
-              <span><strong>{one.id}</strong></span>
-              <span><Badge tone={toneOfVertex(one)}>{words(one.phase)}</Badge></span>
-              <span className="muted">{ended ? "" : ago(one.since, now)}</span>
-              <span>{one.busy}</span>
-              <span className="n">{whole(one.incarnation)}</span>
-              <span>{one.node}</span>
-              <span className="muted">{one.message || one.no_room || words(one.reason)}</span>
-            </div>
-          );
-        }}
-      />
-    </div>
+      {name && <SourceNumbers source={`vertex/${name}`} title={name} />}
+    </>
   );
 }

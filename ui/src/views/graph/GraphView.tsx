@@ -1,6 +1,6 @@
 /** What flows where, and how each role is. A click, or Enter, on an operator gives its role's story. */
 import { useMemo } from "react";
-import { useJob } from "../../data/job";
+import { useJob, useJobView } from "../../data/job";
 import { useLive } from "../../data/live";
 import { clock, plural, words } from "../../format";
 import { Refused } from "../../parts/Refused";
@@ -13,8 +13,8 @@ import GraphCanvas, { EDGE_KINDS } from "./GraphCanvas";
 const INCIDENTS = 10;
 
 export default function GraphView() {
-  const { data: graph, error } = useJob<Graph>("/graph", 1e9);
-  const { data: view } = useJob<JobView>("");
+  const { data: graph, error } = useJob<Graph>("/graph", Infinity);
+  const { data: view } = useJobView();
   const { params } = useRoute();
   const role = params["role"] ?? "";
   if (!graph || !view) return <><h1>Graph</h1>{error ? <Refused error={error} /> : <p className="empty">Loading …</p>}</>;

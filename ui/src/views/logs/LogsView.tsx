@@ -1,12 +1,11 @@
 /** What the vertices printed, as they printed it: newest at the end, followed while the job runs. */
 import { useEffect, useMemo, useRef, useState } from "react";
-import { useJob } from "../../data/job";
+import { useJobView } from "../../data/job";
 import { useLive } from "../../data/live";
 import { plural } from "../../format";
 import { Refused } from "../../parts/Refused";
 import { useRootSize } from "../../parts/rootSize";
 import { VirtualList } from "../../parts/VirtualList";
-import type { JobView } from "../../rest";
 import { setParams, useRoute } from "../../route";
 import { useLogs, type LogLine } from "./logLines";
 import "./logs.css";
@@ -28,7 +27,7 @@ export default function LogsView() {
   const level = (params["level"] ?? "all") as Level;
   const [search, setSearch] = useState(params["q"] ?? "");
   const [chosen, setChosen] = useState<number | null>(null);
-  const { data: view } = useJob<JobView>("", 30);
+  const { data: view } = useJobView();
   const { lines, error, loading } = useLogs(job, role, rank, tick);
   const lineHeight = 1.375 * useRootSize();
   const roles = useMemo(() => [...new Set(view?.vertices.map((one) => one.role))], [view]);

@@ -1,12 +1,12 @@
 /** Is it well, does it learn, what is slow, and because of what: in sentences, with the facts beside them. */
-import { useJob } from "../../data/job";
+import { useJob, useJobView } from "../../data/job";
 import { useLive } from "../../data/live";
 import { useSteps } from "../../data/steps";
 import { short, whole } from "../../format";
 import { Badge } from "../../parts/Badge";
 import { Refused } from "../../parts/Refused";
 import { Sparkline } from "../../parts/Sparkline";
-import type { Account, JobView, Now, Tone } from "../../rest";
+import type { Account, Now, Tone } from "../../rest";
 import { hrefOf } from "../../route";
 import { LateIncidents } from "./LateIncidents";
 import { stepLine } from "./stepLine";
@@ -17,7 +17,7 @@ const VERDICT_TONES: Readonly<Record<Now["learns"]["verdict"], Tone>> = { yes: "
 export default function NowView() {
   const { job, tick } = useLive();
   const { data: now, error } = useJob<Now>("/now");
-  const { data: view } = useJob<JobView>("");
+  const { data: view } = useJobView();
   const { steps } = useSteps(job, tick);
   const last = steps.at(-1);
   return (
@@ -79,9 +79,9 @@ export default function NowView() {
 const WORD_OF_TONE: Readonly<Record<Tone, string>> = { good: "well", attention: "needs a look", bad: "not well", over: "over" };
 const LEARNS: Readonly<Record<Now["learns"]["verdict"], string>> = { yes: "It learns", no: "It does not learn", "too early": "Too early to say whether it learns", unknown: "Whether it learns is not known" };
 
-/** Names such as rollout-3 are not broken at their hyphen. */
+/** Names such as rollout-3 are not broken at their hyphens. */
 function Sentence({ text }: { text: string }) {
-  return text.split(/(\b[\w]+-\d+\b)/).map((part, at) => (at % 2 === 1 ? <span key={at} className="name">{part}</span> : part));
+  return text.split(/(\w+(?:-\w+)+)/).map((part, at) => (at % 2 === 1 ? <span key={at} className="name">{part}</span> : part));
 }
 
 /** The promise of the account, at a glance: no prompt lost, none trained twice. */

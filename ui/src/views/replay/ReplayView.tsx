@@ -1,7 +1,7 @@
 /** The job as it was at any moment: the journal folded that far, the event that came then, and what was decided. */
 import { lazy, Suspense, useEffect, useState } from "react";
 import { get, jobPath } from "../../data/api";
-import { useJob } from "../../data/job";
+import { useJob, useJobView } from "../../data/job";
 import { useLive } from "../../data/live";
 import { clock, kindWords, moment as dateOf, plural, whole, words } from "../../format";
 import { Badge, toneOfPhase } from "../../parts/Badge";
@@ -20,8 +20,8 @@ const GraphCanvas = lazy(() => import("../graph/GraphCanvas"));
 export default function ReplayView() {
   const { job } = useLive();
   const { params } = useRoute();
-  const { data: now } = useJob<JobView>("", 20);
-  const { data: graph } = useJob<Graph>("/graph", 1e9);
+  const { data: now } = useJobView();
+  const { data: graph } = useJob<Graph>("/graph", Infinity);
   const query = params["seq"] ? `seq=${params["seq"]}` : params["time"] ? `time=${params["time"]}` : now ? `seq=${now.seq}` : null;
   const { moment, error, loading } = useMoment(job, query);
   const [noMore, setNoMore] = useState("");
@@ -68,8 +68,8 @@ export default function ReplayView() {
       <div className="slider">
         <div className="row">
           <button type="button" onClick={() => toDecision("previous")}>Decision before <kbd>p</kbd></button>
-          <button type="button" onClick={() => to(seq - 1)} disabled={seq <= first} aria-label="One event back">−1</button>
-          <button type="button" onClick={() => to(seq + 1)} disabled={seq >= last} aria-label="One event on">+1</button>
+          <button type="button" onClick={() => to(seq - 1)} disabled={seq <= first}>−1 event</button>
+          <button type="button" onClick={() => to(seq + 1)} disabled={seq >= last}>+1 event</button>
           <button type="button" onClick={() => toDecision("next")}>Decision after <kbd>n</kbd></button>
           <button type="button" onClick={() => setParams({ seq: null, time: null })}>Now</button>
           <span className="muted" role="status">{noMore}</span>

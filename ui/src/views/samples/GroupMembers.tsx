@@ -9,7 +9,7 @@ import { tokensHref } from "./SamplesView";
 const MOST = 64;
 
 export function GroupMembers({ job, item }: { job: string; item: SampleItem }) {
-  const { data, error } = useJob<SamplePage>(withQuery("/samples", { step: item.step, group: item.group, limit: MOST }), 1e9);
+  const { data, error } = useJob<SamplePage>(withQuery("/samples", { step: item.step, group: item.group, limit: MOST }), Infinity);
   const members = [...(data?.samples ?? [item])].sort((a, b) => a.sample - b.sample);
   const rewards = members.flatMap((one) => (one.reward === null ? [] : [one.reward]));
   const mean = rewards.length > 0 ? rewards.reduce((sum, one) => sum + one, 0) / rewards.length : null;
@@ -35,7 +35,7 @@ export function GroupMembers({ job, item }: { job: string; item: SampleItem }) {
             </p>
             {Object.keys(one.more).length > 0 && <p className="small">{Object.entries(one.more).map(([name, value]) => `${name} ${anything(value)}`).join(", ")}</p>}
             <a href={tokensHref(job, one)}>Tokens</a>
-            <pre className="text">{one.answer ?? "(no text)"}</pre>
+            <pre className="text" tabIndex={0} aria-label={`Answer ${one.sample}`}>{one.answer ?? "(no text)"}</pre>
           </li>
         ))}
       </ol>

@@ -1,14 +1,14 @@
 /** The filters of the samples. Each is in the address; text is applied when Enter is pressed or the field is left. */
 import { useEffect, useState } from "react";
-import { useJob } from "../../data/job";
-import type { JobView, SampleSteps } from "../../rest";
+import { useJobView } from "../../data/job";
+import type { SampleSteps } from "../../rest";
 import { setParams, type Params } from "../../route";
 import { countOf, NO_FILTERS, type Filters } from "./filters";
 
 const OUTCOMES = ["trained", "stale", "no_gradient", "quarantined", "stop", "length"];
 
 export function SampleFilters({ filters, steps }: { filters: Filters; steps: SampleSteps | undefined }) {
-  const { data: view } = useJob<JobView>("", 30);
+  const { data: view } = useJobView();
   const instances = view?.vertices.filter((one) => one.role.startsWith("rollout") && one.role !== "rollout_manager").map((one) => one.id) ?? [];
   const first = steps?.steps[0]?.step;
   const last = steps?.steps.at(-1)?.step;

@@ -64,7 +64,7 @@ export function useSampleList(job: string, filters: Filters, tick: number): Samp
   }, [key, load, tick, generation]);
 
   const onSight = useCallback((from: number, to: number) => {
-    for (let page = Math.floor(from / PAGE); page <= Math.floor(Math.max(from, to - 1) / PAGE); page++) load(page);
+    for (let page = Math.floor(from / PAGE); page * PAGE < to; page++) load(page);
   }, [load]);
   const current = known.key === key ? known : { ...known, pages: NOTHING.pages };
   return { total: current.total, histogram: current.histogram, error: known.key === key ? known.error : null, at: (index) => current.pages.get(Math.floor(index / PAGE))?.[index % PAGE], onSight };

@@ -21,7 +21,7 @@ export default function TimelineView() {
   const { params } = useRoute();
   const wanted = params["since"] && params["until"] ? { from: Number(params["since"]), to: Number(params["until"]) } : null;
   const [request, setRequest] = useState<Window | null>(wanted);
-  const { data, error } = useJob<Timeline>(withQuery("/timeline", { since: request?.from, until: request?.to }), running ? TICKS : 1e9);
+  const { data, error } = useJob<Timeline>(withQuery("/timeline", { since: request?.from, until: request?.to }), running ? TICKS : Infinity);
   const [known, setKnown] = useState<Timeline | null>(null);
   useEffect(() => {
     if (data) setKnown(data);
@@ -71,7 +71,7 @@ function Shown({ timeline, bounds, window: shown, onNeed }: ShownProps) {
     <>
       <div className="head">
         <h1>Timeline</h1>
-        <span className="muted">{clock(shown.from)} to {clock(shown.to)}, {duration(shown.to - shown.from)}; {plural(timeline.lanes.length, "lane")}</span>
+        <span className="muted">{clock(shown.from)} to {clock(shown.to)}, {duration(shown.to - shown.from)}; {timeline.cut ? "the first " : ""}{plural(timeline.lanes.length, "lane")}</span>
         <div className="row">
           <button type="button" onClick={() => show(zoomed(shown, middle, 0.5, bounds))} aria-label="Zoom in">+</button>
           <button type="button" onClick={() => show(zoomed(shown, middle, 2, bounds))} aria-label="Zoom out">−</button>

@@ -9,12 +9,16 @@ export type Row =
 /** A role of more lanes is closed at first: its own row sums them. */
 export const OPEN_UP_TO = 32;
 
+/** Instances that joined from elsewhere have no role of the job's. */
+const BY_ITSELF = "joined";
+
 export function rolesOf(lanes: readonly Lane[]): Map<string, Lane[]> {
   const roles = new Map<string, Lane[]>();
   for (const lane of lanes) {
-    const known = roles.get(lane.role);
+    const role = lane.role || BY_ITSELF;
+    const known = roles.get(role);
     if (known) known.push(lane);
-    else roles.set(lane.role, [lane]);
+    else roles.set(role, [lane]);
   }
   return roles;
 }

@@ -17,7 +17,7 @@ export default function TokensView() {
   const { job } = useLive();
   const { params } = useRoute();
   const [step, group, member] = [params["step"] ?? "", params["group"] ?? "", params["sample"] ?? ""];
-  const { data: sample, error } = useJob<SampleTokens>(step && group && member ? `/samples/${step}/${group}/${member}` : null, 1e9);
+  const { data: sample, error } = useJob<SampleTokens>(step && group && member ? `/samples/${step}/${group}/${member}` : null, Infinity);
   const modes = sample ? modesOf(sample) : [];
   const mode = modes.find((one) => one === params["by"]) ?? (modes.includes("engine") ? "engine" : "version");
   const scale = useMemo(() => (sample ? scaleOf(sample, mode) : null), [sample, mode]);
@@ -58,7 +58,7 @@ export default function TokensView() {
       <ul className="legend tokens-legend">
         {scale.legend.map((entry) => <li key={entry.className}><span className={`swatch t ${entry.className}`} />{entry.text}</li>)}
         {sample.mask && <li><span className="masked">masked</span> not in the loss</li>}
-        {joints.length > 0 && <li><span className="joint">joint</span> {plural(joints.length, "joint")}: went on elsewhere or with other weights; <kbd>j</kbd> goes to the next</li>}
+        {joints.length > 0 && <li><span className="joint">joint</span> went on elsewhere or with other weights, {plural(joints.length, "time")}; key <kbd>j</kbd></li>}
       </ul>
       <TokenStrip sample={sample} scale={scale} chosen={at} onChoose={choose} />
       <TokenFacts sample={sample} at={at} />

@@ -1,17 +1,17 @@
 /** Which version of the policy each instance serves, how it came there, and the versions that were published. */
 import { useMemo } from "react";
-import { useJob } from "../../data/job";
+import { useJob, useJobView } from "../../data/job";
 import { bytes, clock, plural } from "../../format";
 import { Badge } from "../../parts/Badge";
 import { Refused } from "../../parts/Refused";
-import type { Engine, EngineList, Event, EventPage, JobView } from "../../rest";
+import type { Engine, EngineList, Event, EventPage } from "../../rest";
 
 const EVENTS = 400;
 const PUBLISHED = 40;
 const INSTANCES = 500;
 
 export default function WeightsView() {
-  const { data: view } = useJob<JobView>("");
+  const { data: view } = useJobView();
   const { data: engines, error } = useJob<EngineList>("/engines", 2);
   const after = view ? Math.max(0, view.seq - EVENTS) : null;
   const { data: page } = useJob<EventPage>(after === null ? null : `/events?after=${after - (after % 100)}&limit=${EVENTS + 100}`, 5);

@@ -1,1 +1,0 @@
-import{c as e,f as t,l as n}from"./index.js";function r(r,i=1){let{job:a,tick:o}=n();return e(r===null?null:t(a,r),Math.floor(o/i))}function i(e,t){let n=new URLSearchParams;for(let[e,r]of Object.entries(t))r!=null&&r!==``&&n.set(e,String(r));return n.size?`${e}?${n}`:e}export{i as n,r as t};

@@ -1,0 +1,143 @@
+"""What needs a server that does as it is told: it goes away, wants a token, makes a step; and a very large job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.ui.conftest import Mock
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+FIRST_PAINT_MS = 1000
+SLIDER_MS = 100
+FRAME_MS = 100
+
+
+def test_a_step_shows_without_asking(reader: Any, job: str, mock: Mock) -> None:
+    page = reader.open(f"jobs/{job}/now")
+    before = page.locator(".step-line").inner_text()
+    mock.behave(advance=job)
+    page.wait_for_function("before => document.querySelector('.step-line').innerText !== before", arg=before)
+
+
+def test_a_server_that_is_away_is_said_and_the_data_stays(reader: Any, job: str, mock: Mock) -> None:
+    page = reader.open(f"jobs/{job}/now")
+    sentence = page.locator(".sentence").inner_text()
+    mock.behave(away=True)
+    page.locator(".away").wait_for()
+    assert "since" in page.locator(".away").inner_text()
+    assert page.locator(".sentence").inner_text() == sentence
+    mock.behave(away=False)
+    page.locator(".away").wait_for(state="detached")
+    mock.behave(advance=job)
+    before = page.locator(".step-line").inner_text()
+    page.wait_for_function("before => document.querySelector('.step-line').innerText !== before", arg=before)
+
+
+def test_a_token_is_asked_for_and_opens_the_page(reader: Any, job: str, mock: Mock) -> None:
+    mock.behave(token="sesame")
+    page = reader.page
+    page.goto(f"{reader.base_url}#/jobs/{job}/account")
+    page.locator("#token").fill("wrong")
+    page.get_by_role("button", name="Open").click()
+    page.get_by_role("alert").wait_for()
+    page.locator("#token").fill("sesame")
+    page.get_by_role("button", name="Open").click()
+    page.locator("main .total").first.wait_for()
+    assert page.evaluate("document.cookie") == ""
+
+
+def test_a_command_asks_first(reader: Any, job: str, mock: Mock) -> None:
+    page = reader.open(f"jobs/{job}/now")
+    page.get_by_role("button", name="Pause …").click()
+    page.locator("dialog[open]").wait_for()
+    assert mock.behave()["commands"] == []
+    page.locator("dialog button.primary").click()
+    page.get_by_text("Accepted: event").wait_for()
+    assert mock.behave()["commands"] == [{"verb": "pause"}]
+    page.locator("dialog").get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Resume …").click()
+    page.locator("dialog button.primary").click()
+    page.get_by_text("Accepted: event").wait_for()
+
+
+def test_scale_sends_role_and_count(reader: Any, job: str, mock: Mock) -> None:
+    page = reader.open(f"jobs/{job}/now")
+    page.get_by_role("button", name="Scale …").click()
+    page.get_by_label("Instances").fill("6")
+    page.locator("dialog button.primary").click()
+    page.get_by_text("Accepted: event").wait_for()
+    assert mock.behave()["commands"] == [{"verb": "scale", "role": "rollout", "count": 6}]
+
+
+def test_an_ended_job_has_no_stream(reader: Any, mock: Mock) -> None:
+    asked: list[str] = []
+    reader.page.on("request", lambda request: asked.append(request.url))
+    reader.open("jobs/grpo-gsm8k/now")
+    reader.open("jobs/grpo-gsm8k/curves")
+    assert not [url for url in asked if "events/stream" in url]
+
+
+def test_the_page_is_there_within_a_second(reader: Any, job: str, mock: Mock) -> None:
+    page = reader.open(f"jobs/{job}/now")
+    page.locator(".sentence").wait_for()
+    painted = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    assert painted < FIRST_PAINT_MS
+
+
+def test_a_move_of_the_slider_takes_a_tenth_of_a_second(reader: Any, job: str, mock: Mock) -> None:
+    page = reader.open(f"jobs/{job}/replay?seq=300")
+    page.locator("section[aria-label='The event']").wait_for()
+    times = [move(page, seq) for seq in range(310, 330)]
+    assert sorted(times)[len(times) // 2] < SLIDER_MS
+
+
+def move(page: Any, seq: int) -> float:
+    """From the slider's move until the fold to that event is drawn, in milliseconds."""
+    return float(
+        page.evaluate(
+            """async seq => {
+                const slider = document.getElementById('moment');
+                const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set;
+                const card = () => document.querySelector("section[aria-label='The event']").textContent;
+                const [before, began] = [card(), performance.now()];
+                set.call(slider, String(seq));
+                slider.dispatchEvent(new Event('input', { bubbles: true }));
+                while (card() === before) await new Promise(requestAnimationFrame);
+                return performance.now() - began;
+            }""",
+            seq,
+        )
+    )
+
+
+def test_ten_thousand_vertices_stay_usable(reader: Any, mock: Mock) -> None:
+    page = reader.open("jobs/large/fleet")
+    page.locator(".fleet-line strong").first.wait_for()
+    assert page.locator(".line").count() < 200
+    page.locator("[aria-label=Vertices]").focus()
+    page.keyboard.press("End")
+    page.get_by_text("rollout-7498", exact=True).first.wait_for()
+    assert frame(page) < FRAME_MS
+
+
+def frame(page: Any) -> float:
+    """The median time between frames while a list is scrolled, in milliseconds."""
+    return float(
+        page.evaluate(
+            """async () => {
+                const list = document.querySelector("[aria-label=Vertices]");
+                const times = [];
+                let last = performance.now();
+                for (let at = 0; at < 30; at++) {
+                    list.scrollTop = (list.scrollHeight * at) / 30;
+                    await new Promise(requestAnimationFrame);
+                    times.push(performance.now() - last);
+                    last = performance.now();
+                }
+                return times.sort((a, b) => a - b)[15];
+            }"""
+        )
+    )

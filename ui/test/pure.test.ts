@@ -1,0 +1,134 @@
+/** What is pure: formats, thinning, the address, rows and windows of the timeline, scales of tokens. */
+import { describe, expect, it } from "vitest";
+import { smoothed, thinned, within } from "../src/data/thinning";
+import { bytes, duration, percent, percentTick, short, tick, whole } from "../src/format";
+import { hrefOf, parseRoute } from "../src/route";
+import { differences } from "../src/views/compare/differences";
+import { binCondition } from "../src/views/samples/filters";
+import { columnsOf, firstAfter, rolesOf, rowsOf, spanAt, sumsOf } from "../src/views/timeline/rows";
+import { asked, clamped, zoomed } from "../src/views/timeline/window";
+import { jointsOf, scaleOf } from "../src/views/tokens/scales";
+import type { Lane, SampleTokens } from "../src/rest";
+
+/** As they read: between a number and its unit stands a space at which no line breaks. */
+const read = (text: string): string => text.replaceAll("\u00a0", " ");
+
+describe("formats", () => {
+  it("writes numbers short", () => {
+    expect([0, 0.7194, 9.8e-4, 1e-6, 41.234, 9949, 45_352_064, -0.5, null, Infinity].map((value) => read(short(value)))).toEqual(["0", "0.719", "9.8e−4", "1.0e−6", "41.2", "9949", "45.4 M", "−0.500", "–", "–"]);
+  });
+
+  it("writes ticks in as many digits as tell them apart", () => {
+    expect([0.25, 0.5, 0.75].map((value) => tick(value, 0.25))).toEqual(["0.25", "0.50", "0.75"]);
+    expect([5e-7, 1e-6].map((value) => tick(value, 5e-7))).toEqual(["5e−7", "1e−6"]);
+    expect([0.02, 0.04].map((value) => read(percentTick(value, 0.02)))).toEqual(["2 %", "4 %"]);
+  });
+
+  it("writes spans of time in two units", () => {
+    expect([0, 0.34, 9.3, 59.4, 250, 7500, 277_200, -5].map((value) => read(duration(value)))).toEqual(["0 s", "0.34 s", "9.3 s", "59 s", "4 m 10 s", "2 h 5 m", "3 d 5 h", "−5.0 s"]);
+  });
+
+  it("writes whole numbers, shares and bytes", () => {
+    expect([whole(20480), percent(0.362), percent(0.014), bytes(988e6)].map(read)).toEqual(["20\u202f480", "36 %", "1.4 %", "988 MB"]);
+  });
+});
+
+describe("thinning", () => {
+  it("keeps every spike, in order", () => {
+    const x = Array.from({ length: 10_000 }, (_, at) => at);
+    const y = x.map((at) => (at === 7777 ? 100 : at === 1234 ? -100 : 0));
+    const few = thinned(x, y, 200);
+    expect(few.x.length).toBeLessThanOrEqual(200);
+    expect(few.y).toContain(100);
+    expect(few.y).toContain(-100);
+    expect(few.x).toEqual([...few.x].sort((a, b) => a - b));
+  });
+
+  it("smooths over those before, and leaves gaps", () => {
+    expect(smoothed([1, 3, null, 5, 7], 2)).toEqual([1, 2, null, 5, 6]);
+  });
+
+  it("finds what lies between two values", () => {
+    expect(within([1, 2, 2, 3, 9], 2, 3)).toEqual([1, 4]);
+  });
+});
+
+describe("the address", () => {
+  it("comes back as it was written", () => {
+    const href = hrefOf("a job", "samples", { reward: ">=0.2,<0.4", step: 3, group: "", at: null });
+    expect(parseRoute(href)).toEqual({ job: "a job", view: "samples", params: { reward: ">=0.2,<0.4", step: "3" } });
+  });
+
+  it("is an address even when it was cut", () => {
+    expect(parseRoute("#/jobs/%E0%A4%A/now").view).toBe("now");
+    expect(parseRoute("")).toEqual({ job: "", view: "jobs", params: {} });
+  });
+});
+
+const LANES: Lane[] = [
+  { id: "rollout-0", role: "rollout", kind: "instance", spans: [[0, 10, "generate", ""], [10, 14, "idle", ""], [20, 30, "generate", ""]] },
+  { id: "rollout-1", role: "rollout", kind: "instance", spans: [[0, 30, "down", "process_died"]] },
+  { id: "trainer-0", role: "trainer", kind: "vertex", spans: [] },
+];
+
+describe("the timeline", () => {
+  it("sums what lies within the window", () => {
+    expect(sumsOf(LANES, { from: 5, to: 22 })).toEqual({ generate: 7, idle: 4, down: 17 });
+  });
+
+  it("splits the same sums into columns", () => {
+    const columns = columnsOf(LANES, { from: 5, to: 22 }, 17);
+    const sum = (state: "generate" | "down"): number => columns.reduce((all, one) => all + (one[state] ?? 0), 0);
+    expect(sum("generate")).toBeCloseTo(7);
+    expect(sum("down")).toBeCloseTo(17);
+  });
+
+  it("finds spans, and gaps", () => {
+    const [lane] = LANES as [Lane];
+    expect(spanAt(lane, 12)?.[2]).toBe("idle");
+    expect(spanAt(lane, 17)).toBeUndefined();
+    expect(firstAfter(lane.spans, 100)).toBe(3);
+  });
+
+  it("gives a role of one lane no row of its own, and closes roles that were turned", () => {
+    const roles = rolesOf(LANES);
+    expect(rowsOf(roles, new Set()).map((row) => row.kind)).toEqual(["role", "lane", "lane", "lane"]);
+    expect(rowsOf(roles, new Set(["rollout"])).map((row) => row.kind)).toEqual(["role", "lane"]);
+  });
+
+  it("zooms around a moment and stays within its bounds", () => {
+    const bounds = { from: 0, to: 100 };
+    expect(zoomed({ from: 0, to: 100 }, 50, 0.5, bounds)).toEqual({ from: 25, to: 75 });
+    expect(clamped({ from: 90, to: 140 }, bounds)).toEqual({ from: 50, to: 100 });
+    const need = asked({ from: 40, to: 50 }, bounds);
+    expect(need.from).toBeLessThanOrEqual(40);
+    expect(need.to).toBeGreaterThanOrEqual(50);
+  });
+});
+
+describe("tokens", () => {
+  const sample = { token_ids: [1, 2, 3], logprobs: [-0.05, -9, null], trainer_logprobs: [-0.05, -7.5, null], advantage: 0.5, versions: [[3, 0, 2], [4, 2, 3]], instances: [["a", 0, 2], ["b", 2, 3]], mask: null } as unknown as SampleTokens;
+
+  it("colours by what is asked for, and nothing where there is no value", () => {
+    expect(scaleOf(sample, "engine").classes).toEqual(["q4", "q0", ""]);
+    expect(scaleOf(sample, "difference").classes).toEqual(["q4", "q8", ""]);
+    expect(scaleOf(sample, "version").classes).toEqual(["k0", "k0", "k1"]);
+  });
+
+  it("marks where the sample went on elsewhere", () => {
+    expect(jointsOf(sample)).toEqual([{ at: 2, text: "a → b, v3 → v4" }]);
+  });
+});
+
+describe("filters and settings", () => {
+  it("gives the last bin its end", () => {
+    expect([0, 1].map((at) => binCondition([0, 0.5, 1], at))).toEqual([">=0,<0.5", ">=0.5,<=1"]);
+  });
+
+  it("shows only the keys that differ", () => {
+    expect(differences([{ name: "a", config: { lr: 1, seed: 7 } }, { name: "b", config: { lr: 2, seed: 7, k: [1] } }])).toEqual([
+      { key: "config.k", values: ["–", "[1]"] },
+      { key: "config.lr", values: ["1", "2"] },
+    ]);
+  });
+});
