@@ -57,7 +57,7 @@ from gyre.workloads.trainer.learning.lifecycle import GangLifecycle
 from gyre.workloads.trainer.learning.metrics_file import MetricsFile
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
-from gyre.workloads.trainer.learning.sample_writer import recorded_steps, sample_writer
+from gyre.workloads.trainer.learning.sample_writer import is_own, recorded_steps, sample_writer
 from gyre.workloads.trainer.learning.step_log import StepLog
 from gyre.workloads.trainer.progress_report import ProgressReport
 from gyre.workloads.trainer.retries import Retries
@@ -214,6 +214,7 @@ class TrainingRun:
             report=report,
             log=self.step_log,
             samples=self.samples,
+            knows_logprobs=is_own(self.spec, graph.leader.role),
         )
         checkpoints = Checkpoints(
             directory, groups, term=self._runtime.term, timeout_s=timeout_s, report=report
