@@ -220,6 +220,7 @@ class SampleWriter:
         logprobs: Mapping[tuple[int, int], NDArray[np.float32]] = MappingProxyType({}),
     ) -> int:
         """Write the file and return its size. Raises OSError."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         from gyre.observe.samples.narrow import KEY, narrow_of, packed
@@ -228,7 +229,7 @@ class SampleWriter:
         table = table_of(step, observed, self._texts, self._advantages, logprobs)
         if self._texts.problem:
             self._tell("text", f"some samples have no text: {self._texts.problem}")
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)  # in a job's directory, which is there while the job is
         self._check_room(table.nbytes)
         partial = self._folder / f".{name}.{os.getpid()}{PARTIAL}"
         try:
@@ -247,6 +248,9 @@ class SampleWriter:
             with contextlib.suppress(OSError):
                 partial.unlink()
             raise
+        finally:
+            del table
+            pa.default_memory_pool().release_unused()
         return size
 
     def _check_room(self, needed: int) -> None:

@@ -66,6 +66,9 @@ from gyre.workloads.trainer.wait_stats import WaitStats, waits_in
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
 
+CLOSE_S = 2.0
+"""How long a run that has failed waits for the samples of its last steps, which people want to see most."""
+
 
 class Trainer(Protocol):
     """What a run needs of its trainer."""
@@ -132,7 +135,7 @@ class TrainingRun:
             raise
 
     def close(self) -> None:
-        self.samples.end(within_s=0)
+        self.samples.end(within_s=CLOSE_S)
         if self.plane is not None:
             self.plane.close()
 

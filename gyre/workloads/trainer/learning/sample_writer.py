@@ -49,11 +49,18 @@ def is_own(spec: JobSpec, learner: str) -> bool:
     return entrypoint is None or entrypoint.module.startswith(OWN_CLASSES)
 
 
-def asked_of(gang: Gang, step: int) -> Logprobs:
-    """Ask the ranks, beside whatever they do, for their own log-probs of the step that they have just made."""
-    futures = [
-        gang.transport.submit(*member, "step_logprobs", step=step, control=True) for member in gang.members
-    ]
+def asked_of(gang: Gang, step: int) -> Logprobs | None:
+    """Ask the ranks, beside whatever they do, for their own log-probs of the step that they have just made. None where
+    they cannot be asked."""
+    try:
+        futures = [
+            gang.transport.submit(*member, "step_logprobs", step=step, control=True)
+            for member in gang.members
+        ]
+    except (
+        Exception
+    ):  # whatever it is, the next call of the gang's meets it too: no step fails for people to look at
+        return None
 
     def answered() -> dict[tuple[int, int], NDArray[np.float32]]:
         wait(futures, timeout=LOGPROBS_S)
