@@ -275,6 +275,19 @@ def test_nothing_found_and_torn_files_are_told_on_stderr(gone: Home) -> None:
     assert "step-00000001.parquet cannot be read, and is left out" in result.stderr
 
 
+def test_an_answer_does_not_move_the_terminal_s_cursor(seed: Seed, home: Home) -> None:
+    class Hostile:
+        def answer_of(self, of: Any) -> str:
+            return "\x1b[2Jgone\x9b1m \u202eback\nline"
+
+    seed("undisturbed")
+    kept(home.samples("golden-1"), {1: [group(1, sample())]}, texts=Texts(Hostile()))
+    shown = gyre("samples", "golden").stdout
+    assert "\\x1b[2Jgone\\x9b1m \\u202eback line" in shown
+    assert not {"\x1b", "\x9b", "\u202e"} & {*shown}
+    assert json.loads(gyre("samples", "--json").stdout)["samples"][0]["answer"] == Hostile().answer_of(None)
+
+
 def test_why_there_are_none_is_told(seed: Seed, home: Home) -> None:
     store = seed("undisturbed")
     result = gyre("samples", "golden")

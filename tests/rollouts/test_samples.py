@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gyre.rollouts.samples import WIRE_FORMAT, Group, Sample, VersionRun, pack_groups, unpack_groups
+from gyre.rollouts.sample_checks import problem_with_group
+from gyre.rollouts.samples import (
+    WIRE_FORMAT,
+    Group,
+    InstanceRun,
+    Sample,
+    VersionRun,
+    pack_groups,
+    unpack_groups,
+)
 from tests.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -42,6 +51,10 @@ def samples(draw):
         finish_reason=draw(st.sampled_from(["stop", "length"])),
         reward=draw(st.none() | st.floats()),
         extras=draw(FACTS),
+        instances=tuple(
+            InstanceRun(draw(TEXT), bounds[index], bounds[index + 1])
+            for index in range(draw(st.integers(0, len(cuts))))
+        ),
     )
 
 
@@ -79,6 +92,7 @@ def same(one, other):
         for name in ("token_ids", "logprobs", "finish_reason", "reward", "extras"):
             same(getattr(one, name), getattr(other, name))
         assert one.versions == other.versions
+        assert one.instances == other.instances
     else:
         assert one == other
         assert type(one) is type(other)
@@ -98,6 +112,38 @@ def test_what_is_unpacked_is_what_was_packed(groups):
 def test_what_is_unpickled_is_what_was_pickled(groups):
     same(groups, pickle.loads(pickle.dumps(groups, protocol=5)))
     same(groups, copy.deepcopy(groups))
+
+
+def test_groups_that_were_packed_before_it_was_known_who_generated_a_token_are_read():
+    sample = [ARRAY, ARRAY | {"__nd__": "<f4"}, [[0, 0, 2]], "stop", None, {}]
+    (group,) = unpack_groups(msgpack.packb([WIRE_FORMAT, [group_row(samples=[sample])]]))
+    assert group.samples[0].instances == ()
+
+
+@pytest.mark.parametrize(
+    ("instances", "problem"),
+    [
+        ((), ""),
+        ((InstanceRun("a", 0, 1), InstanceRun("b", 1, 2)), ""),
+        ((InstanceRun("a", 1, 2),), ""),  # nobody knows who generated the first
+        ([InstanceRun("a", 0, 2)], "expected a tuple"),
+        ((("a", 0, 2),), "expected a tuple"),
+        ((InstanceRun(7, 0, 2),), "expected a name"),
+        ((InstanceRun("\ud800", 0, 2),), "expected a name"),
+        ((InstanceRun("a", 0, 3),), "within 2 tokens"),
+        ((InstanceRun("a", 0, 2), InstanceRun("b", 1, 2)), "one after another"),
+        ((InstanceRun("a", -1, 2),), "one after another"),
+        ((InstanceRun("a", 1, 0),), "one after another"),
+        ((InstanceRun("a", 0, 1.5),), "one after another"),
+    ],
+)
+def test_instances_that_cannot_be_are_a_problem_of_the_group(instances, problem):
+    sample = Sample(
+        np.zeros(2, np.int32), np.zeros(2, np.float32), (VersionRun(0, 0, 2),), instances=instances
+    )
+    found = problem_with_group(Group(1, np.zeros(1, np.int32), samples=[sample]), vocabulary=9)
+    assert problem in found
+    assert bool(found) == bool(problem)
 
 
 def test_what_samples_have_alike_is_pickled_together():

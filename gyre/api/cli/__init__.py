@@ -90,6 +90,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("abort", "delete", "rm", "terminate", "end", "down"), "stop"),
     **dict.fromkeys(("continue", "unpause", "restart", "retry"), "resume"),
     **dict.fromkeys(("log", "tail"), "logs"),
+    **dict.fromkeys(("sample", "answers", "completions", "generations", "trajectories"), "samples"),
     **dict.fromkeys(("history", "journal"), "events"),
     **dict.fromkeys(("machines", "hosts", "cluster"), "nodes"),
     **dict.fromkeys(("rescale", "resize"), "scale"),

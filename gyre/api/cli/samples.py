@@ -167,7 +167,7 @@ def _print_page(page: dict[str, Any]) -> None:
 
 
 def _row(row: dict[str, Any], short: bool) -> tuple[Any, ...]:
-    prompt, answer = one_line(row["prompt"] or ""), one_line(row["answer"] or "")
+    prompt, answer = _printable(row["prompt"]), _printable(row["answer"])
     if short:
         prompt = prompt if len(prompt) <= _TEXT else f"…{prompt[-_TEXT:]}"
         answer = answer if len(answer) <= _TEXT else f"{answer[:_TEXT]}…"
@@ -179,9 +179,17 @@ def _row(row: dict[str, Any], short: bool) -> tuple[Any, ...]:
         outcome,
         row["tokens"],
         _span(row["versions"]),
-        " → ".join(str(name) for name, _, _ in row["instances"]),
+        " → ".join(_printable(name) for name, _, _ in row["instances"]),
         prompt,
         answer,
+    )
+
+
+def _printable(text: str | None) -> str:
+    """In one line, control characters escaped: a policy may answer what would move a terminal's cursor."""
+    line = one_line(text or "")
+    return (
+        line if line.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in line)
     )
 
 
@@ -230,4 +238,4 @@ def _at(values: list[float | None] | None, at: int) -> str:
 
 
 def _of(runs: list[Any], at: int) -> str:
-    return next((str(which) for which, start, end in runs if start <= at < end), "")
+    return next((_printable(str(which)) for which, start, end in runs if start <= at < end), "")

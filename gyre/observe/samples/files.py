@@ -79,6 +79,8 @@ class SampleFiles:
         self._folder = folder
         self._lock = threading.Lock()
         self._narrow: OrderedDict[tuple[str, int, int], Narrow] = OrderedDict()
+        self._kept_samples = 0
+        """Of all that is in `_narrow`."""
         self._counts: dict[tuple[str, int, int], tuple[int, int]] = {}
         """Samples and groups of files."""
         self.problems: dict[str, str] = {}
@@ -210,9 +212,11 @@ class SampleFiles:
         narrow = self._tried(file, lambda: _read_narrow(file))
         if narrow is not None:
             with self._lock:
+                if file.key not in self._narrow:
+                    self._kept_samples += len(narrow)
                 self._narrow[file.key] = narrow
-                while sum(map(len, self._narrow.values())) > MOST_KEPT_SAMPLES and len(self._narrow) > 1:
-                    self._narrow.popitem(last=False)
+                while self._kept_samples > MOST_KEPT_SAMPLES and len(self._narrow) > 1:
+                    self._kept_samples -= len(self._narrow.popitem(last=False)[1])
         return narrow
 
     def _tried(self, file: _File, read: Callable[[], T]) -> T | None:

@@ -11,8 +11,9 @@ This module imports pyarrow, so it is imported where a file is made or read.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -81,8 +82,15 @@ Advantages = Callable[[Group], Sequence[NDArray[np.float32]] | None]
 """Of each sample of a group float32 `[t]`, as the loss has them; None where that is not known."""
 
 
-def table_of(step: int, observed: Iterable[Observed], texts: Texts, advantages: Advantages) -> pa.Table:
-    """A row for each sample, in the order of groups; of a group without samples one, whose sample is 0."""
+def table_of(
+    step: int,
+    observed: Iterable[Observed],
+    texts: Texts,
+    advantages: Advantages,
+    logprobs: Mapping[tuple[int, int], NDArray[np.float32]] = MappingProxyType({}),
+) -> pa.Table:
+    """A row for each sample, in the order of groups; of a group without samples one, whose sample is 0. `logprobs` are
+    the trainer's own of trained samples, by group and sample, as far as they are known."""
     rows = [row for one in observed for row in _rows_of(one)]
     groups = [row.of.group for row in rows]
     samples = [row.sample for row in rows]
@@ -125,9 +133,13 @@ def table_of(step: int, observed: Iterable[Observed], texts: Texts, advantages: 
         pa.float32(),
     )
     for name, key in _TOKEN_EXTRAS.items():
-        found = [
-            _floats(sample.extras.get(key), len(ids)) for sample, ids in zip(samples, tokens, strict=True)
-        ]
+        of_tokens = [sample.extras.get(key) for sample in samples]
+        if key == OLD_LOGPROBS:
+            of_tokens = [
+                logprobs.get((row.of.group.id, row.index), old) if row.of.outcome == TRAINED else old
+                for row, old in zip(rows, of_tokens, strict=True)
+            ]
+        found = [_floats(values, len(ids)) for values, ids in zip(of_tokens, tokens, strict=True)]
         arrays[name] = _lists(found, np.float32, pa.float32())
     schema = SCHEMA.with_metadata(
         {

@@ -23,7 +23,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gyre.config.spec import SamplesSpec
 from gyre.observe.samples.names import PARTIAL, QUARANTINED, TRAINED, quarantined_file, step_file, step_of
@@ -47,10 +51,16 @@ ROWS_TOGETHER = 512
 """Samples that are read together: a page of a step of thousands does not read all their texts."""
 
 
+Logprobs = Callable[[], Mapping[tuple[int, int], NDArray[np.float32]]]
+"""The trainer's own log-probs of a step's samples, float32 `[t]`, by group and sample, as far as they are known. May
+take a while; called on the writer's thread."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
     step: int
     observed: tuple[tuple[Group, str, str], ...]
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,7 @@ class SampleWriter:
         """Start the thread. `earlier` are steps that an earlier trainer recorded, and may have died before it wrote
         them: those that are not there are written now."""
         for step, groups in (earlier or {}).items():
-            if self._is_wanted(step) and not (self._folder / step_file(step)).exists():
+            if self.wants(step) and not (self._folder / step_file(step)).exists():
                 chosen = groups[: self._settings.groups]
                 self._earlier.append(_Step(step, tuple((group, TRAINED, "") for group in chosen)))
         self._thread = threading.Thread(target=self._run, name="gyre-samples", daemon=True)
@@ -114,13 +124,15 @@ class SampleWriter:
         """A group is quarantined while `step` is being made: it is written now, whatever the settings."""
         self._put(_Quarantined(step, group, evidence))
 
-    def step_recorded(self, step: int, groups: Sequence[Group], outcome: str = TRAINED) -> None:
+    def step_recorded(
+        self, step: int, groups: Sequence[Group], outcome: str = TRAINED, *, logprobs: Logprobs | None = None
+    ) -> None:
         """The ledger has the step. Its groups must not change any more."""
         untrained, self._untrained = tuple(self._untrained), deque(maxlen=MOST_DROPPED)
-        if self._is_wanted(step):
+        if self.wants(step):
             most = self._settings.groups
             chosen = [*((group, outcome, "") for group in groups[:most]), *untrained[:most]]
-            self._put(_Step(step, tuple(chosen)))
+            self._put(_Step(step, tuple(chosen), logprobs))
 
     def end(self, *, within_s: float) -> bool:
         """Let the thread end when it has written what waits. Whether it has within this time."""
@@ -132,7 +144,8 @@ class SampleWriter:
         self._thread.join(within_s)
         return not self._thread.is_alive()
 
-    def _is_wanted(self, step: int) -> bool:
+    def wants(self, step: int) -> bool:
+        """Whether the step is to be kept."""
         every = self._settings.every
         return every > 0 and (step == 1 or step % every == 0)
 
@@ -195,20 +208,28 @@ class SampleWriter:
         observed.sort(
             key=lambda one: one.group.id
         )  # a stable order: trained ones before others of their number
-        self._sizes[work.step] = self._write_file(step_file(work.step), work.step, observed)
+        logprobs = work.logprobs() if work.logprobs is not None else {}
+        self._sizes[work.step] = self._write_file(step_file(work.step), work.step, observed, logprobs)
         self._thin()
 
-    def _write_file(self, name: str, step: int, observed: Iterable[Observed]) -> int:
+    def _write_file(
+        self,
+        name: str,
+        step: int,
+        observed: Iterable[Observed],
+        logprobs: Mapping[tuple[int, int], NDArray[np.float32]] = MappingProxyType({}),
+    ) -> int:
         """Write the file and return its size. Raises OSError."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         from gyre.observe.samples.narrow import KEY, narrow_of, packed
         from gyre.observe.samples.table import FLOATS, table_of
 
-        table = table_of(step, observed, self._texts, self._advantages)
+        table = table_of(step, observed, self._texts, self._advantages, logprobs)
         if self._texts.problem:
             self._tell("text", f"some samples have no text: {self._texts.problem}")
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)  # in a job's directory, which is there while the job is
         self._check_room(table.nbytes)
         partial = self._folder / f".{name}.{os.getpid()}{PARTIAL}"
         try:
@@ -227,6 +248,9 @@ class SampleWriter:
             with contextlib.suppress(OSError):
                 partial.unlink()
             raise
+        finally:
+            del table
+            pa.default_memory_pool().release_unused()
         return size
 
     def _check_room(self, needed: int) -> None:

@@ -294,7 +294,7 @@ class GraphTrainer(BaseTrainer):
         elif call.firing.operator == run.graph.apply_op.ref:
             # The ledger has the step while the rank makes its weights ready, and before anybody is told of them.
             run.policies.begin(call.gang, run.groups.step + 1, call.firing)
-            run.steps.leader_stepped(values[0])
+            run.steps.leader_stepped(call.gang, values[0])
             run.gangs.settle_checkpoint()
             run.gang_dispatch.begin_step()
         else:

@@ -57,7 +57,7 @@ from gyre.workloads.trainer.learning.lifecycle import GangLifecycle
 from gyre.workloads.trainer.learning.metrics_file import MetricsFile
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
-from gyre.workloads.trainer.learning.sample_writer import recorded_steps, sample_writer
+from gyre.workloads.trainer.learning.sample_writer import is_own, recorded_steps, sample_writer
 from gyre.workloads.trainer.learning.step_log import StepLog
 from gyre.workloads.trainer.progress_report import ProgressReport
 from gyre.workloads.trainer.retries import Retries
@@ -65,6 +65,9 @@ from gyre.workloads.trainer.rollout_requests import RolloutRequests
 from gyre.workloads.trainer.wait_stats import WaitStats, waits_in
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
+
+CLOSE_S = 2.0
+"""How long a run that has failed waits for the samples of its last steps, which people want to see most."""
 
 
 class Trainer(Protocol):
@@ -132,7 +135,7 @@ class TrainingRun:
             raise
 
     def close(self) -> None:
-        self.samples.end(within_s=0)
+        self.samples.end(within_s=CLOSE_S)
         if self.plane is not None:
             self.plane.close()
 
@@ -214,6 +217,7 @@ class TrainingRun:
             report=report,
             log=self.step_log,
             samples=self.samples,
+            knows_logprobs=is_own(self.spec, graph.leader.role),
         )
         checkpoints = Checkpoints(
             directory, groups, term=self._runtime.term, timeout_s=timeout_s, report=report

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,14 @@ from gyre.config.sections import LossSettings, read_section
 from gyre.errors import ConfigError
 from gyre.observe.samples.names import folder_of
 from gyre.observe.samples.texts import Texts
-from gyre.observe.samples.writer import SampleWriter
+from gyre.observe.samples.writer import Logprobs, SampleWriter
 from gyre.rollouts.samples import Group
 from gyre.workloads.algorithms.advantages import GROUP_ESTIMATORS, advantages_of
+from gyre.workloads.gang.gang import Gang
 from gyre.workloads.trainer.groups.group_state import GroupState
+
+LOGPROBS_S = 10.0
+"""How long the samples of a step wait for the ranks' log-probs. They are there: only who stands still is late."""
 
 OWN_CLASSES = "gyre.workloads."
 """Where the learners are whose advantages are those of `config.loss`."""
@@ -36,6 +41,48 @@ def sample_writer(spec: JobSpec, trainer: Any, directory: Path, learner: str) ->
         advantages=_Advantages(spec, learner),
         say=_say,
     )
+
+
+def is_own(spec: JobSpec, learner: str) -> bool:
+    """Whether the role is filled by a class of Gyre's own."""
+    entrypoint = spec.roles[learner].entrypoint
+    return entrypoint is None or entrypoint.module.startswith(OWN_CLASSES)
+
+
+def asked_of(gang: Gang, step: int) -> Logprobs | None:
+    """Ask the ranks, beside whatever they do, for their own log-probs of the step that they have just made. None where
+    they cannot be asked."""
+    try:
+        futures = [
+            gang.transport.submit(*member, "step_logprobs", step=step, control=True)
+            for member in gang.members
+        ]
+    except (
+        Exception
+    ):  # whatever it is, the next call of the gang's meets it too: no step fails for people to look at
+        return None
+
+    def answered() -> dict[tuple[int, int], NDArray[np.float32]]:
+        wait(futures, timeout=LOGPROBS_S)
+        found: dict[tuple[int, int], NDArray[np.float32]] = {}
+        for future in futures:
+            if future.done() and future.exception() is None:
+                status, value = future.result()
+                if status == "ok":
+                    found |= _by_sample(value)
+        return found
+
+    return answered
+
+
+def _by_sample(value: Any) -> dict[tuple[int, int], NDArray[np.float32]]:
+    """What `SeenLogprobs.of_step` returned; nothing where it is something else."""
+    if not isinstance(value, dict) or not value:
+        return {}
+    parts = np.split(value["logprobs"], np.cumsum(value["lengths"])[:-1]) if len(value["lengths"]) else []
+    return {
+        (int(group), int(sample)): part for (group, sample), part in zip(value["samples"], parts, strict=True)
+    }
 
 
 def recorded_steps(groups: GroupState) -> dict[int, list[Group]]:
@@ -53,8 +100,7 @@ class _Advantages:
 
     def __init__(self, spec: JobSpec, learner: str) -> None:
         self._settings: LossSettings | None = None
-        entrypoint = spec.roles[learner].entrypoint
-        if entrypoint is None or entrypoint.module.startswith(OWN_CLASSES):
+        if is_own(spec, learner):
             with contextlib.suppress(ConfigError):  # the learner has told it, or does not read the section
                 self._settings = read_section(LossSettings, spec.config, "loss")
 
