@@ -17,7 +17,6 @@ EXTRA_OF = {
     "megatron": "megatron",
     "sglang": "sglang",
     "jinja2": "data",
-    "pyarrow": "data",
     "tokenizers": "data",
     "math_verify": "math",
     "psycopg": "postgres",

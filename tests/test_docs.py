@@ -32,7 +32,16 @@ from gyre.api.definition.rl_job import RLJob
 from gyre.api.definition.signatures import BROUGHT, CALLS_OF_A_CODEC, check_call
 from gyre.api.handle import JobHandle
 from gyre.api.rest.app import create_app
-from gyre.config import Budget, FailoverSpec, JobSpec, RoleSpec, RolloutsSpec, RunSpec, WeightsSpec
+from gyre.config import (
+    Budget,
+    FailoverSpec,
+    JobSpec,
+    RoleSpec,
+    RolloutsSpec,
+    RunSpec,
+    SamplesSpec,
+    WeightsSpec,
+)
 from gyre.config.plugins import KINDS
 from gyre.config.sections import WorkloadSettings
 from gyre.failover import Cause, JobPhase, Scope, commands, events
@@ -527,9 +536,10 @@ def test_nothing_is_said_of_where_it_was_written() -> None:
         ("### `run`", RunSpec),
         ("### `rollouts`", RolloutsSpec),
         ("### `weights`", WeightsSpec),
+        ("### `observe.samples`", SamplesSpec),
         ("### `roles.<name>`", RoleSpec),
     ],
-    ids=["failover", "run", "rollouts", "weights", "roles"],
+    ids=["failover", "run", "rollouts", "weights", "samples", "roles"],
 )
 def test_every_setting_is_in_its_table_with_its_default(heading: str, model: type[BaseModel]) -> None:
     rows = table_under(OPERATIONS, heading)
@@ -556,6 +566,7 @@ def test_the_tables_of_settings_hold_nothing_else() -> None:
         ("### `run`", RunSpec),
         ("### `rollouts`", RolloutsSpec),
         ("### `weights`", WeightsSpec),
+        ("### `observe.samples`", SamplesSpec),
     ):
         assert set(table_under(OPERATIONS, heading)) == set(model.model_fields)
 
@@ -596,6 +607,7 @@ def test_the_other_keys_of_a_job_are_named() -> None:
         "rollouts",
         "weights",
         "failover",
+        "observe",
     }
 
 

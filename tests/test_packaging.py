@@ -82,7 +82,7 @@ def test_an_installer_reads_what_the_project_says(metadata: Message) -> None:
 
 
 def test_torch_comes_with_extras_alone(metadata: Message) -> None:
-    heavy = ("torch", "megatron", "sglang", "mooncake", "transformers", "pyarrow", "tokenizers", "nvidia")
+    heavy = ("torch", "megatron", "sglang", "mooncake", "transformers", "tokenizers", "nvidia")
     required = metadata.get_all("Requires-Dist", [])
     plain = [line for line in required if "extra ==" not in line]
     assert not [line for line in plain if line.startswith(heavy)]

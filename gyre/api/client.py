@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from gyre.api.cursor import read_cursor, write_cursor
+from gyre.api.remote_samples import RemoteSamples
 from gyre.errors import ConfigError, GyreError, Unauthorized, Unreachable
 
 TIMEOUT_S = 5.0
@@ -147,6 +148,9 @@ class GyreClient:
             limit_bytes=limit_bytes,
         )
         return {"chunks": page["chunks"], "next": read_cursor(page["cursor"])}
+
+    def samples(self, job: str) -> RemoteSamples:
+        return RemoteSamples(lambda path, **query: self._get(f"{_job(job)}/{path}", **query))
 
     def stream(self, job: str, *, after: int = 0) -> Iterator[dict[str, Any]]:
         """Yields every event after `after`, and then new ones as they come. Ends when the master closes the stream;

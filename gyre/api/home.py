@@ -4,6 +4,7 @@
     <home>/jobs/<job id>/                what belongs to one job: its checkpoints
     <home>/jobs/<job id>/first_weights/  the weights that it began with, if they were another job's
     <home>/jobs/<job id>/store_lost.json  while the job's store is lost: see `gyre.master.store_notes`
+    <home>/jobs/<job id>/samples/        the samples of its steps: see docs/samples.md
     <home>/jobs/<job id>/logs/           `<vertex>.<incarnation>.log`, and `master-0.<pid>.log`
 
 Invariants:
@@ -73,6 +74,10 @@ class Home:
         """The folder of the job's checkpoints if there is one."""
         folder = self._below(job_id) / "checkpoints"
         return folder if folder.is_dir() else None
+
+    def samples(self, job_id: str) -> Path:
+        """Where the samples of the job are; it need not exist."""
+        return self._below(job_id) / "samples"
 
     def find_logs(self, job_id: str) -> Path | None:
         """The folder of the job's log files if there is one: what a reader asks."""

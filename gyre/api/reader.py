@@ -41,6 +41,7 @@ from gyre.master.master_api import View, tokens_of, view_of
 from gyre.master.moment_view import moment_of
 from gyre.master.store_notes import LostNote, notes_below
 from gyre.observe.history import JobHistory
+from gyre.observe.samples.query import SampleReader
 from gyre.observe.series import read_series
 from gyre.observe.series.reading import POINTS
 from gyre.observe.timeline import read_timeline
@@ -419,6 +420,25 @@ class JobReader:
             )
         return read_logs(folder, role=role, rank=rank, after=after or {}, limit_bytes=LOG_PAGE_BYTES)
 
+    def samples(self, job_id: str) -> SampleReader:
+        """The samples that the job keeps: from the files of this home, else from its master. Raises NotFound where
+        there are none, and says why."""
+        if self._url is not None:
+            return self._client(self._url).samples(job_id)
+        from gyre.observe.samples.files import SampleFiles
+
+        files = SampleFiles(self._home.samples(job_id))
+        if files.exists:
+            return files
+        if url := self._live_url(job_id):
+            with contextlib.suppress(Unreachable, NotFound, Unauthorized):
+                remote = self._client(url, job_id).samples(job_id)
+                found = remote.steps()
+                if found["steps"] or found["quarantined"]:
+                    return remote
+        row = self.store.job(job_id)
+        raise NotFound(f"There are no samples of job {row.name} in {self._home.path}.", hint=_why_none(row))
+
     def _live_url(self, job_id: str) -> str:
         """Where the master of a job that has not ended was last seen; "" where there is none."""
         try:
@@ -544,6 +564,18 @@ class JobReader:
             "live": row.live,
             "url": row.url or "",
         }
+
+
+def _why_none(row: JobRow) -> str:
+    """Why a job has no samples here."""
+    kept = row.spec.get("observe", {}).get("samples", {})
+    if kept.get("every") == 0:
+        return "It was told to keep none: observe.samples.every is 0."
+    if row.live and not row.spec.get("recipe"):
+        return "Its trainer is a script of your own: Gyre does not see the samples of its steps."
+    if row.live:
+        return "It has not made a step yet, or its trainer is on a machine with another GYRE_HOME."
+    return "They lie in the GYRE_HOME of the machine that its trainer ran on, in jobs/<id>/samples."
 
 
 def _found(row: JobRow) -> Found:

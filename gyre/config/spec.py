@@ -545,6 +545,27 @@ def port_range(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
+class SamplesSpec(Model):
+    """Which samples are kept as Parquet in the job's directory. Those that are quarantined always are."""
+
+    every: Annotated[int, Field(ge=0)] = 1
+    """The first step is kept, and each whose number is a multiple of this. 0 keeps none."""
+    groups: PositiveInt | None = None
+    """Groups of a step that are kept; None keeps all."""
+    at_most_bytes: Annotated[
+        int, BeforeValidator(parse_size, json_schema_input_type=int | str), Field(ge=0)
+    ] = 2 << 30
+    """When the files take more, old steps are given up: every second, then every fourth, and so on; never the first,
+    the newest 50, or what is quarantined. Bytes, or text with a unit."""
+
+
+class ObserveSpec(Model):
+    """What is kept of the job for people to look at. Nothing of it is in the way of training."""
+
+    samples: SamplesSpec = Field(default_factory=SamplesSpec)
+    """Prompts, answers, log-probs and rewards of the steps."""
+
+
 class StoreSpec(Model):
     url: str | None = None
     """SQLAlchemy URL of the journal; None takes the SQLite file in GYRE_HOME."""
@@ -595,6 +616,8 @@ class JobSpec(Model):
     """How new weights reach the instances."""
     store: StoreSpec = Field(default_factory=StoreSpec)
     """The journal's database."""
+    observe: ObserveSpec = Field(default_factory=ObserveSpec)
+    """What is kept of the job for people to look at."""
     python_path: list[str] = Field(default_factory=list)
     """Folders put on `sys.path` of every vertex, so that the user's modules import there."""
 

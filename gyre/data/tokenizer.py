@@ -76,6 +76,15 @@ class TextTokenizer:
         text: str = self._tokenizer.decode([int(token) for token in token_ids], skip_special_tokens=True)
         return text
 
+    def piece(self, token_id: int) -> str:
+        """What the token adds to a text, and of a special token its name. A part of a character is `\ufffd`."""
+        before = self._tokenizer.encode(
+            "a", add_special_tokens=False
+        ).ids  # some decoders strip a first blank
+        alone = self._tokenizer.decode(before, skip_special_tokens=False)
+        both: str = self._tokenizer.decode([*before, token_id], skip_special_tokens=False)
+        return both.removeprefix(alone)
+
     def _stops(self, generation: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[int, ...]:
         """The end tokens: the tokenizer's first, then those that the model was trained with."""
         found = []

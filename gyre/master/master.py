@@ -53,6 +53,8 @@ from gyre.master.store_notes import read_mark
 from gyre.master.store_watch import StoreWatch, store_at
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.observe.history import JobHistory
+from gyre.observe.samples.files import SampleFiles
+from gyre.observe.samples.names import folder_of
 from gyre.observe.series import read_series
 from gyre.observe.timeline import read_timeline
 from gyre.store import JobFields, Store
@@ -100,6 +102,7 @@ class JobMaster:
         self.job_id = job_id
         self._store_url = store_url
         self._directory = directory
+        self._samples = SampleFiles(folder_of(directory))
         self._cluster = cluster
         self._serve = serve
         self._clock = clock
@@ -513,6 +516,9 @@ class JobMaster:
         self, *, role: str | None, rank: int | None, after: Mapping[str, int], limit_bytes: int
     ) -> dict[str, Any]:
         return read_logs(self._directory / "logs", role=role, rank=rank, after=after, limit_bytes=limit_bytes)
+
+    def samples(self) -> SampleFiles:
+        return self._samples
 
     def metrics(self) -> bytes:
         return prometheus_text(self.view())

@@ -39,6 +39,7 @@ from gyre.config import JobSpec
 from gyre.failover import JobState, JoinToken, MachineRecord, VertexPhase
 from gyre.failover.state import fields_of
 from gyre.graph import NodeCapacity
+from gyre.observe.samples.query import SampleReader
 from gyre.workloads.trainer.bottleneck import bottleneck_of
 
 View = dict[str, Any]
@@ -121,6 +122,10 @@ class MasterApi(Protocol):
 
     def decisions(self, *, around: int) -> dict[str, int | None]:
         """`previous` and `next`: the decisions before and after event `around`, or None."""
+        ...
+
+    def samples(self) -> SampleReader:
+        """The samples that the job keeps, as far as they are on this machine's disks; none where they are not."""
         ...
 
     def metrics(self) -> bytes:

@@ -18,7 +18,7 @@ import msgpack
 import numpy as np
 
 from gyre.engines.replies import LOGPROB_SLACK
-from gyre.rollouts.samples import Group, Sample, VersionRun
+from gyre.rollouts.samples import Group, InstanceRun, Sample, VersionRun
 
 MOST_TOKENS = 1 << 31
 """Token ids are int32; where the vocabulary is not known they are below this."""
@@ -106,6 +106,21 @@ def problem_with_versions(versions: Any, count: int, *, newest: int | None) -> s
     return ""
 
 
+def problem_with_instances(instances: Any, count: int) -> str:
+    """`count` is how many tokens there are; nobody need know who generated them."""
+    runs = instances if isinstance(instances, tuple) else ()
+    if not isinstance(instances, tuple) or not all(isinstance(run, InstanceRun) for run in runs):
+        return f"instances that are {shown(instances)}, expected a tuple of InstanceRun"
+    covered = 0
+    for run in runs:
+        if not isinstance(run.name, str) or not is_whole_text(run.name):
+            return f"tokens of the instance {shown(run.name)}, expected a name"
+        if not _is_whole(run.start) or not _is_whole(run.end) or not covered <= run.start <= run.end <= count:
+            return f"the instance run {shown(run)}, expected runs one after another within {count} tokens"
+        covered = run.end
+    return ""
+
+
 def problem_with_extras(extras: Any, count: int, *, needed: Iterable[str] = ()) -> str:
     """`needed` are names that must be there."""
     if not isinstance(extras, dict) or not all(isinstance(key, str) for key in extras):
@@ -159,6 +174,7 @@ def problem_with_sample(
         or problem_with_versions(sample.versions, count, newest=newest)
         or (problem_with_reward(sample.reward) if sample.reward is not None else "")
         or problem_with_extras(sample.extras, count, needed=needed)
+        or problem_with_instances(sample.instances, count)
     )
 
 

@@ -43,6 +43,7 @@ HEAVY = (
     "httpx",
     "networkx",
     "numpy",
+    "pyarrow",
 )
 
 JOB_FILE = """

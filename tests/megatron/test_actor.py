@@ -34,7 +34,8 @@ def plain_torch(config: dict[str, Any], steps: work.Steps) -> dict[str, Any]:
     actor.warm_start()
     metrics = [take_step(actor, [[group for part in parts for group in part]]) for parts in steps]
     named = to_names(dict(actor.model.named_parameters()), actor.model.architecture)
-    return {"metrics": metrics, "weights": {name: t.detach().numpy() for name, t in named.items()}}
+    weights = {name: t.detach().numpy() for name, t in named.items()}
+    return {"metrics": metrics, "weights": weights, "own": actor.step_logprobs(step=actor.step)}
 
 
 STEPS = [
@@ -62,6 +63,20 @@ def same(found: dict[str, Any], wanted: dict[str, Any], atol: float = 1e-5) -> N
         np.testing.assert_allclose(found["weights"][name], expected, atol=atol, rtol=0, err_msg=name)
 
 
+def same_own_logprobs(results: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
+    """The ranks together have each sample's once."""
+    told = [sample for result in results for sample in result["own"]["samples"].tolist()]
+    lengths = [length for result in results for length in result["own"]["lengths"].tolist()]
+    found = np.split(
+        np.concatenate([result["own"]["logprobs"] for result in results]), np.cumsum(lengths)[:-1]
+    )
+    expected = np.split(wanted["own"]["logprobs"], np.cumsum(wanted["own"]["lengths"])[:-1])
+    by_sample = {tuple(sample): values for sample, values in zip(told, found, strict=True)}
+    assert len(by_sample) == len(told) == len(expected) > 0
+    for sample, values in zip(wanted["own"]["samples"].tolist(), expected, strict=True):
+        np.testing.assert_allclose(by_sample[tuple(sample)], values, atol=1e-4, err_msg=str(sample))
+
+
 @pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_gradient_of_a_streamed_batch_is_plain_torchs(
@@ -70,6 +85,7 @@ def test_the_gradient_of_a_streamed_batch_is_plain_torchs(
     ranks = LAYOUTS[layout][0]
     results = pool.run(work.train, ranks, config_of(layout, optim=STRAIGHT), STEPS[:1])
     same(results[0], straight)
+    same_own_logprobs(results, straight)
     assert all(result["state"] == results[0]["state"] for result in results)
     assert all(result["metrics"] == results[0]["metrics"] for result in results)
 

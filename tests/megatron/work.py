@@ -130,7 +130,8 @@ def train(rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps
     with actor_on(rank, ranks, port, config) as actor:
         actor.warm_start()
         metrics = [take_step(actor, micro_batches) for micro_batches in steps]
-        return {"metrics": metrics, "state": actor.state(), "weights": named_weights(actor)}
+        own = actor.step_logprobs(step=actor.step)
+        return {"metrics": metrics, "state": actor.state(), "weights": named_weights(actor), "own": own}
 
 
 def check_vocab_parallel(rank: int, ranks: int, port: int, seed: int) -> None:

@@ -47,6 +47,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "ls": ("look", "List jobs."),
         "show": ("look", "Show a job's progress, vertices and incidents."),
         "metrics": ("steps", "Print the metrics of a job's steps."),
+        "samples": ("samples", "Print the prompts and answers that a job trained on."),
         "events": ("look", "Print a job's events."),
         "logs": ("look", "Print the logs of a job's vertices."),
         "replay": ("replay", "Rebuild a job's state from its journal and compare."),

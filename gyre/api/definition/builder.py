@@ -38,6 +38,7 @@ from gyre.config import (
     Entrypoint,
     FailoverSpec,
     JobSpec,
+    ObserveSpec,
     PoolSpec,
     RoleSpec,
     RolloutsSpec,
@@ -142,6 +143,10 @@ class RLJobBuilder:
     def weights(self, **fields: Any) -> RLJobBuilder:
         """Fields of `WeightsSpec`: `transports=["mooncake", "tcp"]`, `codec="delta"`, `ports="7100-7131"`, …"""
         return self._set_fields("weights", self._spec.weights, WeightsSpec, fields)
+
+    def observe(self, **fields: Any) -> RLJobBuilder:
+        """Fields of `ObserveSpec`: `samples={"every": 10, "groups": 4}`, …"""
+        return self._set_fields("observe", self._spec.observe, ObserveSpec, fields)
 
     def store(self, url: str) -> RLJobBuilder:
         """SQLAlchemy URL of the journal."""

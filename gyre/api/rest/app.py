@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 from fastapi import FastAPI
 
-from gyre.api.rest import history_routes, routes, schemas
+from gyre.api.rest import history_routes, routes, sample_routes, schemas
 from gyre.api.rest.broadcast import HEARTBEAT_S, Broadcaster
 from gyre.api.rest.guard import Guard
 from gyre.api.rest.problems import MEDIA_TYPE, install_handlers
@@ -42,6 +42,7 @@ def create_app(port: MasterApi, *, token: str | None, heartbeat_s: float = HEART
     refused = 403 if token is None else 401
     app.include_router(routes.reads, prefix=PREFIX, responses=_problems(refused, 404, 422, 500, 503))
     app.include_router(history_routes.reads, prefix=PREFIX, responses=_problems(refused, 404, 422, 500, 503))
+    app.include_router(sample_routes.samples, prefix=PREFIX, responses=_problems(refused, 404, 422, 500, 503))
     app.include_router(routes.streams, prefix=PREFIX, responses=_problems(refused, 404, 422, 500, 503))
     app.include_router(routes.commands, prefix=PREFIX, responses=_problems(refused, 404, 409, 422, 500, 503))
     app.include_router(routes.root, responses=_problems(refused, 500))

@@ -96,7 +96,9 @@ class Leases:
         sample.lease = self._last
         sample.length_at_lease = length = sample.length
         self._rows.lease_to(sample.row, sample.lease, instance.number)
-        self._unstored.append((sample.row, LeaseRecord(sample.key, self._last, instance.incarnation, length)))
+        sample.hold(instance.name, length)
+        record = LeaseRecord(sample.key, self._last, instance.incarnation, length, instance.name)
+        self._unstored.append((sample.row, record))
 
     @property
     def is_dirty(self) -> bool:
@@ -145,6 +147,7 @@ class Leases:
     def begin_anew(self, sample: InFlightSample) -> None:
         """The sample is reset: what anybody generated of it so far belongs to it no more."""
         sample.earlier_leases = ()
+        sample.holders = ()
         self._unstored = [one for one in self._unstored if one[0] != sample.row]
 
     # -- restoring ----------------------------------------------------------------------------------
@@ -156,6 +159,8 @@ class Leases:
 
     def restore(self, sample: InFlightSample, granted: Sequence[LeaseRecord]) -> None:
         """Earlier managers granted these of the sample, in this order. It has all its tokens again."""
+        for one in granted:
+            sample.hold(one.instance, one.length)
         ended_at = [*(one.length for one in granted[1:]), sample.length]
         sample.earlier_leases = tuple(
             EarlierLease(one.lease, one.incarnation, length)

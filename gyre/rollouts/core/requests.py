@@ -19,7 +19,7 @@ from gyre.philox import words
 from gyre.rollouts.core.token_table import TokenTable
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Request
-from gyre.rollouts.samples import Group, Sample, VersionRun, unpack_groups
+from gyre.rollouts.samples import Group, InstanceRun, Sample, VersionRun, unpack_groups
 from gyre.rollouts.scheduling.fleet import PlacedSample
 
 KEPT_EVIDENCE = 3
@@ -56,6 +56,7 @@ class InFlightSample:
         "evidence",
         "failed_at",
         "finish",
+        "holders",
         "index",
         "key",
         "lease",
@@ -83,6 +84,8 @@ class InFlightSample:
         """Its length when the lease began."""
         self.earlier_leases: tuple[EarlierLease, ...] = ()
         """Leases of it that earlier managers granted, as far as the ledger has them."""
+        self.holders: tuple[tuple[str, int], ...] = ()
+        """The instances that had it, in order, each with its length when the lease began."""
         self.finish = ""
         self.deaths = 0
         """Times that an engine died or failed with it while it got no further."""
@@ -113,6 +116,25 @@ class InFlightSample:
         if int(self.tokens()[0][-1]) in self.request.stops:
             return "stop"
         return "length" if self.length >= self.request.max_new_tokens else None
+
+    def hold(self, instance: str, length: int) -> None:
+        """The instance has it from now on, with so many tokens. One that added none before is forgotten."""
+        kept = self.holders
+        if kept and kept[-1][1] == length:
+            kept = kept[:-1]
+        if not kept or kept[-1][0] != instance:
+            kept = (*kept, (instance, length))
+        self.holders = kept
+
+    @property
+    def instances(self) -> tuple[InstanceRun, ...]:
+        """Who generated which of its tokens; without those of instances whose names are not known."""
+        ends = [*(start for _, start in self.holders[1:]), self.length]
+        return tuple(
+            InstanceRun(name, start, end)
+            for (name, start), end in zip(self.holders, ends, strict=False)
+            if name and start < end
+        )
 
     @property
     def runs(self) -> list[list[int]]:
@@ -176,7 +198,7 @@ class GroupRequest:
         for sample in self.samples:
             ids, logprobs = sample.tokens()
             runs = tuple(VersionRun(*run) for run in sample.runs)
-            samples.append(Sample(ids, logprobs, runs, sample.finish))
+            samples.append(Sample(ids, logprobs, runs, sample.finish, instances=sample.instances))
         return Group(self.group.id, self.group.prompt_ids, self.group.meta, samples)
 
 

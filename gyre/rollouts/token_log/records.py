@@ -45,6 +45,8 @@ class LeaseRecord(NamedTuple):
     """Of the instance that got it."""
     length: int
     """Tokens of the sample that were known when it was granted."""
+    instance: str = ""
+    """The name of the instance; "" where the lease was stored before names were."""
 
 
 @dataclass(slots=True)
@@ -117,14 +119,16 @@ def _leases_out(leases: Sequence[LeaseRecord]) -> list[Any]:
     """An incarnation is stored once, however many leases it got."""
     if not leases:
         return []
-    keys, numbers, incarnations, lengths = zip(*leases, strict=True)
-    names = {name: at for at, name in enumerate(dict.fromkeys(incarnations))}
+    keys, numbers, incarnations, lengths, instances = zip(*leases, strict=True)
+    holders = list(zip(incarnations, instances, strict=True))
+    places = {holder: at for at, holder in enumerate(dict.fromkeys(holders))}
     return [
         np.array(keys, "<i8").tobytes(),
         np.array(numbers, "<u8").tobytes(),
-        list(names),
-        np.array([names[name] for name in incarnations], "<u4").tobytes(),
+        [incarnation for incarnation, _ in places],
+        np.array([places[holder] for holder in holders], "<u4").tobytes(),
         np.array(lengths, "<u4").tobytes(),
+        [instance for _, instance in places],
     ]
 
 
@@ -152,8 +156,16 @@ def delta_in(body: bytes) -> StoredDelta:
 
 
 def _leases_in(
-    keys: bytes, leases: bytes, names: list[str], holders: bytes, lengths: bytes
+    keys: bytes,
+    leases: bytes,
+    names: list[str],
+    holders: bytes,
+    lengths: bytes,
+    instances: Sequence[str] = (),
 ) -> list[LeaseRecord]:
+    called = instances or [""] * len(names)
     columns = (np.frombuffer(keys, "<i8"), np.frombuffer(leases, "<u8"), np.frombuffer(holders, "<u4"))
     rows = zip(*(column.tolist() for column in columns), np.frombuffer(lengths, "<u4").tolist(), strict=True)
-    return [LeaseRecord(key, lease, names[holder], length) for key, lease, holder, length in rows]
+    return [
+        LeaseRecord(key, lease, names[holder], length, called[holder]) for key, lease, holder, length in rows
+    ]

@@ -26,7 +26,7 @@ from gyre.workloads.base import operator
 from gyre.workloads.megatron.learner import MegatronLearner
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.errors import WeightsNotLoaded
-from gyre.workloads.torch.steps.accumulation import Tally
+from gyre.workloads.torch.steps.accumulation import Accumulation, Tally
 from gyre.workloads.torch.steps.gradients import trained_samples
 
 if TYPE_CHECKING:
@@ -85,9 +85,15 @@ class MegatronActor(MegatronLearner, TorchActor):
     def backward(self, passes: list[Pass]) -> list[LossSum]:
         from gyre.workloads.megatron.steps.gradients import packed_policy_loss
 
+        def loss(part: Pass, logprobs: torch.Tensor, entropies: torch.Tensor) -> tuple[torch.Tensor, LossSum]:
+            if self.seen is not None and self.ranks.speaks_for_losses:
+                tags = [tag for tag in part.tags if tag is not None]
+                self.seen.add(tags, part.counts, logprobs)
+            return packed_policy_loss(part, logprobs, entropies, self.settings)
+
         return self.policy.backward(
             passes,
-            lambda part, logprobs, entropies: packed_policy_loss(part, logprobs, entropies, self.settings),
+            loss,
             temperature=self.settings.sampling.temperature,
             entropy_gradient=self.settings.loss.entropy_coeff != 0,
         )
@@ -102,6 +108,10 @@ class MegatronActor(MegatronLearner, TorchActor):
 
     # -- what others see of it -----------------------------------------------------------------------
 
+    def _accumulation(self, step: int) -> Accumulation:
+        self._seen.forget()
+        return super()._accumulation(step)
+
     def _changed(self) -> None:
         from gyre.workloads.megatron.model.snapshot import Snapshot
 
@@ -111,6 +121,7 @@ class MegatronActor(MegatronLearner, TorchActor):
         if self.takes_snapshots:
             self._snapshot = Snapshot.take(self.policy, buffers=self._buffers)
         self.timings["snapshot"] = time.monotonic() - started
+        self._seen.made(self.step + 1)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """On the first rank, the weights after the last step by Hugging Face's names, in host memory, in the model's

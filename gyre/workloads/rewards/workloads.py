@@ -12,15 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 from gyre.config.sections import RewardSettings, read_section
-from gyre.rollouts.samples import Group, Sample
+from gyre.rollouts.samples import MORE, Group, Sample
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.rewards.calls import Texts
 from gyre.workloads.rewards.functions import UNREADABLE, exact_match
 from gyre.workloads.rewards.pool import RewardPool
 from gyre.workloads.tasks.task import task_of
-
-MORE = "reward."
-"""Before the name of each further number that a reward function returned, in a sample's `extras`."""
 
 
 class ExactMatchReward(BaseWorkload):

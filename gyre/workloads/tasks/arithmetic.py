@@ -63,6 +63,11 @@ class CharTokenizer:
                 text.append(self.alphabet[token - 3] if token < self.vocab_size else "?")
         return "".join(text)
 
+    def piece(self, token_id: int) -> str:
+        """The character of a token; of a special one its name in angle brackets."""
+        names = {self.pad_id: "<pad>", self.bos_id: "<bos>", self.eos_id: "<eos>"}
+        return names.get(token_id) or self.decode([token_id])
+
 
 class ArithmeticTask:
     """Problems, their tokens and their answers, by the job's `config` (`seed` and the `task` section)."""

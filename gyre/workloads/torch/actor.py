@@ -35,14 +35,16 @@ from gyre.workloads.tasks.task import task_of
 from gyre.workloads.torch.errors import StepGap
 from gyre.workloads.torch.learner import TorchLearner, flat_parameters, set_flat_parameters
 from gyre.workloads.torch.served_policy import load_parameters
-from gyre.workloads.torch.steps.accumulation import Tally
+from gyre.workloads.torch.steps.accumulation import Accumulation, Tally
 from gyre.workloads.torch.steps.gradients import (
     keeps_old_logprobs,
     old_logprobs,
     policy_gradient,
+    tags_of,
     trained_samples,
     with_old_logprobs,
 )
+from gyre.workloads.torch.steps.seen_logprobs import SeenLogprobs
 from gyre.workloads.torch.trained_model import TrainedModel, own_parameters, trained_model
 from gyre.workloads.torch.warm_start import warm_steps
 
@@ -79,6 +81,7 @@ class TorchActor(TorchLearner):
         check_transports(WeightsSpec.model_validate(self.context.weights))
         self._source: WeightSource | None = None
         self._copy: FetchedCopy | None = None
+        self._seen = SeenLogprobs()
         self._publishing: tuple[int, Future[dict[str, Any]]] | None = None
         """The version that was published last, and what is said of it."""
         super().setup()
@@ -120,14 +123,41 @@ class TorchActor(TorchLearner):
         return self.settings.optim
 
     def gradient(self, groups: list[Group]) -> tuple[torch.Tensor | None, Tally]:
-        return policy_gradient(self.model, groups, self.settings, passes=self.passes)
+        return policy_gradient(self.model, groups, self.settings, passes=self.passes, seen=self.seen)
+
+    @property
+    def seen(self) -> SeenLogprobs | None:
+        """What the log-probs of a gradient's passes go to; None where a later update computes it, of other weights."""
+        return self._seen if self.optim.updates == 1 else None
+
+    def _accumulation(self, step: int) -> Accumulation:
+        self._seen.forget()
+        return super()._accumulation(step)
+
+    def _changed(self) -> None:
+        super()._changed()
+        self._seen.made(self.step + 1)
+
+    @operator(kind="control", control=True)
+    def step_logprobs(self, *, step: int) -> dict[str, Any]:
+        """The policy's own log-probs, before step `step`, of the samples of this rank that had a gradient; see
+        `SeenLogprobs.of_step`."""
+        return self._seen.of_step(step)
 
     def prepared(self, groups: list[Group]) -> list[Group]:
         """The groups, with the policy's own log-probs where the ratio is to those."""
         if not keeps_old_logprobs(self.settings):
             trained_samples(groups, self.settings)
             return groups
-        return with_old_logprobs(groups, self.own_logprobs(groups))
+        return self._with_own_logprobs(groups)
+
+    def _with_own_logprobs(self, groups: list[Group]) -> list[Group]:
+        found = self.own_logprobs(groups)
+        needed = {id(sample) for _, sample, _ in trained_samples(groups, self.settings)}
+        for (sample, tag), values in zip(tags_of(groups).items(), found, strict=True):
+            if sample in needed:
+                self._seen.add([tag], [len(values)], torch.from_numpy(values))
+        return with_old_logprobs(groups, found)
 
     def own_logprobs(self, groups: list[Group]) -> list[NDArray[np.float32]]:
         """The policy's log-probs of every sample, float32 `[t]`; meaningless for samples without a gradient."""

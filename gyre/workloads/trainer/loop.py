@@ -58,6 +58,10 @@ from gyre.workloads.trainer.learning.publishing import Publication
 from gyre.workloads.trainer.training_run import TrainingRun
 from gyre.workloads.trainer.wait_causes import SCORING, Shares, activities
 
+SAMPLES_S = 10.0
+"""How long the end of a run waits for its last samples to be written; a disk that takes longer keeps them from being
+read, and nothing else."""
+
 IDLE_POLL_S = 0.25
 """How long the loop waits for a message; it bounds how late a pause or a stop is noticed."""
 
@@ -156,6 +160,7 @@ class GraphTrainer(BaseTrainer):
                 run.gangs.checkpoint_last(run.gangs.leader)
             run.gangs.end()
         run.step_log.ended()
+        run.samples.end(within_s=SAMPLES_S)
         result = run.progress.result(run.ledger.account(), stopped=self.runtime.should_stop)
         self._report_progress()
         return result
@@ -289,7 +294,7 @@ class GraphTrainer(BaseTrainer):
         elif call.firing.operator == run.graph.apply_op.ref:
             # The ledger has the step while the rank makes its weights ready, and before anybody is told of them.
             run.policies.begin(call.gang, run.groups.step + 1, call.firing)
-            run.steps.leader_stepped(values[0])
+            run.steps.leader_stepped(call.gang, values[0])
             run.gangs.settle_checkpoint()
             run.gang_dispatch.begin_step()
         else:

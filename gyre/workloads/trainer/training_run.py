@@ -57,6 +57,7 @@ from gyre.workloads.trainer.learning.lifecycle import GangLifecycle
 from gyre.workloads.trainer.learning.metrics_file import MetricsFile
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
+from gyre.workloads.trainer.learning.sample_writer import is_own, recorded_steps, sample_writer
 from gyre.workloads.trainer.learning.step_log import StepLog
 from gyre.workloads.trainer.progress_report import ProgressReport
 from gyre.workloads.trainer.retries import Retries
@@ -111,6 +112,7 @@ class TrainingRun:
         self.calls = VertexCalls(self._runtime.membership, self._runtime.transport)
         trainer.context.directory.mkdir(parents=True, exist_ok=True)
         self._scores_samples = self.graph.scores_each_sample(self.spec)
+        self.samples = sample_writer(self.spec, trainer, trainer.context.directory, self.graph.leader.role)
         self.plane = self._rollout_requests() if self.graph.uses_plane else None
         try:
             self._wire_learning()
@@ -130,6 +132,7 @@ class TrainingRun:
             raise
 
     def close(self) -> None:
+        self.samples.end(within_s=0)
         if self.plane is not None:
             self.plane.close()
 
@@ -140,6 +143,7 @@ class TrainingRun:
         if isinstance(identity, str):
             self.ledger.check_data(identity)
         groups = self.groups
+        self.samples.begin(recorded_steps(groups))
         for group_id, (tokens, problem) in groups.redrawn.items():
             self._runtime.report("GroupRedrawn", group=group_id, tokens=tokens, evidence=problem)
         drawn = groups.step * self.graph.per_step
@@ -209,6 +213,8 @@ class TrainingRun:
             discarded=self._discarded,
             report=report,
             log=self.step_log,
+            samples=self.samples,
+            knows_logprobs=is_own(self.spec, graph.leader.role),
         )
         checkpoints = Checkpoints(
             directory, groups, term=self._runtime.term, timeout_s=timeout_s, report=report
@@ -273,6 +279,7 @@ class TrainingRun:
             tokens_discarded=self._discarded,
             prompt=self._prompt,
             report=report,
+            samples=self.samples,
         )
         results = FiringResults(
             graph,

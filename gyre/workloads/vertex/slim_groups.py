@@ -10,7 +10,7 @@ This module must not know which operators there are, or who calls them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -110,7 +110,7 @@ def _joined(group: Group | None, group_id: int, added: list[tuple[Any, dict[str,
         nothing = np.zeros(0, np.int32)
         return Group(group_id, nothing, {}, [unscored(nothing, "") for _ in added])
     samples = [
-        Sample(one.token_ids, one.logprobs, one.versions, one.finish_reason, reward, one.extras | extras)
+        replace(one, reward=reward, extras=one.extras | extras)
         for one, (reward, extras) in zip(group.samples, added, strict=True)
     ]
     return Group(group.id, group.prompt_ids, group.meta, samples)

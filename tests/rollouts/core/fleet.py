@@ -40,6 +40,8 @@ class Fleet(RuleBasedStateMachine):
         self.cursed: dict[int, str] = {}
         """Samples that fail, or kill their engine, whenever they are generated."""
         self.seen: Counter[str] = Counter()
+        self.authors: dict[tuple[int, int], list[str]] = {}
+        """Of each sample, and each time that it was begun anew, the agent that reported each of its tokens."""
 
     @initialize(deterministic=st.booleans())
     def begin(self, deterministic: bool) -> None:
@@ -263,7 +265,11 @@ class Fleet(RuleBasedStateMachine):
     def hear(self, agent: SimAgent, data: bytes) -> None:
         frame = decode(data)
         assert isinstance(frame, Progress)
-        self.send(self.open_groups.progress(agent.name, frame))
+        given = self.open_groups.progress(agent.name, frame)
+        for state in self.open_groups.samples():
+            authors = self.authors.setdefault((state.key, state.resets), [])
+            authors += [agent.name] * (state.length - len(authors))
+        self.send(given)
         assert self.open_groups.missing_tokens() == 0
 
     @rule(name=NAMES, data=st.data())
@@ -422,6 +428,9 @@ class Fleet(RuleBasedStateMachine):
             seed = seed_of(state)
             limit = state.request.max_new_tokens
             assert len(tokens) == goal_of(seed, limit)
+            authors = [run.name for run in state.instances for _ in range(run.start, run.end)]
+            assert authors == self.authors[state.key, state.resets]
+            self.seen["joints"] += len(state.instances) > 1
             assert state.finish == ("stop" if len(tokens) < limit else "length")
             versions = [version for version, start, end in state.runs for _ in range(start, end)]
             digest = mix(seed, *(int(token) for token in state.request.group.prompt_ids))
@@ -438,6 +447,12 @@ class Fleet(RuleBasedStateMachine):
         self.seen["restarts while held"] += any(agent.samples for agent in self.agents.values())
         self.open_groups = self.rows.restored(self.epoch)
         self.version = self.rows.newest
+        known, self.authors = self.authors, {}
+        for (
+            state
+        ) in self.open_groups.samples():  # keys of requests that were not committed are given out again
+            identity = state.key, state.resets
+            self.authors[identity] = known.get(identity, [])[: state.length]
         # A policy is durable before anybody hears of it, so nobody has a newer one.
         for agent in self.agents.values():
             agent.connected = False

@@ -224,6 +224,7 @@ def picture(open_groups: OpenGroups) -> dict[str, Any]:
                 state.tokens()[0].tolist(),
                 state.tokens()[1].tobytes(),
                 [run for run in state.runs if run[1] != run[2]],
+                state.instances,
                 seed_of(state),
                 state.record,
                 state.evidence,

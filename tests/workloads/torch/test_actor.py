@@ -317,3 +317,59 @@ def test_an_actor_that_is_ended_in_a_call_leaves_no_weights_in_memory(actor):
     actor.abandoned()
     assert unlinked == ["source", "copy"]
     TorchActor().abandoned()  # before it was set up
+
+
+# -- the policy's own log-probs, for people to look at ------------------------------------------------
+
+
+def own_logprobs(actor, step):
+    found = actor.step_logprobs(step=step)
+    ends = np.cumsum(found["lengths"])
+    return {
+        tuple(one): found["logprobs"][end - length : end]
+        for one, length, end in zip(found["samples"].tolist(), found["lengths"], ends, strict=True)
+    }
+
+
+def test_the_policy_s_own_log_probs_of_a_step_are_those_before_it(actor, groups):
+    expected = dict(zip(tags(groups), actor.own_logprobs(groups), strict=True))
+    actor.accumulate(groups[:4], step=1, index=0)
+    actor.accumulate(groups[4:], step=1, index=1)
+    assert actor.step_logprobs(step=1) == {}, "the step is not made"
+    actor.apply(step=1, indices=2, group_ids=ids(groups))
+    found = own_logprobs(actor, 1)
+    trained = {tag for tag, values in expected.items() if values.any()}
+    assert set(found) == trained != set()
+    for tag, values in found.items():
+        assert values.dtype == np.float32
+        assert values == pytest.approx(expected[tag], abs=1e-6)
+
+
+def tags(groups):
+    return [(group.id, index) for group in groups for index in range(len(group.samples))]
+
+
+def test_log_probs_of_what_was_given_up_or_is_long_past_are_forgotten(actor, groups):
+    actor.accumulate(groups[:2], step=1, index=0)
+    actor.begin(1)
+    one_step(actor, groups[2:3])
+    assert {group for group, _ in own_logprobs(actor, 1)} <= {groups[2].id}
+    for at in (3, 4):
+        one_step(actor, groups[at : at + 1])
+    assert actor.step_logprobs(step=1) == {}
+    assert actor.step_logprobs(step=3) != {}
+
+
+def test_of_several_updates_only_log_probs_before_the_first_are_told(groups):
+    config = {**CONFIG, "optim": {**CONFIG["optim"], "epochs": 2}}
+    actor = bind(TorchActor(), config=config)
+    one_step(actor, groups)
+    assert len(actor.step_logprobs(step=1)["samples"]) == 0, "the second update's are of other weights"
+    loss = {**CONFIG.get("loss", {}), "tis_imp_ratio_cap": 2.0}
+    actor = bind(TorchActor(), config={**config, "loss": loss})
+    expected = dict(zip(tags(groups), actor.own_logprobs(groups), strict=True))
+    one_step(actor, groups)
+    found = own_logprobs(actor, 1)
+    assert found
+    for tag, values in found.items():
+        assert values.tobytes() == expected[tag].tobytes()

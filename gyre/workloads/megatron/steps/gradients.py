@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 
 from gyre.config.sections import WorkloadSettings
-from gyre.rollouts.samples import Group
+from gyre.rollouts.samples import OLD_LOGPROBS, Group
 from gyre.workloads.algorithms.advantages import gae_of, reference_of, values_of
 from gyre.workloads.algorithms.losses import LossSum, policy_loss_of, value_loss
 from gyre.workloads.megatron.steps.packing import Pass, Row
 from gyre.workloads.torch.steps.accumulation import Tally
-from gyre.workloads.torch.steps.gradients import OLD_LOGPROBS, keeps_old_logprobs, trained_samples
+from gyre.workloads.torch.steps.gradients import keeps_old_logprobs, tags_of, trained_samples
 
 
 def policy_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[Row]:
     """The samples that have a gradient, with `advantages`, `engine` log-probs, and `old` ones and `reference`'s where
     they are needed. Raises ValueError as `trained_samples`."""
-    rows = []
+    rows, tags = [], tags_of(groups)
     for group, sample, advantages in trained_samples(groups, settings):
         values = {"advantages": advantages, "engine": sample.logprobs}
         if keeps_old_logprobs(settings):
             values["old"] = sample.extras[OLD_LOGPROBS]
         if settings.loss.kl_loss_coef > 0:
             values["reference"] = reference_of(sample)
-        rows.append(Row(group.prompt_ids, sample.token_ids, values))
+        rows.append(Row(group.prompt_ids, sample.token_ids, values, tags[id(sample)]))
     return rows
 
 

@@ -25,6 +25,8 @@ class Row:
     prompt_ids: NDArray[np.int32]
     token_ids: NDArray[np.int32]
     values: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    tag: tuple[int, int] | None = None
+    """A group's id, and the number of the sample in it."""
 
     @property
     def length(self) -> int:
@@ -48,6 +50,10 @@ class Pass:
     targets: Tensor
     rows: Tensor
     values: dict[str, Tensor]
+    tags: Sequence[tuple[int, int] | None] = ()
+    """Of each sequence but padding, whose it is."""
+    counts: Sequence[int] = ()
+    """How many predicted tokens each has."""
 
     def to(self, device: torch.device) -> Pass:
         def moved(tensor: Tensor) -> Tensor:
@@ -61,6 +67,8 @@ class Pass:
             moved(self.targets),
             moved(self.rows),
             {name: moved(value) for name, value in self.values.items()},
+            self.tags,
+            self.counts,
         )
 
 
@@ -122,4 +130,6 @@ def _packed(rows: Sequence[Row], multiple: int) -> Pass:
             torch.arange(len(rows)), torch.tensor([len(row.token_ids) for row in rows])
         ),
         values={name: joined([row.values[name] for row in rows], np.float32) for name in rows[0].values},
+        tags=[row.tag for row in rows],
+        counts=[len(row.token_ids) for row in rows],
     )

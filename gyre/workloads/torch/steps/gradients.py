@@ -8,7 +8,7 @@ This module must not know about ranks, optimizers or steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -19,16 +19,14 @@ from torch import Tensor, nn
 
 from gyre.config.sections import WorkloadSettings
 from gyre.models.modules import Decoder, ValueModel
-from gyre.rollouts.samples import Group, Sample
+from gyre.rollouts.samples import OLD_LOGPROBS, Group, Sample
 from gyre.workloads.algorithms.advantages import advantages_of, gae_of, reference_of, values_of
 from gyre.workloads.algorithms.losses import LossSum, policy_loss_of, value_loss
 from gyre.workloads.torch.steps.accumulation import Tally
 from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, pad_values, token_logprobs, token_values
+from gyre.workloads.torch.steps.seen_logprobs import SeenLogprobs, Tag
 
 T = TypeVar("T")
-
-OLD_LOGPROBS = "old_logprobs"
-"""The key in a sample's extras of the trainer's own log-probs before the first update of the step, float32 `[t]`."""
 
 
 def trained_samples(
@@ -94,19 +92,35 @@ def old_logprobs(
 
 
 def policy_gradient(
-    model: Decoder, groups: Sequence[Group], settings: WorkloadSettings, *, passes: int = 1
+    model: Decoder,
+    groups: Sequence[Group],
+    settings: WorkloadSettings,
+    *,
+    passes: int = 1,
+    seen: SeenLogprobs | None = None,
 ) -> tuple[Tensor | None, Tally]:
     """The flat float32 gradient of the summed loss, or None where it is exactly zero, and the tally. It is computed in
-    so many `passes`, or as many as there are samples.
+    so many `passes`, or as many as there are samples. `seen` gets the log-probs that come of it.
 
     Samples without a gradient are left out. Raises ValueError as `trained_samples`.
     """
     found = trained_samples(groups, settings)
-    return _summed((_policy_pass(model, part, settings) for part in _dealt(found, passes)), counted(groups))
+    tags = tags_of(groups)
+    parts = (_policy_pass(model, part, settings, seen, tags) for part in _dealt(found, passes))
+    return _summed(parts, counted(groups))
+
+
+def tags_of(groups: Sequence[Group]) -> dict[int, Tag]:
+    """Which sample of which group an object is, by its `id()`."""
+    return {id(sample): (group.id, index) for group in groups for index, sample in enumerate(group.samples)}
 
 
 def _policy_pass(
-    model: Decoder, part: Sequence[tuple[Group, Sample, NDArray[np.float32]]], settings: WorkloadSettings
+    model: Decoder,
+    part: Sequence[tuple[Group, Sample, NDArray[np.float32]]],
+    settings: WorkloadSettings,
+    seen: SeenLogprobs | None,
+    tags: Mapping[int, Tag],
 ) -> tuple[Tensor, Tally]:
     loss = settings.loss
     chosen = [(group, sample) for group, sample, _ in part]
@@ -115,6 +129,9 @@ def _policy_pass(
     logprobs, entropies = token_logprobs(
         model, batch, settings.sampling.temperature, entropy_gradient=loss.entropy_coeff != 0
     )
+    if seen is not None:
+        lengths = [len(sample.token_ids) for _, sample in chosen]
+        seen.add([tags[id(sample)] for _, sample in chosen], lengths, logprobs[batch.mask])
     engines = pad_values([sample.logprobs for _, sample in chosen], batch)
     truncated = loss.tis_imp_ratio_cap > 0
     old = None if truncated else engines

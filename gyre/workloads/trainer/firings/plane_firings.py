@@ -127,14 +127,22 @@ class PlaneFirings:
             if not problem:
                 fit.append(group)
             elif self._plane.is_open(purpose, group.id):
-                self._give_up(evaluation, purpose, group.id, f"{problem}.")
+                self._give_up(evaluation, purpose, group.id, f"{problem}.", delivered=group)
                 if self._replacements.too_many_quarantined:
                     raise GyreError(f"the rollout plane delivers groups that cannot be trained: {problem}.")
         return fit
 
-    def _give_up(self, evaluation: Evaluation | None, purpose: str, group_id: int, evidence: str) -> None:
+    def _give_up(
+        self,
+        evaluation: Evaluation | None,
+        purpose: str,
+        group_id: int,
+        evidence: str,
+        *,
+        delivered: Group | None = None,
+    ) -> None:
         if evaluation is None:
-            self._quarantine(group_id, evidence)
+            self._quarantine(group_id, evidence, delivered)
         else:
             self._evaluate_without(evaluation, purpose, group_id, evidence)
 
@@ -152,8 +160,8 @@ class PlaneFirings:
         if self._replacements.too_many_quarantined:
             raise error
 
-    def _quarantine(self, group_id: int, evidence: str) -> None:
-        by = self._replacements.quarantine(group_id, evidence=evidence)
+    def _quarantine(self, group_id: int, evidence: str, delivered: Group | None) -> None:
+        by = self._replacements.quarantine(group_id, evidence=evidence, delivered=delivered)
         published = self._policies.published
         step = self._groups.slot_of(by.id) // self._graph.per_step + 1
         version = self._min_version(by.id, step, published.version if published is not None else 0)

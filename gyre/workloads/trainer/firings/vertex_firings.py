@@ -15,6 +15,7 @@ from functools import partial
 from gyre.errors import VertexLost
 from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
+from gyre.rollouts.samples import Group, InstanceRun
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.workloads.gang.gang import Outcome, outcome_of
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
@@ -125,7 +126,16 @@ class VertexFirings:
             self._calls.failed(member)
             self._results.fail(firings, member, failure)
         else:
+            self._sign(value, member)
             self._results.accept(firings, value)
+
+    def _sign(self, value: Sequence[Group], member: Member) -> None:
+        """Note who generated the samples that groups had not before."""
+        for group in value:
+            if not self._groups[group.id].samples:
+                for sample in group.samples:
+                    count = len(sample.token_ids)
+                    sample.instances = (InstanceRun(member[0], 0, count),) if count else ()
 
 
 def ids_of(firings: Sequence[Firing], groups: GroupState) -> list[int]:

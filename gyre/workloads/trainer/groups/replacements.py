@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 from gyre.errors import UserCodeError
 from gyre.graph.flow import Flow
+from gyre.observe.samples.writer import SampleWriter
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.staleness import Verdict
@@ -43,7 +44,7 @@ class StepCount:
 
 class Replacements:
     """`prompt(id)` returns the prompt of that number; `refs_before_training` are the operators that a group passes
-    before it is scored; `report` sends an event to the journal."""
+    before it is scored; `report` sends an event to the journal; `samples` keeps the groups for people to see."""
 
     def __init__(
         self,
@@ -57,7 +58,9 @@ class Replacements:
         tokens_discarded: dict[str, int],
         prompt: Callable[[int], Group],
         report: Callable[..., None],
+        samples: SampleWriter,
     ) -> None:
+        self._samples = samples
         self.tokens_discarded = tokens_discarded
         """Tokens that were not trained on, by reason, of this trainer and those before it."""
         self._groups = groups
@@ -78,22 +81,28 @@ class Replacements:
         """Whether more than a step's groups were quarantined since the last step: that is not the prompts' fault."""
         return self._quarantined.at(self._groups.step) > self._groups.per_step
 
-    def quarantine(self, group_id: int, *, evidence: str) -> Group:
-        """Quarantine a group that cannot be generated. Returns the group that takes its slot."""
+    def quarantine(self, group_id: int, *, evidence: str, delivered: Group | None = None) -> Group:
+        """Quarantine a group that cannot be generated, or that was `delivered` and cannot be trained. Returns the group
+        that takes its slot."""
+        group = self._groups[group_id] if delivered is None else delivered
         by = self._replace(group_id, reason="quarantined", evidence=evidence)
         self._quarantined.add(self._groups.step)
+        self._samples.quarantined(self._groups.step + 1, group, evidence)
         return by
 
     def drop(self, group_id: int, verdict: Verdict) -> None:
         """A scored group is too old, or has no gradient. Raises UserCodeError where too many have none."""
-        slot = self._groups.slot_of(group_id)
+        slot, group = self._groups.slot_of(group_id), self._groups[group_id]
         if verdict is NO_GRADIENT:
+            self._samples.not_trained(group, "no_gradient", verdict.reason)
             self._replace(group_id, reason="no_gradient", evidence=verdict.reason)
             self._check_dynamic_sampling()
         elif self._redraw_stale:
+            self._samples.not_trained(group, "stale", verdict.reason)
             tokens = self._groups.record_redrawn(group_id, reason="stale", evidence=verdict.reason)
             self._count("stale", tokens)
         else:
+            self._samples.not_trained(group, "stale", verdict.reason)
             self._replace(group_id, reason="stale", evidence=verdict.reason)
         for ref in self._refs_before_training:
             self._flow.undo(ref, slot)

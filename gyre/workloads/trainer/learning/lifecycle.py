@@ -222,7 +222,7 @@ class GangLifecycle:
                 again = leader.call(
                     method, _gyre_step=at, _gyre_indices=0, _gyre_group_ids=[], timeout_s=timeout_s
                 )
-                step = self._steps.leader_stepped(again[0])
+                step = self._steps.leader_stepped(leader, again[0])
                 self._steps.publish(leader, self._policies.prepare(leader, step))
                 self.checkpoint_if_due(leader)
             if not groups.checkpoint_path.is_dir():  # the next death would find nothing on the disk

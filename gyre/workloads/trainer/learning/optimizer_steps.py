@@ -14,19 +14,22 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gyre.observe.samples.writer import Logprobs, SampleWriter
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.sample_ledger import NOT_FINITE_BATCH
 from gyre.workloads.gang.gang import Gang
 from gyre.workloads.plain_data import plain
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.publishing import Prepared, ServedPolicies
+from gyre.workloads.trainer.learning.sample_writer import asked_of
 from gyre.workloads.trainer.learning.step_log import StepLog
 from gyre.workloads.trainer.learning.step_metrics import step_metrics
 
 
 class OptimizerSteps:
     """Of the learner `role`, whose weights are published. `discarded` counts tokens that were not trained on, by
-    reason; `report` sends an event to the journal; `log` shows the step to people."""
+    reason; `report` sends an event to the journal; `log` and `samples` show the step to people. Whether
+    the learner `knows_logprobs`: has the operator `step_logprobs` of `TorchActor`."""
 
     def __init__(
         self,
@@ -37,8 +40,12 @@ class OptimizerSteps:
         discarded: dict[str, int],
         report: Callable[..., None],
         log: StepLog,
+        samples: SampleWriter,
+        knows_logprobs: bool = False,
     ) -> None:
         self._log = log
+        self._knows_logprobs = knows_logprobs
+        self._samples = samples
         self._role = role
         self._discarded = discarded
         self.why_skipped = ""
@@ -67,7 +74,7 @@ class OptimizerSteps:
         """An auxiliary gang has stepped. Its metrics are reported with the step's, as `role_…`."""
         self._auxiliary_metrics |= {f"{role}_{key}": value for key, value in metrics.items() if key != "step"}
 
-    def leader_stepped(self, metrics: dict[str, Any]) -> int:
+    def leader_stepped(self, gang: Gang, metrics: dict[str, Any]) -> int:
         """The leader's optimizer has stepped, after those of the auxiliary gangs: record and report the step, which is
         returned. Raises Fenced."""
         step = self._groups.step + 1
@@ -83,10 +90,20 @@ class OptimizerSteps:
             self._skip(step, reported, trained)
         else:
             self._groups.record_trained(step, reported)
+        if reported.get("skipped"):
+            self._samples.step_recorded(step, trained, NOT_FINITE_BATCH)
+        else:
+            self._samples.step_recorded(step, trained, logprobs=self._own_logprobs(step, gang))
         self.metrics = reported
         self._report("StepCompleted", step=step, version=step, metrics=reported)
         self._log.completed(reported)
         return step
+
+    def _own_logprobs(self, step: int, gang: Gang) -> Logprobs | None:
+        """Ask the ranks for them, if anybody wants to see them and they have them."""
+        if not self._knows_logprobs or not self._samples.wants(step):
+            return None
+        return asked_of(gang, step)
 
     def _skip(self, step: int, metrics: dict[str, Any], groups: Sequence[Group]) -> None:
         """Record a step whose batch was skipped. The ledger comes first, as for any step; a trainer that dies before

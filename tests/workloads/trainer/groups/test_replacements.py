@@ -35,6 +35,21 @@ def store(tmp_path: Path) -> Iterator[LedgerStore]:
         yield opened.ledger("j1")
 
 
+class Kept:
+    """A SampleWriter that writes nothing: what it was given, with the outcome and the evidence."""
+
+    def __init__(self) -> None:
+        self.groups: list[tuple[int, int, str, str]] = []
+        """Of each group its number, how many samples it has, the outcome and the evidence."""
+
+    def not_trained(self, group: Group, outcome: str, evidence: str) -> None:
+        self.groups.append((group.id, len(group.samples), outcome, evidence))
+
+    def quarantined(self, step: int, group: Group, evidence: str) -> None:
+        assert step == 1, "the step that is being made"
+        self.groups.append((group.id, len(group.samples), "quarantined", evidence))
+
+
 class Run:
     """Four drawn groups of which 0 and 1 are scored, in a graph whose firings each take two groups."""
 
@@ -47,6 +62,7 @@ class Run:
         for ref in self.graph.refs_before_training:
             self.flow.mark_done(ref, [0])
         self.reports: list[dict[str, Any]] = []
+        self.kept: Any = Kept()
         self.replacements = Replacements(
             self.groups,
             self.flow,
@@ -57,6 +73,7 @@ class Run:
             tokens_discarded={"stale": 10},
             prompt=prompt,
             report=lambda kind, **body: self.reports.append({"kind": kind, **body}),
+            samples=self.kept,
         )
 
     def score(self, *ids: int) -> None:
@@ -81,6 +98,16 @@ def test_a_quarantined_group_leaves_its_slot_to_the_next_prompt(store: LedgerSto
     assert (told["group"], told["replaced_by"], told["reason"]) == (2, 4, "quarantined")
     assert len(told["evidence"]) == 4000
     assert run.replacements.tokens_discarded == {"stale": 10, "quarantined": 0}
+    assert run.kept.groups == [(2, 0, "quarantined", "it died " * 1000)]
+
+
+def test_of_a_group_that_was_delivered_and_cannot_be_trained_people_see_its_samples(
+    store: LedgerStore,
+) -> None:
+    run = Run(store)
+    delivered = Group(2, np.array([2], np.int32), samples=[Sample(np.zeros(0, np.int32), np.zeros(0), ())])
+    run.replacements.quarantine(2, evidence="a log-prob of nan", delivered=delivered)
+    assert run.kept.groups == [(2, 1, "quarantined", "a log-prob of nan")]
 
 
 def test_more_quarantined_groups_than_a_step_has_are_not_the_prompts_fault(store: LedgerStore) -> None:
@@ -102,6 +129,7 @@ def test_a_stale_group_is_answered_again_or_replaced(store: LedgerStore, redraw:
     assert run.groups.unscored == ({1, 2, 3} if redraw else {2, 3, 4})
     assert run.replacements.tokens_discarded == {"stale": 10 + TOKENS}
     assert [told["reason"] for told in run.reports] == ([] if redraw else ["stale"])
+    assert run.kept.groups == [(1, 1, "stale", "3 versions behind")]
 
 
 def test_the_firings_of_a_dropped_group_are_made_again(store: LedgerStore) -> None:
@@ -128,6 +156,7 @@ def test_the_firings_of_a_dropped_group_are_made_again(store: LedgerStore) -> No
         tokens_discarded={},
         prompt=prompt,
         report=lambda kind, **body: None,
+        samples=run.kept,
     )
     replacements.drop(1, STALE)
     for ref in ("rollout.generate", "reward.score", "reference.logprobs"):

@@ -1,0 +1,233 @@
+"""`samples`: what a job was asked, what it answered and what that earned, from the files in its directory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gyre.api.cli.completion import jobs as job_names
+from gyre.api.cli.context import Session, verb
+from gyre.api.cli.output import remark, stdout_is_terminal, write_json, write_table
+from gyre.api.terminal.formats import number, one_line
+from gyre.api.terminal.text_tables import Column
+
+if TYPE_CHECKING:
+    from gyre.observe.samples.query import SampleFilter, SampleReader
+
+COLUMNS = (
+    Column("SAMPLE"),
+    Column("REWARD"),
+    Column("OUTCOME", dispensable=2),
+    Column("TOKENS", dispensable=3),
+    Column("VERSION", dispensable=5),
+    Column("INSTANCES", dispensable=4),
+    Column("PROMPT", least=20, dispensable=1),
+    Column("ANSWER", least=20),
+)
+TOKEN_COLUMNS = (
+    Column("TOKEN"),
+    Column("ID"),
+    Column("TEXT", least=8),
+    Column("LOG-PROB"),
+    Column("TRAINER", dispensable=3),
+    Column("DIFFERENCE", dispensable=4),
+    Column("REFERENCE", dispensable=5),
+    Column("VALUE", dispensable=6),
+    Column("VERSION", dispensable=1),
+    Column("INSTANCE", dispensable=2),
+)
+SHOWN = 20
+_TEXT = 200
+"""Characters of a prompt or an answer in a line; of a prompt the last ones, which say what is asked."""
+
+
+@verb()
+@click.argument("job", required=False, shell_complete=job_names)
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Only of this step.")
+@click.option("--group", type=int, metavar="N", help="Only of this group.")
+@click.option("--worst", is_flag=True, help="The lowest rewards first.")
+@click.option("--best", is_flag=True, help="The highest rewards first.")
+@click.option("--reward", metavar="CONDITION", help="Only of such a reward: '<0.2', '=1', '>=0.2,<0.4'.")
+@click.option("--outcome", metavar="WORD", help="Only of this outcome or end: trained, stale, length, …")
+@click.option("--instance", metavar="NAME", help="Only what this instance generated some of.")
+@click.option("--version", type=click.IntRange(min=0), metavar="N", help="Only what this version generated.")
+@click.option("--quarantined", is_flag=True, help="Only what is quarantined.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=SHOWN, show_default=True, metavar="N", help="Samples."
+)
+@click.option("--steps", "only_steps", is_flag=True, help="Print which steps are kept.")
+@click.option("--tokens", metavar="GROUP/SAMPLE", help="Print one sample of --step token by token.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as REST has it.")
+def samples(
+    session: Session,
+    job: str | None,
+    step: int | None,
+    group: int | None,
+    worst: bool,
+    best: bool,
+    reward: str | None,
+    outcome: str | None,
+    instance: str | None,
+    version: int | None,
+    quarantined: bool,
+    limit: int,
+    only_steps: bool,
+    tokens: str | None,
+    as_json: bool,
+) -> None:
+    """Print prompts and answers of a job's steps, the newest step first.
+
+    They are Parquet files in the job's directory, which pandas and DuckDB read as they are: docs/samples.md. A sample's
+    name is step/group/sample.
+    """
+    from gyre.observe.samples.query import SampleFilter, conditions_in
+
+    if worst and best:
+        raise click.UsageError("--worst and --best exclude each other.")
+    wanted = SampleFilter(
+        step=step,
+        group=group,
+        reward=conditions_in(reward) if reward else (),
+        outcome=outcome,
+        instance=instance,
+        version=version,
+        quarantined=True if quarantined else None,
+    )
+    with session.reader() as reader:
+        found = reader.find(job)
+        kept = reader.samples(found.job_id)
+        if only_steps:
+            _print_steps(kept.steps(), as_json)
+        elif tokens is not None:
+            _print_tokens(kept.sample(*_named(kept, wanted, tokens)), as_json)
+        else:
+            order = "worst" if worst else "best" if best else "step"
+            page = _pages(kept, wanted, order, limit)
+            if as_json:
+                write_json(page)
+            else:
+                _print_page(page)
+        for problem in getattr(kept, "problems", {}).values():
+            remark(problem)
+
+
+def _pages(kept: SampleReader, wanted: SampleFilter, order: Any, limit: int) -> dict[str, Any]:
+    """As many as asked for: what answers gives at most a thousand at a time."""
+    page = kept.find(wanted, order=order, limit=min(limit, 1000))
+    while len(page["samples"]) < min(limit, page["total"]):
+        offset = len(page["samples"])
+        more = kept.find(wanted, order=order, limit=min(limit - offset, 1000), offset=offset)["samples"]
+        if not more:
+            break
+        page["samples"] += more
+    return page
+
+
+def _named(kept: SampleReader, wanted: SampleFilter, text: str) -> tuple[int, int, int]:
+    """Step, group and sample of `STEP/GROUP/SAMPLE`, or of `GROUP/SAMPLE` in the step that is wanted, or in the newest
+    that has it. Raises ConfigError and NotFound."""
+    from dataclasses import replace
+
+    from gyre.errors import ConfigError, NotFound
+
+    parts = text.split("/")
+    if len(parts) not in (2, 3) or not all(part.lstrip("-").isdecimal() for part in parts):
+        raise ConfigError(f"--tokens {text!r}: expected GROUP/SAMPLE or STEP/GROUP/SAMPLE, such as 4/0.")
+    *steps, group, sample = map(int, parts)
+    if steps or wanted.step is not None:
+        return steps[0] if steps else int(wanted.step or 0), group, sample
+    found = kept.find(replace(wanted, group=group), limit=1)["samples"]
+    if not found:
+        raise NotFound(f"No sample of group {group} is kept.", hint="`gyre samples` lists those that are.")
+    return found[0]["step"], group, sample
+
+
+def _print_steps(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        write_json(found)
+        return
+    write_table(
+        [Column("STEP"), Column("SAMPLES"), Column("GROUPS"), Column("BYTES")],
+        [(row["step"], row["samples"], row["groups"], row["bytes"]) for row in found["steps"]],
+    )
+    if found["quarantined"]:
+        remark(f"{found['quarantined']} groups are quarantined: gyre samples --quarantined")
+
+
+def _print_page(page: dict[str, Any]) -> None:
+    rows = page["samples"]
+    if not rows:
+        remark("No sample is like that.")
+        return
+    short = stdout_is_terminal()
+    write_table(COLUMNS, [_row(row, short) for row in rows])
+    if len(rows) < page["total"]:
+        remark(f"{len(rows)} of {page['total']} samples; --limit shows more.")
+
+
+def _row(row: dict[str, Any], short: bool) -> tuple[Any, ...]:
+    prompt, answer = one_line(row["prompt"] or ""), one_line(row["answer"] or "")
+    if short:
+        prompt = prompt if len(prompt) <= _TEXT else f"…{prompt[-_TEXT:]}"
+        answer = answer if len(answer) <= _TEXT else f"{answer[:_TEXT]}…"
+    ended = row["finish_reason"]
+    outcome = row["outcome"] if ended in ("", "stop") else f"{row['outcome']}, {ended}"
+    return (
+        f"{row['step']}/{row['group']}/{row['sample']}",
+        "" if row["reward"] is None else number(row["reward"]),
+        outcome,
+        row["tokens"],
+        _span(row["versions"]),
+        " → ".join(str(name) for name, _, _ in row["instances"]),
+        prompt,
+        answer,
+    )
+
+
+def _span(versions: list[Any]) -> str:
+    numbers = sorted({version for version, _, _ in versions})
+    if not numbers:
+        return ""
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def _print_tokens(sample: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        write_json(sample)
+        return
+    remark(
+        f"step {sample['step']}, group {sample['group']}, sample {sample['sample']}: {sample['outcome']}, "
+        f"reward {'none' if sample['reward'] is None else number(sample['reward'])}"
+    )
+    ours, theirs = sample["logprobs"], sample["trainer_logprobs"]
+    rows = []
+    for at, token in enumerate(sample["token_ids"]):
+        pieces = sample["pieces"]
+        difference = ""
+        if ours and theirs and None not in (ours[at], theirs[at]):
+            difference = f"{theirs[at] - ours[at]:+.4f}"
+        rows.append(
+            (
+                at,
+                token,
+                repr(pieces[at])[1:-1] if pieces else "",
+                _at(ours, at),
+                _at(theirs, at),
+                difference,
+                _at(sample["ref_logprobs"], at),
+                _at(sample["values"], at),
+                _of(sample["versions"], at),
+                _of(sample["instances"], at),
+            )
+        )
+    write_table(TOKEN_COLUMNS, rows)
+
+
+def _at(values: list[float | None] | None, at: int) -> str:
+    value = values[at] if values else None
+    return "" if value is None else f"{value:.4f}"
+
+
+def _of(runs: list[Any], at: int) -> str:
+    return next((str(which) for which, start, end in runs if start <= at < end), "")

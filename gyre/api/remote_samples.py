@@ -1,0 +1,39 @@
+"""The samples of a job as its master tells them over REST: a SampleReader for who has no files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gyre.observe.samples.query import Order, SampleFilter
+
+
+class RemoteSamples:
+    """`get(path, **query)` returns the body of a route below the job's; it raises Unreachable, and what the master
+    raises."""
+
+    def __init__(self, get: Callable[..., dict[str, Any]]) -> None:
+        self._get = get
+
+    def steps(self) -> dict[str, Any]:
+        return self._get("samples/steps")
+
+    def find(
+        self, wanted: SampleFilter, *, order: Order = "step", limit: int = 50, offset: int = 0
+    ) -> dict[str, Any]:
+        return self._get(
+            "samples",
+            step=wanted.step,
+            group=wanted.group,
+            reward=",".join(map(str, wanted.reward)) or None,
+            outcome=wanted.outcome,
+            instance=wanted.instance,
+            version=wanted.version,
+            quarantined=wanted.quarantined,
+            order=order,
+            limit=limit,
+            offset=offset,
+        )
+
+    def sample(self, step: int, group: int, sample: int) -> dict[str, Any]:
+        return self._get(f"samples/{step}/{group}/{sample}")

@@ -1,0 +1,72 @@
+"""The routes of a job's samples: which steps are kept, those that a filter lets through, one whole."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
+
+from gyre.api.rest import sample_schemas as schemas
+from gyre.api.rest.routes import Found, Port
+from gyre.observe.samples.query import Order, SampleFilter, conditions_in
+
+MOST_NUMBER = 2**63 - 1
+
+samples = APIRouter(tags=["samples"])
+
+Number = Annotated[int, Field(ge=-(2**63), le=MOST_NUMBER)]
+Natural = Annotated[int, Field(ge=0, le=MOST_NUMBER)]
+Name = Annotated[str, Field(max_length=256)]
+
+
+@samples.get("/jobs/{job:gyre_job}/samples/steps", response_model=schemas.SampleSteps)
+def list_sample_steps(view: Found, port: Port) -> Any:
+    """The steps whose samples are kept."""
+    return port.samples().steps()
+
+
+@samples.get("/jobs/{job:gyre_job}/samples", response_model=schemas.SamplePage)
+def list_samples(
+    view: Found,
+    port: Port,
+    step: Annotated[Natural | SkipJsonSchema[None], Query()] = None,
+    group: Annotated[Number | SkipJsonSchema[None], Query()] = None,
+    reward: Annotated[
+        str,
+        Query(max_length=200, description="A condition, such as `<0.2`, or several: `>=0.2,<0.4`."),
+    ] = "",
+    outcome: Annotated[
+        Name | SkipJsonSchema[None], Query(description="An outcome, or a finish reason.")
+    ] = None,
+    instance: Annotated[
+        Name | SkipJsonSchema[None], Query(description="An instance that generated some of its tokens.")
+    ] = None,
+    version: Annotated[
+        Natural | SkipJsonSchema[None],
+        Query(description="A policy version that generated some of its tokens."),
+    ] = None,
+    quarantined: Annotated[bool | SkipJsonSchema[None], Query()] = None,
+    order: Order = "step",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
+) -> Any:
+    """A page of the samples that have all of this. In the order `step` the newest step comes first; `worst` and `best`
+    go by reward."""
+    wanted = SampleFilter(
+        step=step,
+        group=group,
+        reward=conditions_in(reward) if reward else (),
+        outcome=outcome,
+        instance=instance,
+        version=version,
+        quarantined=quarantined,
+    )
+    return port.samples().find(wanted, order=order, limit=limit, offset=offset)
+
+
+@samples.get("/jobs/{job:gyre_job}/samples/{step}/{group}/{sample}", response_model=schemas.WholeSample)
+def show_sample(view: Found, port: Port, step: Natural, group: Number, sample: Natural) -> Any:
+    """One sample with all that is kept of it."""
+    return port.samples().sample(step, group, sample)

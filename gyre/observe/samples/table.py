@@ -1,0 +1,290 @@
+"""Groups as a table of Parquet: one row a sample. docs/samples.md says what each column means.
+
+Invariants:
+- *as it was trained*: tokens are int32, log-probs float32 and rewards float64, as they are in the ledger, bit for bit;
+- *whatever comes*: what a column cannot hold (log-probs of another length, a reward that is no number) is null there,
+  and keeps no other column from being written.
+
+This module imports pyarrow, so it is imported where a file is made or read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from gyre.observe.samples.names import QUARANTINED, TRAINED
+from gyre.observe.samples.texts import Texts, as_text
+from gyre.rollouts.samples import MORE, OLD_LOGPROBS, Group, Sample
+
+FORMAT = "1"
+
+MOST_META = 1 << 16
+"""Characters of a prompt's meta that are kept whole; beyond, each value is cut."""
+_CUT_VALUE = 200
+
+_RUN = [("start", pa.int32()), ("end", pa.int32())]
+SCHEMA = pa.schema(
+    [
+        pa.field("step", pa.int32(), nullable=False),
+        pa.field("group", pa.int64(), nullable=False),
+        pa.field("sample", pa.int32(), nullable=False),
+        pa.field("outcome", pa.string(), nullable=False),
+        pa.field("quarantined", pa.bool_(), nullable=False),
+        ("reward", pa.float64()),
+        ("more", pa.map_(pa.string(), pa.float64())),
+        ("advantage", pa.float32()),
+        ("finish_reason", pa.string()),
+        pa.field("prompt_tokens", pa.int32(), nullable=False),
+        pa.field("tokens", pa.int32(), nullable=False),
+        ("versions", pa.list_(pa.struct([("version", pa.int32()), *_RUN]))),
+        ("instances", pa.list_(pa.struct([("name", pa.string()), *_RUN]))),
+        ("prompt", pa.string()),
+        ("answer", pa.string()),
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("prompt_pieces", pa.list_(pa.string())),
+        ("token_ids", pa.list_(pa.int32())),
+        ("pieces", pa.list_(pa.string())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("trainer_logprobs", pa.list_(pa.float32())),
+        ("ref_logprobs", pa.list_(pa.float32())),
+        ("values", pa.list_(pa.float32())),
+        ("meta", pa.string()),
+        ("extras", pa.string()),
+    ]
+)
+
+_TOKEN_EXTRAS = {"trainer_logprobs": OLD_LOGPROBS, "ref_logprobs": "ref_logprobs", "values": "values"}
+"""Columns of one number a token, by the key of a sample's extras that has them."""
+
+FLOATS = ("logprobs", *_TOKEN_EXTRAS)
+"""Columns whose values hardly repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A group as it is kept. `outcome` is `trained`, or why it was not; `evidence` says more of that."""
+
+    group: Group
+    outcome: str = TRAINED
+    evidence: str = ""
+
+
+Advantages = Callable[[Group], Sequence[NDArray[np.float32]] | None]
+"""Of each sample of a group float32 `[t]`, as the loss has them; None where that is not known."""
+
+
+def table_of(
+    step: int,
+    observed: Iterable[Observed],
+    texts: Texts,
+    advantages: Advantages,
+    logprobs: Mapping[tuple[int, int], NDArray[np.float32]] = MappingProxyType({}),
+) -> pa.Table:
+    """A row for each sample, in the order of groups; of a group without samples one, whose sample is 0. `logprobs` are
+    the trainer's own of trained samples, by group and sample, as far as they are known."""
+    rows = [row for one in observed for row in _rows_of(one)]
+    groups = [row.of.group for row in rows]
+    samples = [row.sample for row in rows]
+    prompts = {id(group): _ids(group.prompt_ids) for group in groups}
+    prompt_ids = [prompts[id(group)] for group in groups]
+    tokens = [_ids(sample.token_ids) for sample in samples]
+    columns: dict[str, Any] = {
+        "step": [step] * len(rows),
+        "group": [group.id for group in groups],
+        "sample": [row.index for row in rows],
+        "outcome": [row.of.outcome for row in rows],
+        "quarantined": [row.of.outcome == QUARANTINED for row in rows],
+        "reward": [_number(sample.reward) for sample in samples],
+        "more": [_more(sample) for sample in samples],
+        "advantage": _advantages(rows, advantages),
+        "finish_reason": [row.finish_reason for row in rows],
+        "prompt_tokens": [len(ids) for ids in prompt_ids],
+        "tokens": [len(ids) for ids in tokens],
+        "versions": [
+            [{"version": run.version, "start": run.start, "end": run.end} for run in sample.versions]
+            for sample in samples
+        ],
+        "instances": [
+            [{"name": as_text(run.name), "start": run.start, "end": run.end} for run in sample.instances]
+            for sample in samples
+        ],
+        "prompt": _by_group(groups, texts.prompt),
+        "answer": [texts.answer(sample) if len(sample.token_ids) else "" for sample in samples],
+        "meta": [_meta(row.of) for row in rows],
+        "extras": [_extras(sample) for sample in samples],
+    }
+    arrays = {name: pa.array(values, SCHEMA.field(name).type) for name, values in columns.items()}
+    arrays["prompt_ids"] = _lists(prompt_ids, np.int32, pa.int32())
+    arrays["prompt_pieces"] = _piece_lists(prompt_ids, texts)
+    arrays["token_ids"] = _lists(tokens, np.int32, pa.int32())
+    arrays["pieces"] = _piece_lists(tokens, texts)
+    arrays["logprobs"] = _lists(
+        [_floats(sample.logprobs, len(ids)) for sample, ids in zip(samples, tokens, strict=True)],
+        np.float32,
+        pa.float32(),
+    )
+    for name, key in _TOKEN_EXTRAS.items():
+        of_tokens = [sample.extras.get(key) for sample in samples]
+        if key == OLD_LOGPROBS:
+            of_tokens = [
+                logprobs.get((row.of.group.id, row.index), old) if row.of.outcome == TRAINED else old
+                for row, old in zip(rows, of_tokens, strict=True)
+            ]
+        found = [_floats(values, len(ids)) for values, ids in zip(of_tokens, tokens, strict=True)]
+        arrays[name] = _lists(found, np.float32, pa.float32())
+    schema = SCHEMA.with_metadata(
+        {
+            "gyre.format": FORMAT,
+            "gyre.step": str(step),
+            "gyre.groups": str(len({group.id for group in groups})),
+        }
+    )
+    return pa.table([arrays[name] for name in SCHEMA.names], schema=schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    of: Observed
+    index: int
+    sample: Sample
+    finish_reason: str | None
+
+
+def _rows_of(observed: Observed) -> Iterator[_Row]:
+    for index, sample in enumerate(observed.group.samples):
+        yield _Row(observed, index, sample, as_text(sample.finish_reason))
+    if not observed.group.samples:
+        nothing = Sample(np.empty(0, np.int32), np.empty(0, np.float32), ())
+        yield _Row(observed, 0, nothing, None)
+
+
+def _advantages(rows: Sequence[_Row], advantages: Advantages) -> list[float | None]:
+    """Of each trained sample the mean over its tokens; they are all the same but with a critic."""
+    known: dict[int, Sequence[NDArray[np.float32]] | None] = {}
+    found: list[float | None] = []
+    for row in rows:
+        group = row.of.group
+        if row.of.outcome == TRAINED and id(group) not in known:
+            known[id(group)] = advantages(group)
+        of_group = known.get(id(group))
+        values = of_group[row.index] if of_group is not None and row.of.outcome == TRAINED else None
+        if values is None or not len(values):
+            found.append(None)
+        else:
+            same = bool((values == values[0]).all())
+            found.append(float(values[0]) if same else float(values.mean(dtype=np.float64)))
+    return found
+
+
+def _by_group(groups: Sequence[Group], of: Callable[[Group], str | None]) -> list[str | None]:
+    known: dict[int, str | None] = {}
+    for group in groups:
+        if id(group) not in known:
+            known[id(group)] = of(group)
+    return [known[id(group)] for group in groups]
+
+
+def _number(value: Any) -> float | None:
+    """The value as a float, NaN included; None where it is no number."""
+    if isinstance(value, bool | int | float | np.number | np.bool_):
+        return float(value)
+    return None
+
+
+def _more(sample: Sample) -> list[tuple[str, float | None]]:
+    return [
+        (as_text(key[len(MORE) :]), _number(value))
+        for key, value in sample.extras.items()
+        if isinstance(key, str) and key.startswith(MORE)
+    ]
+
+
+def _extras(sample: Sample) -> str | None:
+    """What else operators added, as JSON; arrays of tokens are left out."""
+    rest = {
+        key: value
+        for key, value in sample.extras.items()
+        if not (isinstance(key, str) and key.startswith(MORE)) and not isinstance(value, np.ndarray)
+    }
+    return _json(rest) if rest else None
+
+
+def _meta(observed: Observed) -> str:
+    meta = observed.group.meta
+    return _json({**meta, "evidence": observed.evidence} if observed.evidence else meta)
+
+
+def _json(values: dict[Any, Any]) -> str:
+    """As JSON, numbers that are none as null; what JSON cannot hold as text."""
+    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    try:
+        text = orjson.dumps(values, default=as_text, option=options).decode()
+    except (TypeError, ValueError, RecursionError):  # text that is no text, a number beyond 64 bits, a circle
+        return json.dumps({as_text(key): _short(value) for key, value in values.items()})
+    if len(text) > MOST_META:
+        return json.dumps({as_text(key): _short(value) for key, value in values.items()})
+    return text
+
+
+def _short(value: Any) -> Any:
+    if value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) < 2**53):
+        return value
+    return as_text(value if isinstance(value, str) else repr(value))[:_CUT_VALUE]
+
+
+def _ids(values: Any) -> NDArray[np.int32]:
+    """int32 `[t]`; none where it is no list of ids."""
+    try:
+        found = np.asarray(values)
+        if found.ndim == 1 and (found.dtype.kind in "iu" or not found.size):
+            return found.astype(np.int32, copy=False)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    return np.empty(0, np.int32)
+
+
+def _floats(values: Any, count: int) -> NDArray[np.float32] | None:
+    """float32 `[count]`; None where there are not so many numbers."""
+    if values is None:
+        return None
+    try:
+        found = np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError):
+        return None
+    return found if found.shape == (count,) else None
+
+
+def _lists(rows: Sequence[NDArray[Any] | None], dtype: Any, kind: pa.DataType) -> pa.Array:
+    """A list for each row, null where it is None: one array of values and where each row ends, no object a token."""
+    lengths = [0 if row is None else len(row) for row in rows]
+    offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))).astype(np.int32)
+    present = [row for row in rows if row is not None and len(row)]
+    values = np.concatenate(present) if present else np.empty(0, dtype)
+    return _list_array(
+        offsets, pa.array(values.astype(dtype, copy=False), kind), [row is None for row in rows]
+    )
+
+
+def _piece_lists(rows: Sequence[NDArray[np.int32]], texts: Texts) -> pa.Array:
+    offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows], dtype=np.int64))).astype(np.int32)
+    ids = np.concatenate(rows) if rows else np.empty(0, np.int32)
+    found = texts.pieces(ids)
+    if found is None:
+        return pa.nulls(len(rows), pa.list_(pa.string()))
+    different, places = found
+    values = pa.array(different, pa.string()).take(pa.array(places))
+    return _list_array(offsets, values, [False] * len(rows))
+
+
+def _list_array(offsets: NDArray[np.int32], values: pa.Array, is_null: Sequence[bool]) -> pa.Array:
+    mask = pa.array(is_null) if any(is_null) else None
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=mask)

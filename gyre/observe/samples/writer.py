@@ -1,0 +1,270 @@
+"""The thread that writes the samples of steps: the trainer hands groups over, and goes on.
+
+Invariants:
+- *after the ledger*: a step is handed over when it is recorded;
+- *never in the way*: handing over takes no time, and a disk that is full, slow or broken ends nothing. What the queue
+  has no room for, and what cannot be written, is left out and counted, and said once;
+- *whole or absent*: a file has its name when all of it is there;
+- *once*: a step that is written again replaces its file, with equal content;
+- *the job comes first*: nothing is written where it would leave the disk without room for what the job needs.
+
+This module must not know how a step is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import queue
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gyre.config.spec import SamplesSpec
+from gyre.observe.samples.names import PARTIAL, QUARANTINED, TRAINED, quarantined_file, step_file, step_of
+from gyre.observe.samples.texts import Texts
+from gyre.observe.samples.thinning import given_up
+from gyre.rollouts.samples import Group
+
+if TYPE_CHECKING:
+    from gyre.observe.samples.table import Advantages, Observed
+
+WAITING_STEPS = 4
+"""Steps that may wait to be written: they are kept in memory."""
+
+MOST_DROPPED = 1024
+"""Groups that were not trained, of one step, that are kept until the step is written; the newest."""
+
+SPARE_BYTES = 256 << 20
+"""Bytes that stay free on the disk, or a quarter of it, if that is less."""
+
+ROWS_TOGETHER = 512
+"""Samples that are read together: a page of a step of thousands does not read all their texts."""
+
+
+Logprobs = Callable[[], Mapping[tuple[int, int], NDArray[np.float32]]]
+"""The trainer's own log-probs of a step's samples, float32 `[t]`, by group and sample, as far as they are known. May
+take a while; called on the writer's thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    step: int
+    observed: tuple[tuple[Group, str, str], ...]
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Quarantined:
+    step: int
+    group: Group
+    evidence: str
+
+
+class SampleWriter:
+    """Writes into `folder`, which it makes. `say` tells people something, once for each kind of problem."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: SamplesSpec,
+        *,
+        texts: Texts | None = None,
+        advantages: Advantages = lambda group: None,
+        say: Callable[[str], None] = lambda text: None,
+        spare_bytes: int = SPARE_BYTES,
+    ) -> None:
+        self.written = 0
+        """Files that were written."""
+        self.left_out = 0
+        """Files that were not: the queue was full, or the disk would not take them."""
+        self._folder = folder
+        self._settings = settings
+        self._texts = texts or Texts()
+        self._advantages = advantages
+        self._say = say
+        self._spare_bytes = spare_bytes
+        self._said: set[str] = set()
+        self._untrained: deque[tuple[Group, str, str]] = deque(maxlen=MOST_DROPPED)
+        self._queue: queue.Queue[_Step | _Quarantined | None] = queue.Queue(WAITING_STEPS)
+        self._sizes: dict[int, int] = {}
+        """The bytes of each step that is there."""
+        self._kept_bytes = 0
+        """Those of files that are never given up."""
+        self._earlier: list[_Step] = []
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # -- the trainer's side ---------------------------------------------------------------------------
+
+    def begin(self, earlier: Mapping[int, Sequence[Group]] | None = None) -> None:
+        """Start the thread. `earlier` are steps that an earlier trainer recorded, and may have died before it wrote
+        them: those that are not there are written now."""
+        for step, groups in (earlier or {}).items():
+            if self.wants(step) and not (self._folder / step_file(step)).exists():
+                chosen = groups[: self._settings.groups]
+                self._earlier.append(_Step(step, tuple((group, TRAINED, "") for group in chosen)))
+        self._thread = threading.Thread(target=self._run, name="gyre-samples", daemon=True)
+        self._thread.start()
+
+    def not_trained(self, group: Group, outcome: str, evidence: str = "") -> None:
+        """A group of samples will not be trained: it is kept with the step that is being made."""
+        self._untrained.append((group, outcome, evidence))
+
+    def quarantined(self, step: int, group: Group, evidence: str) -> None:
+        """A group is quarantined while `step` is being made: it is written now, whatever the settings."""
+        self._put(_Quarantined(step, group, evidence))
+
+    def step_recorded(
+        self, step: int, groups: Sequence[Group], outcome: str = TRAINED, *, logprobs: Logprobs | None = None
+    ) -> None:
+        """The ledger has the step. Its groups must not change any more."""
+        untrained, self._untrained = tuple(self._untrained), deque(maxlen=MOST_DROPPED)
+        if self.wants(step):
+            most = self._settings.groups
+            chosen = [*((group, outcome, "") for group in groups[:most]), *untrained[:most]]
+            self._put(_Step(step, tuple(chosen), logprobs))
+
+    def end(self, *, within_s: float) -> bool:
+        """Let the thread end when it has written what waits. Whether it has within this time."""
+        if self._thread is None:
+            return True
+        self._ended.set()
+        with contextlib.suppress(queue.Full):  # then it finds out when it has written the last of them
+            self._queue.put_nowait(None)
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def wants(self, step: int) -> bool:
+        """Whether the step is to be kept."""
+        every = self._settings.every
+        return every > 0 and (step == 1 or step % every == 0)
+
+    def _put(self, work: _Step | _Quarantined) -> None:
+        try:
+            self._queue.put_nowait(work)
+        except queue.Full:
+            self.left_out += 1
+            self._tell(
+                "slow",
+                f"the samples of step {work.step} are not kept: writing them takes longer than making steps. "
+                "observe.samples.every or groups asks for fewer.",
+            )
+
+    # -- the thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with contextlib.suppress(ImportError):  # the first file says it
+            importlib.import_module("gyre.observe.samples.table")  # slow: now, and not when there are samples
+        self._look()
+        for step in self._earlier:
+            self._try(step)
+        self._earlier.clear()
+        while not (self._ended.is_set() and self._queue.empty()):
+            if (work := self._queue.get()) is None:
+                return
+            self._try(work)
+            self._queue.task_done()
+
+    def _try(self, work: _Step | _Quarantined) -> None:
+        try:
+            self._write(work)
+            self.written += 1
+        except Exception as error:  # whatever it is, the job goes on without its samples
+            self.left_out += 1
+            why = str(error) if isinstance(error, OSError) else repr(error)
+            kind = f"{type(error).__name__} {getattr(error, 'errno', '')}"
+            self._tell(kind, f"the samples of step {work.step} are not kept: {why}. Training goes on.")
+
+    def _look(self) -> None:
+        """See what earlier trainers wrote, and remove what they left half written."""
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self._folder):
+                if entry.name.endswith(PARTIAL):
+                    with contextlib.suppress(OSError):
+                        os.unlink(entry.path)
+                elif (step := step_of(entry.name)) is not None:
+                    self._sizes[step] = entry.stat().st_size
+                else:
+                    self._kept_bytes += entry.stat().st_size
+
+    def _write(self, work: _Step | _Quarantined) -> None:
+        from gyre.observe.samples.table import Observed
+
+        if isinstance(work, _Quarantined):
+            of = [Observed(work.group, QUARANTINED, work.evidence)]
+            self._kept_bytes += self._write_file(quarantined_file(work.group.id), work.step, of)
+            return
+        observed = [Observed(*one) for one in work.observed]
+        observed.sort(
+            key=lambda one: one.group.id
+        )  # a stable order: trained ones before others of their number
+        logprobs = work.logprobs() if work.logprobs is not None else {}
+        self._sizes[work.step] = self._write_file(step_file(work.step), work.step, observed, logprobs)
+        self._thin()
+
+    def _write_file(
+        self,
+        name: str,
+        step: int,
+        observed: Iterable[Observed],
+        logprobs: Mapping[tuple[int, int], NDArray[np.float32]] = MappingProxyType({}),
+    ) -> int:
+        """Write the file and return its size. Raises OSError."""
+        import pyarrow.parquet as pq
+
+        from gyre.observe.samples.narrow import KEY, narrow_of, packed
+        from gyre.observe.samples.table import FLOATS, table_of
+
+        table = table_of(step, observed, self._texts, self._advantages, logprobs)
+        if self._texts.problem:
+            self._tell("text", f"some samples have no text: {self._texts.problem}")
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check_room(table.nbytes)
+        partial = self._folder / f".{name}.{os.getpid()}{PARTIAL}"
+        try:
+            with pq.ParquetWriter(
+                partial,
+                table.schema,
+                compression="zstd",
+                use_dictionary=[column for column in table.column_names if column not in FLOATS],
+                write_statistics=["step", "group", "sample", "outcome", "reward", "tokens"],
+            ) as file:
+                file.write_table(table, row_group_size=ROWS_TOGETHER)
+                file.add_key_value_metadata({KEY: packed(narrow_of(table, None))})
+            size = partial.stat().st_size
+            os.replace(partial, self._folder / name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
+        return size
+
+    def _check_room(self, needed: int) -> None:
+        """Raises OSError where the disk has no room beside what the job needs. `needed` is before compression."""
+        usage = shutil.disk_usage(self._folder)
+        spare = min(self._spare_bytes, usage.total // 4)
+        if usage.free - needed < spare:
+            raise OSError(
+                f"{self._folder} has {usage.free >> 20} MiB left, and samples leave {spare >> 20} MiB to the job"
+            )
+
+    def _thin(self) -> None:
+        for step in given_up(self._sizes, self._settings.at_most_bytes - self._kept_bytes):
+            with contextlib.suppress(OSError):
+                (self._folder / step_file(step)).unlink(missing_ok=True)
+            del self._sizes[step]
+
+    def _tell(self, kind: str, text: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self._say(text)

@@ -1,0 +1,112 @@
+"""The writer of a run's samples, with what only its trainer knows: what tokens say, and what the loss makes of rewards.
+
+This module must not know how samples are written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gyre.config import JobSpec
+from gyre.config.sections import LossSettings, read_section
+from gyre.errors import ConfigError
+from gyre.observe.samples.names import folder_of
+from gyre.observe.samples.texts import Texts
+from gyre.observe.samples.writer import Logprobs, SampleWriter
+from gyre.rollouts.samples import Group
+from gyre.workloads.algorithms.advantages import GROUP_ESTIMATORS, advantages_of
+from gyre.workloads.gang.gang import Gang
+from gyre.workloads.trainer.groups.group_state import GroupState
+
+LOGPROBS_S = 10.0
+"""How long the samples of a step wait for the ranks' log-probs. They are there: only who stands still is late."""
+
+OWN_CLASSES = "gyre.workloads."
+"""Where the learners are whose advantages are those of `config.loss`."""
+
+
+def sample_writer(spec: JobSpec, trainer: Any, directory: Path, learner: str) -> SampleWriter:
+    """`learner` is the role whose weights are published; `trainer.data` is asked for texts."""
+    return SampleWriter(
+        folder_of(directory),
+        spec.observe.samples,
+        texts=Texts(getattr(trainer, "data", None)),
+        advantages=_Advantages(spec, learner),
+        say=_say,
+    )
+
+
+def is_own(spec: JobSpec, learner: str) -> bool:
+    """Whether the role is filled by a class of Gyre's own."""
+    entrypoint = spec.roles[learner].entrypoint
+    return entrypoint is None or entrypoint.module.startswith(OWN_CLASSES)
+
+
+def asked_of(gang: Gang, step: int) -> Logprobs:
+    """Ask the ranks, beside whatever they do, for their own log-probs of the step that they have just made."""
+    futures = [
+        gang.transport.submit(*member, "step_logprobs", step=step, control=True) for member in gang.members
+    ]
+
+    def answered() -> dict[tuple[int, int], NDArray[np.float32]]:
+        wait(futures, timeout=LOGPROBS_S)
+        found: dict[tuple[int, int], NDArray[np.float32]] = {}
+        for future in futures:
+            if future.done() and future.exception() is None:
+                status, value = future.result()
+                if status == "ok":
+                    found |= _by_sample(value)
+        return found
+
+    return answered
+
+
+def _by_sample(value: Any) -> dict[tuple[int, int], NDArray[np.float32]]:
+    """What `SeenLogprobs.of_step` returned; nothing where it is something else."""
+    if not isinstance(value, dict) or not value:
+        return {}
+    parts = np.split(value["logprobs"], np.cumsum(value["lengths"])[:-1]) if len(value["lengths"]) else []
+    return {
+        (int(group), int(sample)): part for (group, sample), part in zip(value["samples"], parts, strict=True)
+    }
+
+
+def recorded_steps(groups: GroupState) -> dict[int, list[Group]]:
+    """The steps in the ledger whose samples it still has, with their groups."""
+    return {
+        step: [groups[group_id] for group_id in groups.ids_of(step)]
+        for step in sorted(groups.batches)
+        if step <= groups.step
+    }
+
+
+class _Advantages:
+    """The advantages of a group, as Gyre's own learners have them. None of a learner or an estimator of the user's own,
+    whose code is not called here."""
+
+    def __init__(self, spec: JobSpec, learner: str) -> None:
+        self._settings: LossSettings | None = None
+        if is_own(spec, learner):
+            with contextlib.suppress(ConfigError):  # the learner has told it, or does not read the section
+                self._settings = read_section(LossSettings, spec.config, "loss")
+
+    def __call__(self, group: Group) -> Sequence[NDArray[np.float32]] | None:
+        loss = self._settings
+        if loss is None or loss.adv_estimator not in (*GROUP_ESTIMATORS, "gae"):
+            return None
+        try:
+            return advantages_of([group], loss)
+        except ValueError:  # a sample without what the estimator needs: it was not trained either
+            return None
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # a disk without room: the log is on it, too
+        print(f"! {text}", flush=True)

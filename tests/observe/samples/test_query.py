@@ -1,0 +1,44 @@
+"""Conditions on rewards, as people write them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gyre.errors import ConfigError
+from gyre.observe.samples.query import Condition, conditions_in
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        ("<0.2", [-1.0, 0.0]),
+        ("<= .5", [-1.0, 0.0, 0.5]),
+        (">5e-1", [1.0]),
+        (">=0.5", [0.5, 1.0]),
+        ("=1", [1.0]),
+        ("==1", [1.0]),
+        ("0", [0.0]),
+        ("!=0", [-1.0, 0.5, 1.0]),
+        (">=0, <1", [0.0, 0.5]),
+        ("-1", [-1.0]),
+    ],
+)
+def test_a_condition_lets_through(text: str, passes: list[float]) -> None:
+    values = np.array([-1.0, 0.0, 0.5, 1.0])
+    keep = np.ones(4, np.bool_)
+    for condition in conditions_in(text):
+        keep &= condition.holds(values)
+    assert values[keep].tolist() == passes
+
+
+@pytest.mark.parametrize("text", ["", "<", "low", "<0.2;", "<<1", ">1,", "0.1.2", "<nan", "< 0x1"])
+def test_what_is_no_condition_is_refused_and_says_how(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"no condition") as error:
+        conditions_in(text)
+    assert "<0.2" in error.value.hint
+
+
+def test_a_condition_goes_over_the_wire_and_back() -> None:
+    condition = Condition("<", 0.1 + 0.2)
+    assert conditions_in(str(condition)) == (condition,)
