@@ -122,6 +122,10 @@ class GyreClient:
         """The job after an event or at a time: `view`, `event`, `first`, `last`."""
         return self._get(f"{_job(job)}/at", seq=seq, time=time)
 
+    def timeline(self, job: str, *, since: float | None = None, until: float | None = None) -> dict[str, Any]:
+        """Who did what from when to when: `since`, `until`, `first`, `last`, `lanes`, `flags`, `cut`."""
+        return self._get(f"{_job(job)}/timeline", since=since, until=until)
+
     def decisions(self, job: str, *, around: int) -> dict[str, Any]:
         """`previous` and `next`, the decisions before and after an event."""
         return self._get(f"{_job(job)}/decisions", around=around)

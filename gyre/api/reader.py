@@ -44,6 +44,7 @@ from gyre.observe.history import JobHistory
 from gyre.observe.samples.query import SampleReader
 from gyre.observe.series import read_series
 from gyre.observe.series.reading import POINTS
+from gyre.observe.timeline import read_timeline
 from gyre.store import JobRow, Store, open_store
 
 PROBE_TIMEOUT_S = 2.0
@@ -345,6 +346,14 @@ class JobReader:
         if self._url is not None:
             return self._client(self._url).at(job_id, seq=seq, time=time)
         return moment_of(self._history_of(job_id).at(seq, time=time))
+
+    def timeline(
+        self, job_id: str, *, since: float | None = None, until: float | None = None
+    ) -> dict[str, Any]:
+        """Who did what from when to when, as `MasterApi.timeline` gives it."""
+        if self._url is not None:
+            return self._client(self._url).timeline(job_id, since=since, until=until)
+        return read_timeline(self.store, self._history_of(job_id), since=since, until=until).as_dict()
 
     def decisions(self, job_id: str, *, around: int) -> dict[str, int | None]:
         """`previous` and `next`: the decisions before and after an event, or None."""

@@ -124,6 +124,9 @@ class StoredJob:
     def at(self, *, seq: int | None = None, time: float | None = None) -> dict[str, Any]:
         return self._reader.at(self.job_id, seq=seq, time=time)
 
+    def timeline(self, *, since: float | None = None, until: float | None = None) -> dict[str, Any]:
+        return self._reader.timeline(self.job_id, since=since, until=until)
+
     def decisions(self, *, around: int) -> dict[str, int | None]:
         return self._reader.decisions(self.job_id, around=around)
 

@@ -57,6 +57,7 @@ from gyre.observe.history import JobHistory
 from gyre.observe.samples.files import SampleFiles
 from gyre.observe.samples.names import folder_of
 from gyre.observe.series import read_series
+from gyre.observe.timeline import read_timeline
 from gyre.store import JobFields, Store
 from gyre.workloads.vertex.disk_room import DiskLook
 
@@ -414,6 +415,9 @@ class JobMaster:
 
     def at(self, *, seq: int | None = None, time: float | None = None) -> dict[str, Any]:
         return moment_of(self._history.at(seq, time=time))
+
+    def timeline(self, *, since: float | None = None, until: float | None = None) -> dict[str, Any]:
+        return read_timeline(self._store, self._history, since=since, until=until).as_dict()
 
     def decisions(self, *, around: int) -> dict[str, int | None]:
         previous, following = self._history.decisions(around)

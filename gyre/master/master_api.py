@@ -122,6 +122,12 @@ class MasterApi(Protocol):
         Raises NotFound, or StoreError for a history that does not fold."""
         ...
 
+    def timeline(self, *, since: float | None = None, until: float | None = None) -> dict[str, Any]:
+        """Who did what between two times, or so far (`gyre.observe.timeline`): `since`, `until`, `first`, `last`,
+        `lanes` (`id`, `role`, `kind`, `spans`: from, to, state, cause), `flags` (`at`, `kind`, `text`, `seq`) and
+        `cut`."""
+        ...
+
     def decisions(self, *, around: int) -> dict[str, int | None]:
         """`previous` and `next`: the decisions before and after event `around`, or None."""
         ...

@@ -14,7 +14,7 @@ Pure but for the compression. This module must not know where chapters are kept.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ import msgpack
 import zstandard
 
 from gyre.errors import StoreCorrupt
-from gyre.failover import VertexPhase
+from gyre.failover import Incident, VertexPhase
 from gyre.failover import events as e
 from gyre.observe.folding import Folded
 
@@ -59,13 +59,13 @@ class Flag(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A vertex came into a phase: `starting`, `running`, `stopping`, `stopped`, or `down` where it was lost."""
+    """A vertex came into a phase. `why` is the cause of the incident that led to it, else the phase's reason."""
 
     at: float
     vertex: str
     role: str
     phase: str
-    reason: str
+    why: str
 
 
 @dataclass(slots=True)
@@ -109,7 +109,8 @@ def is_decision(folded: Folded) -> bool:
     return isinstance(folded.event, _COMMANDS) or any(True for _ in _changed_incidents(folded))
 
 
-def _changed_incidents(folded: Folded) -> Any:
+def _changed_incidents(folded: Folded) -> Iterator[tuple[Incident | None, Incident]]:
+    """The incidents that the event made (None before) or settled."""
     before, after = folded.before.incidents, folded.decision.state.incidents
     for kind, key in folded.decision.changed:
         if kind == "incident" and (incident := after.get(key)) is not None:
@@ -130,6 +131,10 @@ def _incidents(folded: Folded) -> list[str]:
 def _moves(folded: Folded) -> list[Move]:
     before, after = folded.before.vertices, folded.decision.state.vertices
     found = []
+    blamed: dict[str, str] = {}
+    for known_incident, incident in _changed_incidents(folded):
+        if known_incident is None:
+            blamed |= dict.fromkeys((incident.vertex, *incident.region), incident.cause)
     for kind, key in sorted(folded.decision.changed):
         if kind != "vertex":
             continue
@@ -138,7 +143,8 @@ def _moves(folded: Folded) -> list[Move]:
             if known is not None and known.phase is not VertexPhase.STOPPED:
                 found.append(Move(folded.row.at, key, known.role, "stopped", ""))
         elif known is None or known.phase is not record.phase or known.incarnation != record.incarnation:
-            found.append(Move(folded.row.at, key, record.role, record.phase.value, record.reason.value))
+            why = blamed.get(key, record.reason.value)
+            found.append(Move(folded.row.at, key, record.role, record.phase.value, why))
     return found
 
 

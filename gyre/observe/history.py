@@ -25,8 +25,18 @@ from dataclasses import dataclass
 
 from gyre.errors import NotFound, StoreError
 from gyre.failover import JobState
+from gyre.observe.chapters import Chapter
 from gyre.observe.folding import DAMAGED, Coordinators
-from gyre.observe.keyframes import BEGINNING, FORM, Kept, KeyframeMaker, decisions_of, kept_in
+from gyre.observe.keyframes import (
+    BEGINNING,
+    FORM,
+    Kept,
+    KeyframeMaker,
+    chapter_of,
+    decisions_of,
+    kept_in,
+    mark_of,
+)
 from gyre.store import EventRow, KeyframeRow, Store
 
 PAGE = 500
@@ -161,6 +171,45 @@ class JobHistory:
                     return previous, known[at]
         return previous, None
 
+    # -- what happened ------------------------------------------------------------------------------
+
+    def between(self, since: float, until: float) -> Chapter:
+        """The flags, and the moves of vertices, between two times (seconds since 1970), in order."""
+        self.follow()
+        begin, end = self._seq_at(since), self._seq_at(until)
+        with self._following:
+            assert self._maker is not None
+            followed, tail = self._maker.after, self._maker.chapter
+            told = {row.after: chapter_of(self.job_id, mark_of(row), row.chapter) for row in self._own}
+            ends = {row.after: row.seq for row in self._own}
+        for mark, packed in self._keyframes.chapters(FORM, after=begin, until=end):
+            if mark.after not in told and (chapter := chapter_of(self.job_id, mark, packed)) is not None:
+                told[mark.after], ends[mark.after] = chapter, mark.seq
+        found = Chapter()
+        at = max((after for after in told if after <= begin < ends[after]), default=begin)
+        while at < min(end, followed):
+            chapter = told.get(at)
+            stop = ends.get(at, 0)
+            if chapter is None:  # what the keyframe says of it cannot be believed
+                stop = min((after for after in told if after > at), default=followed)
+                chapter = self._folded(at, stop)
+            _add(found, chapter, since, until)
+            at = stop
+        _add(found, tail, since, until)
+        return found
+
+    def _folded(self, after: int, until: int) -> Chapter:
+        """What happened in a part of the history, from the events themselves."""
+        chapter = Chapter()
+        try:
+            for folded in self.coordinators().steps(
+                self._journal.events(after=after, until=until), self.at(after).state
+            ):
+                chapter.add(folded)
+        except DAMAGED as error:
+            raise unfoldable(self.job_id, error) from error
+        return chapter.trimmed()
+
     # -- keyframes ----------------------------------------------------------------------------------
 
     def follow(self, *, until: int | None = None, most: int | None = None) -> int:
@@ -196,12 +245,13 @@ class JobHistory:
         if self._maker is not None:
             self._maker.coordinators = coordinators
             return self._maker
-        chain: list[tuple[int, list[int]]] = []
+        next_of: dict[int, tuple[int, list[int]]] = {}
         for mark in self._keyframes.marks(FORM):
-            found = decisions_of(self.job_id, mark)
-            if found is None or mark.after != (chain[-1][0] if chain else 0):
-                break
-            chain.append((mark.seq, found))
+            if (found := decisions_of(self.job_id, mark)) is not None:
+                next_of.setdefault(mark.after, (mark.seq, found))
+        chain: list[tuple[int, list[int]]] = []
+        while (link := next_of.get(chain[-1][0] if chain else 0)) is not None:
+            chain.append(link)
         kept, size_bytes = BEGINNING, 0
         while chain:
             row = self._keyframes.before(chain[-1][0], FORM)
@@ -226,6 +276,11 @@ class JobHistory:
             self._own = [*self._own, *made]
         for row in made:
             self._decisions.extend(json.loads(row.decisions))
+
+
+def _add(to: Chapter, chapter: Chapter, since: float, until: float) -> None:
+    to.flags += [flag for flag in chapter.flags if since <= flag.at <= until]
+    to.moves += [move for move in chapter.moves if since < move.at <= until]
 
 
 def unfoldable(job_id: str, error: BaseException) -> StoreError:

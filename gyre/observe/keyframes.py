@@ -20,7 +20,7 @@ import zstandard
 from gyre.errors import StoreCorrupt
 from gyre.failover import JobState, rows_of, state_from
 from gyre.failover import state as states
-from gyre.observe.chapters import Chapter, pack_chapter
+from gyre.observe.chapters import Chapter, pack_chapter, unpack_chapter
 from gyre.observe.folding import Coordinators
 from gyre.store import EventRow, KeyframeMark, KeyframeRow
 from gyre.store.tables import decode_body, encode_body
@@ -117,6 +117,24 @@ def decisions_of(job_id: str, mark: KeyframeMark) -> list[int] | None:
     except StoreCorrupt:
         return None
     return found if isinstance(found, list) and all(type(one) is int for one in found) else None
+
+
+def chapter_of(job_id: str, mark: KeyframeMark, packed: bytes) -> Chapter | None:
+    """What happened since the keyframe before; None where it cannot be believed."""
+    found = decisions_of(job_id, mark)
+    small = mark.checksum.partition("-")[0]
+    if found is None or mark.checksum.split("-")[1:2] != [_checksum(small.encode(), packed)]:
+        return None
+    try:
+        chapter = unpack_chapter(packed)
+    except StoreCorrupt:
+        return None  # another Gyre's
+    chapter.decisions = found
+    return chapter
+
+
+def mark_of(row: KeyframeRow) -> KeyframeMark:
+    return KeyframeMark(row.seq, row.after, row.latest, row.form, row.checksum, row.decisions)
 
 
 def _small_checksum(job_id: str, seq: int, after: int, latest: float, decisions: str) -> str:

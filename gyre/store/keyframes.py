@@ -19,8 +19,6 @@ from sqlalchemy import select
 from gyre.store import tables
 from gyre.store.database import Database
 
-_LAST = 2**63 - 1
-
 
 class KeyframeRow(NamedTuple):
     """See `gyre.store.tables.keyframes`."""
@@ -81,37 +79,33 @@ class KeyframeStore:
             ).scalar_one_or_none()
         return int(found or 0)
 
-    def marks(self, form: str, *, after: int = 0, until: int = _LAST) -> list[KeyframeMark]:
-        """The keyframes of this form beyond event `after`, in order."""
+    def marks(self, form: str) -> list[KeyframeMark]:
+        """The keyframes of this form, in order."""
         table = tables.keyframes
         with self._database.read() as connection:
             rows = connection.execute(
                 select(*(table.c[name] for name in KeyframeMark._fields))
-                .where(
-                    table.c.job_id == self.job_id,
-                    table.c.form == form,
-                    table.c.seq > after,
-                    table.c.seq <= until,
-                )
+                .where(table.c.job_id == self.job_id, table.c.form == form)
                 .order_by(table.c.seq)
             ).all()
         return [KeyframeMark(*row) for row in rows]
 
-    def chapters(self, form: str, *, after: int, until: int) -> list[tuple[int, int, bytes]]:
-        """`after`, `seq` and chapter of the keyframes of this form beyond event `after`, in order."""
+    def chapters(self, form: str, *, after: int, until: int) -> list[tuple[KeyframeMark, bytes]]:
+        """The keyframes of this form that tell of events beyond `after` and up to `until`, with their chapters, in
+        order."""
         table = tables.keyframes
         with self._database.read() as connection:
             rows = connection.execute(
-                select(table.c.after, table.c.seq, table.c.chapter)
+                select(*(table.c[name] for name in KeyframeMark._fields), table.c.chapter)
                 .where(
                     table.c.job_id == self.job_id,
                     table.c.form == form,
                     table.c.seq > after,
-                    table.c.seq <= until,
+                    table.c.after < until,
                 )
                 .order_by(table.c.seq)
             ).all()
-        return [(int(begin), int(seq), chapter) for begin, seq, chapter in rows]
+        return [(KeyframeMark(*row[:-1]), row[-1]) for row in rows]
 
     def _last(self, form: str, which: Any) -> KeyframeRow | None:
         table = tables.keyframes

@@ -323,7 +323,7 @@ def test_nothing_is_loaded_from_elsewhere(shared_http: Client) -> None:
 
 def test_openapi_is_complete(shared_http: Client) -> None:
     paths = shared_http.get("/api/v1/openapi.json").json()["paths"]
-    assert len(paths) >= 30
+    assert len(paths) >= 31
     for path, methods in paths.items():
         for method, operation in methods.items():
             assert operation.get("description"), f"{method} {path} has no description"

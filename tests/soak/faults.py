@@ -35,8 +35,9 @@ class Tally:
 class Faults:
     """Strikes a running job. `status` gives its view, `disk` holds its home, `database` is its store.
 
-    A process is not struck again before the job has made a step: budgets count deaths without progress, so a job that is
-    struck faster than it can step ends, as it should. While `sparing` is true, no fault kills or stops master, manager or trainer, nor the machines that they are on:
+    A process is not struck again before the job has made a step: budgets count deaths without progress, so a job that
+    is struck faster than it can step ends, as it should. While `sparing` is true, no fault kills or stops master,
+    manager or trainer, nor the machines that they are on:
     whether their memory grows can only be seen if they live for long.
     """
 

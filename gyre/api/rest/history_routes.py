@@ -46,6 +46,18 @@ def show_series(
     return Response(orjson.dumps(found), media_type="application/json")
 
 
+@reads.get("/jobs/{job:gyre_job}/timeline", response_model=schemas.Timeline)
+def show_timeline(
+    port: Port,
+    since: Annotated[Moment | SkipJsonSchema[None], Query()] = None,
+    until: Annotated[Moment | SkipJsonSchema[None], Query()] = None,
+) -> Any:
+    """Who did what from when to when, and for whom it waited; with incidents, publishes, evaluations, checkpoints and
+    commands as flags."""
+    found = port.timeline(since=since, until=until)
+    return Response(orjson.dumps(found), media_type="application/json")
+
+
 @reads.get("/jobs/{job:gyre_job}/at", response_model=schemas.MomentView)
 def show_moment(
     port: Port,

@@ -293,6 +293,37 @@ class Series(BaseModel):
     cut: bool = False
 
 
+class Lane(BaseModel):
+    """`kind` is `vertex` or `instance`. `spans` are from, to (seconds since 1970), state and cause: whom it waited for,
+    or why it was down. States are train, generate, wait, load, reward, checkpoint, evaluate, start, down and idle."""
+
+    id: str
+    role: str
+    kind: str
+    spans: list[list[float | str]]
+
+
+class Flag(BaseModel):
+    """`kind` is incident, publish, evaluation, checkpoint or command; `seq` the event that made it."""
+
+    at: float
+    kind: str
+    text: str
+    seq: int
+
+
+class Timeline(BaseModel):
+    """`first` and `last` are the job's own ends. `cut`: there are more lanes than an answer holds."""
+
+    since: float
+    until: float
+    first: float
+    last: float
+    lanes: list[Lane]
+    flags: list[Flag]
+    cut: bool = False
+
+
 class MomentView(BaseModel):
     """The job after `event`, which is null before the first one. `first` and `last` are the journal's."""
 

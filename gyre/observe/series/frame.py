@@ -42,7 +42,8 @@ def is_share(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """`values` has a row for each source and a column for each name."""
+    """`values` has a row for each source and a column for each name. The sources are of one kind: all vertices, or all
+    instances."""
 
     sources: tuple[str, ...]
     names: tuple[str, ...]
@@ -53,18 +54,22 @@ Frame = list[Group]
 
 
 def frame_of(numbers: Numbers) -> Frame:
-    groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     for source, values in numbers.items():
         if values:
-            groups[tuple(sorted(values))].append(source)
+            groups[_kind(source), tuple(sorted(values))].append(source)
     return [
         Group(
             tuple(sources),
             names,
             np.array([[numbers[source][name] for name in names] for source in sources], dtype="<f8"),
         )
-        for names, sources in groups.items()
+        for (_, names), sources in groups.items()
     ]
+
+
+def _kind(source: str) -> str:
+    return source.partition("/")[0]
 
 
 def numbers_in(frame: Frame) -> Numbers:
@@ -139,8 +144,7 @@ def mean_of(frames: Sequence[Frame]) -> Frame:
     kinds: dict[str, list[list[Group]]] = {}
     for number, frame in enumerate(frames):
         for group in frame:
-            kind = group.sources[0].partition("/")[0]
-            kinds.setdefault(kind, [[] for _ in frames])[number].append(group)
+            kinds.setdefault(_kind(group.sources[0]), [[] for _ in frames])[number].append(group)
     return [group for kind in kinds for group in _mean_of_kind(kinds[kind])]
 
 

@@ -349,7 +349,7 @@ class GraphTrainer(BaseTrainer):
                 wanted={role: self.runtime.membership.wanted(role) for role in run.pools},
                 could_train=run.gang_dispatch.could_train,
             )
-        run.progress.report(run.waits.times())
+        run.progress.report(run.waits.times(), run.waits.totals())
 
     def _activities(self) -> dict[str, Shares]:
         """What each role does now."""

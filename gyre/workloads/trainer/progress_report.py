@@ -41,8 +41,11 @@ class ProgressReport:
         self._prompts_per_step = prompts_per_step
         self._report_progress = report_progress
 
-    def report(self, times: Mapping[str, Shares]) -> None:
-        """`times` are the shares of recent time of what each role did."""
+    def report(
+        self, times: Mapping[str, Shares], spent_s: Mapping[str, Mapping[str, float]] | None = None
+    ) -> None:
+        """`times` are the shares of recent time of what each role did, `spent_s` the seconds since the trainer
+        began."""
         groups, metrics, published = self._groups, self._steps.metrics, self._policies.published
         rows = self._rows()
         self._report_progress(
@@ -65,6 +68,7 @@ class ProgressReport:
             tokens_discarded=dict(self._tokens_discarded),
             times={role: dict(shares) for role, shares in times.items()},
             waits=waits_in(times),
+            spent_s={role: dict(spent) for role, spent in (spent_s or {}).items()},
             checkpoint_step=groups.checkpoint_step,
         )
 

@@ -43,6 +43,7 @@ class WaitStats:
         self._is_stale = True
         """Whether the next look must not be left out."""
         self._spent: dict[str, dict[str, float]] = {}
+        self._total: dict[str, dict[str, float]] = {}
 
     def observe(self, look: Callable[[], dict[str, Shares]]) -> None:
         """Look what each role does now, unless the last look was a moment ago."""
@@ -76,8 +77,10 @@ class WaitStats:
                 spent = self._spent[role] = {
                     what: kept for what, s in before.items() if (kept := s * keep) > 1e-6
                 }
+                total = self._total.setdefault(role, {})
                 for what, share in shares.items():
                     spent[what] = spent.get(what, 0.0) + share * passed
+                    total[what] = total.get(what, 0.0) + share * passed
         self._at = now
 
     def times(self) -> dict[str, Shares]:
@@ -87,6 +90,14 @@ class WaitStats:
             role: _rounded(self._spent[role])
             for role in sorted(self._spent, key=lambda role: role != self._first)
             if any(self._spent[role].values())
+        }
+
+    def totals(self) -> dict[str, dict[str, float]]:
+        """The seconds that each role has spent on each activity since this trainer began: between two readings, the
+        difference is what was done in that time, and nothing of before."""
+        return {
+            role: {what: round(seconds, 3) for what, seconds in spent.items()}
+            for role, spent in self._total.items()
         }
 
 
