@@ -99,7 +99,7 @@ def _sentence(view: View, now: float) -> tuple[str, Tone]:
 
 
 def _end(view: View, phase: str, message: str) -> tuple[str, Tone]:
-    facts = ", ".join(learnt(view))
+    facts = ", ".join(learnt(view)).replace("->", "→")
     sentence = f"{outcome(view).capitalize()}{f': {facts}' if facts else ''}."
     if phase == "failed":
         return f"{sentence} {_sentence_of(_cut(message))}".rstrip(), "bad"
@@ -231,7 +231,7 @@ def _facts(view: View, now: float) -> list[Fact]:
     add("step", f"{job['step']}{f' of {planned}' if isinstance(planned, int) and planned else ''}", "curves")
     if isinstance(last.get("reward_mean"), int | float):
         add("reward", short(last["reward_mean"]), "curves")
-    add("held-out", ", ".join(held_out(view)).removeprefix("held-out "), "curves")
+    add("held-out", ", ".join(held_out(view)).removeprefix("held-out ").replace("->", "→"), "curves")
     for label, key, form, where in (
         ("tokens/s", "tokens_per_s", thousands, "timeline"),
         ("step time", "step_s", duration, "timeline"),

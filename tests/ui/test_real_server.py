@@ -1,0 +1,152 @@
+"""The page on the real server: a recorded job with kills whose cluster is gone, and a job that runs."""
+
+from __future__ import annotations
+
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.api.home import Home
+from gyre.api.reader import JobReader
+from gyre.api.rest import RestServer
+from gyre.api.rest.app import create_app, create_store_app
+from gyre.api.stored_jobs import StoredJobs
+from tests.doubles.standing_job import StandingJob
+from tests.ui.conftest import Reader
+
+RECORDED = Path(__file__).parent / "recorded.tar.gz"
+"""Made by `make recorded`."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+VIEWS = {
+    "now": "main .sentence",
+    "curves": "main .chart canvas",
+    "timeline": "main .timeline-frame canvas",
+    "samples": "main .sample-list .line",
+    "samples?at=2": "main .side-by-side li",
+    "replay": "main .react-flow__node",
+    "incidents": "main .card",
+    "graph?role=rollout": "main .react-flow__node",
+    "account": "main .total",
+    "logs": "main .logs .line",
+}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The address of `gyre ui` over the recorded home, and the job's name."""
+    folder = tmp_path_factory.mktemp("home")
+    folder.chmod(0o700)
+    with tarfile.open(RECORDED) as archive:
+        archive.extractall(folder, filter="data")
+    home = Home(folder)
+    with JobReader(home.database_url(), at=home) as reader:
+        server = RestServer(create_store_app(StoredJobs(reader), token=None))
+        yield f"{server.start()}/", reader.jobs()[0]["name"]
+        server.stop()
+
+
+@pytest.fixture
+def of_recorded(browser: Any, recorded: tuple[str, str]) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+    context.set_default_timeout(30_000)
+    yield Reader(context.new_page(), recorded[0])
+    context.close()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_of_an_ended_job_shows_its_data(
+    of_recorded: Any, recorded: tuple[str, str], view: str
+) -> None:
+    page = of_recorded.open(f"jobs/{recorded[1]}/{view}")
+    page.locator(VIEWS[view]).first.wait_for()
+    assert of_recorded.errors == []
+
+
+def test_the_sentence_of_the_recorded_job_is_the_one_of_rest(
+    of_recorded: Any, recorded: tuple[str, str]
+) -> None:
+    page = of_recorded.open(f"jobs/{recorded[1]}/now")
+    assert "Succeeded after" in page.locator("main .sentence").inner_text()
+    page.get_by_text("0 lost, 0 twice").first.wait_for()
+
+
+def test_the_tokens_of_a_recorded_sample_are_those_of_rest(
+    of_recorded: Any, recorded: tuple[str, str]
+) -> None:
+    import httpx
+
+    url, job = recorded
+    item = httpx.get(f"{url}api/v1/jobs/{job}/samples", params={"limit": 1}).json()["samples"][0]
+    path = f"{item['step']}/{item['group']}/{item['sample']}"
+    whole = httpx.get(f"{url}api/v1/jobs/{job}/samples/{path}").json()
+    page = of_recorded.open(f"jobs/{job}/samples?at=0")
+    page.locator(".side-by-side li a").first.click()
+    page.locator("main .token-text .t").first.wait_for()
+    shown = page.locator("main .token-text .t").count()
+    assert shown >= len(whole["token_ids"])
+
+
+def test_the_slider_goes_back_to_an_event(of_recorded: Any, recorded: tuple[str, str]) -> None:
+    page = of_recorded.open(f"jobs/{recorded[1]}/replay?seq=40")
+    page.get_by_text("Event 40 of").first.wait_for()
+    assert of_recorded.errors == []
+
+
+@pytest.fixture
+def standing() -> Iterator[tuple[StandingJob, str, RestServer]]:
+    with StandingJob() as job:
+        server = RestServer(create_app(job.master, token="secret"), token="secret")
+        yield job, f"{server.start()}/", server
+        server.stop()
+
+
+def test_behind_a_token_the_page_asks_once_and_then_follows(
+    browser: Any, standing: tuple[StandingJob, str, RestServer]
+) -> None:
+    job, url, _ = standing
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(30_000)
+    page = context.new_page()
+    page.goto(f"{url}#/jobs/small/now")
+    field = page.locator("input[type=password]")
+    field.wait_for()
+    field.fill("wrong")
+    page.keyboard.press("Enter")
+    page.get_by_text("The token is wrong").first.wait_for()
+    field.fill("secret")
+    page.keyboard.press("Enter")
+    page.locator("main .sentence").first.wait_for()
+    assert [cookie["httpOnly"] for cookie in context.cookies()] == [True]
+    job.do(job.world.say, "trainer-0", {"step": 7, "steps": 9})
+    job.do(job.world.kill, "rollout-1")
+    page.goto(f"{url}#/jobs/small/incidents")
+    page.get_by_text("rollout-1").first.wait_for()
+    context.close()
+
+
+def test_a_pause_from_the_page_is_in_the_journal_with_who_asked(
+    browser: Any, standing: tuple[StandingJob, str, RestServer]
+) -> None:
+    job, url, _ = standing
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(30_000)
+    page = context.new_page()
+    page.request.post(
+        f"{url}api/v1/session", data={"token": "secret"}, headers={"Sec-Fetch-Site": "same-origin"}
+    )
+    page.goto(f"{url}#/jobs/small/now")
+    page.get_by_role("button", name="Pause").first.click()
+    page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    until = time.monotonic() + 30
+    while not any(event["kind"] == "PauseRequested" for event in job.master.events()):
+        assert time.monotonic() < until, "no pause came"
+        page.wait_for_timeout(100)
+    (asked,) = (event for event in job.master.events() if event["kind"] == "PauseRequested")
+    assert asked["actor"] == "rest"
+    context.close()
