@@ -184,7 +184,7 @@ def show_now(view: Found, port: Port) -> Any:
 @reads.get("/jobs/{job:gyre_job}/account", response_model=schemas.AccountView)
 def show_account(view: Found, port: Port) -> Any:
     """Where every prompt and every token is, and what pools with a price cost."""
-    return account_of(view, port.audit())
+    return account_of(view, port.audit(), lambda: port.series(prefix="plane"))
 
 
 @reads.get("/jobs/{job:gyre_job}/logs", response_model=schemas.LogPage)
