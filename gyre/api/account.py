@@ -3,8 +3,8 @@
     prompts   drawn = trained + dropped + in flight, 0 lost, 0 trained twice
     tokens    generated = delivered + in flight + discarded (by reason), 0 missing
 
-Prompts are counted in SQL from the sample ledger, which the trainer writes; tokens as the rollout manager last said: of a
-job that has ended, in the job's series.
+Prompts are counted in SQL from the sample ledger, which the trainer writes; tokens as the rollout manager last said,
+which is in the job's series when the job has ended.
 """
 
 from __future__ import annotations

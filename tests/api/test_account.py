@@ -34,7 +34,7 @@ def nothing() -> dict[str, Any]:
 
 
 def test_prompts_are_counted_from_the_ledger() -> None:
-    found = account_of(view({}), AUDIT, lambda: {})
+    found = account_of(view({}), AUDIT, dict)
     assert found["prompts"] == {
         "drawn": 99,
         "trained": 90,
