@@ -22,7 +22,7 @@ def test_keys_open_views_the_search_and_the_list_of_keys(reader: Any, job: str) 
     assert address(page).startswith(f"#/jobs/{job}/curves")
     page.keyboard.press("/")
     page.keyboard.type("entropy")
-    page.wait_for_function("document.querySelectorAll('main .curve').length === 1")
+    page.wait_for_function("() => document.querySelectorAll('main .curve').length === 1")
     assert "q=entropy" in address(page)
     page.keyboard.press("Escape")
     page.keyboard.press("?")
@@ -49,7 +49,7 @@ def test_the_theme_is_remembered(reader: Any, job: str) -> None:
 def test_a_bin_of_the_rewards_filters_and_the_link_says_so(reader: Any, job: str) -> None:
     page = reader.open(f"jobs/{job}/samples")
     page.locator(".histogram .bin").last.click()
-    page.wait_for_function("decodeURIComponent(location.hash).includes('reward=>=')")
+    page.wait_for_function("() => decodeURIComponent(location.hash).includes('reward=>=')")
     page.locator(".sample-list .line .reward").first.wait_for()
     rewards = page.locator(".sample-list .line .reward").all_inner_texts()
     assert rewards
@@ -67,7 +67,7 @@ def test_arrows_choose_a_sample_and_enter_opens_its_tokens(reader: Any, job: str
     page.locator(".token-text .t").first.wait_for()
     page.locator(".token-box").focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("document.querySelector('.t.chosen')?.id === 't1'")
+    page.wait_for_function("() => document.querySelector('.t.chosen')?.id === 't1'")
     assert "token=1" in address(page)
 
 
@@ -78,7 +78,7 @@ def test_the_timeline_zooms_and_pans_with_wheel_drag_and_keys(reader: Any, job: 
     box = canvas.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.wheel(0, -600)
-    page.wait_for_function("location.hash.includes('since=')")
+    page.wait_for_function("() => location.hash.includes('since=')")
 
     def shown() -> tuple[float, float]:
         found = re.findall(r"(?:since|until)=([\d.]+)", address(page))
@@ -103,7 +103,7 @@ def test_the_slider_redraws_and_keys_go_from_decision_to_decision(reader: Any, j
     page = reader.open(f"jobs/{job}/replay?seq=30")
     page.locator("main .react-flow__node").first.wait_for()
     page.keyboard.press("n")
-    page.wait_for_function("!location.hash.includes('seq=30') && location.hash.includes('seq=')")
+    page.wait_for_function("() => !location.hash.includes('seq=30') && location.hash.includes('seq=')")
     at = address(page)
     page.locator("section[aria-label='The event'] h2").wait_for()
     page.keyboard.press("ArrowRight")

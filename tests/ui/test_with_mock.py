@@ -141,3 +141,14 @@ def frame(page: Any) -> float:
             }"""
         )
     )
+
+
+def test_a_view_that_was_never_open_opens_while_the_server_is_away(reader: Any, job: str, mock: Mock) -> None:
+    page = reader.open(f"jobs/{job}/now")
+    page.wait_for_function(
+        "() => performance.getEntriesByName(new URL('assets/AccountView.js', document.baseURI)).length"
+    )
+    mock.behave(away=True)
+    page.locator(".away").wait_for()
+    page.locator(".views a", has_text="Account").click()
+    page.locator("main h1", has_text="Account").wait_for()

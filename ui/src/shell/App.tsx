@@ -1,5 +1,5 @@
 /** The whole page: which job and view the address names, and around them what every view has. */
-import { Suspense, useState } from "react";
+import { useState } from "react";
 import { useConnection } from "../data/connection";
 import { hrefOf, useRoute } from "../route";
 import { clock } from "../format";
@@ -39,9 +39,7 @@ export function App() {
           {away}
           <div className="frame bare">
             <main id="content" tabIndex={-1}>
-              <Suspense fallback={<p className="empty">Loading …</p>}>
-                <JobsView />
-              </Suspense>
+              <JobsView />
             </main>
           </div>
         </>

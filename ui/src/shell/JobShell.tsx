@@ -1,5 +1,5 @@
 /** A job's page: its head, its views, and what follows it while it runs. */
-import { Suspense, useEffect, useMemo, type ReactNode } from "react";
+import { useEffect, useMemo, type ReactNode } from "react";
 import { jobPath } from "../data/api";
 import { LARGE, TICKS_IF_LARGE } from "../data/job";
 import { LiveContext, useTick } from "../data/live";
@@ -11,6 +11,7 @@ import { Badge, toneOfPhase } from "../parts/Badge";
 import { Refused } from "../parts/Refused";
 import { Commands } from "./Commands";
 import { ThemeSwitch } from "./ThemeSwitch";
+import { useView } from "./useView";
 import { VIEWS, type ViewEntry } from "./viewList";
 
 const GROUPS: readonly ViewEntry["group"][] = ["Every day", "Looking back", "The parts"];
@@ -26,6 +27,7 @@ export function JobShell({ route, away, onKeys }: { route: Route; away: ReactNod
   const { data: view, error } = useResource<JobView>(jobPath(route.job), tick, every);
   const live = useMemo(() => ({ job: route.job, tick, running }), [route.job, tick, running]);
   const shown = VIEWS.find((one) => one.id === route.view);
+  const { Component, failed } = useView(shown);
   const title = shown?.title ?? "No such view";
   useEffect(() => {
     document.title = `${title} · ${route.job} · Gyre`;
@@ -64,10 +66,10 @@ export function JobShell({ route, away, onKeys }: { route: Route; away: ReactNod
           </nav>
         </div>
         <main id="content" tabIndex={-1}>
-          {error && !view ? <Refused error={error} /> : shown ? (
-            <Suspense fallback={<p className="empty">Loading …</p>}>
-              <shown.Component />
-            </Suspense>
+          {error && !view ? <Refused error={error} /> : Component ? (
+            <Component />
+          ) : shown ? (
+            <p className="empty" role="status">{failed ? "This view could not be loaded: the server does not answer. Open it again when it does." : "Loading …"}</p>
           ) : (
             <p className="empty">There is no view {route.view}. The list of views has those that there are.</p>
           )}
