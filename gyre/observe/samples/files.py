@@ -225,7 +225,7 @@ class SampleFiles:
             return read()
         except FileNotFoundError:  # it was given up meanwhile
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's errors are ValueErrors
+        except (OSError, ValueError, LookupError, TypeError) as error:  # pyarrow's errors are some of these
             self.problems[file.path.name] = (
                 f"{file.path} cannot be read, and is left out: {_first_line(error)}"
             )
