@@ -50,6 +50,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "samples": ("samples", "Print the prompts and answers that a job trained on."),
         "events": ("look", "Print a job's events."),
         "logs": ("look", "Print the logs of a job's vertices."),
+        "trace": ("trace", "Print a job's course as a trace for Perfetto."),
         "replay": ("replay", "Rebuild a job's state from its journal and compare."),
     },
     "Machines": {
@@ -83,6 +84,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("abort", "delete", "rm", "terminate", "end", "down"), "stop"),
     **dict.fromkeys(("continue", "unpause", "restart", "retry"), "resume"),
     **dict.fromkeys(("log", "tail"), "logs"),
+    **dict.fromkeys(("profile", "timeline", "perfetto"), "trace"),
     **dict.fromkeys(("history", "journal"), "events"),
     **dict.fromkeys(("machines", "hosts", "cluster"), "nodes"),
     **dict.fromkeys(("rescale", "resize"), "scale"),
