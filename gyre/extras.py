@@ -20,6 +20,9 @@ EXTRA_OF = {
     "tokenizers": "data",
     "math_verify": "math",
     "psycopg": "postgres",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
 }
 """By the name that is imported, the extra."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gyre.config.plugins import ADVANTAGE, BACKEND, CODEC, ENGINE, LOSS, RECIPE, TASK, PluginKind
+from gyre.config.plugins import ADVANTAGE, BACKEND, CODEC, ENGINE, LOSS, RECIPE, SINK, TASK, PluginKind
 from gyre.config.spec import JobSpec
 
 
@@ -21,6 +21,7 @@ def plugins_of(spec: JobSpec) -> list[tuple[PluginKind, str]]:
         (ENGINE, spec.rollouts.engine),
         *((ENGINE, role.pool.engine) for role in spec.roles.values() if role.pool is not None),
         (CODEC, spec.weights.codec),
+        *((SINK, sink.kind) for sink in spec.observe.sinks),
     )
     return [(kind, name) for kind, name in named if isinstance(name, str) and name not in kind.built_in]
 

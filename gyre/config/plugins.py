@@ -1,4 +1,4 @@
-"""What a user brings by name: losses, advantages, recipes, tasks, engines, trainer back ends and weight codecs.
+"""What a user brings by name: losses, advantages, recipes, tasks, engines, trainer back ends, weight codecs and sinks.
 
 Where a setting takes one of these, it takes a built-in name, an import path `module:Name`, or the name of an entry
 point that an installed package declares in the kind's group. No file of Gyre's is edited for it. What each kind may
@@ -85,8 +85,9 @@ TASK = PluginKind("task", "config.task.name", "gyre.tasks", ("arithmetic", "rows
 ENGINE = PluginKind("engine", "rollouts.engine", "gyre.engines", ("embedded", "sglang"))
 BACKEND = PluginKind("trainer back end", "backend", "gyre.backends", ("torch", "megatron"))
 CODEC = PluginKind("codec", "weights.codec", "gyre.codecs", ("auto", "none", "delta", "planes", "fp8"))
+SINK = PluginKind("sink", "observe.sinks", "gyre.sinks", ("file", "tensorboard", "wandb", "mlflow"))
 
-KINDS = (LOSS, ADVANTAGE, RECIPE, TASK, ENGINE, BACKEND, CODEC)
+KINDS = (LOSS, ADVANTAGE, RECIPE, TASK, ENGINE, BACKEND, CODEC, SINK)
 
 LossName = Annotated[str, AfterValidator(LOSS.check)]
 AdvantageName = Annotated[str, AfterValidator(ADVANTAGE.check)]
@@ -94,6 +95,7 @@ TaskName = Annotated[str, AfterValidator(TASK.check)]
 EngineName = Annotated[str, AfterValidator(ENGINE.check)]
 BackendName = Annotated[str, AfterValidator(BACKEND.check)]
 CodecName = Annotated[str, AfterValidator(CODEC.check)]
+SinkName = Annotated[str, AfterValidator(SINK.check)]
 
 
 @cache

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from gyre.config.plugins import BackendName, CodecName, EngineName
+from gyre.config.plugins import BackendName, CodecName, EngineName, SinkName
 
 TRAINER = "trainer"
 ROLLOUT_MANAGER = "rollout_manager"
@@ -559,11 +559,36 @@ class SamplesSpec(Model):
     the newest 50, or what is quarantined. Bytes, or text with a unit."""
 
 
+class SinkSpec(Model):
+    """Where the numbers of steps, evaluations and warnings go besides the job's store. A sink has a process of its own
+    beside the master; one that fails, hangs or is killed holds nothing up, and catches up."""
+
+    kind: SinkName
+    """`file`, `tensorboard`, `wandb`, `mlflow`, or a class of your own, `module:Class`."""
+    to: str = ""
+    """A file, a folder, or MLflow's tracking URI; "" takes a place in the job's directory."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments: of `wandb.init`, of MLflow's `start_run`, of the class of your own."""
+
+
 class ObserveSpec(Model):
     """What is kept of the job for people to look at. Nothing of it is in the way of training."""
 
     samples: SamplesSpec = Field(default_factory=SamplesSpec)
     """Prompts, answers, log-probs and rewards of the steps."""
+    sinks: Annotated[
+        list[SinkSpec],
+        BeforeValidator(
+            lambda value: (
+                [{"kind": one} if isinstance(one, str) else one for one in value]
+                if isinstance(value, list)
+                else value
+            ),
+            json_schema_input_type=list[SinkName | SinkSpec],
+        ),
+        Field(max_length=16),
+    ] = Field(default_factory=list)
+    """Where the job's numbers go besides: a list of kinds, such as `[tensorboard, wandb]`, or of mappings with more."""
 
 
 class StoreSpec(Model):

@@ -50,6 +50,7 @@ from gyre.master.master_api import View, nodes_of, spec_of, tokens_of, view_of
 from gyre.master.metrics import prometheus_text
 from gyre.master.moment_view import moment_of
 from gyre.master.recorder import HistoryRecorder
+from gyre.master.sink_processes import SinkProcesses, sinks_of
 from gyre.master.store_notes import read_mark
 from gyre.master.store_watch import StoreWatch, store_at
 from gyre.master.vertex_scheduler import Scheduler
@@ -128,6 +129,7 @@ class JobMaster:
         self._watch: StoreWatch | None = None
         self._history: JobHistory
         self._recorder: HistoryRecorder
+        self._sinks: SinkProcesses
 
     # -- the loop -----------------------------------------------------------------------------------
 
@@ -184,6 +186,8 @@ class JobMaster:
         watching.add_done_callback(self._watch_ended)
         self._opened.callback(watching.cancel)
         self._recorder.start()
+        self._sinks.start()
+        self._opened.callback(self._sinks.cancel)
         self._opened.callback(self._recorder.cancel)
         try:
             await self._control()
@@ -284,6 +288,12 @@ class JobMaster:
             is_away=lambda: bool(self._watch and self._watch.lost),
         )
 
+        self._sinks = SinkProcesses(
+            sinks_of(self._spec, job_id=self.job_id, store_url=self._store_url, directory=self._directory),
+            logs=self._directory / "logs",
+            monotonic=self._monotonic,
+        )
+
     def _still_meant(self, undone: list[Issued]) -> list[Issued]:
         """The commands of an earlier master that are still due. The reconciliation makes good for the others."""
         return [issued for issued in undone if type(issued.command).__name__ in _RESUMED]
@@ -346,6 +356,7 @@ class JobMaster:
         await self._manager.close()
         await self._update_row()
         await self._recorder.finish()
+        await self._sinks.finish()
         await asyncio.sleep(LINGER_S)
         self.close()
         await self._cluster.end()

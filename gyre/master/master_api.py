@@ -222,14 +222,14 @@ def view_of(
         seen = telemetry.get(record.id, {})
         vertices.append(
             {
-                **asdict(record),
+                **fields_of(record),
                 "version": seen.get("version"),
                 "busy": seen.get("busy", ""),
                 "fields": seen.get("fields", {}),
             }
         )
     incidents = [
-        {**asdict(incident), "region": list(incident.region), "recovery_s": incident.recovery_s}
+        {**fields_of(incident), "region": list(incident.region), "recovery_s": incident.recovery_s}
         for incident in state.incidents.values()
     ]
     incidents.sort(key=lambda incident: incident["at"])

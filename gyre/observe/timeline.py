@@ -108,6 +108,18 @@ class Timeline(NamedTuple):
         }
 
 
+def timeline_from(data: Mapping[str, Any]) -> Timeline:
+    """The inverse of `Timeline.as_dict`, as it comes back over REST."""
+    lanes = [
+        Lane(lane["id"], lane["role"], lane["kind"], [Span(*span) for span in lane["spans"]])
+        for lane in data["lanes"]
+    ]
+    flags = [Flag(flag["at"], flag["kind"], flag["text"], flag["seq"]) for flag in data["flags"]]
+    return Timeline(
+        data["since"], data["until"], data["first"], data["last"], lanes, flags, bool(data.get("cut"))
+    )
+
+
 Shares = dict[tuple[str, str], float]
 """By state and cause."""
 

@@ -24,6 +24,7 @@ from gyre.graph import NodeCapacity, can_come_later, fit_to_cluster
 from gyre.graph.compile import CompiledJob
 from gyre.graph.integrations import reads_sections
 from gyre.graph.rollout_roles import is_instance, rollouts_of
+from gyre.observe.sinks.kinds import PACKAGES as SINK_PACKAGES
 
 ENGINE_PYTHON_S = 20.0
 """Within which another Python must say whether SGLang is installed in it."""
@@ -118,6 +119,10 @@ def _packages(spec: JobSpec) -> Iterator[ConfigError]:
         if module.startswith(_TORCH) and not installed("torch"):
             yield _absent(f"roles.{role}.entrypoint", f"{given.entrypoint} needs torch", "torch")
             break
+    for sink in spec.observe.sinks:
+        package = SINK_PACKAGES.get(sink.kind)
+        if package is not None and not installed(package):
+            yield _absent("observe.sinks", f"{sink.kind} needs {package}", package)
     if "mooncake" in spec.weights.transports:
         from gyre.rollouts.weight_peer import check_transports
 

@@ -1,0 +1,94 @@
+"""What is new in a job's store for a sink, from where the sink was: its cursor.
+
+Invariants:
+- *at least once*: the cursor moves after the sink has flushed, so what a death interrupts is told again;
+- *nothing is skipped*: steps are followed by their numbers, evaluations and warnings by the numbers of their events;
+- *from the store alone*: a sink whose job has ended catches up all the same.
+
+This module must not know what sink it tells, or when it is called.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gyre.errors import NotFound
+from gyre.failover.events import Evaluated, LearningWarned, event_from
+from gyre.observe.series.numbers import is_number
+from gyre.observe.sinks.sink import Sink, SinkEvaluation, SinkWarning
+from gyre.store import EventRow, Store
+
+PAGE = 500
+"""Steps, or events, between two flushes: what is told again at the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The last step, and the last event, that the sink was told of."""
+
+    step: int = 0
+    seq: int = 0
+
+
+def read_cursor(path: Path) -> Cursor:
+    """The kept cursor; the beginning where there is none, or it cannot be read: then all is told again."""
+    try:
+        kept = json.loads(path.read_text())
+        return Cursor(int(kept["step"]), int(kept["seq"]))
+    except (OSError, ValueError, TypeError, LookupError):
+        return Cursor()
+
+
+def write_cursor(path: Path, cursor: Cursor) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(asdict(cursor)))
+    os.replace(fresh, path)
+
+
+def tell_new(store: Store, job_id: str, sink: Sink, cursor: Cursor) -> Cursor:
+    """Tell the sink at most a page of what is new, and return where it is then; the same cursor where nothing is."""
+    journal = store.journal(job_id)
+    steps = _steps(store, job_id, cursor.step)
+    for step in steps:
+        told = {name: float(value) for name, value in step.items() if is_number(value)}
+        sink.step(step["step"], told.pop("at", 0.0), told)
+    last_step = steps[-1]["step"] if steps else cursor.step
+    events = journal.events(after=cursor.seq, limit=PAGE)
+    for row in events:
+        _tell_event(sink, row, last_step)
+    moved = Cursor(last_step, events[-1].seq if events else cursor.seq)
+    if moved != cursor:
+        sink.flush()
+    return moved
+
+
+def _steps(store: Store, job_id: str, after: int) -> list[dict[str, Any]]:
+    try:
+        return store.ledger(job_id).metrics(after=after, limit=PAGE)
+    except NotFound:
+        return []  # the trainer has not begun
+
+
+def _tell_event(sink: Sink, row: EventRow, last_step: int) -> None:
+    if row.kind not in (Evaluated.__name__, LearningWarned.__name__):
+        return
+    event = event_from(row.kind, row.body)
+    if isinstance(event, Evaluated):
+        numbers = {
+            name: float(value)
+            for name in ("reward_mean", "reward_std", "accuracy", "count", "prompts")
+            if is_number(value := getattr(event, name))
+        }
+        for name, by_k in (("pass_at", event.pass_at), ("best_of", event.best_of)):
+            numbers |= {f"{name}/{k}": float(value) for k, value in by_k.items() if is_number(value)}
+        sink.evaluation(SinkEvaluation(event.set, event.version, last_step, row.at, numbers))
+    elif isinstance(event, LearningWarned):
+        sink.warning(SinkWarning(event.code, event.message, event.step, row.at, event.holds))
+
+
+def has_ended(store: Store, job_id: str) -> bool:
+    return not store.job(job_id).live

@@ -1,0 +1,218 @@
+"""The built-in sinks. Their packages are imported when one is made, in its own process.
+
+Invariant *told twice is written once* (where the other side can tell): a step that is told again, after a death before
+the cursor was kept, has the same number; the file is read for its last step first, TensorBoard is told from which step
+on it counts anew, Weights & Biases and MLflow go on with the run of the same id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gyre.config.plugins import SINK
+from gyre.extras import needed
+from gyre.observe.sinks.sink import Sink, SinkEvaluation, SinkJob, SinkWarning
+
+
+def make_sink(kind: str, job: SinkJob, options: dict[str, Any], python_path: list[str]) -> Sink:
+    """The sink of this kind. Raises ConfigError where its package, or the class of the user's own, is not there."""
+    made: Callable[..., Sink] | None = _BUILT_IN.get(kind)
+    return (made or SINK.load(kind, python_path))(job, **options)
+
+
+class FileSink:
+    """JSON lines: `{"what": "step", "step": 1, …}`, and so evaluations and warnings."""
+
+    def __init__(self, job: SinkJob) -> None:
+        self._path = Path(job.to) if job.to else job.directory / "numbers.jsonl"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._told = self._lines_there()
+        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115  (it is open for as long as the sink is)
+
+    def _lines_there(self) -> set[str]:
+        """What is in the file already, by its keys; a last line that a death cut short is removed."""
+        if not self._path.exists():
+            return set()
+        raw = self._path.read_bytes()
+        whole = raw[: raw.rfind(b"\n") + 1]
+        if len(whole) < len(raw):
+            os.truncate(self._path, len(whole))
+        return {_key(json.loads(line)) for line in whole.splitlines()}
+
+    def step(self, step: int, at: float, numbers: dict[str, float]) -> None:
+        self._write({"what": "step", **numbers, "step": step, "at": at})
+
+    def evaluation(self, evaluation: SinkEvaluation) -> None:
+        self._write(
+            {
+                "what": "evaluation",
+                "set": evaluation.set,
+                "version": evaluation.version,
+                "step": evaluation.step,
+                "at": evaluation.at,
+                **evaluation.numbers,
+            }
+        )
+
+    def warning(self, warning: SinkWarning) -> None:
+        self._write(
+            {
+                "what": "warning",
+                "code": warning.code,
+                "message": warning.message,
+                "step": warning.step,
+                "at": warning.at,
+                "holds": warning.holds,
+            }
+        )
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if _key(line) not in self._told:
+            self._file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def flush(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _key(line: dict[str, Any]) -> str:
+    named = [line.get(name) for name in ("what", "step", "set", "version", "code", "holds")]
+    return json.dumps(named if line.get("what") != "evaluation" else [*named[:1], *named[2:4]])
+
+
+class TensorBoardSink:
+    """Scalars by step, in a folder that `tensorboard --logdir` reads. Evaluations stand at their version."""
+
+    def __init__(self, job: SinkJob) -> None:
+        self._writers = needed("tensorboard.summary.writer.event_file_writer", "the sink tensorboard")
+        self._events = needed("tensorboard.compat.proto.event_pb2", "the sink tensorboard")
+        self._summaries = needed("tensorboard.compat.proto.summary_pb2", "the sink tensorboard")
+        self._folder = str(Path(job.to) / job.name if job.to else job.directory)
+        self._writer = self._writers.EventFileWriter(self._folder)
+        self._restarted = False
+
+    def step(self, step: int, at: float, numbers: dict[str, float]) -> None:
+        if not self._restarted:
+            # What an earlier process of this sink wrote from this step on, whose end may be lost, counts no more.
+            self._restarted = True
+            log = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._writer.add_event(self._events.Event(wall_time=at, step=step, session_log=log))
+        self._add(step, at, {f"step/{name}": value for name, value in numbers.items() if name != "step"})
+
+    def evaluation(self, evaluation: SinkEvaluation) -> None:
+        self._add(
+            max(0, evaluation.version),
+            evaluation.at,
+            {f"evaluation/{evaluation.set}/{name}": value for name, value in evaluation.numbers.items()},
+        )
+
+    def warning(self, warning: SinkWarning) -> None:
+        self._add(warning.step, warning.at, {f"warning/{warning.code}": float(warning.holds)})
+
+    def _add(self, step: int, at: float, numbers: dict[str, float]) -> None:
+        values = [
+            self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()
+        ]
+        summary = self._summaries.Summary(value=values)
+        self._writer.add_event(self._events.Event(wall_time=at, step=step, summary=summary))
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """A run of Weights & Biases of the job's id, gone on with by each process; offline with `options: {mode: offline}`,
+    or where WANDB_MODE says so."""
+
+    def __init__(self, job: SinkJob, **options: Any) -> None:
+        wandb = needed("wandb", "the sink wandb")
+        given = {
+            "project": "gyre",
+            "name": job.name,
+            "id": job.job_id,
+            "resume": "allow",
+            "config": job.spec,
+            "dir": job.to or str(job.directory),
+            **options,
+        }
+        self._run = wandb.init(**given)
+        self._run.define_metric("step/*", step_metric="step/step")
+        self._run.define_metric("evaluation/*", step_metric="evaluation/version")
+
+    def step(self, step: int, at: float, numbers: dict[str, float]) -> None:
+        self._run.log(
+            {**{f"step/{name}": value for name, value in numbers.items()}, "step/step": step, "at": at}
+        )
+
+    def evaluation(self, evaluation: SinkEvaluation) -> None:
+        told = {f"evaluation/{evaluation.set}/{name}": value for name, value in evaluation.numbers.items()}
+        self._run.log({**told, "evaluation/version": evaluation.version, "at": evaluation.at})
+
+    def warning(self, warning: SinkWarning) -> None:
+        self._run.log({f"warning/{warning.code}": float(warning.holds), "step/step": warning.step})
+        if warning.holds:
+            self._run.alert(title=warning.code, text=warning.message)
+
+    def flush(self) -> None:
+        """Its own process writes what was logged; there is nothing to wait for."""
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowSink:
+    """A run of MLflow with the job's name, found again by its tag. Without `to` it is kept in a file of the job's."""
+
+    def __init__(self, job: SinkJob, **options: Any) -> None:
+        mlflow = needed("mlflow", "the sink mlflow")
+        client = mlflow.MlflowClient(tracking_uri=job.to or f"file://{job.directory / 'mlruns'}")
+        experiment_name = str(options.pop("experiment", "gyre"))
+        found = client.get_experiment_by_name(experiment_name)
+        experiment = found.experiment_id if found else client.create_experiment(experiment_name)
+        runs = client.search_runs([experiment], filter_string=f"tags.`gyre.job_id` = '{job.job_id}'")
+        tags = {"gyre.job_id": job.job_id, **options.pop("tags", {})}
+        self._run = (
+            runs[0] if runs else client.create_run(experiment, run_name=job.name, tags=tags, **options)
+        )
+        self._client = client
+        self._metric = needed("mlflow.entities", "the sink mlflow").Metric
+
+    def step(self, step: int, at: float, numbers: dict[str, float]) -> None:
+        self._log(step, at, {f"step/{name}": value for name, value in numbers.items() if name != "step"})
+
+    def evaluation(self, evaluation: SinkEvaluation) -> None:
+        told = {f"evaluation/{evaluation.set}/{name}": value for name, value in evaluation.numbers.items()}
+        self._log(max(0, evaluation.version), evaluation.at, told)
+
+    def warning(self, warning: SinkWarning) -> None:
+        self._log(warning.step, warning.at, {f"warning/{warning.code}": float(warning.holds)})
+
+    def _log(self, step: int, at: float, numbers: dict[str, float]) -> None:
+        metrics = [self._metric(name, value, int(at * 1000), step) for name, value in numbers.items()]
+        self._client.log_batch(self._run.info.run_id, metrics=metrics)
+
+    def flush(self) -> None:
+        """Each batch is written when it is logged."""
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run.info.run_id)
+
+
+_BUILT_IN: dict[str, Callable[..., Sink]] = {
+    "file": FileSink,
+    "tensorboard": TensorBoardSink,
+    "wandb": WandbSink,
+    "mlflow": MlflowSink,
+}
+PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+"""By the kind, the package that it needs."""

@@ -1,0 +1,76 @@
+"""What a sink is: a class that is told of steps, evaluations and warnings, in the order in which they came.
+
+    class Printed:
+        def __init__(self, job: SinkJob, **options): ...
+        def step(self, step: int, at: float, numbers: dict[str, float]) -> None: ...
+        def evaluation(self, evaluation: SinkEvaluation) -> None: ...
+        def warning(self, warning: SinkWarning) -> None: ...
+        def flush(self) -> None: ...
+        def close(self) -> None: ...
+
+Invariants:
+- *at least once*: what was told when `flush` returned is not told again, but after a death what came since is: steps
+  have numbers, evaluations versions, by which a sink can tell;
+- *in order*: steps by their numbers, evaluations and warnings by the events that told them.
+
+A sink may take as long as it likes, raise, or end its process: it has one of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class SinkJob:
+    """The job, as a sink knows it. `to` is where the sink is to write, "" for a place of its choice in `directory`,
+    which is the sink's own and is there. `number` tells sinks of one job apart."""
+
+    job_id: str
+    name: str
+    spec: dict[str, Any]
+    directory: Path
+    to: str = ""
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SinkEvaluation:
+    """What a policy version's answers to a held-out set earned. `step` is the last step that was told before."""
+
+    set: str
+    version: int
+    step: int
+    at: float
+    numbers: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkWarning:
+    """The job does not learn as it should, from `step` on; with `holds` False it says so no longer."""
+
+    code: str
+    message: str
+    step: int
+    at: float
+    holds: bool
+
+
+class Sink(Protocol):
+    def step(self, step: int, at: float, numbers: dict[str, float]) -> None:
+        """The metrics of an optimizer step that ended at `at` (seconds since 1970); docs/training.md has their names."""
+        ...
+
+    def evaluation(self, evaluation: SinkEvaluation) -> None: ...
+
+    def warning(self, warning: SinkWarning) -> None: ...
+
+    def flush(self) -> None:
+        """Make what was told so far lasting: when it has returned, it is not told again."""
+        ...
+
+    def close(self) -> None:
+        """The job has ended, and all of it was told."""
+        ...

@@ -1,0 +1,443 @@
+"""Sinks: they are told everything, in order, whatever happens to them; and nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.config import parse_job
+from gyre.errors import ConfigError
+from gyre.failover.events import Evaluated, LearningWarned, StepCompleted, body_of, kind_of
+from gyre.master.sink_processes import (
+    HANGS_AFTER_S,
+    LIVED_S,
+    LONGEST_PAUSE_S,
+    SinkProcesses,
+    sinks_of,
+)
+from gyre.observe.sinks import process
+from gyre.observe.sinks.following import Cursor, read_cursor, tell_new, write_cursor
+from gyre.observe.sinks.kinds import make_sink
+from gyre.observe.sinks.process import SinkSettings
+from gyre.observe.sinks.sink import SinkJob
+from gyre.store import Entry, StepRow, Store, open_store
+from gyre.testing.clock import VirtualClock, run_virtual
+from tests.observe.own_sinks import told
+from tests.waits import GENEROUS_S
+
+OWN = "tests.observe.own_sinks:Told"
+
+
+class Written:
+    """A job's store that tests write steps and events to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"sqlite:///{folder / 'a.db'}"
+        self.store: Store = open_store(self.url)
+        self.store.create_job(
+            job_id="j1",
+            name="grpo",
+            spec={"name": "grpo", "env": {"KEY": "secret"}, "roles": {"actor": {"env": {"K": "secret"}}}},
+            now=1.0,
+        )
+        self._journal = self.store.journal("j1")
+        self._epoch = self._journal.take_over(now=1.0, pid=1)
+        self._ledger = self.store.ledger("j1")
+        self._ledger.take_over(term=1)
+        self._events = 0
+
+    def step(self, *steps: int) -> None:
+        rows = [
+            StepRow(
+                step, step, f"d{step}", (), {"at": 100.0 + step, "reward_mean": step / 10, "lr": None}, 0.0
+            )
+            for step in steps
+        ]
+        self._ledger.write(1, steps=rows)
+
+    def event(self, event: Any) -> None:
+        self._events += 1
+        self._journal.append(
+            self._epoch,
+            [Entry(self._events, f"e{self._events}", None, kind_of(event), 200.0, "trainer", body_of(event))],
+        )
+
+    def end(self) -> None:
+        self.store.update_job("j1", phase="succeeded", ended_at=300.0)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Written]:
+    made = Written(tmp_path)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> SinkJob:
+    folder = tmp_path / "sink"
+    folder.mkdir()
+    return SinkJob("j1", "grpo", {}, folder)
+
+
+EVALUATED = Evaluated(1, version=2, accuracy=0.5, count=8, prompts=4, pass_at={"4": 0.75})
+WARNED = LearningWarned(1, "entropy_gone", "The entropy is gone.", 3)
+
+
+# -- what a sink is told ----------------------------------------------------------------------------
+
+
+def test_a_sink_is_told_steps_evaluations_and_warnings_and_each_once(
+    written: Written, tmp_path: Path
+) -> None:
+    path = tmp_path / "told"
+    sink = make_sink(OWN, SinkJob("j1", "grpo", {}, tmp_path, str(path)), {}, [])
+    assert tell_new(written.store, "j1", sink, Cursor()) == Cursor(), "there is nothing yet"
+    written.event(StepCompleted(1, 1, 1))
+    written.step(1, 2)
+    written.event(EVALUATED)
+    cursor = tell_new(written.store, "j1", sink, Cursor())
+    assert cursor == Cursor(step=2, seq=2)
+    written.step(3)
+    written.event(WARNED)
+    cursor = tell_new(written.store, "j1", sink, cursor)
+    assert tell_new(written.store, "j1", sink, cursor) == cursor
+    assert told(path) == [
+        ["step", 1, 0.1],
+        ["step", 2, 0.2],
+        ["evaluation", "held_out", 2, 0.5],
+        ["flush"],
+        ["step", 3, 0.3],
+        ["warning", "entropy_gone", True],
+        ["flush"],
+    ]
+
+
+def test_a_cursor_that_cannot_be_read_is_the_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "cursor.json"
+    assert read_cursor(path) == Cursor()
+    write_cursor(path, Cursor(3, 7))
+    assert read_cursor(path) == Cursor(3, 7)
+    for damaged in ("", "{", "[]", '{"step": "x", "seq": 1}', "\x00"):
+        path.write_text(damaged)
+        assert read_cursor(path) == Cursor()
+
+
+def test_what_is_told_twice_is_in_the_file_once_also_after_a_cut(written: Written, job: SinkJob) -> None:
+    written.step(1, 2)
+    written.event(EVALUATED)
+    written.event(WARNED)
+    first = make_sink("file", job, {}, [])
+    tell_new(written.store, "j1", first, Cursor())
+    path = job.directory / "numbers.jsonl"
+    whole = path.read_text()
+    assert [json.loads(line)["what"] for line in whole.splitlines()] == [
+        "step",
+        "step",
+        "evaluation",
+        "warning",
+    ]
+    assert json.loads(whole.splitlines()[0]) == {"what": "step", "step": 1, "at": 101.0, "reward_mean": 0.1}
+    first.close()
+    path.write_text(whole + '{"what": "st')  # it was killed in the middle of a line
+    again = make_sink("file", job, {}, [])
+    written.step(3)
+    tell_new(written.store, "j1", again, Cursor())
+    again.close()
+    lines = path.read_text().splitlines()
+    assert lines[:4] == whole.splitlines()
+    assert [json.loads(line)["step"] for line in lines[4:]] == [3]
+
+
+# -- the built-in ones ------------------------------------------------------------------------------
+
+
+def test_tensorboard_reads_what_its_sink_wrote(written: Written, job: SinkJob) -> None:
+    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    written.step(1, 2, 3)
+    written.event(EVALUATED)
+    sink = make_sink("tensorboard", job, {}, [])
+    cursor = tell_new(written.store, "j1", sink, Cursor())
+    sink.close()
+    written.step(4)
+    again = make_sink("tensorboard", job, {}, [])
+    tell_new(written.store, "j1", again, Cursor(step=1, seq=cursor.seq))  # it died before the cursor moved
+    again.close()
+    read = EventAccumulator(str(job.directory), size_guidance={"scalars": 0})
+    read.Reload()
+    rewards = [(one.step, round(one.value, 3), one.wall_time) for one in read.Scalars("step/reward_mean")]
+    assert rewards == [(1, 0.1, 101.0), (2, 0.2, 102.0), (3, 0.3, 103.0), (4, 0.4, 104.0)]
+    (accuracy,) = read.Scalars("evaluation/held_out/accuracy")
+    assert (accuracy.step, accuracy.value) == (2, 0.5)
+
+
+def test_wandb_takes_it_offline(written: Written, job: SinkJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    for name in ("WANDB_DIR", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(job.directory))
+    written.step(1, 2)
+    written.event(EVALUATED)
+    written.event(WARNED)
+    sink = make_sink("wandb", job, {"mode": "offline"}, [])
+    assert tell_new(written.store, "j1", sink, Cursor()) == Cursor(2, 2)
+    sink.close()
+    (run,) = job.directory.glob("wandb/offline-run-*-j1/run-j1.wandb")
+    assert b"reward_mean" in run.read_bytes()
+
+
+def test_mlflow_goes_on_with_its_run(written: Written, job: SinkJob) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
+    written.step(1, 2)
+    written.event(EVALUATED)
+    cursor = tell_new(written.store, "j1", make_sink("mlflow", job, {}, []), Cursor())
+    written.step(3)
+    again = make_sink("mlflow", job, {}, [])
+    tell_new(written.store, "j1", again, cursor)
+    again.close()
+    client = mlflow.MlflowClient(tracking_uri=f"file://{job.directory / 'mlruns'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("gyre").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "step/reward_mean")
+    assert [(one.step, one.value) for one in history] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert run.info.status == "FINISHED"
+
+
+# -- a process of its own ---------------------------------------------------------------------------
+
+
+def settings_for(written: Written, folder: Path, **options: Any) -> SinkSettings:
+    return SinkSettings(
+        store_url=written.url,
+        job_id="j1",
+        number=0,
+        kind=OWN,
+        folder=str(folder / "sink-0"),
+        parent=os.getpid(),
+        to=str(folder / "told"),
+        options=options,
+        poll_s=0.02,
+    )
+
+
+def started(settings: SinkSettings) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings.as_environment()}
+    return subprocess.Popen([sys.executable, "-m", "gyre.observe.sinks.process"], env=environment)
+
+
+def until(holds: Callable[[], object]) -> None:
+    give_up_at = time.monotonic() + GENEROUS_S
+    while not holds():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
+
+
+def steps_told(path: Path) -> list[int]:
+    return [line[1] for line in told(path) if line[0] == "step"]
+
+
+def test_a_sink_that_dies_and_is_killed_catches_up_and_ends_with_its_job(
+    written: Written, tmp_path: Path
+) -> None:
+    settings = settings_for(written, tmp_path, die_at=2)
+    path = Path(settings.to)
+    written.step(1, 2, 3)
+    assert started(settings).wait(GENEROUS_S) == 9, "it ended its process at step 2"
+    second = started(settings)
+    until(lambda: 3 in steps_told(path) and read_cursor(settings.cursor_path).step == 3)
+    written.step(4)
+    until(lambda: read_cursor(settings.cursor_path).step == 4)
+    os.kill(second.pid, signal.SIGKILL)
+    second.wait(GENEROUS_S)
+    written.step(5, 6)
+    written.event(EVALUATED)
+    written.end()
+    assert started(settings).wait(GENEROUS_S) == 0
+    assert steps_told(path) == [1, 1, 2, 3, 4, 5, 6], "at least once, and each after the one before"
+    assert told(path)[-1] == ["close"]
+    assert ["evaluation", "held_out", 2, 0.5] in told(path)
+
+
+def test_a_sink_ends_when_who_started_it_is_gone(written: Written, tmp_path: Path) -> None:
+    settings = settings_for(written, tmp_path)
+    written.step(1)
+    assert started(replace(settings, parent=1)).wait(GENEROUS_S) == 0
+    assert steps_told(Path(settings.to)) == [1]
+    assert ["close"] not in told(Path(settings.to)), "the job goes on, and the next one tells the rest"
+
+
+def test_only_one_process_of_a_sink_tells_it(written: Written, tmp_path: Path) -> None:
+    settings = settings_for(written, tmp_path)
+    written.step(1)
+    first = started(settings)
+    until(lambda: steps_told(Path(settings.to)) == [1])
+    second = started(settings)
+    until(lambda: settings.alive_path.exists())
+    written.step(2)
+    until(lambda: steps_told(Path(settings.to)) == [1, 2])
+    written.end()
+    assert (first.wait(GENEROUS_S), second.wait(GENEROUS_S)) == (0, 0)
+    assert steps_told(Path(settings.to)) == [1, 2]
+
+
+def test_a_sink_is_not_told_what_may_be_secret(written: Written) -> None:
+    shown = process._shown(written.store.job("j1").spec)
+    assert "secret" not in json.dumps(shown)
+    assert shown["roles"] == {"actor": {}}
+
+
+# -- beside the master ------------------------------------------------------------------------------
+
+
+class FakeProcess:
+    """A sink's process that lives until it is told otherwise."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def kill(self) -> None:
+        self.code = -9
+
+
+class Machine:
+    """Where fake processes are started; `dies_at_once` ends each as soon as it is there."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.started_at: list[float] = []
+        self.processes: list[FakeProcess] = []
+        self.dies_at_once = False
+
+    def spawn(self, settings: SinkSettings, output: Path) -> FakeProcess:
+        self.started_at.append(self.clock.monotonic())
+        made = FakeProcess(1000 + len(self.processes))
+        made.code = 1 if self.dies_at_once else None
+        self.processes.append(made)
+        return made
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> tuple[SinkProcesses, Machine, SinkSettings]:
+    clock = VirtualClock()
+    machine = Machine(clock)
+    spec = parse_job({"observe": {"sinks": [{"kind": "file"}]}, "roles": {}})
+    sinks = sinks_of(spec, job_id="j1", store_url="sqlite:////a.db", directory=tmp_path)
+    made = SinkProcesses(
+        sinks,
+        logs=tmp_path / "logs",
+        monotonic=clock.monotonic,
+        wall_clock=clock.time,
+        spawn=machine.spawn,
+    )
+    return made, machine, sinks[0]
+
+
+async def live(sinks: SinkProcesses, seconds: float, *, alive: SinkSettings, clock: VirtualClock) -> None:
+    """Let time pass; the sink shows life each second."""
+    if sinks._task is None:
+        sinks.start()
+    for _ in range(int(seconds)):
+        if alive.alive_path.exists():
+            os.utime(alive.alive_path, (clock.time(), clock.time()))
+        await asyncio.sleep(1.0)
+
+
+def test_a_sink_that_dies_at_once_is_started_again_ever_more_seldom(
+    beside: tuple[SinkProcesses, Machine, SinkSettings],
+) -> None:
+    sinks, machine, settings = beside
+    machine.dies_at_once = True
+
+    async def scenario() -> None:
+        await live(sinks, 400.0, alive=settings, clock=machine.clock)
+        sinks.cancel()
+
+    run_virtual(scenario(), machine.clock)
+    pauses = [
+        after - before for before, after in zip(machine.started_at, machine.started_at[1:], strict=False)
+    ]
+    assert pauses[:4] == pytest.approx([2.0, 3.0, 5.0, 9.0], abs=1.1), "1, 2, 4, 8 s, seen each second"
+    assert max(pauses) <= LONGEST_PAUSE_S + 3.0
+    assert pauses[-1] >= LONGEST_PAUSE_S
+
+
+def test_a_sink_that_lived_is_started_again_soon(
+    beside: tuple[SinkProcesses, Machine, SinkSettings],
+) -> None:
+    sinks, machine, settings = beside
+
+    async def scenario() -> None:
+        for _ in range(3):
+            await live(sinks, LIVED_S + 5.0, alive=settings, clock=machine.clock)
+            machine.processes[-1].code = -9
+        await live(sinks, 5.0, alive=settings, clock=machine.clock)
+        sinks.cancel()
+
+    run_virtual(scenario(), machine.clock)
+    assert len(machine.processes) == 4
+
+
+def test_a_sink_that_hangs_is_killed_and_started_again(
+    beside: tuple[SinkProcesses, Machine, SinkSettings],
+) -> None:
+    sinks, machine, settings = beside
+
+    async def scenario() -> None:
+        await live(sinks, 10.0, alive=settings, clock=machine.clock)
+        os.utime(settings.alive_path, (machine.clock.time(), machine.clock.time()))
+        await asyncio.sleep(HANGS_AFTER_S - 5.0)
+        assert machine.processes[0].code is None
+        await asyncio.sleep(10.0)
+        assert machine.processes[0].code == -9
+        await live(sinks, 5.0, alive=settings, clock=machine.clock)
+        sinks.cancel()
+
+    run_virtual(scenario(), machine.clock)
+    assert len(machine.processes) == 2
+
+
+def test_the_end_of_a_job_waits_for_its_sinks_only_so_long(
+    beside: tuple[SinkProcesses, Machine, SinkSettings],
+) -> None:
+    sinks, machine, settings = beside
+
+    async def scenario() -> None:
+        await live(sinks, 5.0, alive=settings, clock=machine.clock)
+        await sinks.finish()
+
+    run_virtual(scenario(), machine.clock)
+    assert machine.processes[0].code == -9
+    assert machine.clock.monotonic() < 30.0
+
+
+# -- the settings -----------------------------------------------------------------------------------
+
+
+def test_sinks_are_named_in_short_or_with_more(tmp_path: Path) -> None:
+    spec = parse_job(
+        {
+            "observe": {"sinks": ["tensorboard", {"kind": OWN, "to": "x", "options": {"die_at": 1}}]},
+            "roles": {},
+        }
+    )
+    first, second = sinks_of(spec, job_id="j1", store_url="u", directory=tmp_path)
+    assert (first.kind, first.to, first.options) == ("tensorboard", "", {})
+    assert (second.kind, second.to, second.options) == (OWN, "x", {"die_at": 1})
+    assert Path(second.folder).name == "1-tests.observe.own_sinks.Told"
+    with pytest.raises(ConfigError, match=r"tensorbord.*did you mean.*tensorboard"):
+        parse_job({"observe": {"sinks": ["tensorbord"]}, "roles": {}})
