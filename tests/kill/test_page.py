@@ -1,0 +1,41 @@
+"""An open page survives the master: it says that nobody answers, and goes on by itself when the next master is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.kill.conftest import Run
+from tests.ui.conftest import browser as browser
+
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow]
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+    context.set_default_timeout(60_000)
+    yield context.new_page()
+    context.close()
+
+
+def test_a_page_goes_on_when_its_master_is_killed(start: Start, page: Any) -> None:
+    """A restarted master takes its earlier port again, so the address that is open is the address of the next one."""
+    run = start()
+    view = run.faults.reach_step(3)
+    url = view["master"]["url"]
+    page.goto(f"{url}/#/jobs/{view['job']['name']}/now")
+    page.locator("main .sentence").wait_for()
+    (victim,) = run.faults.kill("master")
+    run.faults.replaced(victim)
+    run.faults.reach_step(6)
+    page.evaluate(
+        f"location.hash = '#/jobs/{view['job']['name']}/incidents'"
+    )  # the same document, not loaded anew
+    page.get_by_text("master: process died").first.wait_for()
+    page.wait_for_function("() => !document.querySelector('.away')")
+    run.end()
