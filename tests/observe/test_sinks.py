@@ -207,7 +207,7 @@ def test_mlflow_goes_on_with_its_run(written: Written, job: SinkJob) -> None:
     again = make_sink("mlflow", job, {}, [])
     tell_new(written.store, "j1", again, cursor)
     again.close()
-    client = mlflow.MlflowClient(tracking_uri=f"file://{job.directory / 'mlruns'}")
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{job.directory / 'mlflow.db'}")
     (run,) = client.search_runs([client.get_experiment_by_name("gyre").experiment_id])
     history = client.get_metric_history(run.info.run_id, "step/reward_mean")
     assert [(one.step, one.value) for one in history] == [(1, 0.1), (2, 0.2), (3, 0.3)]

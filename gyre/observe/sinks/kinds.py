@@ -175,7 +175,7 @@ class MlflowSink:
 
     def __init__(self, job: SinkJob, **options: Any) -> None:
         mlflow = needed("mlflow", "the sink mlflow")
-        client = mlflow.MlflowClient(tracking_uri=job.to or f"file://{job.directory / 'mlruns'}")
+        client = mlflow.MlflowClient(tracking_uri=job.to or f"sqlite:///{job.directory / 'mlflow.db'}")
         experiment_name = str(options.pop("experiment", "gyre"))
         found = client.get_experiment_by_name(experiment_name)
         experiment = found.experiment_id if found else client.create_experiment(experiment_name)

@@ -60,7 +60,7 @@ class SinkWarning:
 
 class Sink(Protocol):
     def step(self, step: int, at: float, numbers: dict[str, float]) -> None:
-        """The metrics of an optimizer step that ended at `at` (seconds since 1970); docs/training.md has their names."""
+        """The metrics of an optimizer step that ended at `at` (seconds since 1970), named as in docs/training.md."""
         ...
 
     def evaluation(self, evaluation: SinkEvaluation) -> None: ...
