@@ -1,4 +1,4 @@
-"""An open page survives the master: it says that nobody answers, and goes on by itself when the next master is there."""
+"""An open page outlives the master: it says that nobody answers, and goes on when the next master is there."""
 
 from __future__ import annotations
 
