@@ -152,3 +152,14 @@ def test_a_view_that_was_never_open_opens_while_the_server_is_away(reader: Any, 
     page.locator(".away").wait_for()
     page.locator(".views a", has_text="Account").click()
     page.locator("main h1", has_text="Account").wait_for()
+
+
+def test_jobs_are_compared_from_their_list(reader: Any, mock: Mock) -> None:
+    page = reader.open("jobs")
+    page.get_by_label("Compare grpo-math").check()
+    page.get_by_label("Compare ppo-code").check()
+    page.get_by_role("button", name="Compare 2").click()
+    page.locator("main .chart canvas").first.wait_for()
+    page.get_by_text("config.algorithm").wait_for()
+    assert page.get_by_role("region", name="Outcomes").locator("tbody tr").count() == 2
+    assert reader.errors == []

@@ -28,13 +28,16 @@ function digits(value: number): string {
   return value.toFixed(places).replace("-", "−");
 }
 
+/** More do not fit beside an axis. */
+const MOST_DECIMALS = 4;
+
 /** A tick of an axis whose ticks are `step` apart: all in as many digits. */
 export function tick(value: number, step: number): string {
   const size = Math.abs(value);
   if (value === 0) return "0";
-  if (step < 1e-5 && size < 1e-2) return value.toExponential(Math.abs(value % 10 ** Math.floor(Math.log10(size))) < step / 2 ? 0 : 1).replace("e-", "e−").replace(/^-/, "−");
+  if (decimalsOf(step) > MOST_DECIMALS && size < 1) return value.toExponential(Math.abs(value % 10 ** Math.floor(Math.log10(size))) < step / 2 ? 0 : 1).replace("e-", "e−").replace(/^-/, "−");
   if (size >= 1e4) return short(value).replace(/\.0+(?=\s)/, "");
-  return value.toFixed(Math.min(6, decimalsOf(step))).replace("-", "−");
+  return value.toFixed(Math.min(MOST_DECIMALS, decimalsOf(step))).replace("-", "−");
 }
 
 export function percentTick(value: number, step: number): string {

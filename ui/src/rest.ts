@@ -129,12 +129,15 @@ export interface PromptAccount {
   twice: number;
 }
 
+/** Null: not known, for the rollout plane's last word is not kept. */
 export interface TokenAccount {
-  generated: number;
-  delivered: number;
-  in_flight: number;
+  generated: number | null;
+  delivered: number | null;
+  in_flight: number | null;
   discarded: Record<string, number>;
-  missing: number;
+  missing: number | null;
+  /** Delivered, and not trained on, by reason. */
+  not_trained?: Record<string, number>;
 }
 
 export interface Price {

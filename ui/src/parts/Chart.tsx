@@ -45,7 +45,7 @@ interface Props {
   readonly legend?: boolean;
 }
 
-const AXIS_WIDTH = 56;
+const AXIS_WIDTH = 60;
 
 export function Chart({ x, lines, band, label, group, formatX, formatY, tickY = tick, nameX, range, onRange, height = 150, legend = true }: Props) {
   const host = useRef<HTMLDivElement>(null);
@@ -141,7 +141,7 @@ function optionsOf(lines: readonly Line[], band: Band | undefined, group: string
     height,
     series,
     ...(band ? { bands: [{ series: [series.length - 2, series.length - 1], fill: `${colour(band.colour)}2b` }] } : {}),
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, y: { range: rangeOf } },
     axes: [
       { ...axis, size: 24 * root, space: 48 * root, values: (_, splits) => splits.map((one) => callbacks.current.formatX(one)) },
       { ...axis, size: AXIS_WIDTH * root, space: 28 * root, values: (_, splits) => splits.map((one) => callbacks.current.tickY(one, Math.abs((splits[1] ?? 1) - (splits[0] ?? 0)))) },
@@ -160,6 +160,14 @@ function optionsOf(lines: readonly Line[], band: Band | undefined, group: string
       ready: [(self) => self.over.addEventListener("dblclick", () => callbacks.current.onRange?.(null, null))],
     },
   };
+}
+
+/** A curve that never changes lies in the middle, or on the ground if it is nought. */
+function rangeOf(_: uPlot, low: number | null, high: number | null): uPlot.Range.MinMax {
+  if (low === null || high === null) return [0, 1];
+  if (low === high) return low === 0 ? [0, 1] : [low - Math.abs(low) / 2, low + Math.abs(low) / 2];
+  const padding = (high - low) * 0.08;
+  return [low >= 0 ? Math.max(0, low - padding) : low - padding, high + padding];
 }
 
 function dataOf(x: readonly number[], lines: readonly Line[], band: Band | undefined): uPlot.AlignedData {

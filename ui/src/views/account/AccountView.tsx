@@ -10,12 +10,12 @@ export default function AccountView() {
   const { data, error } = useJob<Account>("/account", 2);
   if (!data) return <><h1>Account</h1>{error ? <Refused error={error} /> : <p className="empty">Loading …</p>}</>;
   const { prompts, tokens } = data;
-  const exact = prompts.lost + prompts.twice + tokens.missing === 0;
+  const exact = prompts.lost + prompts.twice + (tokens.missing ?? 0) === 0;
   return (
     <>
       <div className="head">
         <h1>Account</h1>
-        <Badge tone={exact ? "good" : "bad"}>{whole(prompts.lost)} lost, {whole(prompts.twice)} twice, {whole(tokens.missing)} tokens missing</Badge>
+        <Badge tone={exact ? "good" : "bad"}>{whole(prompts.lost)} lost, {whole(prompts.twice)} twice{tokens.missing !== null && `, ${whole(tokens.missing)} tokens missing`}</Badge>
       </div>
       <div className="grid account">
         <section className="card">
@@ -25,8 +25,15 @@ export default function AccountView() {
         </section>
         <section className="card">
           <h2>Tokens</h2>
-          <Sum all={["generated", tokens.generated]} parts={partsOf(tokens)} />
-          <p className="muted small">Nothing that was generated is thrown away without a reason that stands here.</p>
+          {tokens.generated === null ? (
+            <p className="empty">The rollout plane's count is not known any more.</p>
+          ) : (
+            <>
+              <Sum all={["generated", tokens.generated]} parts={partsOf(tokens)} />
+              <p className="muted small">Nothing that was generated is thrown away without a reason that stands here.</p>
+            </>
+          )}
+          <NotTrained reasons={tokens.not_trained ?? {}} />
         </section>
         {data.money.length > 0 && <Money prices={data.money} tokens={tokens} />}
       </div>
@@ -36,7 +43,13 @@ export default function AccountView() {
 
 function partsOf(tokens: TokenAccount): [string, number][] {
   const discarded = Object.entries(tokens.discarded).map(([reason, count]): [string, number] => [`discarded: ${words(reason)}`, count]);
-  return [["delivered", tokens.delivered], ["in flight", tokens.in_flight], ...discarded, ["missing", tokens.missing]];
+  return [["delivered", tokens.delivered ?? 0], ["in flight", tokens.in_flight ?? 0], ...discarded, ["missing", tokens.missing ?? 0]];
+}
+
+function NotTrained({ reasons }: { reasons: Record<string, number> }) {
+  const entries = Object.entries(reasons).filter(([, count]) => count > 0);
+  if (entries.length === 0) return null;
+  return <p className="small">Delivered, and not trained on: {entries.map(([reason, count]) => `${words(reason)} ${whole(count)}`).join(", ")}.</p>;
 }
 
 function Sum({ all, parts }: { all: [string, number]; parts: readonly [string, number][] }) {
@@ -84,7 +97,7 @@ function Money({ prices, tokens }: { prices: readonly Price[]; tokens: TokenAcco
           ))}
         </tbody>
       </table>
-      <p>Together {short(hour)} an hour, in the currency of the job's prices. {percent(tokens.generated > 0 ? discarded / tokens.generated : 0)} of the tokens were discarded.</p>
+      <p>Together {short(hour)} an hour, in the currency of the job's prices. {percent(tokens.generated ? discarded / tokens.generated : 0)} of the tokens were discarded.</p>
     </section>
   );
 }

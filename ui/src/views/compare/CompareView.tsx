@@ -1,5 +1,6 @@
 /** Two to four jobs over the same axis: their curves, what they came to, and where their settings differ. */
 import { useMemo } from "react";
+import { jobKeys } from "../../data/jobKeys";
 import { useLive } from "../../data/live";
 import { useResource } from "../../data/resource";
 import { useSteps } from "../../data/steps";
@@ -22,7 +23,7 @@ export default function CompareView() {
   const others = useMemo(() => (params["with"] ?? "").split(",").filter(Boolean).slice(0, COLOURS.length - 1), [params["with"]]);
   const { data: jobs } = useResource<JobList>("jobs");
   const runs = useRuns(job, others, tick);
-  const names = [...new Set(jobs?.jobs.map((one) => one.name))].filter((name) => name !== job);
+  const names = [...jobKeys(jobs?.jobs ?? []).values()].filter((name) => name !== job);
   const toggle = (name: string): void => setParams({ with: (others.includes(name) ? others.filter((one) => one !== name) : [...others, name]).slice(0, COLOURS.length - 1).join(",") });
   return (
     <>

@@ -15,12 +15,12 @@ import { VertexTable } from "./VertexTable";
 import "./fleet.css";
 
 export default function FleetView() {
-  const { job } = useLive();
+  const { job, running } = useLive();
   const { params } = useRoute();
   const [search, setSearch] = useState(params["q"] ?? "");
   const { data: view } = useJobView();
   const { data: engines, error } = useJob<EngineList>("/engines", 2);
-  const { data: machines, error: noMachines } = useJob<MachineList>("/nodes", 5);
+  const { data: machines, error: noMachines } = useJob<MachineList>(running ? "/nodes" : null, 5);
   const found = (text: string): boolean => text.toLowerCase().includes(search.trim().toLowerCase());
   const shown = engines?.engines.filter((one) => found(`${one.instance} ${one.node} ${one.state} ${one.engine}`)) ?? [];
   const vertices = view?.vertices.filter((one) => found(`${one.id} ${one.node} ${one.phase} ${one.reason}`)) ?? [];
@@ -45,7 +45,7 @@ export default function FleetView() {
         </section>
       )}
       {machines && machines.nodes.length > 0 && <Machines machines={machines.nodes} found={found} />}
-      {noMachines && !machines && <p className="empty">{noMachines.message} The cluster's machines are known while it is there.</p>}
+      {(!running || (noMachines && !machines)) && <p className="empty">{noMachines && `${noMachines.message} `}Instances and machines are known while the job runs; their numbers and the timeline are kept.</p>}
     </>
   );
 }

@@ -1,5 +1,6 @@
 /** All jobs that this server knows. With one job only, its page opens by itself. */
 import { useEffect, useState } from "react";
+import { jobKeys } from "../../data/jobKeys";
 import { useResource } from "../../data/resource";
 import { duration, moment, plural, whole, words } from "../../format";
 import { Badge, toneOfPhase } from "../../parts/Badge";
@@ -28,9 +29,8 @@ export function JobsView() {
     if (only && !stays) window.location.replace(hrefOf(only.name, "now"));
   }, [only, stays]);
   if (!data) return error ? <Refused error={error} /> : <p className="empty">Loading the jobs …</p>;
-  const names = new Map<string, number>();
-  for (const job of data.jobs) names.set(job.name, (names.get(job.name) ?? 0) + 1);
-  const keyOf = (job: Job): string => ((names.get(job.name) ?? 0) > 1 ? job.job_id : job.name);
+  const keys = jobKeys(data.jobs);
+  const keyOf = (job: Job): string => keys.get(job) ?? job.name;
   const shown = data.jobs.filter((job) => `${job.name} ${job.phase} ${job.job_id}`.includes(search.trim()));
   const toggle = (key: string): void => setChosen((old) => (old.includes(key) ? old.filter((one) => one !== key) : [...old, key].slice(-MOST)));
   return (

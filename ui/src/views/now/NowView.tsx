@@ -90,7 +90,7 @@ function AccountBadge() {
   const { data } = useJob<Account>("/account");
   if (!data) return null;
   const { lost, twice } = data.prompts;
-  const tone: Tone = lost + twice + data.tokens.missing === 0 ? "good" : "bad";
+  const tone: Tone = lost + twice + (data.tokens.missing ?? 0) === 0 ? "good" : "bad";
   return (
     <a className="badge-link" href={hrefOf(job, "account")}>
       <Badge tone={tone}>{whole(lost)} lost, {whole(twice)} twice</Badge>

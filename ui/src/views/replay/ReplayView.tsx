@@ -88,11 +88,9 @@ export default function ReplayView() {
             <span>{plural(view.vertices.filter((one) => one.phase === "running").length, "vertex", "vertices")} of {whole(view.vertices.length)} run</span>
             {open.length > 0 && <Badge tone="attention">{plural(open.length, "open incident")}</Badge>}
           </p>
+          {graph && <Suspense fallback={<p className="empty">Loading the graph …</p>}><GraphCanvas graph={graph} vertices={view.vertices} chosen={params["role"] ?? ""} onChoose={(role) => setParams({ role: role === params["role"] ? null : role })} /></Suspense>}
           <div className="then">
-            <div className="stack">
-              {graph && <Suspense fallback={<p className="empty">Loading the graph …</p>}><GraphCanvas graph={graph} vertices={view.vertices} chosen={params["role"] ?? ""} onChoose={(role) => setParams({ role: role === params["role"] ? null : role })} /></Suspense>}
-              <Fleet view={view} role={params["role"] ?? ""} at={moment.event?.at} />
-            </div>
+            <Fleet view={view} role={params["role"] ?? ""} at={moment.event?.at} />
             <EventCard event={moment.event} incidents={view.incidents} />
           </div>
         </>
@@ -107,7 +105,7 @@ function Fleet({ view, role, at }: { view: JobView; role: string; at: number | u
   const chosen = role ? view.vertices.filter((one) => one.role === role) : view.vertices;
   const sorted = [...chosen].sort((a, b) => Number(a.phase === "running") - Number(b.phase === "running"));
   return (
-    <section aria-label="Vertices then">
+    <section aria-label="Vertices then" className="stack">
       <h2>{role ? `Vertices of ${role}` : "Vertices"}</h2>
       <VertexTable vertices={sorted} ended={false} now={at} />
     </section>
