@@ -40,6 +40,7 @@ from gyre.config import (
     RolloutsSpec,
     RunSpec,
     SamplesSpec,
+    SinkSpec,
     WeightsSpec,
 )
 from gyre.config.plugins import KINDS
@@ -537,9 +538,10 @@ def test_nothing_is_said_of_where_it_was_written() -> None:
         ("### `rollouts`", RolloutsSpec),
         ("### `weights`", WeightsSpec),
         ("### `observe.samples`", SamplesSpec),
+        ("### `observe.sinks`", SinkSpec),
         ("### `roles.<name>`", RoleSpec),
     ],
-    ids=["failover", "run", "rollouts", "weights", "samples", "roles"],
+    ids=["failover", "run", "rollouts", "weights", "samples", "sinks", "roles"],
 )
 def test_every_setting_is_in_its_table_with_its_default(heading: str, model: type[BaseModel]) -> None:
     rows = table_under(OPERATIONS, heading)
@@ -567,6 +569,7 @@ def test_the_tables_of_settings_hold_nothing_else() -> None:
         ("### `rollouts`", RolloutsSpec),
         ("### `weights`", WeightsSpec),
         ("### `observe.samples`", SamplesSpec),
+        ("### `observe.sinks`", SinkSpec),
     ):
         assert set(table_under(OPERATIONS, heading)) == set(model.model_fields)
 

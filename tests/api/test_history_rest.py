@@ -115,6 +115,51 @@ def test_decisions_are_what_made_or_settled_an_incident_and_commands(
         assert reader.decisions("standing-1", around=settled) == {"previous": lost, "next": asked}
 
 
+def test_the_time_line_says_who_was_down_and_for_whom_the_trainer_waited(
+    job: StandingJob, http: Client, store_alone: JobReader
+) -> None:
+    def spend(training_s: float, waiting_s: float) -> None:
+        spent = {"actor": {"training": training_s, "waits for rollout (generating)": waiting_s}}
+        job.do(job.world.say, "trainer-0", {"step": 1, "spent_s": spent})
+
+    spend(0.0, 0.0)
+    let_pass(job, 10.0)
+    spend(2.0, 8.0)
+    let_pass(job, 10.0)
+    job.do(job.world.kill, "rollout-1")
+    job.run_until(lambda view: view["incidents"] and view["incidents"][0]["outcome"] == "recovered")
+    spend(12.0, 8.0)
+    let_pass(job, 10.0)
+    found = http.get(f"{JOB}/timeline").json()
+    lanes = {lane["id"]: lane for lane in found["lanes"]}
+    assert [lane["id"] for lane in found["lanes"]][0] == "trainer-0"
+    assert set(lanes) == {vertex["id"] for vertex in job.view()["vertices"]}
+    lost = next(event for event in job.master.events() if event["kind"] == "VertexLost")
+    (down,) = [span for span in lanes["rollout-1"]["spans"] if span[2] == "down"]
+    assert (down[0], down[3]) == (lost["at"], "process_died")
+    spans = lanes["actor-0"]["spans"]
+    waited = sum(
+        to - since for since, to, state, cause in spans if (state, cause) == ("wait", "rollout (generating)")
+    )
+    trained = sum(to - since for since, to, state, _ in spans if state == "train")
+    assert (waited, trained) == (pytest.approx(8.0, abs=3.0), pytest.approx(12.0, abs=5.0))
+    (flag,) = [flag for flag in found["flags"] if flag["kind"] == "incident"]
+    assert flag.items() >= {"at": lost["at"], "seq": lost["seq"]}.items()
+    part = http.get(f"{JOB}/timeline", params={"since": down[0] + 0.1, "until": down[1] - 0.1}).json()
+    assert {lane["id"]: lane["spans"] for lane in part["lanes"]}["rollout-1"] == [
+        [down[0] + 0.1, down[1] - 0.1, "down", "restarted"]
+    ]
+    with store_alone as reader:
+        assert reader.timeline("standing-1", since=0.0, until=down[1])["lanes"]
+
+
 def test_what_makes_no_sense_is_refused(http: Client) -> None:
-    for path in ("at?seq=-1", "at?time=nan", "decisions", "series?points=0", "series?since=inf"):
+    for path in (
+        "at?seq=-1",
+        "at?time=nan",
+        "decisions",
+        "series?points=0",
+        "series?since=inf",
+        "timeline?until=x",
+    ):
         assert_problem(http.get(f"{JOB}/{path}"), 422, "config")

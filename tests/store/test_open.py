@@ -246,3 +246,26 @@ def test_what_holds_secrets_is_its_owners_alone(tmp_path: Path) -> None:
             assert path.parent.stat().st_mode & 0o777 == 0o700
     finally:
         os.umask(before)
+
+
+def test_a_store_of_the_revision_before_is_migrated_with_what_is_in_it(store_url: str) -> None:
+    with open_store(store_url) as store:
+        store.create_job(job_id="j1", name="grpo", spec={}, now=1.0)
+        with store._database.write() as connection:
+            config = _alembic()
+            config.attributes["connection"] = connection
+            command.downgrade(config, "0008")
+            tables_then = set(sa.inspect(connection).get_table_names())
+    assert not {"gyre_series", "gyre_keyframes"} & tables_then
+    with pytest.raises(StoreError, match="schema 0008, older than 0009"):
+        open_store(store_url, read_only=True)
+    with open_store(store_url, create=False) as store:
+        assert store.job("grpo").job_id == "j1"
+        assert store.series("j1").extents() == {}
+        assert store.journal("j1").continued() == []
+        with store._database.read() as connection:
+            context = MigrationContext.configure(connection, opts={"version_table": tables.VERSION_TABLE})
+            assert compare_metadata(context, tables.metadata) == []
+            assert "gyre_events_continued" in {
+                index["name"] for index in sa.inspect(connection).get_indexes("gyre_events")
+            }

@@ -127,5 +127,27 @@ class Broken(Deflate):
         raise RuntimeError("no")
 
 
+# -- a sink -----------------------------------------------------------------------------------------------
+
+
+class Silent:
+    def __init__(self, job: Any, *, prefix: str = "") -> None:
+        self.prefix = prefix
+
+    def step(self, step: int, at: float, numbers: dict[str, float]) -> None: ...
+
+    def evaluation(self, evaluation: Any) -> None: ...
+
+    def warning(self, warning: Any) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Deaf:
+    def __init__(self, job: Any) -> None: ...
+
+
 deflate = Deflate()
 broken = Broken()

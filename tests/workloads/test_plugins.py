@@ -115,6 +115,11 @@ def test_folders_of_the_job_are_imported_from_and_left_again(tmp_path: Path) -> 
             r"adv_options\.token: .*takes no such option",
         ),
         ({"config": {"task": {"name": f"{OWN}:Deflate"}}}, r"config\.task\.name: .* has no prompt\(\)"),
+        ({"observe": {"sinks": [f"{OWN}:Deaf"]}}, r"observe\.sinks: .*Deaf has no step\(\)"),
+        (
+            {"observe": {"sinks": [{"kind": f"{OWN}:Silent", "options": {"prefx": "x"}}]}},
+            r"observe\.sinks: .*prefx",
+        ),
         ({"weights": {"codec": f"{OWN}:Letters"}}, r"weights\.codec: .* has no encode\(\)"),
         ({"rollouts": {"engine": "no_such_module:engine"}}, r"rollouts\.engine: .*does not import"),
     ],
@@ -133,6 +138,7 @@ def test_a_job_of_the_users_own_plug_ins_is_checked_whole() -> None:
         rollouts={"engine": f"{OWN}:engine"},
         weights={"codec": f"{OWN}:deflate"},
         backend=f"{OWN}:BACKEND",
+        observe={"sinks": [{"kind": f"{OWN}:Silent", "options": {"prefix": "x"}}]},
     ).model_copy(update={"recipe": f"{OWN}:RECIPE"})
     compiled = compile_job(job).spec
     assert len(plugins_of(compiled)) == len(plugins.KINDS)

@@ -12,13 +12,25 @@ from gyre.api.definition.signatures import BROUGHT, CALLS_OF_A_CODEC, check_call
 from gyre.api.definition.users_code import said_where
 from gyre.config import TRAINER, Entrypoint, JobSpec
 from gyre.config.job_plugins import plugins_of
-from gyre.config.plugins import ADVANTAGE, BACKEND, CODEC, ENGINE, LOSS, RECIPE, TASK, PluginKind, on_path
+from gyre.config.plugins import (
+    ADVANTAGE,
+    BACKEND,
+    CODEC,
+    ENGINE,
+    LOSS,
+    RECIPE,
+    SINK,
+    TASK,
+    PluginKind,
+    on_path,
+)
 from gyre.config.sections import WorkloadSettings, read_section
 from gyre.config.sections.workload import refuse_near_names
 from gyre.errors import ConfigError, GyreError
 from gyre.graph.integrations import reads_sections
 from gyre.workloads.algorithms.options import with_options
 
+_SINK = ("step", "evaluation", "warning", "flush", "close")
 _TASK = {"prompt": ("index",), "held_out": ("count",), "prompt_text": ("group",), "answer_of": ("sample",)}
 
 
@@ -90,6 +102,12 @@ def check_plugins(spec: JobSpec, doing: Callable[[str], None] = lambda text: Non
         TASK: ("config.task.options", task),
         ENGINE: ("", {}),
     }
+    for sink in spec.observe.sinks:
+        if sink.kind not in SINK.built_in:
+            found = _load(SINK, sink.kind, spec)
+            check_call(
+                SINK.setting, found, sink.kind, ("job",), [*sink.options], hint="See docs/bring-your-own.md."
+            )
     for kind, name in plugins_of(spec):
         doing(f"{kind.setting}: module {name.partition(':')[0]}")
         found = _load(kind, name, spec)
@@ -101,7 +119,15 @@ def check_plugins(spec: JobSpec, doing: Callable[[str], None] = lambda text: Non
             check_call(
                 kind.setting, found, name, positional, [*keywords, *more], hint="See docs/bring-your-own.md."
             )
-        methods = _TASK if kind is TASK else CALLS_OF_A_CODEC if kind is CODEC else {}
+        methods = (
+            _TASK
+            if kind is TASK
+            else CALLS_OF_A_CODEC
+            if kind is CODEC
+            else dict.fromkeys(_SINK)
+            if kind is SINK
+            else {}
+        )
         for method in methods:
             if not callable(getattr(found, method, None)):
                 raise ConfigError(f"{kind.setting}: {name} has no {method}(), which a {kind.noun} must have.")

@@ -137,7 +137,6 @@ BROUGHT: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
     "gyre.advantages": (("group", "rewards"), ()),
-    "gyre.sinks": (("job",), ()),
     "gyre.engines": (("folder",), ("version", "max_running", "kv_tokens", "python", "extra")),
 }
 """By a plug-in's group, how its function is called: positional arguments, and keywords (docs/bring-your-own.md)."""

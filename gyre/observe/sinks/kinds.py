@@ -88,14 +88,16 @@ def _key(line: dict[str, Any]) -> str:
 
 
 class TensorBoardSink:
-    """Scalars by step, in a folder that `tensorboard --logdir` reads. Evaluations stand at their version."""
+    """Scalars by step, in a folder that `tensorboard --logdir` reads. Evaluations and warnings are a run of their own
+    below it, the evaluations at their versions: what counts no more from a step on must not take them with it."""
 
     def __init__(self, job: SinkJob) -> None:
-        self._writers = needed("tensorboard.summary.writer.event_file_writer", "the sink tensorboard")
+        writers = needed("tensorboard.summary.writer.event_file_writer", "the sink tensorboard")
         self._events = needed("tensorboard.compat.proto.event_pb2", "the sink tensorboard")
         self._summaries = needed("tensorboard.compat.proto.summary_pb2", "the sink tensorboard")
-        self._folder = str(Path(job.to) / job.name if job.to else job.directory)
-        self._writer = self._writers.EventFileWriter(self._folder)
+        folder = Path(job.to) / job.name if job.to else job.directory
+        self._steps = writers.EventFileWriter(str(folder))
+        self._others = writers.EventFileWriter(str(folder / "held_out"))
         self._restarted = False
 
     def step(self, step: int, at: float, numbers: dict[str, float]) -> None:
@@ -103,31 +105,39 @@ class TensorBoardSink:
             # What an earlier process of this sink wrote from this step on, whose end may be lost, counts no more.
             self._restarted = True
             log = self._events.SessionLog(status=self._events.SessionLog.START)
-            self._writer.add_event(self._events.Event(wall_time=at, step=step, session_log=log))
-        self._add(step, at, {f"step/{name}": value for name, value in numbers.items() if name != "step"})
+            self._steps.add_event(self._events.Event(wall_time=at, step=step, session_log=log))
+        self._add(
+            self._steps,
+            step,
+            at,
+            {f"step/{name}": value for name, value in numbers.items() if name != "step"},
+        )
 
     def evaluation(self, evaluation: SinkEvaluation) -> None:
         self._add(
+            self._others,
             max(0, evaluation.version),
             evaluation.at,
             {f"evaluation/{evaluation.set}/{name}": value for name, value in evaluation.numbers.items()},
         )
 
     def warning(self, warning: SinkWarning) -> None:
-        self._add(warning.step, warning.at, {f"warning/{warning.code}": float(warning.holds)})
+        self._add(self._others, warning.step, warning.at, {f"warning/{warning.code}": float(warning.holds)})
 
-    def _add(self, step: int, at: float, numbers: dict[str, float]) -> None:
+    def _add(self, writer: Any, step: int, at: float, numbers: dict[str, float]) -> None:
         values = [
             self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()
         ]
         summary = self._summaries.Summary(value=values)
-        self._writer.add_event(self._events.Event(wall_time=at, step=step, summary=summary))
+        writer.add_event(self._events.Event(wall_time=at, step=step, summary=summary))
 
     def flush(self) -> None:
-        self._writer.flush()
+        self._steps.flush()
+        self._others.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self._steps.close()
+        self._others.close()
 
 
 class WandbSink:
