@@ -10,7 +10,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from gyre.api.rest import sample_schemas as schemas
 from gyre.api.rest.routes import Found, Port
-from gyre.observe.samples.query import Order, SampleFilter, conditions_in
+from gyre.observe.samples.query import CONDITIONS_PATTERN, Order, SampleFilter, conditions_in
 
 MOST_NUMBER = 2**63 - 1
 
@@ -35,7 +35,12 @@ def list_samples(
     group: Annotated[Number | SkipJsonSchema[None], Query()] = None,
     reward: Annotated[
         str,
-        Query(max_length=200, description="A condition, such as `<0.2`, or several: `>=0.2,<0.4`."),
+        Query(
+            max_length=200,
+            description="A condition, such as `<0.2`, or several: `>=0.2,<0.4`.",
+            # Said here, and checked by `conditions_in`, which says what is wrong.
+            json_schema_extra={"pattern": f"^$|{CONDITIONS_PATTERN}"},
+        ),
     ] = "",
     outcome: Annotated[
         Name | SkipJsonSchema[None], Query(description="An outcome, or a finish reason.")

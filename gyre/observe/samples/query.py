@@ -12,7 +12,11 @@ from gyre.errors import ConfigError
 
 Order = Literal["step", "worst", "best"]
 
-_CONDITION = re.compile(r"(<=|>=|!=|==|<|>|=)?\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
+_ONE = r"\s*(<=|>=|!=|==|<|>|=)?\s*([-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?)\s*"
+_CONDITION = re.compile(_ONE)
+CONDITIONS_PATTERN = f"^{_ONE}(,{_ONE})*$"
+"""What `conditions_in` takes, as a regular expression."""
+
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -43,7 +47,7 @@ def conditions_in(text: str) -> tuple[Condition, ...]:
     """`<0.2`, `=1`, or several, all of which hold: `>=0.2,<0.4`. Raises ConfigError."""
     found = []
     for part in text.split(","):
-        match = _CONDITION.fullmatch(part.strip())
+        match = _CONDITION.fullmatch(part)
         if match is None:
             raise ConfigError(
                 f"reward: {text!r:.80} is no condition.",
