@@ -408,12 +408,12 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
 
 
 def words_of(line: str) -> list[str]:
-    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;")
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;>")
     lexer.whitespace_split = True
     lexer.commenters = "#"
     words = []
     for word in lexer:
-        if set(word) <= set("|&;"):
+        if set(word) <= set("|&;>"):
             break
         words.append(word)
     return words
@@ -689,7 +689,7 @@ def test_every_rest_path_is_in_its_table_and_no_other() -> None:
         paths = create_app(job.master, token=None).openapi()["paths"]
     offered = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     section = OPERATIONS.read_text().split("## REST")[1].split("\n## ")[0]
-    told = set(re.findall(r"^\| (GET|POST) \| `([^`]+)` \|", section, re.MULTILINE))
+    told = set(re.findall(r"^\| (GET|POST|DELETE) \| `([^`]+)` \|", section, re.MULTILINE))
     assert told == offered
 
 
@@ -733,7 +733,7 @@ def test_invariants_are_named_as_the_code_names_them() -> None:
     section = JOURNAL.read_text().split("## Invariants")[1].split("## Schema")[0]
     docstrings = "\n".join(
         path.read_text()
-        for room in ("failover", "master", "store", "rollouts")
+        for room in ("failover", "master", "observe", "store", "rollouts")
         for path in (ROOT / "gyre" / room).rglob("*.py")
     )
     named = re.findall(r"^\| \*?([A-Za-z][\w -]+?)\*? \|", section, re.MULTILINE)

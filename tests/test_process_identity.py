@@ -21,6 +21,7 @@ ALLOWED = {
     "engines/process.py": "asyncio signals its own child, unless it was waited for",
     "workloads/rewards/process.py": "the group of its own child that it has not waited for, which keeps the number",
     "api/checks/code.py": "Popen signals its own child, unless it was waited for",
+    "master/sink_processes.py": "Popen signals its own child, unless it was waited for",
     "testing/in_process/job.py": "doubles of vertices, which are no processes",
     "api/local_ray/lean_start.py": "Popen signals its own child, unless it was waited for",
 }

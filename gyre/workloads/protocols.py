@@ -206,6 +206,17 @@ class KeepsStates(Protocol):
         ...
 
 
+class TellsLogprobs(Protocol):
+    """An actor that tells its own log-probs of what it trained, for [samples](samples.md)."""
+
+    def step_logprobs(self, *, step: int) -> dict[str, Any]:
+        """Of the samples of this rank that had a gradient in `step`, before it: `samples`, int64 `[n, 2]` of group and
+        sample; `lengths`, int64 `[n]`; `logprobs`, float32 `[tokens of all]`. Empty where they are not known (any
+        more). Asked beside whatever the rank does, of Gyre's own classes alone; again
+        it answers the same."""
+        ...
+
+
 class TakesInstanceWeights(Protocol):
     """An actor that can go on from an instance's weights if its checkpoint is lost (`run.lost_checkpoint`)."""
 
@@ -336,6 +347,7 @@ OPTIONAL: Mapping[str, tuple[type, ...]] = MappingProxyType(
             HalvesPasses,
             WritesInBackground,
             KeepsStates,
+            TellsLogprobs,
             TakesInstanceWeights,
         ),
         "critic": (HalvesPasses, WritesInBackground, KeepsStates, TakesPolicy),

@@ -30,6 +30,7 @@ def view_of(phase: str = "succeeded", **other: Any) -> dict[str, Any]:
         "vertices": [],
         "training": {},
         "warnings": [],
+        "master": {"url": "", "answering": True},
     } | other
 
 

@@ -26,6 +26,7 @@ from gyre.workloads.protocols import (
     Rollout,
     TakesInstanceWeights,
     TakesPolicy,
+    TellsLogprobs,
     WritesInBackground,
 )
 from gyre.workloads.rewards import ExactMatchReward, PythonReward
@@ -39,6 +40,7 @@ ACTORS: list[type[Actor]] = [TorchActor, MegatronActor]
 PUBLISHERS: list[type[PublishesModel]] = [TorchActor, MegatronActor]
 BESIDE_TRAINING: list[type[PublishesInBackground]] = [TorchActor, MegatronActor]
 FETCHERS: list[type[TakesInstanceWeights]] = [TorchActor, MegatronActor]
+TELLERS: list[type[TellsLogprobs]] = [TorchActor, MegatronActor]
 IN_BACKGROUND: list[type[WritesInBackground]] = [MegatronActor, MegatronCritic]
 IN_MEMORY: list[type[KeepsStates]] = [MegatronActor, MegatronCritic]
 CRITICS: list[type[Critic]] = [TorchCritic, MegatronCritic]

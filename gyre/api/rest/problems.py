@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from gyre.errors import ConfigError, GyreError, NotFound, Unauthorized
 
@@ -100,11 +101,14 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where, said = f"{request.method} {request.url.path}", str(error.detail).rstrip(".")
+    headers = error.headers
     status = 422 if error.status_code == 400 else error.status_code  # one status for what cannot be read
     if error.status_code == 404:
         code, detail = NotFound.code, f"There is nothing at {request.url.path}."
     elif error.status_code == 405:
         code, detail = METHOD_NOT_ALLOWED, f"{where}: this path does not take {request.method}."
+        if methods := _methods_at(request):
+            headers = {"Allow": ", ".join(methods)}
     elif error.status_code < 500:
         code, detail = ConfigError.code, f"{where}: {said}."
     else:
@@ -114,8 +118,16 @@ async def _on_http(request: Request, error: Exception) -> Response:
         code=code,
         detail=detail,
         hint="See /api/v1/openapi.json for what there is.",
-        headers=error.headers,
+        headers=headers,
     )
+
+
+def _methods_at(request: Request) -> list[str]:
+    """What the path takes. The router names the methods of the first of its routes alone."""
+    paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
+    fitting = [path for path in paths if compile_path(path)[0].match(request.url.path)]
+    nearest = max(fitting, key=len, default="")  # a job's path fits those of its commands
+    return sorted(method.upper() for method in paths.get(nearest, ()))
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:

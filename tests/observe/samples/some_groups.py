@@ -37,6 +37,7 @@ def written(folder: Path, write: Callable[[SampleWriter], None], **knobs: Any) -
     """Write into the folder what the function hands over; returns what was said."""
     said: list[str] = []
     settings = knobs.pop("settings", SamplesSpec())
+    folder.parent.mkdir(parents=True, exist_ok=True)  # the job's directory
     writer = SampleWriter(folder, settings, say=said.append, **{"spare_bytes": 0, **knobs})
     writer.begin(knobs.pop("earlier", None))
     write(writer)
