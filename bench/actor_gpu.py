@@ -30,7 +30,8 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from job_plane.case import SHAPES, Case, Row, tokens_of  # noqa: E402
 
-STEPS, WARM = 7, 2
+STEPS, WARM = 6, 2
+ROWS = ["bare", "bare, same bits", "actor", "one micro-batch", "no copy", "any kernels"]
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -43,6 +44,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--groups", type=int, default=0, help="a step's groups of 8; 64, or 32 of long prompts"
     )
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
     parser.add_argument("--dry-run", action="store_true", help="small, on CPUs: numbers without meaning")
     return parser
@@ -58,7 +60,7 @@ def main() -> int:
         for prompt_tokens in given.prompt_tokens:
             case = case_of(given, prompt_tokens)
             bench = bench or Bench(case, Path(place))
-            results[case.name] = bench.rows(case, given.out)
+            results[case.name] = bench.rows(case, given.out, given.rows)
             (given.out / "results.json").write_text(json.dumps(results, indent=1))
     text = table(results)
     (given.out / "table.md").write_text(text)
@@ -91,38 +93,40 @@ class Bench:
         self.actor = self.work.actor
         self.step = 0
 
-    def rows(self, case: Case, out: Path) -> dict[str, Row]:
+    def rows(self, case: Case, out: Path, wanted: list[str]) -> dict[str, Row]:
         batches = [case.batch(number) for number in range(STEPS)]
         whole = [[group for micro in batches[0] for group in micro]]
         self._warm(case)
         found: dict[str, Row] = {}
-        for same_bits in (False, True):
-            self.work.deterministic(on=same_bits)
-            name = "bare, same bits" if same_bits else "bare"
-            told = self.work.bare(whole, STEPS)
-            seconds = statistics.median(told["steps_s"][WARM:])
-            found[name] = {
-                "seconds": seconds,
-                "tokens_s": tokens_of(batches[0]) / seconds,
-                "passes": told["passes"],
-            }
-            self._profiled(
-                out / f"profile_{name.replace(', ', '_').replace(' ', '_')}_{case.prompt_tokens}.txt",
-                lambda: self.work.bare(whole, 1),
+        for same_bits, name in ((False, "bare"), (True, "bare, same bits")):
+            if name in wanted:
+                self.work.deterministic(on=same_bits)
+                told = self.work.bare(whole, STEPS)
+                seconds = statistics.median(told["steps_s"][WARM:])
+                tokens_s = tokens_of(batches[0]) / seconds
+                found[name] = {"seconds": seconds, "tokens_s": tokens_s, "passes": told["passes"]}
+        profile = out / f"profile_bare_{case.prompt_tokens}.txt"
+        self._profiled(profile, lambda: self.work.bare(whole, 1))
+        self.work.deterministic(on=True)
+        if "actor" in wanted:
+            found["actor"] = self._steps(batches)
+            profile = out / f"profile_actor_{case.prompt_tokens}.txt"
+            self._profiled(profile, lambda: self._one(batches[0]))
+        if "one micro-batch" in wanted:
+            found["actor, one micro-batch"] = self._steps(
+                [[[group for micro in batch for group in micro]] for batch in batches]
             )
-        found["actor"] = self._steps(batches)
-        self._profiled(out / f"profile_actor_{case.prompt_tokens}.txt", lambda: self._one(batches[0]))
-        found["actor, one micro-batch"] = self._steps(
-            [[[group for micro in batch for group in micro]] for batch in batches]
-        )
-        self.actor.takes_snapshots = False
-        found["actor, no copy"] = self._steps(batches)
-        self.actor.takes_snapshots = True
-        self.work.deterministic(on=False)
-        found["actor, any kernels"] = self._steps(batches)
-        for row in found.values():
-            row["of_bare"] = row["tokens_s"] / found["bare"]["tokens_s"]
-            print(case.name, json.dumps(row), file=sys.stderr, flush=True)
+        if "no copy" in wanted:
+            self.actor.takes_snapshots = False
+            found["actor, no copy"] = self._steps(batches)
+            self.actor.takes_snapshots = True
+        if "any kernels" in wanted:
+            self.work.deterministic(on=False)
+            found["actor, any kernels"] = self._steps(batches)
+        bare = found.get("bare", {"tokens_s": float("nan")})
+        for name, row in found.items():
+            row["of_bare"] = row["tokens_s"] / bare["tokens_s"]
+            print(case.name, name, json.dumps(row), file=sys.stderr, flush=True)
         return found
 
     def _warm(self, case: Case) -> None:
@@ -168,7 +172,7 @@ class Bench:
     def _profiled(self, path: Path, work: Any) -> None:
         from torch.profiler import ProfilerActivity, profile
 
-        kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.work.cuda else [])
+        kinds = [ProfilerActivity.CUDA if self.work.cuda else ProfilerActivity.CPU]
         with profile(activities=kinds) as found:
             began = self.work._now()
             work()

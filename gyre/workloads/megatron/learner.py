@@ -76,6 +76,8 @@ class MegatronLearner(TorchLearner):
         self._spoiled = False
         self._put_off: list[Row] = []
         """Of the step's samples, those whose gradient is not in the sum yet."""
+        self._losses: list[LossSum] = []
+        """What was lost in the step's passes, on the device: reading it there waits for all of them."""
         self._known_digest: str | None = None
         self._is_first_model = True
         """Whether weights and optimizer are still those that `first_model` gives."""
@@ -204,37 +206,37 @@ class MegatronLearner(TorchLearner):
 
     def add_gradient(self, groups: list[Group], rows: list[Row]) -> tuple[None, Tally]:
         """Add the gradient of the rows, which are those of the groups, to Megatron's own sum; a small rest is put off.
-        The tally counts the groups, and the losses that were computed."""
+        The tally counts the groups; the losses are told when the gradient is finished."""
         from gyre.workloads.megatron.steps.packing import pack_all_but_rest
 
         self._refuse_spoiled()
-        tally = counted(groups)
         passes, rest = pack_all_but_rest(
             [*self._put_off, *rows],
             max_tokens=self.pass_tokens,
             multiple=self._width_multiple,
             least_tokens=round(LEAST_SHARE * self.pass_tokens),
         )
-        tally = tally.plus(self._through(passes))
+        self._go_through(passes)
         self._put_off = rest
-        return None, tally
+        return None, counted(groups)
 
     def finish_gradient(self, *, refused: bool) -> Tally:
         if self.ranks.replica_size > 1:  # no rank begins a pass for which another does not come
             refused = self.ranks.sum([float(refused)])[0] > 0
         if refused:
             return Tally()
-        passes = self.packed(self._put_off)
-        self._put_off = []
-        return self._through(passes)
-
-    def _through(self, passes: list[Pass]) -> Tally:
         from gyre.workloads.megatron.steps.gradients import summed
 
+        passes = self.packed(self._put_off)
+        self._put_off = []
+        self._go_through(passes)
+        losses, self._losses = self._losses, []
+        return summed(losses)
+
+    def _go_through(self, passes: list[Pass]) -> None:
         self._spoiled = True
-        tally = summed(self.backward(passes))
+        self._losses += self.backward(passes)
         self._spoiled = False
-        return tally
 
     @property
     def _width_multiple(self) -> int:
@@ -312,6 +314,7 @@ class MegatronLearner(TorchLearner):
         self.policy.zero()
         self._spoiled = False
         self._put_off = []
+        self._losses = []
         return Accumulation(step, torch.zeros(0))
 
     def spoiled(self) -> str:

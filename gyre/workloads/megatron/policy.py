@@ -4,7 +4,9 @@ Invariants:
 - *one gradient*: the step is that of the sum of all passes' losses over all replicas, divided once by a number that
   the caller gives, however the passes were cut and dealt;
 - *finite or untouched*: a gradient that is not finite is refused before any weight changes;
-- *float32 where it adds up*: gradients are summed, and bfloat16 weights kept, in float32.
+- *float32 where it adds up*: gradients are summed, and bfloat16 weights kept, in float32;
+- *kept busy*: a call returns when a GPU begins with its last pass, and no copy and no number is waited for before. The
+  caller makes the next passes meanwhile, and what it measures is right to within one pass.
 
 Each method is a collective of a replica, or (`step`, `zero`) of all ranks. This module must not know about groups,
 rewards or steps' numbers, and must not be imported before `seam.open_seam`.
@@ -71,6 +73,8 @@ class MegatronPolicy:
         self.device = device
         self.dtype = dtype
         self.values = values
+        self._last_begun: Any = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        """When a GPU begins with the last of the passes that it was given."""
         self.config = transformer_config(architecture, settings, device=device, dtype=dtype)
         with seam():
             self.module: GPTModel = build_model(
@@ -146,7 +150,7 @@ class MegatronPolicy:
         entropy_gradient: bool = False,
     ) -> list[Any]:
         """Add the gradient of the passes' losses. Returns what `loss` returned beside each, on the last stage's ranks;
-        nothing on others."""
+        nothing on others. A GPU may still be at the last pass: see *kept busy*."""
         read = self._log_probs(temperature, entropy_gradient)
 
         def of_logits(part: Pass, logits: Tensor) -> tuple[Tensor, Any]:
@@ -211,6 +215,8 @@ class MegatronPolicy:
 
         def forward(queue: Any, model: Any) -> tuple[Tensor, Callable[..., Any]]:
             part: Pass = next(queue).to(self.device)
+            if self._last_begun is not None:
+                self._last_begun.record()
             self.module.rotary_pos_emb.positions = part.positions
             options = {} if self.dtype == torch.float32 else {"fp32_output": False}
             out: Tensor = model(
@@ -239,6 +245,8 @@ class MegatronPolicy:
                 micro_batch_size=1,
                 forward_only=forward_only,
             )
+        if self._last_begun is not None:
+            self._last_begun.synchronize()
         return told
 
     def step(self, *, count: float, lr: float) -> float:

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from gyre.models.architecture import Architecture
 from gyre.workloads.megatron.model.config import padded_vocab
 from gyre.workloads.megatron.model.rotary import Rotary
+from gyre.workloads.megatron.steps.packing import on_device
 
 try:  # torch 2.10 and newer, and a kernel for GPUs alone
     from torch.nn.attention.varlen import varlen_attn
@@ -70,7 +71,7 @@ class Segments(PackedSeqParams):  # type: ignore[misc]
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
             lengths=tuple(lengths),
-            bounds=ends.to(device, non_blocking=True),
+            bounds=on_device(ends, device),
         )
 
 
