@@ -2,7 +2,8 @@
 
     python bench/actor_gpu.py --out DIR [--shape 0.6B] [--prompt-tokens 48 1024] [--json] [--dry-run]
 
-All rows of a case are of one process, one model, and the same batches, one after another:
+All rows of a case are of one process, one model and the same batches, in turn batch by batch, so that a machine that is
+busy for a while is so for all of them:
 
     bare            Megatron's schedule, cross-entropy and optimizer; passes packed as densely as they go, on the device
                     beforehand, any kernels
@@ -11,7 +12,8 @@ All rows of a case are of one process, one model, and the same batches, one afte
                     log-probs kept for people to look at, and a copy of the weights for the engines
     …, any kernels; …, one micro-batch; …, no copy      the same without one of these
 
-`profile_<row>_<case>.txt` has the kernels of one step by their time, and how much of it the GPU was busy.
+A row has the median over its steps, and the best of them. `profile_<row>_<case>.txt` has the kernels of one step by
+their time: a GPU that was busy for less waited for this process.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from job_plane.case import SHAPES, Case, Row, tokens_of  # noqa: E402
 
-STEPS, WARM = 6, 2
+STEPS, WARM = 9, 2
 ROWS = ["bare", "bare, same bits", "actor", "one micro-batch", "no copy", "any kernels"]
 
 
@@ -95,49 +97,31 @@ class Bench:
 
     def rows(self, case: Case, out: Path, wanted: list[str]) -> dict[str, Row]:
         batches = [case.batch(number) for number in range(STEPS)]
-        whole = [[group for micro in batches[0] for group in micro]]
         self._warm(case)
-        found: dict[str, Row] = {}
-        for same_bits, name in ((False, "bare"), (True, "bare, same bits")):
-            if name in wanted:
-                self.work.deterministic(on=same_bits)
-                told = self.work.bare(whole, STEPS)
-                seconds = statistics.median(told["steps_s"][WARM:])
-                tokens_s = tokens_of(batches[0]) / seconds
-                found[name] = {"seconds": seconds, "tokens_s": tokens_s, "passes": told["passes"]}
-        profile = out / f"profile_bare_{case.prompt_tokens}.txt"
-        self._profiled(profile, lambda: self.work.bare(whole, 1))
-        self.work.deterministic(on=True)
-        if "actor" in wanted:
-            found["actor"] = self._steps(batches)
-            profile = out / f"profile_actor_{case.prompt_tokens}.txt"
-            self._profiled(profile, lambda: self._one(batches[0]))
-        if "one micro-batch" in wanted:
-            found["actor, one micro-batch"] = self._steps(
-                [[[group for micro in batch for group in micro]] for batch in batches]
-            )
-        if "no copy" in wanted:
-            self.actor.takes_snapshots = False
-            found["actor, no copy"] = self._steps(batches)
-            self.actor.takes_snapshots = True
-        if "any kernels" in wanted:
-            self.work.deterministic(on=False)
-            found["actor, any kernels"] = self._steps(batches)
-        bare = found.get("bare", {"tokens_s": float("nan")})
+        took: dict[str, list[Row]] = {name: [] for name in wanted}
+        for batch in batches:
+            for name in wanted:
+                took[name].append(self._timed(name, batch))
+        for name in {"bare", "actor"} & set(wanted):
+            path = out / f"profile_{name}_{case.prompt_tokens}.txt"
+            self._profiled(path, lambda name=name: self._timed(name, batches[0]))
+        found = {name: summary(rows[WARM:]) for name, rows in took.items()}
         for name, row in found.items():
-            row["of_bare"] = row["tokens_s"] / bare["tokens_s"]
+            row["of_bare"] = found["bare"]["seconds"] / row["seconds"] if "bare" in found else None
             print(case.name, name, json.dumps(row), file=sys.stderr, flush=True)
         return found
+
+    def _timed(self, name: str, batch: list[list[Any]]) -> Row:
+        whole = [[group for micro in batch for group in micro]]
+        self.work.deterministic(on=name not in ("bare", "any kernels"))
+        if name.startswith("bare"):
+            return {"seconds": self.work.bare(whole, 1)["steps_s"][0], "tokens": tokens_of(batch)}
+        self.actor.takes_snapshots = name != "no copy"
+        return self._one(whole if name == "one micro-batch" else batch)
 
     def _warm(self, case: Case) -> None:
         self.work.deterministic(on=True)
         self._one(case.batch(STEPS))
-
-    def _steps(self, batches: list[list[list[Any]]]) -> Row:
-        took = [self._one(batch) for batch in batches][WARM:]
-        seconds = sum(row["seconds"] for row in took)
-        row = {part: sum(one[part] for one in took) / len(took) for part in took[0] if part != "tokens"}
-        return {**row, "tokens_s": sum(one["tokens"] for one in took) / seconds}
 
     def _one(self, batch: list[list[Any]]) -> Row:
         """One optimizer step, and the seconds of its parts: `accumulate`, `apply`, and of that `update` and `copy`."""
@@ -183,22 +167,32 @@ class Bench:
         path.write_text(head + found.key_averages().table(sort_by=by, row_limit=45, max_name_column_width=90))
 
 
+def summary(rows: list[Row]) -> Row:
+    row = {part: statistics.median(one[part] for one in rows) for part in rows[0] if part != "tokens"}
+    tokens = sum(one["tokens"] for one in rows) / len(rows)
+    return {
+        **row,
+        "tokens_s": tokens / row["seconds"],
+        "best_s": min(one["seconds"] for one in rows),
+        "steps_s": [round(one["seconds"], 4) for one in rows],
+    }
+
+
 def table(results: dict[str, dict[str, Row]]) -> str:
     lines = []
     for case, rows in results.items():
         lines += [
             f"## {case}",
             "",
-            "| what | tokens/s | by bare | a step, s | accumulate | apply | update | copy |",
+            "| what | tokens/s | by bare | a step, s | best | accumulate | apply | copy |",
         ]
         lines += ["| --- |" + " --- |" * 7]
         for name, row in rows.items():
-            parts = [
-                f"{row[part]:.3f}" if part in row else ""
-                for part in ("accumulate", "apply", "update", "copy")
-            ]
-            numbers = [f"{row['tokens_s']:,.0f}", f"{row['of_bare']:.3f}", f"{row['seconds']:.3f}"]
-            lines.append(f"| {' | '.join([name, *numbers, *parts])} |")
+            by_bare = f"{row['of_bare']:.3f}" if row["of_bare"] else ""
+            parts = [f"{row[part]:.3f}" if part in row else "" for part in ("accumulate", "apply", "copy")]
+            numbers = [f"{row['tokens_s']:,.0f}", by_bare, f"{row['seconds']:.3f}", f"{row['best_s']:.3f}"]
+            label = name if name.startswith(("bare", "actor")) else f"actor, {name}"
+            lines.append(f"| {' | '.join([label, *numbers, *parts])} |")
         lines.append("")
     return "\n".join(lines)
 
