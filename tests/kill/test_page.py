@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tests.kill.conftest import Run
+from tests.ui.conftest import Reader
 from tests.ui.conftest import browser as browser
+from tests.ui.views import OF_A_RUNNING_JOB
 
 pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow]
 
@@ -21,6 +23,17 @@ def page(browser: Any) -> Iterator[Any]:
     context.set_default_timeout(60_000)
     yield context.new_page()
     context.close()
+
+
+def test_each_view_of_a_job_that_runs_shows_its_data(start: Start, page: Any) -> None:
+    run = start()
+    view = run.faults.reach_step(4)
+    reader = Reader(page, f"{view['master']['url']}/")
+    for name, shown in OF_A_RUNNING_JOB.items():
+        if name != "incidents":  # nothing has happened yet
+            reader.open(f"jobs/{view['job']['name']}/{name}").locator(shown).first.wait_for()
+    assert reader.errors == []
+    run.end()
 
 
 def test_a_page_goes_on_when_its_master_is_killed(start: Start, page: Any) -> None:

@@ -17,24 +17,12 @@ from gyre.api.rest.app import create_app, create_store_app
 from gyre.api.stored_jobs import StoredJobs
 from tests.doubles.standing_job import StandingJob
 from tests.ui.conftest import Reader
+from tests.ui.views import OF_ANY_JOB
 
 RECORDED = Path(__file__).parent / "recorded.tar.gz"
 """Made by `make recorded`."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-VIEWS = {
-    "now": "main .sentence",
-    "curves": "main .chart canvas",
-    "timeline": "main .timeline-frame canvas",
-    "samples": "main .sample-list .line",
-    "samples?at=2": "main .side-by-side li",
-    "replay": "main .react-flow__node",
-    "incidents": "main .card",
-    "graph?role=rollout": "main .react-flow__node",
-    "account": "main .total",
-    "logs": "main .logs .line",
-}
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +47,12 @@ def of_recorded(browser: Any, recorded: tuple[str, str]) -> Iterator[Any]:
     context.close()
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", OF_ANY_JOB)
 def test_a_view_of_an_ended_job_shows_its_data(
     of_recorded: Any, recorded: tuple[str, str], view: str
 ) -> None:
     page = of_recorded.open(f"jobs/{recorded[1]}/{view}")
-    page.locator(VIEWS[view]).first.wait_for()
+    page.locator(OF_ANY_JOB[view]).first.wait_for()
     assert of_recorded.errors == []
 
 
