@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gyre.workloads.vertex.output import LossyFile
+from gyre.logs.output import LossyFile
 from tests.machine import fill
 
 PRINTS = """
 import sys, logging, warnings
 from pathlib import Path
-from gyre.workloads.vertex.output import redirect_output
+from gyre.logs.output import redirect_output
 redirect_output(Path(sys.argv[1]))
 try:
     for _ in range(3000):
