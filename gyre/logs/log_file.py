@@ -57,6 +57,8 @@ class LogFile:
         self._dropped_bytes = 0
         self._why_dropped = ""
         self._open_by: object = None
+        self._older: list[tuple[int, Path]] | None = None
+        """The parts before this one, as far as they are known: only this process begins them."""
 
     def write(self, data: bytes) -> None:
         """Whole lines."""
@@ -90,9 +92,11 @@ class LogFile:
             if self._path is None or os.getpid() != self._owner:
                 return
             with contextlib.suppress(OSError):  # it goes on in the part that it has
+                if self._older is None:
+                    self._older = older_parts(self._path)
                 full = os.fstat(self._descriptor).st_size >= self._part_bytes
-                older = older_parts(self._path)
-                if full or any(part.stat().st_size >= 2 * self._part_bytes for _, part in older):
+                if full or any(part.stat().st_size >= 2 * self._part_bytes for _, part in self._older):
+                    older, self._older = self._older, None
                     self._begin_part(self._path, older)
 
     def after_fork(self) -> None:

@@ -258,7 +258,7 @@ def keep_printing() -> None:
 
 
 def look_at_log() -> None:
-    """Keep this process's log small, where others write to it too. A look is two system calls."""
+    """Keep this process's log small, where others write to it too. A look is three system calls."""
     if _log is not None:
         _log.look()
 

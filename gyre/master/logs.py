@@ -8,9 +8,6 @@ from typing import Any
 
 from gyre.logs.reading import LogQuery, list_parts, read_page
 
-_RUNS = frozenset({"running", "stopping"})
-"""Phases of a vertex that has opened its log, if it could."""
-
 MISSING_TOLD = 50
 
 
@@ -23,26 +20,31 @@ def logs_page(
     tail: int | None,
     limit_bytes: int,
 ) -> dict[str, Any]:
-    """`gyre.logs.reading.read_page`, and `missing`, a sentence for each wanted vertex of the view that runs and has no
-    log in this folder."""
+    """`gyre.logs.reading.read_page`, and `missing`, a sentence for each wanted vertex of the view whose log is
+    not in this folder."""
     page = read_page(folder, query, after=after, tail=tail, limit_bytes=limit_bytes)
     return {**page, "missing": missing_logs(folder, vertices, query)}
 
 
 def missing_logs(folder: Path, vertices: Sequence[Mapping[str, Any]], query: LogQuery) -> list[str]:
-    there = {(part.vertex, part.incarnation) for part in list_parts(folder, query)}
-    missing = [
-        vertex
-        for vertex in vertices
-        if vertex["phase"] in _RUNS
-        and query.wants(vertex["id"])
-        and (vertex["id"], vertex["incarnation"]) not in there
-    ]
-    told = [
-        f"The log of {vertex['id']} is not here: it lies in {folder} on its machine"
-        f"{f' ({node})' if (node := str(vertex.get('node') or '')[:12]) else ''}, which does not share that folder."
-        for vertex in missing[:MISSING_TOLD]
-    ]
-    if len(missing) > MISSING_TOLD:
-        told.append(f"The logs of {len(missing) - MISSING_TOLD} more vertices are not here either.")
-    return told
+    """A sentence for each wanted vertex of the view that should have a log in this folder, and has none."""
+    parts = list_parts(folder, query)
+    processes = {(part.vertex, part.incarnation) for part in parts}
+    with_logs = {part.vertex for part in parts}
+    told = []
+    for vertex in vertices:
+        name, phase = vertex["id"], vertex["phase"]
+        if not query.wants(name):
+            continue
+        if phase == "running" and (name, vertex["incarnation"]) not in processes:
+            machine = f" ({node})" if (node := str(vertex.get("node") or "")[:12]) else ""
+            told.append(
+                f"The log of {name} is not here: it lies in {folder} on its machine{machine}, which does not share "
+                "that folder."
+            )
+        elif phase == "stopped" and name not in with_logs:
+            told.append(
+                f"There is no log of {name} here: it never ran, or its machine does not share {folder} with this one."
+            )
+    more = len(told) - MISSING_TOLD
+    return [*told[:MISSING_TOLD], f"Nor are those of {more} more."] if more > 0 else told

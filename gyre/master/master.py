@@ -40,6 +40,7 @@ from gyre.failover.events import (
     UndrainRequested,
 )
 from gyre.graph import as_dict, compile_job
+from gyre.logs.output import look_at_log
 from gyre.logs.reading import LogQuery
 from gyre.master.cluster import Cluster
 from gyre.master.diagnosis_manager import DiagnosisManager
@@ -304,6 +305,7 @@ class JobMaster:
         while not self._finished.is_set():
             self._diagnosis.follow(self._context.committed)
             await self._diagnosis.look()
+            look_at_log()
             now = self._monotonic()
             if now >= next_reconcile:
                 next_reconcile = now + RECONCILE_S

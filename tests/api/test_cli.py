@@ -626,10 +626,12 @@ def test_a_choice_of_lines_that_is_none_is_a_sentence(seed: Seed, home: Home, wr
 
 
 def test_logs_that_are_not_here_are_said(seed: Seed, home: Home) -> None:
-    seed("actor_lost", live=True)
+    seed("actor_lost")
     (home.logs("golden-1") / "actor-0.1.log").write_text("one\n")
     told = gyre("logs", "golden-1").stderr
-    assert "The log of trainer-0 is not here" in told
+    assert "There is no log of trainer-0 here" in told
+    assert "actor-0" not in told
+    assert "trainer-0" not in gyre("logs", "golden-1", "--role", "actor").stderr
 
 
 def test_a_bundle_is_written(seed: Seed, tmp_path: Path) -> None:
