@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from gyre.engines.last_words import clean
 from gyre.logs.reading import last_lines
 from gyre.master.cluster import Address
 
@@ -27,4 +28,4 @@ async def last_words_of(logs: Path, address: Address) -> dict[str, str]:
             )
     except (OSError, TimeoutError):  # the evidence has what else is known
         return {}
-    return {"last_words": "\n".join(lines)} if lines else {}
+    return {"last_words": clean("\n".join(lines))} if lines else {}
