@@ -174,7 +174,9 @@ def deaths(history: History) -> list[Incident]:
 
 def test_an_engine_that_dies_is_an_incident_with_its_last_words_until_another_starts() -> None:
     history = running(2)
-    told(history, "EngineDied", instance="rollout-1", error="killed by SIGKILL", tail="…", words="a\nlast line")
+    told(
+        history, "EngineDied", instance="rollout-1", error="killed by SIGKILL", tail="…", words="a\nlast line"
+    )
     (incident,) = deaths(history)
     assert (incident.vertex, incident.outcome) == ("rollout-1", "open")
     assert incident.evidence == {"error": "killed by SIGKILL", "last_words": "a\nlast line"}
