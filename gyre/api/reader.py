@@ -404,7 +404,8 @@ class JobReader:
     ) -> dict[str, Any]:
         """A page of lines in the order of time: `lines`, each with `at` (seconds since 1970), `level` (D, I, W, E),
         `vertex`, `incarnation`, `file` and `text`; `next`, to give as `after`; `more`: whether there is more to read at
-        once; `searched_from`: what is older was not looked at; `missing`: sentences about logs that are not to be had.
+        once; `searched_from`: what is older was not looked at; `missing`: in a first page,
+        sentences about logs that are not to be had.
 
         At first the newest output, or that from the query's `since` on, or the newest `tail` lines of each vertex;
         with `after` what came since.
@@ -427,8 +428,14 @@ class JobReader:
                 f"There are no logs of job {job_id} in {self._home.path}.",
                 hint="They lie in the GYRE_HOME of the machine that ran it.",
             )
-        vertices = self.view(job_id)["vertices"] if self._url is None else []
-        return logs_page(folder, vertices, query, after=after or {}, tail=tail, limit_bytes=limit_bytes)
+        return logs_page(
+            folder,
+            lambda: self.view(job_id)["vertices"] if self._url is None else [],
+            query,
+            after=after or {},
+            tail=tail,
+            limit_bytes=limit_bytes,
+        )
 
     def log_pages(
         self,

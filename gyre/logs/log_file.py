@@ -91,13 +91,15 @@ class LogFile:
             self._since_look = 0
             if self._path is None or os.getpid() != self._owner:
                 return
+            older, self._older = self._older, None
             with contextlib.suppress(OSError):  # it goes on in the part that it has
-                if self._older is None:
-                    self._older = older_parts(self._path)
+                if older is None:
+                    older = older_parts(self._path)
                 full = os.fstat(self._descriptor).st_size >= self._part_bytes
-                if full or any(part.stat().st_size >= 2 * self._part_bytes for _, part in self._older):
-                    older, self._older = self._older, None
+                if full or any(part.stat().st_size >= 2 * self._part_bytes for _, part in older):
                     self._begin_part(self._path, older)
+                else:
+                    self._older = older
 
     def after_fork(self) -> None:
         """In a child: it may write, and begins no parts. Another thread may have had the lock."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,17 @@ MISSING_TOLD = 50
 
 def logs_page(
     folder: Path,
-    vertices: Sequence[Mapping[str, Any]],
+    vertices: Callable[[], Sequence[Mapping[str, Any]]],
     query: LogQuery,
     *,
     after: Mapping[str, int],
     tail: int | None,
     limit_bytes: int,
 ) -> dict[str, Any]:
-    """`gyre.logs.reading.read_page`, and `missing`, a sentence for each wanted vertex of the view whose log is
-    not in this folder."""
+    """`gyre.logs.reading.read_page`, and `missing`: in a first page, a sentence for each wanted vertex of the view
+    whose log is not in this folder."""
     page = read_page(folder, query, after=after, tail=tail, limit_bytes=limit_bytes)
-    return {**page, "missing": missing_logs(folder, vertices, query)}
+    return {**page, "missing": [] if after else missing_logs(folder, vertices(), query)}
 
 
 def missing_logs(folder: Path, vertices: Sequence[Mapping[str, Any]], query: LogQuery) -> list[str]:

@@ -535,7 +535,7 @@ class JobMaster:
     ) -> dict[str, Any]:
         return logs_page(
             self._directory / "logs",
-            self.view()["vertices"],
+            lambda: self.view()["vertices"],
             query,
             after=after,
             tail=tail,

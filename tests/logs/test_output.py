@@ -239,6 +239,23 @@ def test_what_threads_and_forks_print_stands_in_lines_of_their_own(tmp_path: Pat
     assert sum("begun" in line for line in written) == 1
 
 
+def test_what_an_engine_prints_is_marked(tmp_path: Path) -> None:
+    code = (
+        "from gyre.logs.output import engine_lines\n"
+        "log = engine_lines()\n"
+        "log.write(b'[2026-01-01] WARNING: slow\\nload'); log.flush()\n"
+        "print('ours')\n"
+        "log.write(b'ed\\n\\rbar 1\\rbar 2'); log.flush(); log.write(b'\\n')\n"
+    )
+    assert _written_by(code, tmp_path / "a.log") == [
+        "W [engine] [2026-01-01] WARNING: slow",
+        "I [engine] load",
+        "I ours",
+        "I [engine] ed",
+        "I [engine] bar 2",
+    ]
+
+
 def test_a_process_that_was_started_with_a_log_prints_lines_into_it(tmp_path: Path) -> None:
     child = "from gyre.logs.output import keep_printing; import os; os.dup2(2, 1); keep_printing(); print('scored')"
     code = f"import subprocess\nsubprocess.run([sys.executable, '-c', {child!r}])\n"

@@ -362,8 +362,8 @@ class LogLine(Out):
 
 class LogPage(BaseModel):
     """`lines` in the order of time; `cursor` is where the next page begins, and `more` whether it can be read at once.
-    What is older than `searched_from` was not looked at; null: there is nothing older. `missing` says whose logs are
-    not to be had, and why."""
+    What is older than `searched_from` was not looked at; null: there is nothing older. `missing` says, in a
+    first page, whose logs are not to be had, and why."""
 
     lines: list[LogLine]
     cursor: str

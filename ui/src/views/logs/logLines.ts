@@ -50,8 +50,8 @@ export function useLogs(job: string, wanted: Wanted, tick: number): Known {
         mine.running = false;
         if (page.more) setPages((read) => read + 1);
         setKnown((old) => {
-          if (!first && page.lines.length === 0 && !old.error && page.missing.join() === old.missing.join()) return old;
-          return { lines: [...old.lines, ...page.lines].slice(-KEPT), missing: page.missing, searchedFrom: first ? page.searched_from : old.searchedFrom, error: null, loading: false };
+          if (!first && page.lines.length === 0 && !old.error) return old;
+          return { lines: [...old.lines, ...page.lines].slice(-KEPT), missing: first ? page.missing : old.missing, searchedFrom: first ? page.searched_from : old.searchedFrom, error: null, loading: false };
         });
       })
       .catch((error: unknown) => {
