@@ -23,7 +23,7 @@ ENGINE = b"[engine] "
 
 _PREFIX = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [DIWE] ")
 _WORDS = re.compile(rb"\b(?:(DEBUG)|(INFO)|(WARN|WARNING)|(ERROR|CRITICAL|FATAL))\b")
-_ANY_WORD = (b"INFO", b"WARN", b"ERROR", b"DEBUG", b"CRITICAL", b"FATAL")
+_MAY_NAME = re.compile(rb"[DIWECFT](?:EBUG|NFO|ARN|RROR|RITICAL|ATAL|raceback)")
 _WORDS_WITHIN = 120
 """Bytes of a line's beginning in which its level is looked for: the text of a log record comes behind it."""
 _TRACEBACK = b"Traceback (most recent call last)"
@@ -67,13 +67,12 @@ def is_stamped(line: bytes) -> bool:
 
 def level_in(text: bytes, otherwise: str) -> str:
     """The level that a line names itself, in capitals near its beginning: `INFO:     started`, `[rank0] WARNING: …`."""
-    head = text[:_WORDS_WITHIN]
-    for word in _ANY_WORD:  # cheaper than the expression, and mostly enough
-        if word in head:
-            found = _WORDS.search(head)
-            if found is not None:
-                return LEVELS[(found.lastindex or 1) - 1]
-    return "E" if _TRACEBACK in head else otherwise
+    if _MAY_NAME.search(text, 0, _WORDS_WITHIN) is None:  # of nearly every line, and three times as fast
+        return otherwise
+    found = _WORDS.search(text, 0, _WORDS_WITHIN)
+    if found is not None:
+        return LEVELS[(found.lastindex or 1) - 1]
+    return "E" if _TRACEBACK in text[:_WORDS_WITHIN] else otherwise
 
 
 class Levels:

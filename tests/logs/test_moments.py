@@ -29,5 +29,5 @@ def test_an_iso_time_is_of_its_offset_or_of_this_machine() -> None:
 
 @pytest.mark.parametrize("text", ["yesterday", "10x", "", "-5m", "nan"])
 def test_what_is_none_is_a_sentence(text: str) -> None:
-    with pytest.raises(ConfigError, match="^--since: .* is no time"):
+    with pytest.raises(ConfigError, match=r"^--since: .* is no time"):
         moment_of(text, NOW, key="--since")
