@@ -36,7 +36,7 @@ from gyre.errors import (
     Unreachable,
 )
 from gyre.failover import FailoverCoordinator, JobPhase, JobRecord, JobState, Reason, state_from
-from gyre.logs.reading import LogQuery
+from gyre.logs.reading import PARTIAL_S, LogQuery
 from gyre.master.logs import logs_page
 from gyre.master.master_api import View, tokens_of, view_of
 from gyre.master.moment_view import moment_of
@@ -458,7 +458,7 @@ class JobReader:
             if ended:
                 return
             ended = self.has_ended(job_id)
-            time.sleep(poll_s)
+            time.sleep(max(poll_s, 1.5 * PARTIAL_S) if ended else poll_s)  # also what has no end of line
 
     def samples(self, job_id: str) -> SampleReader:
         """The samples that the job keeps: from the files of this home, else from its master. Raises NotFound where
