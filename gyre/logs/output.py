@@ -183,8 +183,10 @@ class LogBytes(io.BufferedIOBase):
 
     def write(self, data: Any, /) -> int:
         data = bytes(data)
-        caller = sys._getframe(1)
-        if caller.f_code is _EMIT:  # a record of `logging`, whatever its format
+        caller = (
+            sys._getframe().f_back
+        )  # None where the interpreter itself writes, of an exception that nobody took
+        if caller is not None and caller.f_code is _EMIT:  # a record of `logging`, whatever its format
             self._lines.write(data, level_of_record(caller.f_locals["record"].levelno))
         else:
             self._lines.write(data)

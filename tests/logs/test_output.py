@@ -159,6 +159,25 @@ def test_a_traceback_is_an_error_to_its_exception(tmp_path: Path) -> None:
     assert written[-2:] == ["E ZeroDivisionError: division by zero", "W after"]
 
 
+def test_an_exception_that_nobody_took_is_in_the_log(tmp_path: Path) -> None:
+    code = (
+        "import threading\n"
+        "thread = threading.Thread(target=lambda: 1 / 0); thread.start(); thread.join()\n"
+        "class Odd:\n"
+        "    def __del__(self): raise KeyError('ignored')\n"
+        "Odd()\n"
+        "import atexit; atexit.register(lambda: print('at exit'))\n"
+        "raise ValueError('nobody took it')\n"
+    )
+    with pytest.raises(subprocess.CalledProcessError):
+        _written_by(code, tmp_path / "a.log")
+    written = (tmp_path / "a.log").read_text().splitlines()
+    assert all(STAMPED.fullmatch(line) for line in written), written
+    for words in ("ZeroDivisionError: division by zero", "KeyError: 'ignored'", "ValueError: nobody took it"):
+        assert any(line[25:27] == "E " and words in line for line in written), written
+    assert any("at exit" in line for line in written)
+
+
 def test_what_writes_to_the_descriptor_is_kept_as_it_is(tmp_path: Path) -> None:
     code = (
         "import subprocess\n"
