@@ -202,7 +202,7 @@ class LossyFile(io.RawIOBase):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self._file = LogFile(descriptor, stamped=False)
+        self._file = _known(LogFile(descriptor, stamped=False))
 
     def writable(self) -> bool:
         return True
@@ -219,6 +219,7 @@ class LossyFile(io.RawIOBase):
         return len(view)
 
 
+_files: list[LogFile] = []
 _writers: list[LineWriter] = []
 _log: LogFile | None = None
 """This process's own."""
@@ -274,8 +275,7 @@ def _print_lines(file: LogFile) -> None:
     global _log
     if _log is None:
         atexit.register(_drain)
-        os.register_at_fork(after_in_child=_after_fork)
-    _log = file
+    _log = _known(file)
     _writers.clear()
     for name, descriptor, level in (("stdout", 1, "I"), ("stderr", 2, "W")):
         lines = LineWriter(file, level)
@@ -310,9 +310,17 @@ def _drain() -> None:
         lines.drain()
 
 
+def _known(file: LogFile) -> LogFile:
+    """The file, whose lock a child that is forked gets anew: another thread may have it in the moment of the fork."""
+    if not _files:
+        os.register_at_fork(after_in_child=_after_fork)
+    _files.append(file)
+    return file
+
+
 def _after_fork() -> None:
-    if _log is not None:
-        _log.after_fork()
+    for file in _files:
+        file.after_fork()
     for lines in _writers:
         lines.after_fork()
 

@@ -275,6 +275,31 @@ def test_what_an_engine_prints_is_marked(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "begin",
+    ["", "del os.environ['GYRE_LOG_FILE']\nfrom gyre.logs.output import keep_printing\nkeep_printing()\n"],
+)
+def test_a_child_may_print_though_another_thread_printed_when_it_was_forked(
+    tmp_path: Path, begin: str
+) -> None:
+    code = (
+        f"{begin}"
+        "import threading\n"
+        "def work():\n"
+        "    while not over: print('x' * 500)\n"
+        "over = []\n"
+        "thread = threading.Thread(target=work); thread.start()\n"
+        "for n in range(30):\n"
+        "    if (pid := os.fork()) == 0:\n"
+        "        sys.stderr.write(f'child {n}\\n'); sys.stderr.flush(); os._exit(0)\n"
+        "    os.waitpid(pid, 0)\n"
+        "over.append(1); thread.join()\n"
+    )
+    _written_by(code, tmp_path / "a.log")
+    children = re.findall(r"child (\d+)", "".join(path.read_text() for path in tmp_path.iterdir()))
+    assert sorted(children, key=int) == [str(number) for number in range(30)]
+
+
 def test_a_process_that_was_started_with_a_log_prints_lines_into_it(tmp_path: Path) -> None:
     child = "from gyre.logs.output import keep_printing; import os; os.dup2(2, 1); keep_printing(); print('scored')"
     code = f"import subprocess\nsubprocess.run([sys.executable, '-c', {child!r}])\n"
