@@ -52,7 +52,7 @@ _CLOCKS_S = 5.0
 _MOST_UNTIMED = 2000
 """Lines without a time that are kept until the line before them is found."""
 
-_TRIES = 3
+_TRIES = 5
 """To find the files as they were listed: parts are begun seldom."""
 
 
@@ -152,8 +152,9 @@ def read_page(
             page = _backward(parts, query, finds, tail, limit_bytes, now)
         there = {part.key: part.inode for part in list_parts(folder, query)}
         if all(there.get(part.key) == part.inode for part in parts):
-            break  # else a part was begun meanwhile, and what was read may be of another one
-    return page
+            return page
+        # A part was begun meanwhile, and what was read may be of another one.
+    return {**page, "lines": [], "next": dict(after), "more": True} if after else page
 
 
 def last_lines(folder: Path, vertex: str, incarnation: int, *, lines: int, most_bytes: int) -> list[str]:

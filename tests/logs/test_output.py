@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from gyre.logs.log_file import OLDER_PARTS, LogFile, older_parts, open_log
 from gyre.logs.output import LINE_BYTES, LineWriter, LossyFile
 from gyre.logs.reading import LogQuery, read_page
 from tests.machine import fill
+from tests.waits import GENEROUS_S
 
 BEGIN = """
 import sys, os, logging, warnings
@@ -392,3 +394,31 @@ def test_a_log_that_somebody_removed_or_that_is_of_another_process_is_left_alone
     stranger.write(b"x" * 100)
     stranger.look()
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_follower_gets_each_line_once_while_parts_begin_under_it(tmp_path: Path) -> None:
+    """The writer is never so far ahead that a part which was not read is gone."""
+    path = tmp_path / "a-0.1.log"
+    log = LogFile(open_log(path), path, part_bytes=4000)
+    lines, most, ahead = LineWriter(log, "I"), 5000, threading.Semaphore(60)
+
+    def work() -> None:
+        for number in range(most):
+            assert ahead.acquire(timeout=GENEROUS_S)
+            lines.write(b"line %d\n" % number)
+            if number % 7 == 0:
+                log.look()
+
+    writer = threading.Thread(target=work)
+    writer.start()
+    seen: list[str] = []
+    after: dict[str, int] = {}
+    while len(seen) < most:
+        page = read_page(tmp_path, LogQuery(since=0.0), after=after, limit_bytes=300)
+        seen += [line["text"] for line in page["lines"]]
+        after = page["next"]
+        for _ in page["lines"]:
+            ahead.release()
+    writer.join()
+    assert seen == [f"line {number}" for number in range(most)]
+    assert older_parts(path)[-1][0] > 20
