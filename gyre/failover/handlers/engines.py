@@ -1,6 +1,6 @@
 """Decisions about engines that die or do not start: the instance's vertex runs, and the engine beside it does not.
 
-A death is one incident, with the engine's last words: the agent starts another engine, and that one's start closes it.
+A death is an incident of its own, with the engine's last words, and needs nothing: the agent starts another engine.
 
 The agent starts its engine again by itself, after pauses; the coordinator counts. All failures in a row of one vertex
 are one incident, whatever process of agent, manager or master lives meanwhile; a start that succeeds closes it and
@@ -57,20 +57,15 @@ def rollouts_changed(
 def _started(draft: Draft, record: VertexRecord, now: float) -> None:
     if draft.uses.get(_key(record.id)):
         draft.set_uses(_key(record.id), ())
-    for cause in (Cause.ENGINE_DIED, Cause.ENGINE_START_FAILED):
-        incident = _open_incident_of(draft, record.id, cause)
-        if incident is not None:
-            draft.set_incident(replace(incident, recovered_at=now, outcome="recovered"))
+    incident = _open_incident_of(draft, record.id, Cause.ENGINE_START_FAILED)
+    if incident is not None:
+        draft.set_incident(replace(incident, recovered_at=now, outcome="recovered"))
 
 
 def _died(draft: Draft, record: VertexRecord, told: dict[str, Any], now: float) -> None:
     if "words" not in told:
         return  # in the journals of earlier releases a death was no incident, and must not become one
     fault = Fault(Cause.ENGINE_DIED, {"error": str(told.get("error", "")), "last_words": str(told["words"])})
-    before = _open_incident_of(draft, record.id, Cause.ENGINE_DIED)
-    if before is not None:
-        draft.set_incident(replace(before, evidence=fault.evidence))  # the one that came in its place
-        return
     open_incident(
         draft,
         record,
@@ -78,7 +73,7 @@ def _died(draft: Draft, record: VertexRecord, told: dict[str, Any], now: float) 
         fault,
         scope=Scope.RETRY,
         decision="start another engine; its samples go on elsewhere",
-        region=(record.id,),
+        recovered=True,
     )
 
 
