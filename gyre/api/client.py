@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
@@ -20,6 +21,7 @@ import httpx
 from gyre.api.cursor import read_cursor, write_cursor
 from gyre.api.remote_samples import RemoteSamples
 from gyre.errors import ConfigError, GyreError, Unauthorized, Unreachable
+from gyre.logs.reading import PAGE_BYTES, LogQuery
 
 TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 15.0
@@ -133,21 +135,21 @@ class GyreClient:
     def logs(
         self,
         job: str,
+        query: LogQuery | None = None,
         *,
-        role: str | None = None,
-        rank: int | None = None,
         after: Mapping[str, int] | None = None,
-        limit_bytes: int = 2**16,
+        tail: int | None = None,
+        limit_bytes: int = PAGE_BYTES,
     ) -> dict[str, Any]:
-        """Returns `chunks`, and `next`, to be given as `after`."""
+        """A page of lines: see `JobReader.logs`."""
         page = self._get(
             f"{_job(job)}/logs",
-            role=role,
-            rank=rank,
-            cursor=write_cursor(after or {}),
+            **asdict(query or LogQuery()),
+            cursor=write_cursor(after) if after else None,
+            tail=tail,
             limit_bytes=limit_bytes,
         )
-        return {"chunks": page["chunks"], "next": read_cursor(page["cursor"])}
+        return {**page, "next": read_cursor(page.pop("cursor"))}
 
     def samples(self, job: str) -> RemoteSamples:
         return RemoteSamples(lambda path, **query: self._get(f"{_job(job)}/{path}", **query))

@@ -5,13 +5,18 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import zlib
 from collections.abc import Mapping
 
 from gyre.errors import ConfigError
 
+MOST_BYTES = 4 << 20
+"""Of a cursor unpacked: tens of thousands of files."""
+
 
 def write_cursor(offsets: Mapping[str, int]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(dict(offsets), sort_keys=True).encode()).decode()
+    packed = zlib.compress(json.dumps(dict(offsets), sort_keys=True).encode())
+    return base64.urlsafe_b64encode(packed).decode()
 
 
 def read_cursor(cursor: str) -> dict[str, int]:
@@ -19,12 +24,13 @@ def read_cursor(cursor: str) -> dict[str, int]:
     if not cursor:
         return {}
     try:
-        offsets = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+        unpacking = zlib.decompressobj()
+        offsets = json.loads(unpacking.decompress(base64.urlsafe_b64decode(cursor.encode()), MOST_BYTES))
         if isinstance(offsets, dict) and all(
             type(value) is int and 0 <= value < 2**63 for value in offsets.values()
         ):
             return offsets
-    except (binascii.Error, ValueError, RecursionError):
+    except (binascii.Error, zlib.error, ValueError, RecursionError):
         pass
     raise ConfigError(
         "cursor: is not one that this interface gave.", hint="Leave it out to begin at the start."

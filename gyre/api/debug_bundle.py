@@ -64,7 +64,7 @@ def write_bundle(
     add("events.jsonl", lambda: _lines(_newest_events(reader, job_id)))
     add("steps.jsonl", lambda: _lines(reader.steps(job_id)))
     add("machine.json", lambda: _json(machine()))
-    for path in sorted(logs.glob("*.log")) if logs is not None else ():
+    for path in sorted((*logs.glob("*.log"), *logs.glob("*.log.*"))) if logs is not None else ():
         add(f"logs/{path.name}", lambda path=path: _end_of(path))  # type: ignore[misc]
     if logs is None:
         missing["logs/"] = "They lie in the GYRE_HOME of the machine that ran the job."

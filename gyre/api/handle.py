@@ -23,6 +23,8 @@ from gyre.api.home import home
 from gyre.api.reader import COMMAND_DEADLINE_S, JobReader
 from gyre.errors import GyreError, JobFailed, StoreLost, Unreachable
 from gyre.failover import JobPhase
+from gyre.logs.moments import moment_of
+from gyre.logs.reading import LogQuery
 from gyre.master.master_api import View
 
 POLL_S = 0.5
@@ -127,15 +129,39 @@ class JobHandle:
         """The history after a sequence number; with `follow` until the job has ended."""
         return self._jobs.history(self.job_id, after=after, follow=follow)
 
-    def logs(self, role: str | None = None, rank: int | None = None) -> Iterator[dict[str, Any]]:
-        """The vertices' newest output, in chunks: vertex, incarnation, file, offset, text."""
-        after: dict[str, int] = {}
-        while True:
-            page = self._jobs.logs(self.job_id, role=role, rank=rank, after=after)
-            if not page["chunks"]:
-                return
-            yield from page["chunks"]
-            after = page["next"]
+    def logs(
+        self,
+        role: str | None = None,
+        rank: int | None = None,
+        *,
+        vertex: str | None = None,
+        level: str | None = None,
+        since: str | float | None = None,
+        until: str | float | None = None,
+        tail: int | None = None,
+        grep: str | None = None,
+        follow: bool = False,
+    ) -> Iterator[dict[str, Any]]:
+        """The lines of the job's processes in the order of time, as dicts: `at` (seconds since 1970), `level` (D, I, W,
+        E), `vertex`, `incarnation`, `file`, `text`. Without `since` and `tail` the newest ones.
+
+        `level` and whatever is worse; `since` and `until`: `"10m"` (ago), an ISO time, or seconds since 1970; `tail`:
+        the last lines of each vertex; `grep`: a regular expression; `follow`: go on until the job has ended.
+
+        Raises ConfigError for a time, a level or an expression that is none, NotFound where there are no logs.
+        """
+        now = time.time()
+        query = LogQuery(
+            vertex=vertex,
+            role=role,
+            rank=rank,
+            level=level,
+            since=moment_of(since, now, key="since") if isinstance(since, str) else since,
+            until=moment_of(until, now, key="until") if isinstance(until, str) else until,
+            grep=grep,
+        )
+        for page in self._jobs.log_pages(self.job_id, query, tail=tail, follow=follow):
+            yield from page["lines"]
 
     # -- commands -----------------------------------------------------------------------------------
 
@@ -242,10 +268,12 @@ class AsyncJobHandle:
         async for event in _in_threads(self._handle.events(after, follow)):
             yield event
 
-    async def logs(self, role: str | None = None, rank: int | None = None) -> AsyncIterator[dict[str, Any]]:
+    async def logs(
+        self, role: str | None = None, rank: int | None = None, **narrowed: Any
+    ) -> AsyncIterator[dict[str, Any]]:
         """An asynchronous iterator."""
-        async for chunk in _in_threads(self._handle.logs(role, rank)):
-            yield chunk
+        async for line in _in_threads(self._handle.logs(role, rank, **narrowed)):
+            yield line
 
     async def scale(self, role: str, n: int, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
         return await asyncio.to_thread(self._handle.scale, role, n, deadline_s=deadline_s)

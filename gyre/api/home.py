@@ -5,7 +5,7 @@
     <home>/jobs/<job id>/first_weights/  the weights that it began with, if they were another job's
     <home>/jobs/<job id>/store_lost.json  while the job's store is lost: see `gyre.master.store_notes`
     <home>/jobs/<job id>/samples/        the samples of its steps: see docs/samples.md
-    <home>/jobs/<job id>/logs/           `<vertex>.<incarnation>.log`, and `master-0.<pid>.log`
+    <home>/jobs/<job id>/logs/           `<vertex>.<incarnation>.log`, `master-0.<pid>.log`; `….log.1` …
 
 Invariants:
 - *made on use*: asking for a folder makes it; naming the home does not, so reading verbs leave no trace;

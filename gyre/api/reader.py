@@ -36,7 +36,8 @@ from gyre.errors import (
     Unreachable,
 )
 from gyre.failover import FailoverCoordinator, JobPhase, JobRecord, JobState, Reason, state_from
-from gyre.master.logs import read_logs
+from gyre.logs.reading import PARTIAL_S, LogQuery
+from gyre.master.logs import logs_page
 from gyre.master.master_api import View, tokens_of, view_of
 from gyre.master.moment_view import moment_of
 from gyre.master.store_notes import LostNote, notes_below
@@ -55,6 +56,7 @@ RETRY_AFTER_S = 0.25
 FOLLOW_POLL_S = 0.2
 PAGE = 1000
 LOG_PAGE_BYTES = 2**18
+LOG_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,22 +396,29 @@ class JobReader:
     def logs(
         self,
         job_id: str,
+        query: LogQuery | None = None,
         *,
-        role: str | None = None,
-        rank: int | None = None,
         after: Mapping[str, int] | None = None,
+        tail: int | None = None,
         limit_bytes: int = LOG_PAGE_BYTES,
     ) -> dict[str, Any]:
-        """`chunks`, and `next` to give as `after`: at first the newest output, then what came since.
+        """A page of lines in the order of time: `lines`, each with `at` (seconds since 1970), `level` (D, I, W, E),
+        `vertex`, `incarnation`, `file` and `text`; `next`, to give as `after`; `more`: whether there is more to read at
+        once; `searched_from`: what is older was not looked at; `missing`: in a first page,
+        sentences about logs that are not to be had.
+
+        At first the newest output, or that from the query's `since` on, or the newest `tail` lines of each vertex;
+        with `after` what came since.
 
         Without a master: from the log files of this machine. NotFound where there are none.
         """
+        query = query or LogQuery()
         url = self._url or self._live_url(job_id)
         folder = self._home.find_logs(job_id)
         if url:
             try:
                 return self._client(url, job_id).logs(
-                    job_id, role=role, rank=rank, after=after, limit_bytes=limit_bytes
+                    job_id, query, after=after, tail=tail, limit_bytes=limit_bytes
                 )
             except (Unreachable, NotFound, Unauthorized):
                 if folder is None:
@@ -419,7 +428,37 @@ class JobReader:
                 f"There are no logs of job {job_id} in {self._home.path}.",
                 hint="They lie in the GYRE_HOME of the machine that ran it.",
             )
-        return read_logs(folder, role=role, rank=rank, after=after or {}, limit_bytes=limit_bytes)
+        return logs_page(
+            folder,
+            lambda: self.view(job_id)["vertices"] if self._url is None else [],
+            query,
+            after=after or {},
+            tail=tail,
+            limit_bytes=limit_bytes,
+        )
+
+    def log_pages(
+        self,
+        job_id: str,
+        query: LogQuery,
+        *,
+        tail: int | None = None,
+        follow: bool = False,
+        poll_s: float = LOG_POLL_S,
+    ) -> Iterator[dict[str, Any]]:
+        """The pages of `logs` up to now; with `follow` until the job has ended."""
+        after: dict[str, int] = {}
+        ended = not follow
+        while True:
+            page = self.logs(job_id, query, after=after, tail=None if after else tail)
+            yield page
+            after = page["next"]
+            if page["more"]:
+                continue
+            if ended:
+                return
+            ended = self.has_ended(job_id)
+            time.sleep(max(poll_s, 1.5 * PARTIAL_S) if ended else poll_s)  # also what has no end of line
 
     def samples(self, job_id: str) -> SampleReader:
         """The samples that the job keeps: from the files of this home, else from its master. Raises NotFound where

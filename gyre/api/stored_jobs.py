@@ -20,6 +20,7 @@ from gyre.config import parse_job
 from gyre.errors import NotFound
 from gyre.failover import JobPhase
 from gyre.graph import as_dict, compile_job
+from gyre.logs.reading import LogQuery
 from gyre.master.master_api import MasterApi, View, spec_of
 from gyre.observe.samples.query import SampleReader
 
@@ -98,9 +99,9 @@ class StoredJob:
         return self._reader.command(self.job_id, verb, body, deadline_s=timeout_s)
 
     def logs(
-        self, *, role: str | None, rank: int | None, after: Mapping[str, int], limit_bytes: int
+        self, query: LogQuery, *, after: Mapping[str, int], tail: int | None, limit_bytes: int
     ) -> dict[str, Any]:
-        return self._reader.logs(self.job_id, role=role, rank=rank, after=after, limit_bytes=limit_bytes)
+        return self._reader.logs(self.job_id, query, after=after, tail=tail, limit_bytes=limit_bytes)
 
     def steps(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         return self._reader.store.ledger(self.job_id).metrics(after=after, limit=limit)

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from gyre.engines.errors import EngineDied, EngineError, EngineTimeout
 from gyre.engines.http_client import Deadlines, EngineClient
-from gyre.engines.last_words import clean
+from gyre.engines.last_words import SECRET_LEAST, clean
 from gyre.engines.limits import RequestLimits
 from gyre.process_identity import ProcessIdentity, signal_group
 
@@ -95,9 +95,11 @@ class EngineProcess:
         ready_within_s: float = 600.0,
         stop_within_s: float = 15.0,
         host: str = "127.0.0.1",
+        log: Callable[[bytes], None] | None = None,
     ) -> None:
         """`ready_within_s` must cover loading the model. `stop_within_s` is the time to stop by itself: an idle SGLang
-        takes ten seconds, and a busy one would wait for its requests."""
+        takes ten seconds, and a busy one would wait for its requests. `log` gets its output as it comes, without its
+        keys."""
         self._command = command
         self._ready_within_s = ready_within_s
         self._stop_within_s = stop_within_s
@@ -106,6 +108,7 @@ class EngineProcess:
         self._reserved: socket.socket | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._output: asyncio.ReadTransport | None = None
+        self._log = log
         self._tail = _Tail()
         self._death: asyncio.Task[EngineDeath] | None = None
         self._changing = asyncio.Lock()
@@ -193,7 +196,7 @@ class EngineProcess:
         loop = asyncio.get_running_loop()
         self._reserved = reserve_port(self._host)
         self._port = int(self._reserved.getsockname()[1])
-        self._tail = _Tail(self._command.lost_words, self._is_lost)
+        self._tail = _Tail(self._command.lost_words, self._is_lost, self._log, self.secrets)
         read_end, write_end = os.pipe()
         try:
             # Not asyncio's own pipe: a process that escaped with the other end must not keep `stop` waiting.
@@ -292,18 +295,31 @@ def reserve_port(host: str) -> socket.socket:
 
 
 class _Tail(asyncio.Protocol):
-    """Keeps the last bytes of an engine's output, and calls `heard` when one of `words` is among them."""
+    """Keeps the last bytes of an engine's output, and calls `heard` when one of `words` is among them. `log` gets
+    everything, line by line and without the `secrets`."""
 
-    def __init__(self, words: tuple[str, ...] = (), heard: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        words: tuple[str, ...] = (),
+        heard: Callable[[], None] = lambda: None,
+        log: Callable[[bytes], None] | None = None,
+        secrets: tuple[str, ...] = (),
+    ) -> None:
         self._parts: deque[bytes] = deque()
         self._size = 0
         self._words = tuple(word.encode() for word in words)
         self._heard = heard
         self._seam = b""
         """The end of the previous data, because a word may be cut in two."""
+        self._log = log
+        self._secrets = tuple(one.encode() for one in secrets if len(one) >= SECRET_LEAST)
+        self._unlogged = b""
+        """The beginning of a line: a secret may be cut in two."""
         self.closed = asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
+        if self._log is not None:
+            self._log_lines(data)
         if self._words:
             joined = self._seam + data
             if any(word in joined for word in self._words):
@@ -315,7 +331,21 @@ class _Tail(asyncio.Protocol):
             self._size -= len(self._parts.popleft())
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._log is not None and self._unlogged:
+            self._log_lines(b"\n")
         self.closed.set()
+
+    def _log_lines(self, data: bytes) -> None:
+        assert self._log is not None
+        data = self._unlogged + data
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if not end and len(data) > _TAIL_BYTES:
+            end = len(data)
+        lines, self._unlogged = data[:end], data[end:]
+        for secret in self._secrets:
+            lines = lines.replace(secret, b"***")
+        if lines:
+            self._log(lines)
 
     def text(self) -> str:
         return b"".join(self._parts)[-_TAIL_BYTES:].decode(errors="replace")

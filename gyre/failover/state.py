@@ -88,6 +88,8 @@ class Cause(StrEnum):
     STALLED = "stalled"
     """The vertex answers, but its running call makes no progress."""
     START_FAILED = "start_failed"
+    ENGINE_DIED = "engine_died"
+    """A rollout instance runs, and its engine ended."""
     ENGINE_START_FAILED = "engine_start_failed"
     """A rollout instance runs, and its engine does not start."""
     USER_CODE = "user_code"

@@ -44,6 +44,7 @@ from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
 from gyre.master.disk_watch import DiskWatch
 from gyre.master.growth_demand import GrowthDemand
 from gyre.master.job_context import JobContext
+from gyre.master.last_words import last_words_of
 from gyre.master.start_troubles import death, new_memory_kills
 from gyre.master.vertex_reports import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
 from gyre.master.vertex_scheduler import Scheduler
@@ -328,7 +329,11 @@ class DiagnosisManager:
                 if slow and not is_heard:
                     self._leave_alone(address, detail)
                 return
-        evidence = {"error": detail, "stack": await self._scheduler.stacks(address)}
+        evidence = {
+            "error": detail,
+            "stack": await self._scheduler.stacks(address),
+            **await last_words_of(self._directory / "logs", address),
+        }
         await self._lost(address, suspicion.cause, evidence, after_s=round(suspicion.after_s, 3))
 
     def _leave_alone(self, address: Address, detail: str) -> None:
@@ -382,7 +387,8 @@ class DiagnosisManager:
                     node = self._scheduler.node_of(address)
                     kills = await new_memory_kills(self._cluster, node, memory_kills)
                 cause, said = death(error, kills)
-                await self._lost(address, cause, {"error": said, "last_report": last})
+                words = await last_words_of(self._directory / "logs", address)
+                await self._lost(address, cause, {"error": said, **words, "last_report": last})
                 return
             except NotAnswering:
                 # `look` measures the silence; this loop only asks again.

@@ -1,49 +1,50 @@
-"""Reader of the vertices' log files, `<vertex>.<incarnation>.log`, by offset, so that a follower continues where it
-was."""
+"""A page of a job's logs, and whose logs are not to be had here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gyre.logs.reading import LogQuery, list_parts, read_page
 
-def read_logs(
-    folder: Path, *, role: str | None, rank: int | None, after: Mapping[str, int], limit_bytes: int
+MISSING_TOLD = 50
+
+
+def logs_page(
+    folder: Path,
+    vertices: Callable[[], Sequence[Mapping[str, Any]]],
+    query: LogQuery,
+    *,
+    after: Mapping[str, int],
+    tail: int | None,
+    limit_bytes: int,
 ) -> dict[str, Any]:
-    """Returns `chunks` in the order of file names, and `next`, the offset to continue from in each file.
+    """`gyre.logs.reading.read_page`, and `missing`: in a first page, a sentence for each wanted vertex of the view
+    whose log is not in this folder."""
+    page = read_page(folder, query, after=after, tail=tail, limit_bytes=limit_bytes)
+    return {**page, "missing": [] if after else missing_logs(folder, vertices(), query)}
 
-    At most `limit_bytes` are returned. A file that is first asked for is read from its last `limit_bytes`.
-    """
-    chunks: list[dict[str, Any]] = []
-    offsets = dict(after)
-    left = limit_bytes
-    for path in sorted(folder.glob("*.log")):
-        vertex, _, incarnation = path.stem.rpartition(".")
-        named_role, _, named_rank = vertex.rpartition("-")
-        if (role is not None and named_role != role) or (rank is not None and named_rank != str(rank)):
+
+def missing_logs(folder: Path, vertices: Sequence[Mapping[str, Any]], query: LogQuery) -> list[str]:
+    """A sentence for each wanted vertex of the view that should have a log in this folder, and has none."""
+    parts = list_parts(folder, query)
+    processes = {(part.vertex, part.incarnation) for part in parts}
+    with_logs = {part.vertex for part in parts}
+    told = []
+    for vertex in vertices:
+        name, phase = vertex["id"], vertex["phase"]
+        if not query.wants(name):
             continue
-        size = path.stat().st_size
-        start = after.get(path.name, max(0, size - limit_bytes))
-        if start >= size or left <= 0:
-            offsets.setdefault(path.name, start)
-            continue
-        with path.open("rb") as file:
-            file.seek(start)
-            data = file.read(min(left, size - start))
-        # Whole lines only, unless one line is longer than everything that may be returned.
-        cut = data.rfind(b"\n") + 1
-        if 0 < cut < len(data):
-            data = data[:cut]
-        left -= len(data)
-        offsets[path.name] = start + len(data)
-        chunks.append(
-            {
-                "vertex": vertex,
-                "incarnation": int(incarnation) if incarnation.isdigit() else 0,
-                "file": path.name,
-                "offset": start,
-                "text": data.decode("utf-8", "replace"),
-            }
-        )
-    return {"chunks": chunks, "next": offsets}
+        if phase == "running" and (name, vertex["incarnation"]) not in processes:
+            machine = f" ({node})" if (node := str(vertex.get("node") or "")[:12]) else ""
+            told.append(
+                f"The log of {name} is not here: it lies in {folder} on its machine{machine}, which does not share "
+                "that folder."
+            )
+        elif phase == "stopped" and name not in with_logs:
+            told.append(
+                f"There is no log of {name} here: it never ran, or its machine does not share {folder} with this one."
+            )
+    more = len(told) - MISSING_TOLD
+    return [*told[:MISSING_TOLD], f"Nor are those of {more} more."] if more > 0 else told

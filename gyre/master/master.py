@@ -40,12 +40,14 @@ from gyre.failover.events import (
     UndrainRequested,
 )
 from gyre.graph import as_dict, compile_job
+from gyre.logs.output import look_at_log
+from gyre.logs.reading import LogQuery
 from gyre.master.cluster import Cluster
 from gyre.master.diagnosis_manager import DiagnosisManager
 from gyre.master.executor import Executor
 from gyre.master.job_context import Issued, JobContext
 from gyre.master.job_manager import JobManager
-from gyre.master.logs import read_logs
+from gyre.master.logs import logs_page
 from gyre.master.master_api import View, nodes_of, spec_of, tokens_of, view_of
 from gyre.master.metrics import prometheus_text
 from gyre.master.moment_view import moment_of
@@ -303,6 +305,7 @@ class JobMaster:
         while not self._finished.is_set():
             self._diagnosis.follow(self._context.committed)
             await self._diagnosis.look()
+            look_at_log()
             now = self._monotonic()
             if now >= next_reconcile:
                 next_reconcile = now + RECONCILE_S
@@ -528,9 +531,16 @@ class JobMaster:
         return nodes_of(self._context.committed, there, now=self._clock())
 
     def logs(
-        self, *, role: str | None, rank: int | None, after: Mapping[str, int], limit_bytes: int
+        self, query: LogQuery, *, after: Mapping[str, int], tail: int | None, limit_bytes: int
     ) -> dict[str, Any]:
-        return read_logs(self._directory / "logs", role=role, rank=rank, after=after, limit_bytes=limit_bytes)
+        return logs_page(
+            self._directory / "logs",
+            lambda: self.view()["vertices"],
+            query,
+            after=after,
+            tail=tail,
+            limit_bytes=limit_bytes,
+        )
 
     def samples(self) -> SampleFiles:
         return self._samples

@@ -56,9 +56,9 @@ class MasterActor:
         return os.getpid()
 
     def _main(self) -> None:
+        from gyre.logs.output import redirect_output
         from gyre.master.ray_cluster import RayCluster
         from gyre.workloads.vertex.host import own_places
-        from gyre.workloads.vertex.output import redirect_output
 
         settings = self._settings
         directory = Path(settings.directory)

@@ -39,6 +39,7 @@ from gyre.config import JobSpec
 from gyre.failover import JobState, JoinToken, MachineRecord, VertexPhase
 from gyre.failover.state import fields_of
 from gyre.graph import NodeCapacity
+from gyre.logs.reading import LogQuery
 from gyre.observe.samples.query import SampleReader
 from gyre.workloads.trainer.bottleneck import bottleneck_of
 
@@ -86,10 +87,10 @@ class MasterApi(Protocol):
         ...
 
     def logs(
-        self, *, role: str | None, rank: int | None, after: Mapping[str, int], limit_bytes: int
+        self, query: LogQuery, *, after: Mapping[str, int], tail: int | None, limit_bytes: int
     ) -> dict[str, Any]:
-        """Returns `chunks`, a list of vertex, incarnation, file, offset and text, and `next`, the offset to continue
-        from by file."""
+        """A page of lines, as `gyre.master.logs.logs_page` gives it: `lines`, `next`, `more`, `searched_from`,
+        `missing`. Raises ConfigError for an expression that is none or takes too long."""
         ...
 
     def steps(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gyre.config import JobSpec
+from gyre.logs.output import LOG_VARIABLE
 from gyre.observe.sinks.process import SinkSettings
 
 LOOK_S = 1.0
@@ -81,7 +82,12 @@ def sinks_of(spec: JobSpec, *, job_id: str, store_url: str, directory: Path) -> 
 
 def spawn(settings: SinkSettings, output: Path) -> Process:
     path = os.pathsep.join([*settings.python_path, *(folder for folder in sys.path if folder)])
-    environment = {**os.environ, "PYTHONPATH": path, **settings.as_environment()}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        LOG_VARIABLE: str(output.absolute()),
+        **settings.as_environment(),
+    }
     with open(output, "ab") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "gyre.observe.sinks.process"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gyre.failover import Cause
 from gyre.failover.events import VertexLost, VertexWaitsForRoom
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied
@@ -19,11 +21,17 @@ def waiting(address: Address, lack: CannotPlace) -> VertexWaitsForRoom:
 
 
 def lost(
-    address: Address, error: ProcessDied | NotAnswering, node: str = "", *, memory_kills: int = 0
+    address: Address,
+    error: ProcessDied | NotAnswering,
+    node: str = "",
+    *,
+    memory_kills: int = 0,
+    last_words: Mapping[str, str] | None = None,
 ) -> VertexLost:
     if isinstance(error, ProcessDied):
         cause, said = death(error, memory_kills)
-        return VertexLost(address.vertex, address.incarnation, cause, {"error": said}, node=node)
+        evidence = {"error": said, **(last_words or {})}
+        return VertexLost(address.vertex, address.incarnation, cause, evidence, node=node)
     return VertexLost(address.vertex, address.incarnation, Cause.SILENT, {"error": str(error)}, node=node)
 
 

@@ -35,6 +35,7 @@ from gyre.master.cluster import (
     Spawned,
 )
 from gyre.master.fitted_plans import Fitted, FittedPlans
+from gyre.master.last_words import last_words_of
 from gyre.master.places import Places
 from gyre.master.start_troubles import lost, new_memory_kills, waiting
 from gyre.store import QueuedJob
@@ -230,7 +231,10 @@ class Scheduler:
             )
         except ProcessDied as error:
             kills = await new_memory_kills(self._cluster, spawned.node, spawned.memory_kills)
-            return lost(address, error, self.plans.to_blame(spawned.node), memory_kills=kills)
+            words = await last_words_of(self._directory / "logs", address)
+            return lost(
+                address, error, self.plans.to_blame(spawned.node), memory_kills=kills, last_words=words
+            )
         except NotAnswering:
             limit = self._spec.roles[role].setup_timeout_s
             return VertexLost(

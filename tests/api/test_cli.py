@@ -115,7 +115,7 @@ def test_every_read_verb_gives_json_and_only_json(seed: Seed, home: Home, tmp_pa
     assert [event["seq"] for event in events][:2] == [4, 5]
     lines = gyre("events", "-f", "--json", "--after", "3").stdout.splitlines()
     assert [json.loads(line) for line in lines] == events
-    assert data(gyre("logs", "--json", "--role", "rollout"))[0]["text"] == "back\n"
+    assert data(gyre("logs", "--json", "--role", "rollout"))[0]["text"] == "back"
     assert data(gyre("replay", "--json"))["differences"] == []
     assert data(gyre("plan", str(file), "--json"))["name"] == "planned"
     assert {check["name"] for check in json.loads(gyre("doctor", "--json").stdout)} >= {
@@ -133,7 +133,8 @@ def test_the_same_is_there_for_people(seed: Seed, home: Home) -> None:
     assert "failed (user_code)" in shown
     assert 'File "mine.py", line 7' in shown
     assert "VertexStarted" in gyre("events").stdout
-    assert gyre("logs").stdout == "reward-0     one\nreward-0     two\n"
+    shown = [line.split(maxsplit=2)[2] for line in gyre("logs").stdout.splitlines()]
+    assert shown == ["I reward-0     one", "I reward-0     two"]
 
 
 def test_a_store_is_named_as_it_is_given(seed: Seed, home: Home) -> None:
@@ -587,14 +588,50 @@ def test_one_incident_is_shown_in_full(seed: Seed) -> None:
     assert gyre("show", "golden-1", "no-such").exit_code == 4
 
 
+def shown_logs(*arguments: str) -> list[str]:
+    return [line.split(maxsplit=4)[-1] for line in gyre("logs", "golden-1", *arguments).stdout.splitlines()]
+
+
 def test_lines_of_logs_are_chosen(seed: Seed, home: Home) -> None:
     seed("actor_lost")
-    (home.logs("golden-1") / "actor-0.1.log").write_text("one\ntwo\nthree\n")
-    (home.logs("golden-1") / "actor-1.1.log").write_text("four\n")
-    tailed = gyre("logs", "golden-1", "--tail", "1").stdout.split()
-    assert tailed == ["actor-0", "three", "actor-1", "four"]
-    assert gyre("logs", "golden-1", "--grep", "^t", "--tail", "1").stdout.split() == ["actor-0", "three"]
-    assert gyre("logs", "golden-1", "--grep", "(").exit_code == 2
+    (home.logs("golden-1") / "actor-0.1.log").write_text(
+        "2026-01-01T00:00:01.000Z I one\n2026-01-01T00:00:02.000Z W two\n2026-01-01T00:00:04.000Z E three\n"
+    )
+    (home.logs("golden-1") / "actor-1.1.log").write_text("2026-01-01T00:00:03.000Z I four\n")
+    assert shown_logs() == ["one", "two", "four", "three"]
+    assert shown_logs("--tail", "1") == ["four", "three"]
+    assert shown_logs("--grep", "^t", "--tail", "1") == ["three"]
+    assert shown_logs("--level", "w") == ["two", "three"]
+    assert shown_logs("--since", "2026-01-01T00:00:03Z") == ["four", "three"]
+    assert shown_logs("--until", "2026-01-01T00:00:02Z", "--vertex", "actor-0") == ["one", "two"]
+    assert shown_logs("--since", "10m") == []
+    lines = [json.loads(line) for line in gyre("logs", "golden-1", "-f", "--json").stdout.splitlines()]
+    assert lines == data(gyre("logs", "golden-1", "--json"))
+    assert lines[0] == {
+        "at": 1767225601.0,
+        "level": "I",
+        "vertex": "actor-0",
+        "incarnation": 1,
+        "file": "actor-0.1.log",
+        "text": "one",
+    }
+
+
+@pytest.mark.parametrize("wrong", [("--grep", "("), ("--level", "loud"), ("--since", "yesterday")])
+def test_a_choice_of_lines_that_is_none_is_a_sentence(seed: Seed, home: Home, wrong: tuple[str, str]) -> None:
+    seed("actor_lost")
+    result = gyre("logs", "golden-1", *wrong)
+    assert result.exit_code == 2
+    assert wrong[1] in result.stderr or "level" in result.stderr
+
+
+def test_logs_that_are_not_here_are_said(seed: Seed, home: Home) -> None:
+    seed("actor_lost")
+    (home.logs("golden-1") / "actor-0.1.log").write_text("one\n")
+    told = gyre("logs", "golden-1").stderr
+    assert "There is no log of trainer-0 here" in told
+    assert "actor-0" not in told
+    assert "trainer-0" not in gyre("logs", "golden-1", "--role", "actor").stderr
 
 
 def test_a_bundle_is_written(seed: Seed, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from gyre.errors import (
     Unreachable,
 )
 from gyre.failover import JobState, state_from
+from gyre.logs.reading import LogQuery
 from gyre.master.master_api import view_of
 from gyre.store import StepRow, open_store
 from tests.doubles.standing_job import StandingJob
@@ -213,8 +214,8 @@ def test_with_a_url_the_master_is_all_there_is(golden: StandingJob, away: str) -
         assert reader.spec("golden-1")["name"] == "small"
         assert [event["seq"] for event in reader.history("golden-1", after=6)] == [7, 8]
         page = reader.logs("golden-1")
-        assert [chunk["text"] for chunk in page["chunks"]] == ["hello\n"]
-        assert reader.logs("golden-1", after=page["next"])["chunks"] == []
+        assert [line["text"] for line in page["lines"]] == ["hello"]
+        assert reader.logs("golden-1", after=page["next"])["lines"] == []
         assert reader.command("small", "pause") == 9
         with pytest.raises(NotFound, match="No store is known"):
             _ = reader.store
@@ -229,8 +230,8 @@ def test_logs_of_a_job_that_is_over_are_read_from_this_machine(seed: Seed, home:
             reader.logs("golden-1")
         (home.logs("golden-1") / "rollout-1.2.log").write_text("back at work\n")
         (home.logs("golden-1") / "reward-0.1.log").write_text("scored\n")
-        (chunk,) = reader.logs("golden-1", role="rollout")["chunks"]
-    assert (chunk["vertex"], chunk["incarnation"], chunk["text"]) == ("rollout-1", 2, "back at work\n")
+        (chunk,) = reader.logs("golden-1", LogQuery(role="rollout"))["lines"]
+    assert (chunk["vertex"], chunk["incarnation"], chunk["text"]) == ("rollout-1", 2, "back at work")
 
 
 @pytest.mark.parametrize("url", ["", "localhost:80", "ftp://x", "http://"])

@@ -126,7 +126,7 @@ async def test_the_asynchronous_twin_does_the_same(seed: Seed, golden: StandingJ
     assert await twin.pause() == 9
     assert await twin.resume() == 10
     assert await twin.scale("rollout", 3) == 11
-    assert [chunk["text"] async for chunk in twin.logs("rollout", 0)] == ["hello\n"]
+    assert [line["text"] async for line in twin.logs("rollout", 0, level="I")] == ["hello"]
     assert [event async for event in twin.events(after=10)] == list(handle.events(after=10))
     with pytest.raises(TimeoutError):
         await twin.wait(0.1, poll_s=0.05)

@@ -133,11 +133,22 @@ def test_logs_go_on_from_their_cursor(http: Client, job: StandingJob) -> None:
     (job.logs / "rollout-0.1.log").write_text("hello\nworld\n")
     (job.logs / "reward-0.1.log").write_text("score\n")
     page = http.get(f"{JOB}/logs", params={"role": "rollout", "rank": 0, "limit_bytes": 6}).json()
-    assert [chunk["text"] for chunk in page["chunks"]] == ["world\n"]
+    assert [line["text"] for line in page["lines"]] == ["world"]
+    assert page["searched_from"] is not None
     with (job.logs / "rollout-0.1.log").open("a") as log:
-        log.write("again\n")
+        log.write("2026-01-01T00:00:01.500Z E again\n")
     more = http.get(f"{JOB}/logs", params={"role": "rollout", "cursor": page["cursor"]}).json()
-    assert [(chunk["offset"], chunk["text"]) for chunk in more["chunks"]] == [(12, "again\n")]
+    assert [(line["at"], line["level"], line["text"]) for line in more["lines"]] == [
+        (1767225601.5, "E", "again")
+    ]
+    assert not more["more"]
+    first = http.get(f"{JOB}/logs", params={"since": 0, "limit_bytes": 1, "grep": "o"}).json()
+    assert first["more"]
+    tail = http.get(f"{JOB}/logs", params={"tail": 1, "level": "E"}).json()
+    assert [line["text"] for line in tail["lines"]] == ["again"]
+    assert any("trainer-0" in sentence for sentence in tail["missing"])
+    refused = http.get(f"{JOB}/logs", params={"grep": "("})
+    assert (refused.status_code, refused.json()["code"]) == (422, "config")
 
 
 def test_prometheus_and_health(shared_http: Client) -> None:

@@ -65,15 +65,16 @@ def test_the_job_of_the_readme_runs_and_its_handle_tells_everything(shared: Shar
     kinds = [event["kind"] for event in handle.events()]
     assert kinds[:2] == ["JobSubmitted", "MasterStarted"]
     assert kinds.count("VertexStarted") == 7
-    text = {chunk["vertex"]: chunk["text"] for chunk in handle.logs()}
-    assert "actor 1 of 2 is up" in text["actor-1"]
-    assert "generates 5" in text["rollout-0"]
+    lines = list(handle.logs(since=0.0))
+    assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
+    assert any(line["vertex"] == "actor-1" and "actor 1 of 2 is up" in line["text"] for line in lines)
+    assert any(line["vertex"] == "rollout-0" and "generates 5" in line["text"] for line in lines)
 
     async def twins() -> None:
         assert (await handle.aio.wait(ENDS_WITHIN_S))["job"]["phase"] == "succeeded"
         assert (await handle.aio.status())["job"]["job_id"] == handle.job_id
         assert [event["kind"] async for event in handle.aio.events()] == kinds
-        assert [chunk["vertex"] async for chunk in handle.aio.logs(role="actor", rank=1)] == ["actor-1"]
+        assert {line["vertex"] async for line in handle.aio.logs(role="actor", rank=1)} == {"actor-1"}
 
     asyncio.run(twins())
     handle.close()

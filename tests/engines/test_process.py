@@ -63,6 +63,16 @@ async def make() -> AsyncIterator[Make]:
     assert {child.pid for child in psutil.Process().children()} <= before
 
 
+async def test_the_output_goes_to_the_log_as_it_comes_without_keys() -> None:
+    said = "for n in 'ab': print(n, 'api-secret-key', flush=True)\nprint('half', end='', flush=True)"
+    command = EngineCommand((sys.executable, "-c", said), api_key="api-secret-key")
+    logged: list[bytes] = []
+    engine = EngineProcess(command, stop_within_s=0.3, ready_within_s=GENEROUS_S, log=logged.append)
+    with pytest.raises(EngineDied):
+        await engine.start()
+    assert b"".join(logged) == b"a ***\nb ***\nhalf\n"
+
+
 def pids_in(output: str) -> list[int]:
     return [int(pid) for pid in re.findall(r"^pid (\d+)$", output, re.MULTILINE)]
 

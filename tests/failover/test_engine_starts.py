@@ -166,3 +166,28 @@ def test_of_an_instance_that_nobody_placed_the_journal_only_keeps_it(instance: A
         told(history, "EngineStartFailed", instance=instance, error="x")
     assert not history.state.incidents
     assert history.state.job.phase is JobPhase.RUNNING
+
+
+def deaths(history: History) -> list[Incident]:
+    return [one for one in history.state.incidents.values() if one.cause == "engine_died"]
+
+
+def test_each_death_of_an_engine_is_an_incident_with_its_last_words() -> None:
+    history = running(2)
+    told(
+        history, "EngineDied", instance="rollout-1", error="killed by SIGKILL", tail="…", words="a\nlast line"
+    )
+    told(history, "EngineDied", instance="rollout-1", error="exit status 1", tail="", words="another")
+    first, second = deaths(history)
+    assert (first.vertex, first.outcome, second.outcome) == ("rollout-1", "recovered", "recovered")
+    assert first.evidence == {"error": "killed by SIGKILL", "last_words": "a\nlast line"}
+    assert second.evidence["last_words"] == "another"
+    assert history["rollout-1"].restarts == 0
+    assert not differences(fold(coordinator_of(spec_of(2)), history.records), rows_of(history.state))
+
+
+def test_a_death_in_a_journal_of_an_earlier_release_is_still_no_incident() -> None:
+    history = running()
+    told(history, "EngineDied", instance="rollout-0", error="killed by SIGKILL", tail="last line")
+    told(history, "EngineDied", instance="joined-7", error="killed by SIGKILL", tail="", words="not ours")
+    assert history.state.incidents == {}

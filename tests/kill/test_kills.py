@@ -78,12 +78,16 @@ def test_whatever_is_killed_is_replaced_alone_and_the_weights_come_out_the_same(
     assert incarnations(run) == {name: 1 + deaths_of(name, killed) for name in everybody}, [
         (incident["vertex"], incident["incarnation"], incident["cause"]) for incident in view["incidents"]
     ]
-    *vertices, master = view["incidents"]
+    (of_engine,) = (one for one in view["incidents"] if one["cause"] == "engine_died")
+    assert (of_engine["vertex"], of_engine["outcome"]) == ("rollout-1", "recovered")
+    assert of_engine["evidence"]["last_words"], "an engine says at its start what it serves"
+    *vertices, master = (one for one in view["incidents"] if one is not of_engine)
     assert [(one["vertex"], one["scope"]) for one in vertices] == [death[1:] for death in killed]
     assert master["vertex"] == "master"
     for incident in vertices:
         assert incident["cause"] == "process_died"
         assert incident["evidence"]["error"]
+        assert incident["vertex"] != "trainer-0" or incident["evidence"]["last_words"], "it prints each step"
         assert incident["recovery_s"] is not None
     told = [event["body"] for event in run.handle.events() if event["kind"] == "RolloutsChanged"]
     (death,) = (body["details"] for body in told if body["what"] == "EngineDied")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import subprocess
@@ -19,12 +20,14 @@ import pytest
 from gyre.config import parse_job
 from gyre.errors import ConfigError
 from gyre.failover.events import Evaluated, LearningWarned, StepCompleted, body_of, kind_of
+from gyre.logs.reading import LogQuery, read_page
 from gyre.master.sink_processes import (
     HANGS_AFTER_S,
     LIVED_S,
     LONGEST_PAUSE_S,
     SinkProcesses,
     sinks_of,
+    spawn,
 )
 from gyre.observe.sinks import process
 from gyre.observe.sinks.following import Cursor, read_cursor, tell_new, write_cursor
@@ -444,3 +447,21 @@ def test_sinks_are_named_in_short_or_with_more(tmp_path: Path) -> None:
     assert Path(second.folder).name == "1-tests.observe.own_sinks.Told"
     with pytest.raises(ConfigError, match=r"tensorbord.*did you mean.*tensorboard"):
         parse_job({"observe": {"sinks": ["tensorbord"]}, "roles": {}})
+
+
+def test_what_a_sink_prints_has_time_and_level(tmp_path: Path) -> None:
+    output = tmp_path / "sink-0.1.log"
+    settings = SinkSettings(
+        store_url=f"sqlite:///{tmp_path}/none.db",
+        job_id="j",
+        number=0,
+        kind="file",
+        folder=str(tmp_path / "sink"),
+        parent=os.getpid(),
+    )
+    process = spawn(settings, output)
+    assert isinstance(process, subprocess.Popen)
+    assert process.wait(GENEROUS_S) != 0
+    *_, raised = read_page(tmp_path, LogQuery(level="E"), now=math.inf)["lines"]
+    assert "StoreLost: There is no store" in raised["text"]
+    assert output.read_text().splitlines()[-1][24:27] in (" E ", " W ")

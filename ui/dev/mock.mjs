@@ -32,7 +32,7 @@ function read(found, rest, query) {
     case "nodes": return nodesOf(found);
     case "vertices": return { vertices: viewOf(found).vertices };
     case "incidents": return { incidents: viewOf(found).incidents };
-    case "logs": return query.get("cursor") ? { chunks: [], cursor: "c1" } : logsOf(found, query);
+    case "logs": return query.get("cursor") ? { lines: [], cursor: "c1", more: false, searched_from: null, missing: [] } : logsOf(found, query);
     case "series": return seriesOf(found, query);
     case "timeline": return timelineOf(found, query);
     case "at": return momentOf(found, number("seq"), number("time"));

@@ -72,10 +72,18 @@ export function logsOf(found, query) {
   const role = query.get("role");
   const rank = query.get("rank");
   const chosen = found.vertices.filter((one) => (!role || one.role === role) && (rank === null || one.rank === Number(rank))).slice(0, 8);
-  const line = (row, one) => `${new Date(row.at * 1000).toISOString().slice(11, 19)} INFO  ${one.id} step ${row.step}/400  reward ${row.reward_mean} ±${row.reward_std}  loss ${row.loss}  ${Math.round(row.tokens_per_s)} tok/s`;
+  const level = query.get("level") ?? "D";
+  const grep = query.get("grep") ? new RegExp(query.get("grep")) : null;
+  const since = Number(query.get("since") ?? 0);
+  const line = (one, at, letter, text) => ({ at, level: letter, vertex: one.id, incarnation: one.incarnation, file: `${one.id}.${one.incarnation}.log`, text });
+  const of = (row) => `step ${row.step}/400  reward ${row.reward_mean} ±${row.reward_std}  loss ${row.loss}  ${Math.round(row.tokens_per_s)} tok/s`;
+  const lines = chosen.flatMap((one, place) => [
+    ...found.rows.slice(-60).map((row) => line(one, row.at + place / 100, "I", of(row))),
+    ...(one.rank === 2 ? [line(one, found.rows.at(-1).at + 1, "E", "torch.OutOfMemoryError: CUDA out of memory"), line(one, found.rows.at(-1).at + 1, "W", "the optimizer skips this step")] : []),
+  ]);
   return {
-    chunks: chosen.map((one) => ({ vertex: one.id, incarnation: one.incarnation, file: `${one.id}.log`, offset: 0, text: `${found.rows.slice(-60).map((row) => line(row, one)).join("\n")}\n${one.rank === 2 ? "18:03:12 ERROR torch.OutOfMemoryError: CUDA out of memory\n" : ""}` })),
-    cursor: "c1",
+    lines: lines.filter((one) => "DIWE".indexOf(one.level) >= "DIWE".indexOf(level) && (!grep || grep.test(one.text)) && one.at >= since).sort((one, other) => one.at - other.at),
+    cursor: "c1", more: false, searched_from: found.rows.at(-60)?.at ?? null, missing: [],
   };
 }
 

@@ -374,17 +374,22 @@ export interface EventPage {
   more: boolean;
 }
 
-export interface LogChunk {
+export interface LogLine {
+  at: number;
+  /** D, I, W or E. */
+  level: string;
   vertex: string;
   incarnation: number;
   file: string;
-  offset: number;
   text: string;
 }
 
 export interface LogPage {
-  chunks: LogChunk[];
+  lines: LogLine[];
   cursor: string;
+  more: boolean;
+  searched_from: number | null;
+  missing: string[];
 }
 
 export interface Accepted {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections import deque
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,9 +16,10 @@ from gyre.api.terminal.formats import duration, incident_message, local_time, nu
 from gyre.api.terminal.text_tables import Column
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from gyre.api.reader import JobReader
+    from gyre.logs.reading import LogQuery
 
 LOG_POLL_S = 0.5
 IMPORTANT = ("reward_mean", "loss", "grad_norm", "kl", "entropy", "completion_tokens_mean")
@@ -468,12 +468,24 @@ def _short(value: Any, length: int = 100) -> str:
     metavar="N",
     help="Print only the vertex with this rank in its role.",
 )
+@click.option("--vertex", metavar="VERTEX", help="Print only this vertex: reward-0, master-0, sink-0.")
+@click.option(
+    "--level",
+    metavar="LEVEL",
+    help="Print only lines of this level and worse: D, I, W or E (debug, information, warning, error).",
+)
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Print everything from then on: so long ago (30s, 10m, 2h, 1d) or an ISO time.",
+)
+@click.option("--until", metavar="TIME", help="Print nothing that is newer.")
 @click.option(
     "--tail", type=click.IntRange(min=0), metavar="N", help="Print only the last N lines of each vertex."
 )
 @click.option("--grep", metavar="REGEX", help="Print only the lines in which this is found.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print a JSON array of chunks; with -f one object per line."
+    "--json", "as_json", is_flag=True, help="Print a JSON array of lines; with -f one object per line."
 )
 def logs(
     session: Session,
@@ -481,59 +493,88 @@ def logs(
     follow: bool,
     role: str | None,
     rank: int | None,
+    vertex: str | None,
+    level: str | None,
+    since: str | None,
+    until: str | None,
     tail: int | None,
     grep: str | None,
     as_json: bool,
 ) -> None:
-    """Print the logs of a job's vertices, with the vertex before each line."""
-    pattern = _pattern(grep)
-    if as_json and (tail is not None or pattern):
-        raise click.UsageError("--json prints whole chunks; --tail and --grep are for lines.")
+    """Print what a job's processes printed, in the order of time: time, level and vertex before each line.
+
+    Without --since and --tail the newest lines.
+    """
+    query = _log_query(vertex, role, rank, level, since, until, grep)
     with session.reader() as reader:
         job_id = reader.find(job).job_id
         if role is not None:
             _check_role(reader, job_id, role)
+        found: list[dict[str, Any]] = []
+        told: set[str] = set()
+        for page in reader.log_pages(job_id, query, tail=tail, follow=follow, poll_s=LOG_POLL_S):
+            _remark_on(page, told, tail)
+            for line in page["lines"]:
+                if not as_json:
+                    click.echo(_log_line(line))
+                elif follow:
+                    write_json_line(line)
+                else:
+                    found.append(line)
         if as_json and not follow:
-            write_json(list(_chunks(reader, job_id, role, rank, {})))
-            return
-        after: dict[str, int] = {}
-        ended = False
-        while True:
-            chunks = _chunks(reader, job_id, role, rank, after)
-            if as_json:
-                for chunk in chunks:
-                    write_json_line(chunk)
-            else:
-                _print_lines(chunks, pattern, tail)
-            tail = None  # what comes from now on is new
-            if not follow or ended:
-                return
-            ended = reader.has_ended(job_id)
-            time.sleep(LOG_POLL_S)
+            write_json(found)
 
 
-def _print_lines(chunks: Iterable[dict[str, Any]], pattern: re.Pattern[str] | None, tail: int | None) -> None:
-    """Print the lines that match, as they come; with `tail` the last ones of each vertex."""
-    last: dict[str, deque[str]] = {}
-    for chunk in chunks:
-        vertex = chunk["vertex"]
-        for line in chunk["text"].splitlines():
-            if pattern and not pattern.search(line):
-                continue
-            if tail is None:
-                click.echo(f"{vertex:<12} {line}")
-            else:
-                last.setdefault(vertex, deque(maxlen=tail)).append(line)
-    for vertex, lines in last.items():
-        for line in lines:
-            click.echo(f"{vertex:<12} {line}")
+def _log_query(
+    vertex: str | None,
+    role: str | None,
+    rank: int | None,
+    level: str | None,
+    since: str | None,
+    until: str | None,
+    grep: str | None,
+) -> LogQuery:
+    """Raises UsageError for a time, a level or an expression that is none."""
+    from gyre.errors import ConfigError
+    from gyre.logs.moments import moment_of
+    from gyre.logs.pattern import matcher
+    from gyre.logs.reading import LogQuery
 
-
-def _pattern(grep: str | None) -> re.Pattern[str] | None:
+    now = time.time()
     try:
-        return re.compile(grep) if grep else None
-    except re.error as error:
-        raise click.UsageError(f"--grep {grep!r} is no regular expression: {error}.") from None
+        if grep:
+            matcher(grep)
+        return LogQuery(
+            vertex=vertex,
+            role=role,
+            rank=rank,
+            level=level[:1].upper() if level else None,
+            since=moment_of(since, now, key="--since") if since else None,
+            until=moment_of(until, now, key="--until") if until else None,
+            grep=grep,
+        )
+    except ConfigError as error:
+        raise click.UsageError(f"{error.message} {error.hint}".strip()) from None
+
+
+def _remark_on(page: Mapping[str, Any], told: set[str], tail: int | None) -> None:
+    """Say once what is not shown."""
+    remarks = list(page["missing"])
+    if page["searched_from"] is not None and tail is None:
+        remarks.append(f"Older lines than of {local_time(page['searched_from'])} are not shown: see --since.")
+    elif page["searched_from"] is not None:
+        remarks.append(
+            f"What is older than {local_time(page['searched_from'])} was not looked at: see --since."
+        )
+    for sentence in remarks:
+        if sentence not in told:
+            remark(sentence)
+            told.add(sentence)
+
+
+def _log_line(line: Mapping[str, Any]) -> str:
+    at = datetime.fromtimestamp(line["at"]).isoformat(sep=" ", timespec="milliseconds")
+    return f"{at} {line['level']} {line['vertex']:<12} {line['text']}"
 
 
 def _check_role(reader: JobReader, job_id: str, role: str) -> None:
@@ -541,15 +582,5 @@ def _check_role(reader: JobReader, job_id: str, role: str) -> None:
     from gyre.errors import NotFound, nearest
 
     known = {vertex["role"] for vertex in reader.view(job_id)["vertices"]}
-    if known and role not in known:
+    if known and role not in known | {"master", "sink"}:
         raise NotFound(f"Job {job_id} has no role {role!r}; {nearest(role, known)}")
-
-
-def _chunks(reader: JobReader, job_id: str, role: str | None, rank: int | None, after: dict[str, int]) -> Any:
-    """Yields the new output after the offsets in `after`, and moves them along."""
-    while True:
-        page = reader.logs(job_id, role=role, rank=rank, after=after)
-        if not page["chunks"]:
-            return
-        yield from page["chunks"]
-        after.update(page["next"])

@@ -17,7 +17,7 @@ import gyre
 HOOK = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
 """Ray's own name: what it holds, `module.function`, every worker calls when it begins."""
 
-KEEP_PRINTING = "gyre.workloads.vertex.output.keep_printing"
+KEEP_PRINTING = "gyre.logs.output.keep_printing"
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
@@ -28,6 +28,8 @@ from gyre.api.rest import schemas
 from gyre.api.rest.broadcast import Broadcasters
 from gyre.api.rest.served_jobs import ServedJobs
 from gyre.errors import NotFound, nearest
+from gyre.logs.pattern import PATTERN_CHARS
+from gyre.logs.reading import PAGE_BYTES, LogQuery
 from gyre.master.master_api import MasterApi, View, engines_of, pools_of_view
 
 COMMAND_THREADS = 8
@@ -51,6 +53,7 @@ class _JobConvertor(Convertor[str]):
 
 register_url_convertor("gyre_job", _JobConvertor())
 
+Moment = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
 Rank = Annotated[int, Field(ge=0, le=1_000_000)]
 JobPath = Annotated[str, Path(description="The job's name or id.", min_length=1)]
 
@@ -191,14 +194,35 @@ def show_account(view: Found, port: Port) -> Any:
 def read_logs(
     view: Found,
     port: Port,
+    vertex: Annotated[str | None, Query(max_length=80)] = None,
     role: Annotated[str | None, Query(max_length=64)] = None,
     rank: Annotated[Rank | SkipJsonSchema[None], Query()] = None,
+    level: Annotated[
+        Literal["D", "I", "W", "E"] | SkipJsonSchema[None],
+        Query(description="Only lines of this level and worse: debug, information, warning, error."),
+    ] = None,
+    since: Annotated[
+        Moment | SkipJsonSchema[None], Query(description="Only lines from then on; seconds since 1970.")
+    ] = None,
+    until: Annotated[Moment | SkipJsonSchema[None], Query(description="Only lines up to then.")] = None,
+    tail: Annotated[
+        Annotated[int, Field(ge=0, le=100_000)] | SkipJsonSchema[None],
+        Query(description="Only the last lines of each vertex; without a cursor."),
+    ] = None,
+    grep: Annotated[
+        Annotated[str, Field(max_length=PATTERN_CHARS)] | SkipJsonSchema[None],
+        Query(description="Only lines in whose text this regular expression is found, in Python's dialect."),
+    ] = None,
     cursor: Annotated[str, Query(description="The `cursor` of the page before.")] = "",
-    limit_bytes: Annotated[int, Query(ge=1, le=4 * 2**20)] = 2**16,
+    limit_bytes: Annotated[int, Query(ge=1, le=4 * 2**20, description="Of the lines' text.")] = PAGE_BYTES,
 ) -> Any:
-    """What the vertices printed: without a cursor the newest, with one what came after it."""
-    page = port.logs(role=role, rank=rank, after=read_cursor(cursor), limit_bytes=limit_bytes)
-    return {"chunks": page["chunks"], "cursor": write_cursor(page["next"])}
+    """What the job's processes printed, line by line in the order of time: without a cursor the newest lines, or those
+    from `since` on; with one what came after it. A page has at least one line if there is any."""
+    query = LogQuery(
+        vertex=vertex, role=role, rank=rank, level=level, since=since, until=until, grep=grep or None
+    )
+    page = port.logs(query, after=read_cursor(cursor), tail=tail, limit_bytes=limit_bytes)
+    return {**page, "cursor": write_cursor(page.pop("next"))}
 
 
 # -- events -----------------------------------------------------------------------------------------

@@ -348,19 +348,28 @@ class EventPage(BaseModel):
     more: bool
 
 
-class LogChunk(Out):
+class LogLine(Out):
+    """`at` is by the clock of the machine that wrote the line, in seconds since 1970; of a line without a time it is
+    that of the line before. `level` is D, I, W or E."""
+
+    at: float
+    level: str
     vertex: str
     incarnation: int
     file: str
-    offset: int
     text: str
 
 
 class LogPage(BaseModel):
-    """`cursor` is where the next page begins."""
+    """`lines` in the order of time; `cursor` is where the next page begins, and `more` whether it can be read at once.
+    What is older than `searched_from` was not looked at; null: there is nothing older. `missing` says, in a
+    first page, whose logs are not to be had, and why."""
 
-    chunks: list[LogChunk]
+    lines: list[LogLine]
     cursor: str
+    more: bool
+    searched_from: float | None
+    missing: list[str]
 
 
 class Metrics(BaseModel):

@@ -1,4 +1,6 @@
-"""Decisions about engines that do not start: the instance's vertex runs, and the engine beside it does not.
+"""Decisions about engines that die or do not start: the instance's vertex runs, and the engine beside it does not.
+
+A death is an incident of its own, with the engine's last words, and needs nothing: the agent starts another engine.
 
 The agent starts its engine again by itself, after pauses; the coordinator counts. All failures in a row of one vertex
 are one incident, whatever process of agent, manager or master lives meanwhile; a start that succeeds closes it and
@@ -26,7 +28,7 @@ from gyre.failover.state import Cause, Incident, JobPhase, Reason, Scope, Vertex
 from gyre.failover.vertices import wanted
 from gyre.graph import is_instance, rollouts_of
 
-STARTED, START_FAILED = "EngineStarted", "EngineStartFailed"
+STARTED, START_FAILED, DIED = "EngineStarted", "EngineStartFailed", "EngineDied"
 """What the rollout manager says of an instance's engine, in `RolloutsChanged`."""
 
 SAID_CHARS = 200
@@ -38,7 +40,7 @@ def rollouts_changed(
 ) -> Iterable[c.Command]:
     """Count the starts of a placed instance's engine. Whatever else the rollout plane tells it has repaired itself, and
     the journal keeps it."""
-    if event.what not in (STARTED, START_FAILED) or draft.job.phase is JobPhase.STOPPING:
+    if event.what not in (STARTED, START_FAILED, DIED) or draft.job.phase is JobPhase.STOPPING:
         return ()
     record = next((one for one in wanted(draft) if one.id == event.details.get("instance")), None)
     if record is None or not is_instance(layout.spec, record.role):
@@ -46,15 +48,33 @@ def rollouts_changed(
     if event.what == STARTED:
         _started(draft, record, now)
         return ()
+    if event.what == DIED:
+        _died(draft, record, event.details, now)
+        return ()
     return _start_failed(layout, draft, record, event, now)
 
 
 def _started(draft: Draft, record: VertexRecord, now: float) -> None:
     if draft.uses.get(_key(record.id)):
         draft.set_uses(_key(record.id), ())
-    incident = _open_incident_of(draft, record.id)
+    incident = _open_incident_of(draft, record.id, Cause.ENGINE_START_FAILED)
     if incident is not None:
         draft.set_incident(replace(incident, recovered_at=now, outcome="recovered"))
+
+
+def _died(draft: Draft, record: VertexRecord, told: dict[str, Any], now: float) -> None:
+    if "words" not in told:
+        return  # in the journals of earlier releases a death was no incident, and must not become one
+    fault = Fault(Cause.ENGINE_DIED, {"error": str(told.get("error", "")), "last_words": str(told["words"])})
+    open_incident(
+        draft,
+        record,
+        now,
+        fault,
+        scope=Scope.RETRY,
+        decision="start another engine; its samples go on elsewhere",
+        recovered=True,
+    )
 
 
 def _start_failed(
@@ -66,7 +86,7 @@ def _start_failed(
     budget = layout.spec.failover.engine_start
     failures = (*within(draft.uses.get(_key(record.id), ()), budget, now), now)[-budget.max :]
     draft.set_uses(_key(record.id), failures)
-    before = _open_incident_of(draft, record.id)
+    before = _open_incident_of(draft, record.id, Cause.ENGINE_START_FAILED)
     attempts = (before.evidence.get("attempts", 0) if before is not None else 0) + 1
     evidence = {
         "error": str(told.get("said") or told.get("error") or "the engine printed nothing"),
@@ -176,11 +196,9 @@ def _advice(python: str, said: str) -> str:
     )
 
 
-def _open_incident_of(draft: Draft, vertex: str) -> Incident | None:
+def _open_incident_of(draft: Draft, vertex: str, cause: Cause) -> Incident | None:
     for incident in draft.incidents.values():
-        if (incident.vertex, incident.outcome) == (vertex, "open") and (
-            incident.cause == Cause.ENGINE_START_FAILED
-        ):
+        if (incident.vertex, incident.outcome) == (vertex, "open") and incident.cause == cause:
             return incident
     return None
 

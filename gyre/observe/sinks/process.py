@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gyre.logs.output import LOG_VARIABLE, look_at_log, redirect_output
 from gyre.observe.sinks.following import Cursor, has_ended, read_cursor, tell_new, write_cursor
 from gyre.observe.sinks.kinds import make_sink
 from gyre.observe.sinks.sink import SinkJob
@@ -79,6 +80,7 @@ def _follow(settings: SinkSettings, store: Store) -> None:
     cursor: Cursor = read_cursor(settings.cursor_path)
     while True:
         settings.alive_path.touch()
+        look_at_log()
         ended = has_ended(store, settings.job_id)  # before the look: what came by then is told
         moved = tell_new(store, settings.job_id, sink, cursor)
         if moved != cursor:
@@ -125,6 +127,8 @@ def _alone(settings: SinkSettings) -> Iterator[bool]:
 
 def main() -> None:
     settings = SinkSettings(**json.loads(os.environ.pop(SETTINGS)))
+    if log := os.environ.get(LOG_VARIABLE):
+        redirect_output(Path(log))
     sys.path[:0] = [folder for folder in settings.python_path if folder not in sys.path]
     run(settings)
 

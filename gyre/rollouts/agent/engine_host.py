@@ -37,6 +37,7 @@ from gyre.engines.last_words import last_words
 from gyre.engines.process import EngineCommand, EngineDeath, EngineProcess
 from gyre.engines.weight_loading import EngineLoader, LoadReport
 from gyre.errors import GyreError
+from gyre.logs.output import engine_lines
 from gyre.rollouts.agent.engine_sleep import fall_asleep, wake_up
 from gyre.rollouts.protocol.frames import Asleep, Awake
 from gyre.weights.version.model_folder import fingerprint, same_config
@@ -177,6 +178,7 @@ class EngineHost:
             command,
             ready_within_s=self._ready_within_s,
             stop_within_s=ENGINE_STOP_S,
+            log=_into_own_log(),
         )
         self.engines.append(engine)
         client = None
@@ -296,10 +298,25 @@ class EngineHost:
             await engine.stop()
 
 
+def _into_own_log() -> Callable[[bytes], None] | None:
+    """Where an engine's output goes: into the log of this process, and nowhere where it has none (an agent that was
+    started by hand), for then it would be lines of an engine on a person's terminal."""
+    lines = engine_lines()
+    if lines is None:
+        return None
+
+    def log(data: bytes) -> None:
+        lines.write(data)
+        lines.flush()
+
+    return log
+
+
 def _not_started(why: str, output: str) -> EngineNotStarted:
-    """The error of a failed start, with what the engine said last, which goes to the agent's log, too."""
+    """The error of a failed start, with what the engine said last, which goes to the agent's output, too, if that has
+    not got all of it."""
     said, text = last_words(output)
-    if text:
+    if text and engine_lines() is None:
         print(f"the engine did not start; it said last:\n{text}", file=sys.stderr, flush=True)
     return EngineNotStarted(
         why,

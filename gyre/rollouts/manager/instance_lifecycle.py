@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gyre.engines.last_words import last_words
 from gyre.engines.weight_loading import NO_LOADER
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.device_sharing import DeviceSharing
@@ -404,7 +405,12 @@ class InstanceLifecycle:
         self._groups.engine_died(session.name)
         self._on_event(
             "EngineDied",
-            {"instance": session.name, "error": frame.message[:2000], "tail": frame.tail[-8000:]},
+            {
+                "instance": session.name,
+                "error": frame.message[:2000],
+                "tail": frame.tail[-8000:],
+                "words": last_words(frame.tail).text,
+            },
         )
         session.loading = None
         self._policies.update(session)

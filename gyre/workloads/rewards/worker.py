@@ -23,9 +23,9 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from gyre.errors import ConfigError
+from gyre.logs.output import keep_printing
 from gyre.workloads.rewards.frames import packed, read_one, write_all
 from gyre.workloads.rewards.results import NoReward, as_utf8
-from gyre.workloads.vertex.output import keep_printing
 
 READY = -1
 """The number of the first frame, which answers no request."""

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.errors import Fenced
+from gyre.logs.output import look_at_log, redirect_output
 from gyre.malloc_tuning import stay_small
 from gyre.process_identity import ProcessIdentity
 from gyre.rollouts.weight_dirs import remove_left_by_job
@@ -42,7 +43,6 @@ from gyre.workloads.vertex.disk_room import SHARED_MEMORY, DiskLook
 from gyre.workloads.vertex.master_watchdog import MasterWatchdog
 from gyre.workloads.vertex.memory_kills import own_memory_kills
 from gyre.workloads.vertex.messages import Binding, CallPosition, Failure, Report, failure_of, thread_stacks
-from gyre.workloads.vertex.output import redirect_output
 from gyre.workloads.vertex.returns import USER_SCRIPT, Expected, Given, checked, named
 from gyre.workloads.vertex.slim_groups import SlimGroups, additions, extras_of
 
@@ -126,6 +126,7 @@ class VertexHost:
     ) -> Report:
         """(control) Returns when there is news, at the latest after `timeout_s`. `master` identifies the caller."""
         self._hear(epoch)
+        look_at_log()
         if master is not None and self._guard is not None:
             self._guard.master = master
         with self._condition:

@@ -226,7 +226,9 @@ async def test_an_engine_that_dies_is_told_with_its_last_words_and_its_samples_g
     # Its own sample may have come back before the manager heard of the death; nothing is given to it after.
     assert {one.key for one in early} <= {sample.work.key}
     assert plane.manager.groups.queued == 2 - len(early)
-    assert plane.told("EngineDied") == [{"instance": "a", "error": "killed by SIGKILL", "tail": "CUDA error"}]
+    assert plane.told("EngineDied") == [
+        {"instance": "a", "error": "killed by SIGKILL", "tail": "CUDA error", "words": "CUDA error"}
+    ]
     await agent.loaded(weights)
     given = early + [one.work for one in await agent.work(2 - len(early))]
     priors = {one.key: np.frombuffer(one.prior, "<i4").tolist() for one in given}
