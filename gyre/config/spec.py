@@ -14,9 +14,10 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from gyre.config.plugins import BackendName, CodecName, EngineName, SinkName
+from gyre.config.secrets import is_address, is_header_value, is_reference
 
 TRAINER = "trainer"
 ROLLOUT_MANAGER = "rollout_manager"
@@ -571,6 +572,62 @@ class SinkSpec(Model):
     """Further arguments: of `wandb.init`, of MLflow's `start_run`, of the class of your own."""
 
 
+class NotifySpec(Model):
+    """Whom the job tells of incidents, warnings and its end: a webhook, or a command of the master's machine. A value
+    `$NAME` of the address or of a header is taken from the job's `env`, or from the environment of its master, so that
+    no secret need stand in the file."""
+
+    webhook: str = ""
+    """An address (`https://…`, or `$NAME`) that gets JSON by POST: Slack, Mattermost, or a service of your own."""
+    command: list[str] = Field(default_factory=list)
+    """Instead of it a program and its arguments, which gets the same JSON on its standard input."""
+    on: Annotated[list[Literal["incident", "recovered", "warning", "end"]], Field(min_length=1)] = Field(
+        default=["incident", "warning", "end"]
+    )
+    """What is told: an `incident`; that one is `recovered`, or a warning no longer holds; a `warning` that the job does
+    not learn; the `end` of the job."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """Further headers of the POST, such as `{Authorization: $TOKEN}`."""
+
+    @field_validator("webhook")
+    @classmethod
+    def _webhook_is_an_address(cls, value: str) -> str:
+        if value and not is_reference(value) and not is_address(value):
+            raise ValueError('is no address: expected "https://host/…", or "$NAME" of a variable')
+        return value
+
+    @field_validator("command")
+    @classmethod
+    def _command_can_be_run(cls, value: list[str]) -> list[str]:
+        if value and not value[0].strip():
+            raise ValueError("names no program: expected it first, and then its arguments")
+        if any("\0" in part for part in value):
+            raise ValueError("holds a character NUL, which no argument can")
+        return value
+
+    @field_validator("headers")
+    @classmethod
+    def _headers_can_be_sent(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+                raise ValueError(f"has {name!r}, which is no name of a header")
+            if not is_header_value(text):
+                raise ValueError(f"has a value of {name} with characters that a header cannot hold")
+        return value
+
+    @model_validator(mode="after")
+    def _has_one_target(self) -> NotifySpec:
+        if bool(self.webhook) == bool(self.command):
+            raise ValueError(
+                "has both a webhook and a command: give each an entry of its own"
+                if self.webhook
+                else "says nobody to tell: give a `webhook` or a `command`"
+            )
+        if self.command and self.headers:
+            raise ValueError("has headers, which only a webhook takes")
+        return self
+
+
 class ObserveSpec(Model):
     """What is kept of the job for people to look at. Nothing of it is in the way of training."""
 
@@ -589,6 +646,8 @@ class ObserveSpec(Model):
         Field(max_length=16),
     ] = Field(default_factory=list)
     """Where the job's numbers go besides: a list of kinds, such as `[tensorboard, wandb]`, or of mappings with more."""
+    notify: Annotated[list[NotifySpec], Field(max_length=16)] = Field(default_factory=list)
+    """Whom the job tells of incidents, warnings and its end."""
 
 
 class StoreSpec(Model):

@@ -33,10 +33,15 @@ from gyre.observe.sinks.process import SinkSettings
 from gyre.observe.sinks.sink import SinkJob
 from gyre.store import Entry, StepRow, Store, open_store
 from gyre.testing.clock import VirtualClock, run_virtual
+from tests.doubles.standing_job import small_spec
 from tests.observe.own_sinks import told
 from tests.waits import GENEROUS_S
 
 OWN = "tests.observe.own_sinks:Told"
+
+
+SPEC = small_spec("grpo").model_dump(mode="json")
+SPEC["env"] = SPEC["roles"]["actor"]["env"] = {"KEY": "secret"}
 
 
 class Written:
@@ -48,7 +53,7 @@ class Written:
         self.store.create_job(
             job_id="j1",
             name="grpo",
-            spec={"name": "grpo", "env": {"KEY": "secret"}, "roles": {"actor": {"env": {"K": "secret"}}}},
+            spec=SPEC,
             now=1.0,
         )
         self._journal = self.store.journal("j1")
@@ -297,7 +302,9 @@ def test_only_one_process_of_a_sink_tells_it(written: Written, tmp_path: Path) -
 def test_a_sink_is_not_told_what_may_be_secret(written: Written) -> None:
     shown = process._shown(written.store.job("j1").spec)
     assert "secret" not in json.dumps(shown)
-    assert shown["roles"] == {"actor": {}}
+    assert "env" not in shown
+    assert all("env" not in role for role in shown["roles"].values())
+    assert shown["roles"]["actor"]["total"] == 2
 
 
 # -- beside the master ------------------------------------------------------------------------------

@@ -10,12 +10,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gyre.config.plugins import SINK
 from gyre.extras import needed
-from gyre.observe.sinks.sink import Sink, SinkEvaluation, SinkJob, SinkWarning
+from gyre.observe.sinks.sink import (
+    Sink,
+    SinkEnd,
+    SinkEvaluation,
+    SinkIncident,
+    SinkJob,
+    SinkWarning,
+)
 
 
 def make_sink(kind: str, job: SinkJob, options: dict[str, Any], python_path: list[str]) -> Sink:
@@ -25,7 +33,7 @@ def make_sink(kind: str, job: SinkJob, options: dict[str, Any], python_path: lis
 
 
 class FileSink:
-    """JSON lines: `{"what": "step", "step": 1, …}`, and so evaluations and warnings."""
+    """JSON lines: `{"what": "step", "step": 1, …}`, and so evaluations, warnings, incidents and the end."""
 
     def __init__(self, job: SinkJob) -> None:
         self._path = Path(job.to) if job.to else job.directory / "numbers.jsonl"
@@ -70,6 +78,12 @@ class FileSink:
             }
         )
 
+    def incident(self, incident: SinkIncident) -> None:
+        self._write({"what": "incident", **asdict(incident)})
+
+    def ended(self, end: SinkEnd) -> None:
+        self._write({"what": "end", **asdict(end)})
+
     def _write(self, line: dict[str, Any]) -> None:
         if _key(line) not in self._told:
             self._file.write(json.dumps(line, allow_nan=False) + "\n")
@@ -82,9 +96,19 @@ class FileSink:
         self._file.close()
 
 
+_KEYS = {
+    "step": ("step",),
+    "evaluation": ("set", "version"),
+    "warning": ("step", "code", "holds"),
+    "incident": ("seq", "id"),
+    "end": ("seq",),
+}
+"""By what a line is, what tells it from others of its kind."""
+
+
 def _key(line: dict[str, Any]) -> str:
-    named = [line.get(name) for name in ("what", "step", "set", "version", "code", "holds")]
-    return json.dumps(named if line.get("what") != "evaluation" else [*named[:1], *named[2:4]])
+    what = line.get("what")
+    return json.dumps([what, *(line.get(name) for name in _KEYS.get(str(what), ()))])
 
 
 class TensorBoardSink:
@@ -172,6 +196,15 @@ class WandbSink:
         self._run.log({f"warning/{warning.code}": float(warning.holds), "step/step": warning.step})
         if warning.holds:
             self._run.alert(title=warning.code, text=warning.message)
+
+    def incident(self, incident: SinkIncident) -> None:
+        if incident.is_new:
+            text = f"{incident.vertex or 'the job'}: {incident.decision} {incident.error}"
+            self._run.alert(title=incident.cause, text=text.strip())
+
+    def ended(self, end: SinkEnd) -> None:
+        if end.phase == "failed":
+            self._run.alert(title="the job failed", text=end.message or end.reason)
 
     def flush(self) -> None:
         """Its own process writes what was logged; there is nothing to wait for."""

@@ -25,10 +25,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gyre.observe.sinks.following import Cursor, has_ended, read_cursor, tell_new, write_cursor
+from gyre.errors import GyreError
+from gyre.observe.sinks.following import PAGE, Cursor, has_ended, read_cursor, tell_new, write_cursor
+from gyre.observe.sinks.incidents import IncidentNews
 from gyre.observe.sinks.kinds import make_sink
-from gyre.observe.sinks.sink import SinkJob
-from gyre.store import Store, open_store
+from gyre.observe.sinks.notify import NOTIFY, NotifyOptions, NotifySink
+from gyre.observe.sinks.notify import PAGE as NOTIFY_PAGE
+from gyre.observe.sinks.sink import Sink, SinkJob
+from gyre.store import JobRow, Store, open_store
 
 SETTINGS = "GYRE_SINK"
 POLL_S = 1.0
@@ -53,6 +57,11 @@ class SinkSettings:
         return {SETTINGS: json.dumps(asdict(self))}
 
     @property
+    def label(self) -> str:
+        """What its output is called among the job's logs."""
+        return f"{'notify' if self.kind == NOTIFY else 'sink'}-{self.number}"
+
+    @property
     def cursor_path(self) -> Path:
         return Path(self.folder) / "cursor.json"
 
@@ -75,12 +84,19 @@ def _follow(settings: SinkSettings, store: Store) -> None:
     job = SinkJob(
         settings.job_id, row.name, _shown(row.spec), Path(settings.folder), settings.to, settings.number
     )
-    sink = make_sink(settings.kind, job, settings.options, settings.python_path)
+    sink: Sink
+    if settings.kind == NOTIFY:
+        sink, page = _notifier(settings, job, row, store), NOTIFY_PAGE
+        if not settings.cursor_path.exists():
+            write_cursor(settings.cursor_path, _now(store, settings.job_id))
+    else:
+        sink, page = make_sink(settings.kind, job, settings.options, settings.python_path), PAGE
+    incidents = IncidentNews(store, settings.job_id)
     cursor: Cursor = read_cursor(settings.cursor_path)
     while True:
         settings.alive_path.touch()
         ended = has_ended(store, settings.job_id)  # before the look: what came by then is told
-        moved = tell_new(store, settings.job_id, sink, cursor)
+        moved = tell_new(store, settings.job_id, sink, cursor, incidents=incidents, page=page)
         if moved != cursor:
             write_cursor(settings.cursor_path, moved)
             cursor = moved
@@ -91,6 +107,24 @@ def _follow(settings: SinkSettings, store: Store) -> None:
         if os.getppid() != settings.parent:
             return  # the next master starts another one
         time.sleep(settings.poll_s)
+
+
+def _notifier(settings: SinkSettings, job: SinkJob, row: JobRow, store: Store) -> NotifySink:
+    options = NotifyOptions(**settings.options)
+    environment = {**os.environ, **row.spec.get("env", {})}
+    return NotifySink(
+        job,
+        options.target(job, environment),
+        on=options.on,
+        page_address=lambda: store.job(job.job_id).url or "",
+    )
+
+
+def _now(store: Store, job_id: str) -> Cursor:
+    """Where the job was begun, or has gone on last: somebody who is told from then on is not told of what was before,
+    for whom to notify can be added only then."""
+    continued = store.journal(job_id).continued()
+    return Cursor(seq=continued[-1].seq) if continued else Cursor()
 
 
 def _shown(spec: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +160,13 @@ def _alone(settings: SinkSettings) -> Iterator[bool]:
 def main() -> None:
     settings = SinkSettings(**json.loads(os.environ.pop(SETTINGS)))
     sys.path[:0] = [folder for folder in settings.python_path if folder not in sys.path]
-    run(settings)
+    try:
+        run(settings)
+    except (
+        GyreError
+    ) as error:  # a sentence says all of it; what a sink's own class raises keeps its traceback
+        print(error, file=sys.stderr, flush=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,13 @@
         def flush(self) -> None: ...
         def close(self) -> None: ...
 
+One that has the methods of `IncidentSink` too is told of incidents and of the job's end. They are no events but what
+the events lead to, so that only such a sink pays for folding the journal.
+
 Invariants:
 - *at least once*: what was told when `flush` returned is not told again, but after a death what came since is: steps
-  have numbers, evaluations versions, by which a sink can tell;
-- *in order*: steps by their numbers, evaluations and warnings by the events that told them.
+  have numbers, evaluations versions, the rest the number `seq` of its event, by which a sink can tell;
+- *in order*: steps by their numbers, everything else by the events that told it.
 
 A sink may take as long as it likes, raise, or end its process: it has one of its own.
 """
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,37 @@ class SinkWarning:
     step: int
     at: float
     holds: bool
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SinkIncident:
+    """Something went wrong, or (`is_new` False) an incident that was told has another outcome since: `recovered`, `gave
+    up`, `scaled away`, `left alone`, `job ended`. `at` is when, in seconds since 1970, and `error` a sentence, or "".
+    `vertex` is "" for one of the whole job."""
+
+    id: str
+    vertex: str
+    cause: str
+    decision: str
+    outcome: str
+    at: float
+    seq: int
+    is_new: bool = True
+    error: str = ""
+    user_code: bool = False
+    recovery_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SinkEnd:
+    """The job has ended: `phase` is `succeeded`, `failed` or `stopped`. It may go on, and end again."""
+
+    phase: str
+    reason: str
+    message: str
+    at: float
+    seq: int
 
 
 class Sink(Protocol):
@@ -74,3 +108,10 @@ class Sink(Protocol):
     def close(self) -> None:
         """The job has ended, and all of it was told."""
         ...
+
+
+@runtime_checkable
+class IncidentSink(Protocol):
+    def incident(self, incident: SinkIncident) -> None: ...
+
+    def ended(self, end: SinkEnd) -> None: ...
