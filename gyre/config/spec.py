@@ -601,6 +601,8 @@ class NotifySpec(Model):
     def _command_can_be_run(cls, value: list[str]) -> list[str]:
         if value and not value[0].strip():
             raise ValueError("names no program: expected it first, and then its arguments")
+        if value and "/" in value[0] and not value[0].startswith("/"):
+            raise ValueError("is a relative path, and the master has another folder: give it from /")
         if any("\0" in part for part in value):
             raise ValueError("holds a character NUL, which no argument can")
         return value

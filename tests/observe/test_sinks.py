@@ -20,6 +20,7 @@ from gyre.config import parse_job
 from gyre.errors import ConfigError
 from gyre.failover.events import Evaluated, LearningWarned, StepCompleted, body_of, kind_of
 from gyre.master.sink_processes import (
+    FINISH_WITHIN_S,
     HANGS_AFTER_S,
     LIVED_S,
     LONGEST_PAUSE_S,
@@ -433,6 +434,42 @@ def test_the_end_of_a_job_waits_for_its_sinks_only_so_long(
     run_virtual(scenario(), machine.clock)
     assert machine.processes[0].code == -9
     assert machine.clock.monotonic() < 30.0
+
+
+def test_a_sink_that_fails_at_the_end_of_its_job_is_tried_again_at_once(
+    beside: tuple[SinkProcesses, Machine, SinkSettings],
+) -> None:
+    sinks, machine, settings = beside
+    machine.dies_at_once = True
+
+    async def scenario() -> None:
+        await live(sinks, 100.0, alive=settings, clock=machine.clock)
+        begun, ended_at = len(machine.processes), machine.clock.monotonic()
+        finish = asyncio.get_running_loop().create_task(sinks.finish())
+        await asyncio.sleep(5.0)
+        assert len(machine.processes) >= begun + 2, "after a pause of a minute it would not be in time"
+        machine.dies_at_once = False
+        await asyncio.sleep(5.0)
+        machine.processes[-1].code = 0  # it has told all
+        await finish
+        assert machine.clock.monotonic() - ended_at < FINISH_WITHIN_S
+
+    run_virtual(scenario(), machine.clock)
+
+
+def test_a_sink_that_goes_on_failing_does_not_hold_up_the_end_beyond_its_last_try(
+    beside: tuple[SinkProcesses, Machine, SinkSettings],
+) -> None:
+    sinks, machine, settings = beside
+    machine.dies_at_once = True
+
+    async def scenario() -> float:
+        await live(sinks, 5.0, alive=settings, clock=machine.clock)
+        begun = machine.clock.monotonic()
+        await sinks.finish()
+        return machine.clock.monotonic() - begun
+
+    assert run_virtual(scenario(), machine.clock) < FINISH_WITHIN_S - 5.0
 
 
 # -- the settings -----------------------------------------------------------------------------------
