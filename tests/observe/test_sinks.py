@@ -223,6 +223,92 @@ def test_mlflow_goes_on_with_its_run(written: Written, job: SinkJob) -> None:
     assert run.info.status == "FINISHED"
 
 
+def in_tensorboard(folder: Path) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    read.Reload()
+    return [(one.step, round(one.value, 3)) for one in read.Scalars("step/reward_mean")]
+
+
+def in_wandb(folder: Path) -> list[tuple[int, float]]:
+    """From the files that `wandb sync` uploads, of each process one; a step that was logged twice counts once."""
+    from wandb.proto import wandb_internal_pb2
+
+    found = {}
+    for file in sorted(folder.glob("wandb/offline-run-*-j1/run-j1.wandb")):
+        for data in wandb_records(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            row = {
+                one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in record.history.item
+            }
+            if "step/reward_mean" in row:
+                found[int(row["step/step"])] = row["step/reward_mean"]
+    return sorted(found.items())
+
+
+def wandb_records(raw: bytes) -> Iterator[bytes]:
+    """The records of LevelDB's log format, after a header of 7 bytes: blocks of 32 KiB, in which each part has a
+    checksum, its length and whether it is whole (1), the first (2), a middle (3) or the last (4) of its record."""
+    at, whole = 7, b""
+    while at + 7 <= len(raw):
+        if 32768 - at % 32768 < 7:  # no part begins in the last bytes of a block
+            at += 32768 - at % 32768
+            continue
+        length, part = int.from_bytes(raw[at + 4 : at + 6], "little"), raw[at + 6]
+        if part not in (1, 2, 3, 4) or at + 7 + length > len(raw):
+            return  # the process was killed in the middle of it
+        whole = raw[at + 7 : at + 7 + length] if part in (1, 2) else whole + raw[at + 7 : at + 7 + length]
+        at += 7 + length
+        if part in (1, 4):
+            yield whole
+
+
+def in_mlflow(folder: Path) -> list[tuple[int, float]]:
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("gyre").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "step/reward_mean")
+    return sorted({(one.step, one.value) for one in history})
+
+
+def in_file(folder: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in (folder / "numbers.jsonl").read_text().splitlines()]
+    return [(line["step"], line["reward_mean"]) for line in lines if line["what"] == "step"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own, of SQLAlchemy 2.1
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [("file", in_file), ("tensorboard", in_tensorboard), ("wandb", in_wandb), ("mlflow", in_mlflow)],
+)
+def test_a_built_in_one_that_is_killed_half_way_has_every_step_once(
+    written: Written, tmp_path: Path, kind: str, read: Callable[[Path], list[tuple[int, float]]]
+) -> None:
+    if kind != "file":
+        pytest.importorskip(kind, reason=f"the extra {kind} is not installed")
+    options = {"mode": "offline"} if kind == "wandb" else {}
+    settings = replace(settings_for(written, tmp_path), kind=kind, to="", options=options)
+    folder = Path(settings.folder)
+    environment = {f"WANDB_{name}_DIR": str(folder) for name in ("CONFIG", "CACHE", "DATA")}
+    environment["WANDB_SERVICE"] = "3-1-tcp-localhost-1"  # the helper of whoever started the cluster
+    written.step(1, 2)
+    first = started(settings, **environment)
+    until(lambda: read_cursor(settings.cursor_path).step == 2)
+    written.step(3, 4)
+    until(lambda: read_cursor(settings.cursor_path).step == 4)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait(GENEROUS_S)
+    write_cursor(settings.cursor_path, Cursor(step=2))  # as if it had died before its cursor moved
+    written.step(5)
+    written.event(EVALUATED)
+    written.end()
+    assert started(settings, **environment).wait(GENEROUS_S) == 0
+    assert read(folder) == [(step, step / 10) for step in range(1, 6)]
+
+
 # -- a process of its own ---------------------------------------------------------------------------
 
 
@@ -240,8 +326,9 @@ def settings_for(written: Written, folder: Path, **options: Any) -> SinkSettings
     )
 
 
-def started(settings: SinkSettings) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings.as_environment()}
+def started(settings: SinkSettings, **variables: str) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "PYTHONPATH": path, **variables, **settings.as_environment()}
     return subprocess.Popen([sys.executable, "-m", "gyre.observe.sinks.process"], env=environment)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -164,11 +165,18 @@ class TensorBoardSink:
         self._others.close()
 
 
+WANDB_WRITES_EACH_S = 0.5
+_WANDB_INTERVAL = "x_transaction_log_flush_interval"
+"""A setting of later versions. Their default keeps a quarter of a minute in memory; earlier ones cannot be told."""
+
+
 class WandbSink:
     """A run of Weights & Biases of the job's id, gone on with by each process; offline with `options: {mode: offline}`,
     or where WANDB_MODE says so."""
 
     def __init__(self, job: SinkJob, **options: Any) -> None:
+        # The helper process of whoever started the cluster: it would hold the run after this process was killed.
+        os.environ.pop("WANDB_SERVICE", None)
         wandb = needed("wandb", "the sink wandb")
         given = {
             "project": "gyre",
@@ -179,6 +187,12 @@ class WandbSink:
             "dir": job.to or str(job.directory),
             **options,
         }
+        self._written_within_s = 0.0
+        if hasattr(wandb.Settings(), _WANDB_INTERVAL):
+            settings = given.get("settings") or {}
+            if isinstance(settings, dict):
+                given["settings"] = {_WANDB_INTERVAL: WANDB_WRITES_EACH_S, **settings}
+                self._written_within_s = 2 * float(given["settings"][_WANDB_INTERVAL])
         self._run = wandb.init(**given)
         self._run.define_metric("step/*", step_metric="step/step")
         self._run.define_metric("evaluation/*", step_metric="evaluation/version")
@@ -207,7 +221,8 @@ class WandbSink:
             self._run.alert(title="the job failed", text=end.message or end.reason)
 
     def flush(self) -> None:
-        """Its own process writes what was logged; there is nothing to wait for."""
+        """Its own process writes what was logged each so often, and loses the rest when it dies with this one."""
+        time.sleep(self._written_within_s)
 
     def close(self) -> None:
         self._run.finish()
