@@ -8,11 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,9 @@ from gyre.observe.sinks.notify import (
 from gyre.observe.sinks.process import SinkSettings
 from gyre.observe.sinks.sink import SinkEnd, SinkIncident, SinkJob, SinkWarning
 from gyre.store import Entry, Store, open_store
-from tests.doubles.standing_job import small_spec
+from tests.doubles.standing_job import StandingJob, small_spec
 from tests.failover.histories import History, coordinator_of, spec_with
+from tests.observe.webhooks import Hook
 from tests.waits import GENEROUS_S
 
 ALL = ("incident", "recovered", "warning", "end")
@@ -68,45 +68,6 @@ class Heard:
     @property
     def texts(self) -> list[str]:
         return [one["text"] for one in self.messages]
-
-
-class Hook:
-    """A webhook on this machine. `answers` has what the next requests get: a status, or what is done instead."""
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[dict[str, str], dict[str, Any]]] = []
-        self.answers: list[int | Callable[[BaseHTTPRequestHandler], None]] = []
-        self.released = threading.Event()
-        hook = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                hook.requests.append((dict(self.headers), body))
-                answer = hook.answers.pop(0) if hook.answers else 200
-                if callable(answer):
-                    answer(self)
-                    return
-                self.send_response(answer)
-                if 300 <= answer < 400:
-                    self.send_header("Location", hook.address)
-                self.end_headers()
-                self.wfile.write(b"invalid_token " + b"x" * 5000)
-
-            def log_message(self, *args: Any) -> None:
-                """Nothing is printed."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.address = f"http://127.0.0.1:{self._server.server_address[1]}/services/T0/s3cret"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-
-    def close(self) -> None:
-        self.released.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 @pytest.fixture
@@ -239,6 +200,33 @@ def test_a_job_whose_vertex_is_lost_and_that_ends_tells_exactly_that(stored: Sto
         "More: `gyre show grpo`",
     ], "the page goes with the master"
     assert len(set(heard.keys)) == 4
+
+
+def test_a_standing_job_whose_vertex_is_killed_tells_of_it_and_of_its_repair(tmp_path: Path) -> None:
+    """The real master's journal, in virtual time."""
+    heard = Heard()
+    with StandingJob() as job:
+        job.do(job.world.kill, "reward-0")
+        job.run_until(lambda view: [one["outcome"] for one in view["incidents"]] == ["recovered"])
+        job.command("stop", reason="enough")
+        job.run_until(lambda view: view["job"]["ended_at"])
+        clock = Sleeper()
+        clock.now = job.clock.time()
+        (shown,) = job.view()["incidents"]
+        with open_store(f"sqlite:///{job.directory / 'gyre.db'}", create=False) as store:
+            sink = sink_for(heard, tmp_path / "n", clock=clock)
+            cursor = tell_new(store, "standing-1", sink, Cursor())
+            assert tell_new(store, "standing-1", sink, cursor) == cursor
+    (message,) = heard.messages
+    told = [(one["kind"], one.get("id"), one.get("outcome")) for one in message["events"]]
+    assert told == [
+        ("incident", shown["id"], "open"),
+        ("recovered", shown["id"], "recovered"),
+        ("end", None, None),
+    ]
+    assert message["events"][0]["decision"] == shown["decision"]
+    assert message["events"][1]["recovery_s"] == shown["recovery_s"]
+    assert message["events"][2]["phase"] == "stopped"
 
 
 def test_only_what_is_wanted_is_told(stored: Stored, tmp_path: Path) -> None:
