@@ -565,11 +565,18 @@ class SinkSpec(Model):
     beside the master; one that fails, hangs or is killed holds nothing up, and catches up."""
 
     kind: SinkName
-    """`file`, `tensorboard`, `wandb`, `mlflow`, or a class of your own, `module:Class`."""
+    """`file`, `tensorboard`, `wandb`, `mlflow`, `otlp`, or a class of your own, `module:Class`."""
     to: str = ""
-    """A file, a folder, or MLflow's tracking URI; "" takes a place in the job's directory."""
+    """A file, a folder, MLflow's tracking URI, or a collector of OpenTelemetry; "" takes a place in the job's
+    directory, and with `otlp` the address in OTEL_EXPORTER_OTLP_ENDPOINT."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments: of `wandb.init`, of MLflow's `start_run`, of the class of your own."""
+
+    @model_validator(mode="after")
+    def _collector_is_an_address(self) -> SinkSpec:
+        if self.kind == "otlp" and self.to and not is_address(self.to):
+            raise ValueError(f'{self.to!r} is no address of a collector: expected `to` as "http://host:4318"')
+        return self
 
 
 class NotifySpec(Model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 from collections import Counter
@@ -16,11 +17,17 @@ from click.testing import CliRunner
 
 from gyre.api.cli import main
 from gyre.api.home import Home
+from gyre.config import parse_job
 from gyre.errors import ConfigError, Unreachable
 from gyre.extras import installed
 from gyre.observe import otlp_export
 from gyre.observe.otlp import otlp_of
 from gyre.observe.otlp_export import PROTO, encoded, send
+from gyre.observe.sinks import process
+from gyre.observe.sinks.following import read_cursor
+from gyre.observe.sinks.otlp_sink import ENDPOINT, SETTLES_IN_S, OtlpSink
+from gyre.observe.sinks.process import SinkSettings
+from gyre.observe.sinks.sink import SinkJob
 from gyre.observe.timeline import Timeline
 from gyre.store import StepRow, open_store
 from tests.observe.test_trace import SINCE, STEPS, WAYS, at, timeline
@@ -120,6 +127,26 @@ def collector() -> Iterator[Collector]:
     made = Collector()
     yield made
     made.close()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    for name in ("GYRE_URL", "GYRE_TOKEN", "GYRE_STORE", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GYRE_HOME", str(tmp_path))
+    return Home(tmp_path)
+
+
+@pytest.fixture
+def job(home: Home) -> str:
+    """A stored job with two steps, and nothing else."""
+    with open_store(home.database_url()) as store:
+        store.create_job(job_id="j1", name="grpo", spec={"name": "grpo"}, now=SINCE)
+        ledger = store.ledger("j1")
+        ledger.take_over(term=1)
+        for step in STEPS[:2]:
+            ledger.write(1, steps=[StepRow(step["step"], step["step"], "d", (), step, 0.0)])
+    return "grpo"
 
 
 def told(**more: Any) -> list[dict[str, Any]]:
@@ -283,27 +310,55 @@ def test_a_collector_that_refuses_some_says_so_in_protobuf_too(collector: Collec
         send(otlp_of(timeline(), STEPS, job_id="j1"), collector.address)
 
 
-# -- the verb ---------------------------------------------------------------------------------------
+# -- the sink ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    for name in ("GYRE_URL", "GYRE_TOKEN", "GYRE_STORE", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("GYRE_HOME", str(tmp_path))
-    return Home(tmp_path)
+def test_the_sink_tells_a_step_when_all_of_it_is_known_as_the_verb_does(
+    collector: Collector, tmp_path: Path
+) -> None:
+    slept: list[float] = []
+    job = SinkJob("j1", "grpo", {}, tmp_path, collector.address, timeline=lambda since, until: timeline())
+    sink = OtlpSink(job, clock=lambda: at(20.0) + 2.0, sleep=slept.append)
+    for step in STEPS[:2]:
+        sink.step(step["step"], step["at"], {"seconds": step["seconds"], "reward_mean": step["reward_mean"]})
+    sink.flush()
+    assert slept == [SETTLES_IN_S - 2.0]
+    expected = plain_spans(otlp_of(timeline(), STEPS[:2], job_id="j1", name="grpo"))
+    assert [span["id"] for span in collector.spans] == [span["id"] for span in expected]
+    sink.flush()
+    assert len(collector.spans) == len(expected), "each once"
 
 
-@pytest.fixture
-def job(home: Home) -> str:
-    """A stored job with two steps, and nothing else."""
+def test_a_step_that_was_refused_is_told_again(collector: Collector, tmp_path: Path) -> None:
+    sink = OtlpSink(SinkJob("j1", "grpo", {}, tmp_path, collector.address), sleep=lambda _: None)
+    sink.step(1, at(10.0), {"seconds": 10.0})
+    collector.answer = (503, "", b"")
+    with pytest.raises(Unreachable):
+        sink.flush()
+
+
+def test_a_sink_without_a_collector_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENDPOINT, raising=False)
+    with pytest.raises(ConfigError, match="The sink otlp has no collector"):
+        OtlpSink(SinkJob("j1", "grpo", {}, tmp_path))
+    with pytest.raises(ConfigError, match="'collector:4318' is no address of a collector"):
+        parse_job({"observe": {"sinks": [{"kind": "otlp", "to": "collector:4318"}]}, "roles": {}})
+
+
+def test_a_process_of_the_sink_sends_what_the_store_has(
+    job: str, home: Home, collector: Collector, tmp_path: Path
+) -> None:
     with open_store(home.database_url()) as store:
-        store.create_job(job_id="j1", name="grpo", spec={"name": "grpo"}, now=SINCE)
-        ledger = store.ledger("j1")
-        ledger.take_over(term=1)
-        for step in STEPS[:2]:
-            ledger.write(1, steps=[StepRow(step["step"], step["step"], "d", (), step, 0.0)])
-    return "grpo"
+        store.update_job("j1", phase="succeeded", ended_at=SINCE + 30.0)
+    settings = SinkSettings(
+        home.database_url(), "j1", 0, "otlp", str(tmp_path / "s"), os.getpid(), collector.address
+    )
+    process.run(settings)
+    assert [span["name"] for span in collector.spans] == ["step 1", "step 2"]
+    assert read_cursor(settings.cursor_path).step == 2
+
+
+# -- the verb ---------------------------------------------------------------------------------------
 
 
 def test_the_verb_writes_a_file_or_sends(job: str, tmp_path: Path, collector: Collector, home: Home) -> None:

@@ -125,6 +125,11 @@ def _packages(spec: JobSpec) -> Iterator[ConfigError]:
         package = SINK_PACKAGES.get(sink.kind)
         if package is not None and not installed(package):
             yield _absent("observe.sinks", f"{sink.kind} needs {package}", package)
+        if sink.kind == "otlp" and not sink.to and not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+            yield ConfigError(
+                "observe.sinks: otlp has no collector.",
+                hint='Give one with `to`, such as "http://collector:4318", or set OTEL_EXPORTER_OTLP_ENDPOINT.',
+            )
     if "mooncake" in spec.weights.transports:
         from gyre.rollouts.weight_peer import check_transports
 

@@ -63,7 +63,7 @@ def tell_new(
     """Tell the sink at most a page of what is new, and return where it is then; the same cursor where nothing is.
     `incidents` has the fold of the journal up to the cursor, so that it is not folded again in every look."""
     journal = store.journal(job_id)
-    steps = _steps(store, job_id, cursor.step)
+    steps = _steps(store, job_id, cursor.step, page)
     for step in steps:
         told = {name: float(value) for name, value in step.items() if is_number(value)}
         sink.step(step["step"], told.pop("at", 0.0), told)
@@ -81,9 +81,9 @@ def tell_new(
     return moved
 
 
-def _steps(store: Store, job_id: str, after: int) -> list[dict[str, Any]]:
+def _steps(store: Store, job_id: str, after: int, page: int) -> list[dict[str, Any]]:
     try:
-        return store.ledger(job_id).metrics(after=after, limit=PAGE)
+        return store.ledger(job_id).metrics(after=after, limit=page)
     except NotFound:
         return []  # the trainer has not begun
 

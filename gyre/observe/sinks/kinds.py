@@ -266,11 +266,18 @@ class MlflowSink:
         self._client.set_terminated(self._run.info.run_id)
 
 
+def _otlp(job: SinkJob, **options: Any) -> Sink:
+    from gyre.observe.sinks.otlp_sink import OtlpSink  # with the store, which planning a job does without
+
+    return OtlpSink(job, **options)
+
+
 _BUILT_IN: dict[str, Callable[..., Sink]] = {
     "file": FileSink,
     "tensorboard": TensorBoardSink,
     "wandb": WandbSink,
     "mlflow": MlflowSink,
+    "otlp": _otlp,
 }
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 """By the kind, the package that it needs."""

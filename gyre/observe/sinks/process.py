@@ -26,16 +26,20 @@ from pathlib import Path
 from typing import Any
 
 from gyre.errors import GyreError
+from gyre.observe.history import JobHistory
 from gyre.observe.sinks.following import PAGE, Cursor, has_ended, read_cursor, tell_new, write_cursor
 from gyre.observe.sinks.incidents import IncidentNews
 from gyre.observe.sinks.kinds import make_sink
 from gyre.observe.sinks.notify import NOTIFY, NotifyOptions, NotifySink
 from gyre.observe.sinks.notify import PAGE as NOTIFY_PAGE
+from gyre.observe.sinks.otlp_sink import PAGE as OTLP_PAGE
 from gyre.observe.sinks.sink import Sink, SinkJob
+from gyre.observe.timeline import read_timeline
 from gyre.store import JobRow, Store, open_store
 
 SETTINGS = "GYRE_SINK"
 POLL_S = 1.0
+_PAGES = {NOTIFY: NOTIFY_PAGE, "otlp": OTLP_PAGE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +85,24 @@ def run(settings: SinkSettings) -> None:
 
 def _follow(settings: SinkSettings, store: Store) -> None:
     row = store.job(settings.job_id)
+    history = JobHistory(store, settings.job_id)
     job = SinkJob(
-        settings.job_id, row.name, _shown(row.spec), Path(settings.folder), settings.to, settings.number
+        settings.job_id,
+        row.name,
+        _shown(row.spec),
+        Path(settings.folder),
+        settings.to,
+        settings.number,
+        timeline=lambda since, until: read_timeline(store, history, since=since, until=until),
     )
     sink: Sink
     if settings.kind == NOTIFY:
-        sink, page = _notifier(settings, job, row, store), NOTIFY_PAGE
+        sink = _notifier(settings, job, row, store)
         if not settings.cursor_path.exists():
             write_cursor(settings.cursor_path, _now(store, settings.job_id))
     else:
-        sink, page = make_sink(settings.kind, job, settings.options, settings.python_path), PAGE
+        sink = make_sink(settings.kind, job, settings.options, settings.python_path)
+    page = _PAGES.get(settings.kind, PAGE)
     incidents = IncidentNews(store, settings.job_id)
     cursor: Cursor = read_cursor(settings.cursor_path)
     while True:

@@ -21,9 +21,13 @@ A sink may take as long as it likes, raise, or end its process: it has one of it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:  # a job is planned with the names of the sinks, and without a store
+    from gyre.observe.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class SinkJob:
     directory: Path
     to: str = ""
     number: int = 0
+    timeline: Callable[[float, float], Timeline] | None = None
+    """Who did what between two times, in seconds since 1970; None where there is no store to ask."""
 
 
 @dataclass(frozen=True, slots=True)
