@@ -23,6 +23,7 @@ from gyre.failover import events as e
 from gyre.master.sink_processes import sinks_of
 from gyre.observe.sinks.delivery import Command, Message, Webhook
 from gyre.observe.sinks.following import Cursor, read_cursor, tell_new
+from gyre.observe.sinks.incidents import IncidentNews
 from gyre.observe.sinks.notify import (
     MOST_EVENTS,
     MOST_LINES,
@@ -244,6 +245,31 @@ def test_only_what_is_wanted_is_told(stored: Stored, tmp_path: Path) -> None:
         "warning": [["warning"]],
         "end": [["end"]],
     }
+
+
+def test_page_by_page_it_is_the_same_news_and_an_end_is_told_once(stored: Stored) -> None:
+    for vertex in ("reward-0", "rollout-1"):
+        stored.lose(vertex)
+        stored.start_all()
+    stored.end()
+    stored.history.decide(e.DiskFilled("/a", 2, 1))  # what comes after the end
+    stored.history.decide(e.DiskHasRoom("/a", 3))
+    stored.keep()
+    rows = stored.store.journal("j1").events()
+    whole = IncidentNews(stored.store, "j1").of(rows)
+    kept = IncidentNews(stored.store, "j1")
+    parts: dict[int, Any] = {}
+    for begin in range(0, len(rows), 3):
+        parts |= kept.of(rows[begin : begin + 3])
+    assert parts == whole
+    news = [one for seq in sorted(whole) for one in whole[seq]]
+    assert [getattr(one, "outcome", "end") for one in news] == [
+        "open",
+        "recovered",
+        "open",
+        "recovered",
+        "end",
+    ]
 
 
 # -- at least once ----------------------------------------------------------------------------------

@@ -271,7 +271,7 @@ def in_mlflow(folder: Path) -> list[tuple[int, float]]:
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
     (run,) = client.search_runs([client.get_experiment_by_name("gyre").experiment_id])
     history = client.get_metric_history(run.info.run_id, "step/reward_mean")
-    return sorted({(one.step, one.value) for one in history})
+    return sorted((one.step, one.value) for one in history)
 
 
 def in_file(folder: Path) -> list[tuple[int, float]]:

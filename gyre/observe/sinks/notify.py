@@ -159,7 +159,7 @@ class NotifySink:
         self._take(END, f"the job {end.phase}{f': {why}' if why else ''}", asdict(end))
 
     def _take(self, kind: str, line: str, data: dict[str, Any]) -> None:
-        if kind in self._on and data["seq"] > self._outbox.upto and self._is_news(data["at"]):
+        if kind in self._on and self._is_news(data["at"]):
             self._pending.append(_News(data["at"], data["seq"], kind, readable(line), data))
 
     def _is_news(self, at: float) -> bool:
