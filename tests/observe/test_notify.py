@@ -382,16 +382,21 @@ def test_a_line_calls_nobody_and_is_one_line() -> None:
     assert len(line) == 300
 
 
-def test_a_text_with_two_incidents_links_to_all(tmp_path: Path) -> None:
+def test_a_text_with_two_incidents_or_the_end_names_none_of_them(tmp_path: Path) -> None:
     heard = Heard()
     sink = sink_for(heard, tmp_path / "n")
     sink.incident(incident(1))
     sink.incident(incident(2))
+    sink.flush()
+    assert heard.texts[0].splitlines()[-1] == (
+        "More: `gyre show grpo`, https://master.example:8265/#/jobs/grpo/incidents"
+    )
+    sink.incident(incident(3))
     sink.warning(SinkWarning("entropy_gone", "It is.", 3, NOW, True, 4))
     sink.ended(SinkEnd("failed", "gave_up", "", NOW, 5))
     sink.flush()
-    lines = heard.texts[0].splitlines()
-    assert lines[0] == "Gyre job grpo: failed, 2 incidents, 1 warning"
+    lines = heard.texts[1].splitlines()
+    assert lines[0] == "Gyre job grpo: failed, 1 incident, 1 warning"
     assert lines[-2:] == ["• the job failed: gave_up", "More: `gyre show grpo`"]
 
 

@@ -218,7 +218,7 @@ def text_of(name: str, news: Sequence[_News], page: str) -> str:
     if (left := len(news) - MOST_LINES) > 0:
         lines.append(f"… and {left} more before these:")
     lines += [f"• {one.line}" for one in news[-MOST_LINES:]]
-    incidents = {one.data["id"] for one in news if "outcome" in one.data}
+    incidents = set() if ends else {one.data["id"] for one in news if "outcome" in one.data}
     one = f" {quote(next(iter(incidents)))}" if len(incidents) == 1 else ""
     lines.append(f"More: `gyre show {name}{one}`{f', {_link(page, name, incidents)}' if page else ''}")
     return "\n".join(lines)
