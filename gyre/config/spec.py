@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import math
+import os
 import re
 from typing import Annotated, Any, Literal
 
@@ -560,6 +561,10 @@ class SamplesSpec(Model):
     the newest 50, or what is quarantined. Bytes, or text with a unit."""
 
 
+def _in_home(path: str) -> str:
+    return os.path.expanduser(path) if path.startswith("~/") else path
+
+
 class SinkSpec(Model):
     """Where the numbers of steps, evaluations and warnings go besides the job's store. A sink has a process of its own
     beside the master; one that fails, hangs or is killed holds nothing up, and catches up."""
@@ -571,6 +576,11 @@ class SinkSpec(Model):
     directory, and with `otlp` the address in OTEL_EXPORTER_OTLP_ENDPOINT."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments: of `wandb.init`, of MLflow's `start_run`, of the class of your own."""
+
+    @field_validator("to")
+    @classmethod
+    def _to_may_be_in_the_home(cls, value: str) -> str:
+        return _in_home(value)
 
     @model_validator(mode="after")
     def _collector_is_an_address(self) -> SinkSpec:
@@ -606,6 +616,7 @@ class NotifySpec(Model):
     @field_validator("command")
     @classmethod
     def _command_can_be_run(cls, value: list[str]) -> list[str]:
+        value = [_in_home(part) for part in value]
         if value and not value[0].strip():
             raise ValueError("names no program: expected it first, and then its arguments")
         if value and "/" in value[0] and not value[0].startswith("/"):
