@@ -23,6 +23,7 @@ EXTRA_OF = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "mlflow": "mlflow",
+    "opentelemetry": "otel",
 }
 """By the name that is imported, the extra."""
 

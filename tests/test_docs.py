@@ -20,7 +20,6 @@ from typing import Any
 
 import click
 import pytest
-import yaml
 from click.testing import CliRunner
 from pydantic import BaseModel
 
@@ -36,6 +35,7 @@ from gyre.config import (
     Budget,
     FailoverSpec,
     JobSpec,
+    NotifySpec,
     RoleSpec,
     RolloutsSpec,
     RunSpec,
@@ -45,6 +45,7 @@ from gyre.config import (
 )
 from gyre.config.plugins import KINDS
 from gyre.config.sections import WorkloadSettings
+from gyre.config.yaml_text import read_yaml
 from gyre.failover import Cause, JobPhase, Scope, commands, events
 from gyre.graph import RECIPES, EdgeKind
 from gyre.store.tables import VERSION_TABLE, metadata
@@ -323,7 +324,7 @@ def test_yaml_that_is_shown_is_planned(block: Block, tmp_path: Path, on_no_clust
     file = tmp_path / "job.yaml"
     file.write_text(block.text)
     if block.kind == "part":
-        file.write_text(json.dumps(laid_over(WHOLE, yaml.safe_load(block.text))))
+        file.write_text(json.dumps(laid_over(WHOLE, read_yaml(block.text))))
     planned(file, "--ray-address", "head:6379", "--strict")  # its files are on other machines
 
 
@@ -539,9 +540,10 @@ def test_nothing_is_said_of_where_it_was_written() -> None:
         ("### `weights`", WeightsSpec),
         ("### `observe.samples`", SamplesSpec),
         ("### `observe.sinks`", SinkSpec),
+        ("### `observe.notify`", NotifySpec),
         ("### `roles.<name>`", RoleSpec),
     ],
-    ids=["failover", "run", "rollouts", "weights", "samples", "sinks", "roles"],
+    ids=["failover", "run", "rollouts", "weights", "samples", "sinks", "notify", "roles"],
 )
 def test_every_setting_is_in_its_table_with_its_default(heading: str, model: type[BaseModel]) -> None:
     rows = table_under(OPERATIONS, heading)
@@ -570,6 +572,7 @@ def test_the_tables_of_settings_hold_nothing_else() -> None:
         ("### `weights`", WeightsSpec),
         ("### `observe.samples`", SamplesSpec),
         ("### `observe.sinks`", SinkSpec),
+        ("### `observe.notify`", NotifySpec),
     ):
         assert set(table_under(OPERATIONS, heading)) == set(model.model_fields)
 

@@ -4,8 +4,9 @@
     README.txt
 
 Invariants:
-- *no secret leaves*: the configuration is without the values of environment variables and without the store's
-  password (`spec_of`), and wherever one of these, or a token, stands in a log, an error or an event, `***` is put;
+- *no secret leaves*: the configuration is without the values of environment variables, the store's password and the
+  addresses of webhooks (`spec_of`), and wherever one of these, or a token, stands in a log, an error or an event, `***`
+  is put;
 - *bounded*: the newest events, and the end of each log, so that the archive can be attached to a report;
 - *what cannot be read is said*: a part that fails is a line in README.txt, and the others are there.
 """
@@ -29,9 +30,10 @@ from sqlalchemy import make_url
 from gyre.api.cli.output import finite
 from gyre.api.reader import JobReader
 from gyre.config import parse_job
+from gyre.config.secrets import HIDDEN, secrets_of_notify
 from gyre.errors import GyreError
 from gyre.graph import as_dict, compile_job
-from gyre.master.master_api import HIDDEN, spec_of
+from gyre.master.master_api import spec_of
 
 MOST_EVENTS = 20_000
 LOG_BYTES = 512 << 10
@@ -80,9 +82,9 @@ def write_bundle(
 
 
 def secrets_of(spec: Mapping[str, Any], more: Sequence[str] = ()) -> list[str]:
-    """The values that must not leave: those of environment variables, the store's password, and `more`; the longest
-    first, so that no part of one is left."""
-    found = set(more)
+    """The values that must not leave: those of environment variables, the store's password, whom the job notifies, and
+    `more`; the longest first, so that no part of one is left."""
+    found = set(more) | secrets_of_notify((spec.get("observe") or {}).get("notify") or ())
     for part in (spec, *(spec.get("roles") or {}).values()):
         found |= {str(value) for value in (part.get("env") or {}).values()}
     url = (spec.get("store") or {}).get("url")

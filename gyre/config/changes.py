@@ -1,8 +1,8 @@
 """What differs between two specs of one job, and what a job that goes on may change.
 
 A change is a dotted key with the value before and after, so that the journal tells it, and so that a history can be
-folded again over the spec that was in force. Values of environment variables may be secret, and are left out: no
-decision depends on them.
+folded again over the spec that was in force. Values of environment variables, and whom the job notifies, may be secret,
+and are left out: no decision depends on them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gyre.config.secrets import HIDDEN
 from gyre.errors import ConfigError
 
 Changes = dict[str, list[Any]]
 """`{"run.steps": [100, 200]}`; None stands for a key that is not there."""
-
-HIDDEN = "***"
-"""What stands for a value that may be secret."""
 
 _MAY_CHANGE = re.compile(
     r"""run\.(steps|checkpoint_every|evaluate_every|lost_checkpoint|call_timeout_s)
@@ -28,7 +26,7 @@ _MAY_CHANGE = re.compile(
 )
 """What says where and for how long the job runs. The rest says what it is: its prompts, its model, its losses."""
 
-_ENVIRONMENT = re.compile(r"(roles\.\w+\.)?env(\..*)?")
+_SECRET = re.compile(r"(roles\.\w+\.)?env(\..*)?|observe\.notify(\..*)?")
 
 _OF_THE_USERS = re.compile(r"config\.|roles\.\w+\.resources\.(custom|labels)\.")
 """Mappings whose keys are the user's: there a key may be absent. Elsewhere every key is there."""
@@ -37,7 +35,7 @@ _OF_THE_USERS = re.compile(r"config\.|roles\.\w+\.resources\.(custom|labels)\.")
 def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
     """The changes from one spec to another, both as `JobSpec.model_dump(mode="json")` gives them."""
     return {
-        key: [HIDDEN, HIDDEN] if _ENVIRONMENT.fullmatch(key) else [old, new]
+        key: [HIDDEN, HIDDEN] if _SECRET.fullmatch(key) else [old, new]
         for key, old, new in _differing(before, after)
     }
 
@@ -53,10 +51,10 @@ def check_changes(changes: Changes) -> None:
 
 
 def undone(spec: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-    """The spec as it was before these changes, but for environments."""
+    """The spec as it was before these changes, but for what may be secret."""
     out = _copied(spec)
     for key, (old, _) in changes.items():
-        if _ENVIRONMENT.fullmatch(key):
+        if _SECRET.fullmatch(key):
             continue
         *path, last = key.split(".")
         place: dict[str, Any] = out

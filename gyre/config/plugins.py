@@ -85,7 +85,7 @@ TASK = PluginKind("task", "config.task.name", "gyre.tasks", ("arithmetic", "rows
 ENGINE = PluginKind("engine", "rollouts.engine", "gyre.engines", ("embedded", "sglang"))
 BACKEND = PluginKind("trainer back end", "backend", "gyre.backends", ("torch", "megatron"))
 CODEC = PluginKind("codec", "weights.codec", "gyre.codecs", ("auto", "none", "delta", "planes", "fp8"))
-SINK = PluginKind("sink", "observe.sinks", "gyre.sinks", ("file", "tensorboard", "wandb", "mlflow"))
+SINK = PluginKind("sink", "observe.sinks", "gyre.sinks", ("file", "tensorboard", "wandb", "mlflow", "otlp"))
 
 KINDS = (LOSS, ADVANTAGE, RECIPE, TASK, ENGINE, BACKEND, CODEC, SINK)
 

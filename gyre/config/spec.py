@@ -11,12 +11,14 @@ from __future__ import annotations
 import ipaddress
 import json
 import math
+import os
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from gyre.config.plugins import BackendName, CodecName, EngineName, SinkName
+from gyre.config.secrets import is_address, is_header_value, is_reference
 
 TRAINER = "trainer"
 ROLLOUT_MANAGER = "rollout_manager"
@@ -559,16 +561,91 @@ class SamplesSpec(Model):
     the newest 50, or what is quarantined. Bytes, or text with a unit."""
 
 
+def _in_home(path: str) -> str:
+    return os.path.expanduser(path) if path.startswith("~/") else path
+
+
 class SinkSpec(Model):
     """Where the numbers of steps, evaluations and warnings go besides the job's store. A sink has a process of its own
     beside the master; one that fails, hangs or is killed holds nothing up, and catches up."""
 
     kind: SinkName
-    """`file`, `tensorboard`, `wandb`, `mlflow`, or a class of your own, `module:Class`."""
+    """`file`, `tensorboard`, `wandb`, `mlflow`, `otlp`, or a class of your own, `module:Class`."""
     to: str = ""
-    """A file, a folder, or MLflow's tracking URI; "" takes a place in the job's directory."""
+    """A file, a folder, MLflow's tracking URI, or a collector of OpenTelemetry; "" takes a place in the job's
+    directory, and with `otlp` the address in OTEL_EXPORTER_OTLP_ENDPOINT."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments: of `wandb.init`, of MLflow's `start_run`, of the class of your own."""
+
+    @field_validator("to")
+    @classmethod
+    def _to_may_be_in_the_home(cls, value: str) -> str:
+        return _in_home(value)
+
+    @model_validator(mode="after")
+    def _collector_is_an_address(self) -> SinkSpec:
+        if self.kind == "otlp" and self.to and not is_address(self.to):
+            raise ValueError(f'{self.to!r} is no address of a collector: expected `to` as "http://host:4318"')
+        return self
+
+
+class NotifySpec(Model):
+    """Whom the job tells of incidents, warnings and its end: a webhook, or a command of the master's machine. A value
+    `$NAME` of the address or of a header is taken from the job's `env`, or from the environment of its master, so that
+    no secret need stand in the file."""
+
+    webhook: str = ""
+    """An address (`https://…`, or `$NAME`) that gets JSON by POST: Slack, Mattermost, or a service of your own."""
+    command: list[str] = Field(default_factory=list)
+    """Instead of it a program and its arguments, which gets the same JSON on its standard input."""
+    on: Annotated[list[Literal["incident", "recovered", "warning", "end"]], Field(min_length=1)] = Field(
+        default=["incident", "warning", "end"]
+    )
+    """What is told: an `incident`; that one is `recovered`, or a warning no longer holds; a `warning` that the job does
+    not learn; the `end` of the job."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """Further headers of the POST, such as `{Authorization: $TOKEN}`."""
+
+    @field_validator("webhook")
+    @classmethod
+    def _webhook_is_an_address(cls, value: str) -> str:
+        if value and not is_reference(value) and not is_address(value):
+            raise ValueError('is no address: expected "https://host/…", or "$NAME" of a variable')
+        return value
+
+    @field_validator("command")
+    @classmethod
+    def _command_can_be_run(cls, value: list[str]) -> list[str]:
+        value = [_in_home(part) for part in value]
+        if value and not value[0].strip():
+            raise ValueError("names no program: expected it first, and then its arguments")
+        if value and "/" in value[0] and not value[0].startswith("/"):
+            raise ValueError("is a relative path, and the master has another folder: give it from /")
+        if any("\0" in part for part in value):
+            raise ValueError("holds a character NUL, which no argument can")
+        return value
+
+    @field_validator("headers")
+    @classmethod
+    def _headers_can_be_sent(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+                raise ValueError(f"has {name!r}, which is no name of a header")
+            if not is_header_value(text):
+                raise ValueError(f"has a value of {name} with characters that a header cannot hold")
+        return value
+
+    @model_validator(mode="after")
+    def _has_one_target(self) -> NotifySpec:
+        if bool(self.webhook) == bool(self.command):
+            raise ValueError(
+                "has both a webhook and a command: give each an entry of its own"
+                if self.webhook
+                else "says nobody to tell: give a `webhook` or a `command`"
+            )
+        if self.command and self.headers:
+            raise ValueError("has headers, which only a webhook takes")
+        return self
 
 
 class ObserveSpec(Model):
@@ -589,6 +666,8 @@ class ObserveSpec(Model):
         Field(max_length=16),
     ] = Field(default_factory=list)
     """Where the job's numbers go besides: a list of kinds, such as `[tensorboard, wandb]`, or of mappings with more."""
+    notify: Annotated[list[NotifySpec], Field(max_length=16)] = Field(default_factory=list)
+    """Whom the job tells of incidents, warnings and its end."""
 
 
 class StoreSpec(Model):

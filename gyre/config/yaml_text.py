@@ -22,6 +22,7 @@ MOST_VALUES = 1_000_000
 
 _BEGUN = -1
 _MERGE = "tag:yaml.org,2002:merge"
+_BOOL, _TEXT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
 
 
 class _Loader(yaml.SafeLoader):
@@ -75,7 +76,7 @@ def read_yaml_text(text: str) -> YamlText:
         root = loader.get_single_node()
         if root is None:
             return YamlText(None, None)
-        _refuse_twice(root)
+        _check_keys(root)
         data = loader.construct_document(root)  # a SafeLoader: it constructs plain data alone
         if _size(data, {}) > MOST_VALUES:
             raise yaml.YAMLError(f"with its aliases written out it has more than {MOST_VALUES} values")
@@ -132,8 +133,9 @@ def load_yaml_text(path: Path, shown: str | Path = "") -> YamlText:
     return read
 
 
-def _refuse_twice(root: yaml.Node) -> None:
-    """Raises KeyTwice for the first mapping that has a key twice. What is merged in (`<<`) may be given again."""
+def _check_keys(root: yaml.Node) -> None:
+    """Raises KeyTwice for the first mapping that has a key twice. What is merged in (`<<`) may be given again. The keys
+    `on`, `off`, `yes` and `no` are made text, as YAML 1.2 has it: YAML 1.1 takes them for true and false."""
     seen, left = {id(root)}, [root]
     while left:
         node = left.pop()
@@ -144,6 +146,8 @@ def _refuse_twice(root: yaml.Node) -> None:
                 inner += [key, value]
                 if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
                     continue
+                if key.tag == _BOOL and key.style is None and key.value.lower() not in ("true", "false"):
+                    key.tag = _TEXT
                 name, line = (key.tag, key.value), key.start_mark.line + 1
                 if name in lines:
                     raise KeyTwice(key.value, lines[name], line)

@@ -36,6 +36,7 @@ from typing import Any, Protocol
 from sqlalchemy import make_url
 
 from gyre.config import JobSpec
+from gyre.config.secrets import HIDDEN, shown_notify
 from gyre.failover import JobState, JoinToken, MachineRecord, VertexPhase
 from gyre.failover.state import fields_of
 from gyre.graph import NodeCapacity
@@ -44,9 +45,6 @@ from gyre.observe.samples.query import SampleReader
 from gyre.workloads.trainer.bottleneck import bottleneck_of
 
 View = dict[str, Any]
-
-HIDDEN = "***"
-"""What stands for a value that may be secret; SQLAlchemy writes the same for a password."""
 
 
 class MasterApi(Protocol):
@@ -274,11 +272,12 @@ def tokens_of(tokens: Mapping[str, JoinToken]) -> list[dict[str, Any]]:
 
 
 def spec_of(spec: JobSpec) -> dict[str, Any]:
-    """The job's configuration without what may be secret: the values of environment variables, and the password in the
+    """The job's configuration without what may be secret (`gyre.config.secrets`), and without the password in the
     store's URL. Whoever may look at a job need not be its owner."""
     shown: dict[str, Any] = spec.model_dump(mode="json")
     for part in (shown, *shown["roles"].values()):
         part["env"] = dict.fromkeys(part["env"], HIDDEN)
+    shown["observe"]["notify"] = shown_notify(shown["observe"]["notify"])
     if spec.store.url is not None:
         shown["store"]["url"] = make_url(spec.store.url).render_as_string(hide_password=True)
     return shown

@@ -18,13 +18,15 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from gyre.config import JobSpec
 from gyre.logs.output import LOG_VARIABLE
+from gyre.observe.sinks.notify import NOTIFY, NotifyOptions
 from gyre.observe.sinks.process import SinkSettings
 
 LOOK_S = 1.0
@@ -63,21 +65,33 @@ class _Kept:
 
 
 def sinks_of(spec: JobSpec, *, job_id: str, store_url: str, directory: Path) -> list[SinkSettings]:
-    """The job's sinks, each with a folder of its own in the job's directory."""
-    return [
-        SinkSettings(
+    """The job's sinks, and whom it notifies, each with a folder of its own in the job's directory."""
+
+    def settings(number: int, kind: str, folder: str, to: str, options: dict[str, Any]) -> SinkSettings:
+        return SinkSettings(
             store_url=store_url,
             job_id=job_id,
             number=number,
-            kind=sink.kind,
-            folder=str(directory / "sinks" / f"{number}-{sink.kind.replace(':', '.')}"),
+            kind=kind,
+            folder=str(directory / "sinks" / folder),
             parent=os.getpid(),
-            to=sink.to,
-            options=sink.options,
+            to=to,
+            options=options,
             python_path=spec.python_path,
         )
+
+    sinks = [
+        settings(number, sink.kind, f"{number}-{sink.kind.replace(':', '.')}", sink.to, sink.options)
         for number, sink in enumerate(spec.observe.sinks)
     ]
+    alike: Counter[str] = Counter()
+    for number, notify in enumerate(spec.observe.notify):
+        options = notify.model_dump(mode="json")
+        identity = NotifyOptions(**options).identity
+        alike[identity] += 1
+        ordinal = f"-{alike[identity]}" if alike[identity] > 1 else ""
+        sinks.append(settings(number, NOTIFY, f"notify-{identity}{ordinal}", "", options))
+    return sinks
 
 
 def spawn(settings: SinkSettings, output: Path) -> Process:
@@ -132,19 +146,24 @@ class SinkProcesses:
             return
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        for _ in range(round(FINISH_WITHIN_S / END_LOOK_S)):
-            if not self._living():
+        for kept in self._kept:  # how the job ended is worth another try, whatever failed before
+            kept.pause_s, kept.retry_at = FIRST_PAUSE_S, self._monotonic()
+        give_up_at = self._monotonic() + FINISH_WITHIN_S
+        while self._monotonic() < give_up_at:
+            for kept in self._kept:
+                await self._look(kept)
+            if all(kept.done or self._is_gone(kept, until=give_up_at) for kept in self._kept):
                 return
             await asyncio.sleep(END_LOOK_S)
-        for process in self._living():
-            process.kill()
+        for kept in self._kept:
+            if kept.process is not None and kept.process.poll() is None:
+                kept.process.kill()
 
-    def _living(self) -> list[Process]:
-        found = [kept.process for kept in self._kept if kept.process is not None]
-        return [process for process in found if process.poll() is None]
+    def _is_gone(self, kept: _Kept, *, until: float) -> bool:
+        """Whether it is not started again before that time."""
+        return kept.process is None and kept.retry_at > until
 
     async def _run(self) -> None:
-        self._logs.mkdir(parents=True, exist_ok=True)
         while True:
             for kept in self._kept:
                 await self._look(kept)
@@ -167,7 +186,7 @@ class SinkProcesses:
                 self._say(kept, f"ended with {code}; it is started again in {kept.pause_s:g} s")
                 kept.pause_s = min(2 * kept.pause_s, LONGEST_PAUSE_S)
         if kept.process is None and not kept.done and now >= kept.retry_at:
-            output = self._logs / f"sink-{kept.settings.number}.{os.getpid()}.log"
+            output = self._logs / f"{kept.settings.label}.{os.getpid()}.log"
             kept.started_at = now
             try:
                 kept.process = await asyncio.to_thread(self._start, kept.settings, output)
@@ -177,6 +196,7 @@ class SinkProcesses:
                 kept.pause_s = min(2 * kept.pause_s, LONGEST_PAUSE_S)
 
     def _start(self, settings: SinkSettings, output: Path) -> Process:
+        output.parent.mkdir(parents=True, exist_ok=True)
         Path(settings.folder).mkdir(parents=True, exist_ok=True)
         settings.alive_path.touch()
         return self._spawn(settings, output)
@@ -188,4 +208,4 @@ class SinkProcesses:
             return 0.0  # its folder was removed: it will end by that itself
 
     def _say(self, kept: _Kept, what: str) -> None:
-        print(f"sink {kept.settings.number} ({kept.settings.kind}) {what}", file=sys.stderr, flush=True)
+        print(f"{kept.settings.label} ({kept.settings.kind}) {what}", file=sys.stderr, flush=True)

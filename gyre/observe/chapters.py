@@ -106,10 +106,10 @@ def spread(items: list[Any], most: int) -> list[Any]:
 
 
 def is_decision(folded: Folded) -> bool:
-    return isinstance(folded.event, _COMMANDS) or any(True for _ in _changed_incidents(folded))
+    return isinstance(folded.event, _COMMANDS) or any(True for _ in changed_incidents(folded))
 
 
-def _changed_incidents(folded: Folded) -> Iterator[tuple[Incident | None, Incident]]:
+def changed_incidents(folded: Folded) -> Iterator[tuple[Incident | None, Incident]]:
     """The incidents that the event made (None before) or settled."""
     before, after = folded.before.incidents, folded.decision.state.incidents
     for kind, key in folded.decision.changed:
@@ -123,7 +123,7 @@ def _incidents(folded: Folded) -> list[str]:
     """The incidents that the event made, in words."""
     return sorted(
         f"{incident.vertex or 'job'}: {incident.cause}; {incident.decision}"
-        for known, incident in _changed_incidents(folded)
+        for known, incident in changed_incidents(folded)
         if known is None
     )
 
@@ -132,7 +132,7 @@ def _moves(folded: Folded) -> list[Move]:
     before, after = folded.before.vertices, folded.decision.state.vertices
     found = []
     blamed: dict[str, str] = {}
-    for known_incident, incident in _changed_incidents(folded):
+    for known_incident, incident in changed_incidents(folded):
         if known_incident is None:
             blamed |= dict.fromkeys((incident.vertex, *incident.region), incident.cause)
     for kind, key in sorted(folded.decision.changed):

@@ -82,12 +82,44 @@ def trace_of(
     }
 
 
+class WayPart(NamedTuple):
+    """The tokens `first` to `last` of a sample, which one instance generated, placed over the time of its step."""
+
+    instance: str
+    first: int
+    last: int
+    begin: float
+    end: float
+    versions: tuple[int, ...]
+
+
+def parts_of(way: SampleWay, step: Mapping[str, Any]) -> list[WayPart]:
+    """A sample's parts, each as wide as it has tokens: nobody keeps when a token was generated."""
+    tokens = max((end for _, _, end in way.instances), default=0)
+    if not tokens:
+        return []
+    begin = begin_of(step)
+    width = (float(step["at"]) - begin) / tokens
+    return [
+        WayPart(
+            name,
+            first,
+            last,
+            begin + first * width,
+            begin + last * width,
+            tuple(version for version, since, until in way.versions if since < last and until > first),
+        )
+        for name, first, last in way.instances
+    ]
+
+
 def _is_within(step: Mapping[str, Any], timeline: Timeline) -> bool:
     at = step.get("at")
     return isinstance(at, int | float) and timeline.since <= at <= timeline.until + 1.0
 
 
-def _begin_of(step: Mapping[str, Any]) -> float:
+def begin_of(step: Mapping[str, Any]) -> float:
+    """When the step began, in seconds since 1970."""
     seconds = step.get("seconds")
     return float(step["at"]) - (float(seconds) if isinstance(seconds, int | float) else 0.0)
 
@@ -134,7 +166,7 @@ class _Trace:
             numbers = {
                 key: value for key, value in step.items() if isinstance(value, int | float | str | bool)
             }
-            begin = max(_begin_of(step), before)  # spans of a thread must not overlap
+            begin = max(begin_of(step), before)  # spans of a thread must not overlap
             before = float(step["at"])
             self._complete(STEPS_PROCESS, 1, begin, before, f"step {step['step']}", "step", numbers)
 
@@ -169,34 +201,31 @@ class _Trace:
             span = _last_generation(lane.spans, float(step["at"]))
             if span is None:
                 continue
-            begin, end = max(span.begin, _begin_of(step)), min(span.end, float(step["at"]))
+            begin, end = max(span.begin, begin_of(step)), min(span.end, float(step["at"]))
             leaves_at = (begin + end) / 2 if begin < end else (span.begin + span.end) / 2
-            arrives_at = (max(_begin_of(step), leaves_at) + float(step["at"])) / 2
+            arrives_at = (max(begin_of(step), leaves_at) + float(step["at"])) / 2
             self._arrow(self._places[lane.id], leaves_at, (STEPS_PROCESS, 1), arrives_at)
 
     def add_sample(self, way: SampleWay, step: Mapping[str, Any]) -> None:
         """Its parts between the first generation that can be of it and the end of its step."""
-        tokens = max((end for _, _, end in way.instances), default=0)
-        if not tokens:
+        parts = parts_of(way, step)
+        if not parts:
             return
         self._name_process(SAMPLES_PROCESS, "samples (placed by tokens)")
         tid = 1 + sum(pid == SAMPLES_PROCESS for pid, _ in self._named)
         self._name_thread(SAMPLES_PROCESS, tid, f"step {way.step}, group {way.group}, sample {way.sample}")
-        begin, end = _begin_of(step), float(step["at"])
-        width = (end - begin) / tokens
-        for name, start, stop in way.instances:
-            versions = [version for version, first, last in way.versions if first < stop and last > start]
+        for part in parts:
             self._complete(
                 SAMPLES_PROCESS,
                 tid,
-                begin + start * width,
-                begin + stop * width,
-                f"{name}: tokens {start} to {stop}",
+                part.begin,
+                part.end,
+                f"{part.instance}: tokens {part.first} to {part.last}",
                 "sample",
                 {
-                    "instance": name,
-                    "tokens": stop - start,
-                    "versions": versions,
+                    "instance": part.instance,
+                    "tokens": part.last - part.first,
+                    "versions": list(part.versions),
                     "reward": way.reward,
                     "placed": "by its tokens, over the time of its step",
                 },

@@ -22,6 +22,19 @@ def test_values_of_the_environment_and_passwords_are_secrets() -> None:
         "store": {"url": "postgresql://gyre:pa55word@db/gyre"},
     }
     assert secrets_of(spec, ["the-token"]) == [SECRET, "sk-0123456789", "the-token", "pa55word"]
+    notify = [
+        {
+            "webhook": "https://hooks.example/services/T0",
+            "headers": {"X-Key": "k3y-0123456789", "Y": "$NAME"},
+        },
+        {"command": ["/usr/bin/tell", "tell-token"]},
+    ]
+    assert secrets_of({"observe": {"notify": notify}}) == [
+        "https://hooks.example/services/T0",
+        "k3y-0123456789",
+        "services/T0",
+        "tell-token",
+    ]
 
 
 def test_a_secret_is_blackened_as_json_writes_it_too() -> None:
@@ -33,6 +46,7 @@ def test_every_part_is_there_without_the_secret(home: Home, seed: Seed, tmp_path
     with open_store(url) as store:
         spec = store.job("golden-1").spec
         spec["env"] = {"HF_TOKEN": SECRET}
+        spec["observe"] = {"notify": [{"webhook": f"https://hooks.example/{SECRET}"}]}
         store.create_job(job_id="secret-1", name="secret", spec=spec, now=3.0)
     logs = tmp_path / "logs"
     logs.mkdir()

@@ -17,6 +17,7 @@ from gyre.api.cli.look import show_view
 from gyre.api.cursor import read_cursor, write_cursor
 from gyre.api.rest import create_app
 from gyre.api.rest.guard import Guard
+from gyre.config import NotifySpec
 from gyre.errors import ConfigError, StoreFull, Unreachable
 from gyre.master import master_api
 from gyre.store import StepRow
@@ -86,11 +87,24 @@ def test_what_may_be_secret_is_not_told() -> None:
     spec.env = {"WANDB_API_KEY": "k3y"}
     spec.roles["reward"].env = {"JUDGE_TOKEN": "t0ken"}
     spec.store.url = "postgresql+psycopg://gyre:pa55@db/gyre"
+    spec.observe.notify = [
+        NotifySpec(
+            webhook="https://u5er:pa55@hooks.example/services/s3cret?key=s3cret", headers={"X-Key": "k3y"}
+        ),
+        NotifySpec(webhook="$HOOK", headers={"Authorization": "$TOKEN"}),
+        NotifySpec(command=["/usr/bin/tell", "--token", "t0ken"], on=["end"]),
+    ]
     told = master_api.spec_of(spec)
+    on = ["incident", "warning", "end"]
+    assert told["observe"]["notify"] == [
+        {"webhook": "https://hooks.example/***", "command": [], "on": on, "headers": {"X-Key": "***"}},
+        {"webhook": "$HOOK", "command": [], "on": on, "headers": {"Authorization": "$TOKEN"}},
+        {"webhook": "", "command": ["/usr/bin/tell", "***", "***"], "on": ["end"], "headers": {}},
+    ]
     assert told["env"] == {"WANDB_API_KEY": "***"}
     assert told["roles"]["reward"]["env"] == {"JUDGE_TOKEN": "***"}
     assert told["store"]["url"] == "postgresql+psycopg://gyre:***@db/gyre"
-    assert not any(secret in json.dumps(told) for secret in ("k3y", "t0ken", "pa55"))
+    assert not any(secret in json.dumps(told) for secret in ("k3y", "t0ken", "pa55", "s3cret"))
 
 
 def test_engines_with_their_limits_and_ways_are_the_rollout_managers_word(

@@ -79,3 +79,14 @@ def test_values_of_environment_variables_are_not_told() -> None:
     assert not {"two", "one", "t", "s", "x"} & {str(one) for change in changes.values() for one in change}
     check_changes(changes)
     undone(plain(after), changes)
+
+
+def test_nor_is_whom_the_job_notifies() -> None:
+    def notifying(webhook: str) -> dict[str, Any]:
+        return {**BEFORE, "observe": {"notify": [{"webhook": webhook}]}}
+
+    after = plain(notifying("https://a.example/s3cret"))
+    changes = changes_between(plain(notifying("https://b.example/0ther")), after)
+    assert changes == {"observe.notify": [HIDDEN, HIDDEN]}
+    check_changes(changes)
+    assert undone(after, changes)["observe"]["notify"] == after["observe"]["notify"]

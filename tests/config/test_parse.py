@@ -135,3 +135,14 @@ def test_a_key_of_another_trainer_and_what_no_file_holds_are_named(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         WorkloadSettings.read(parse_job({"config": config, "recipe": "grpo"}).config)
+
+
+def test_what_a_job_writes_to_and_whom_it_tells_may_be_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    observe = {
+        "sinks": [{"kind": "file", "to": "~/a.jsonl"}],
+        "notify": [{"command": ["~/tell", "~/b", "~c"]}],
+    }
+    told = parse_job({"observe": observe, "roles": {}}).observe
+    assert told.sinks[0].to == "/home/me/a.jsonl"
+    assert told.notify[0].command == ["/home/me/tell", "/home/me/b", "~c"]

@@ -146,3 +146,12 @@ def test_a_number_without_a_point_is_a_number(text: str, value: float) -> None:
 @pytest.mark.parametrize("text", ["e6", "1e", "v1e6", "1e6b", "0x1e6z"])
 def test_what_only_looks_like_a_number_stays_text(text: str) -> None:
     assert read_yaml(text) == text
+
+
+def test_a_key_that_older_yaml_takes_for_true_is_text() -> None:
+    assert read_yaml("{on: [end], No: yes, true: 1, 'off': 2}") == {
+        "on": ["end"],
+        "No": True,
+        True: 1,
+        "off": 2,
+    }

@@ -68,6 +68,7 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
     store_url = overrides.pop("store", None)
     if store_url is not None:
         builder = builder.store(store_url)
+    builder = builder.observe(**overrides.pop("observe", {}))
     stall_s = overrides.pop("stall_timeout_s", 20.0)
     own_rollouts = overrides.pop("own_rollouts", False)
     rollouts = overrides.pop("rollouts", {})

@@ -22,6 +22,7 @@ from gyre.errors import ConfigError
 from gyre.failover.events import Evaluated, LearningWarned, StepCompleted, body_of, kind_of
 from gyre.logs.reading import LogQuery, read_page
 from gyre.master.sink_processes import (
+    FINISH_WITHIN_S,
     HANGS_AFTER_S,
     LIVED_S,
     LONGEST_PAUSE_S,
@@ -36,10 +37,15 @@ from gyre.observe.sinks.process import SinkSettings
 from gyre.observe.sinks.sink import SinkJob
 from gyre.store import Entry, StepRow, Store, open_store
 from gyre.testing.clock import VirtualClock, run_virtual
+from tests.doubles.standing_job import small_spec
 from tests.observe.own_sinks import told
 from tests.waits import GENEROUS_S
 
 OWN = "tests.observe.own_sinks:Told"
+
+
+SPEC = small_spec("grpo").model_dump(mode="json")
+SPEC["env"] = SPEC["roles"]["actor"]["env"] = {"KEY": "secret"}
 
 
 class Written:
@@ -51,7 +57,7 @@ class Written:
         self.store.create_job(
             job_id="j1",
             name="grpo",
-            spec={"name": "grpo", "env": {"KEY": "secret"}, "roles": {"actor": {"env": {"K": "secret"}}}},
+            spec=SPEC,
             now=1.0,
         )
         self._journal = self.store.journal("j1")
@@ -220,6 +226,92 @@ def test_mlflow_goes_on_with_its_run(written: Written, job: SinkJob) -> None:
     assert run.info.status == "FINISHED"
 
 
+def in_tensorboard(folder: Path) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    read.Reload()
+    return [(one.step, round(one.value, 3)) for one in read.Scalars("step/reward_mean")]
+
+
+def in_wandb(folder: Path) -> list[tuple[int, float]]:
+    """From the files that `wandb sync` uploads, of each process one; a step that was logged twice counts once."""
+    from wandb.proto import wandb_internal_pb2
+
+    found = {}
+    for file in sorted(folder.glob("wandb/offline-run-*-j1/run-j1.wandb")):
+        for data in wandb_records(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            row = {
+                one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in record.history.item
+            }
+            if "step/reward_mean" in row:
+                found[int(row["step/step"])] = row["step/reward_mean"]
+    return sorted(found.items())
+
+
+def wandb_records(raw: bytes) -> Iterator[bytes]:
+    """The records of LevelDB's log format, after a header of 7 bytes: blocks of 32 KiB, in which each part has a
+    checksum, its length and whether it is whole (1), the first (2), a middle (3) or the last (4) of its record."""
+    at, whole = 7, b""
+    while at + 7 <= len(raw):
+        if 32768 - at % 32768 < 7:  # no part begins in the last bytes of a block
+            at += 32768 - at % 32768
+            continue
+        length, part = int.from_bytes(raw[at + 4 : at + 6], "little"), raw[at + 6]
+        if part not in (1, 2, 3, 4) or at + 7 + length > len(raw):
+            return  # the process was killed in the middle of it
+        whole = raw[at + 7 : at + 7 + length] if part in (1, 2) else whole + raw[at + 7 : at + 7 + length]
+        at += 7 + length
+        if part in (1, 4):
+            yield whole
+
+
+def in_mlflow(folder: Path) -> list[tuple[int, float]]:
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("gyre").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "step/reward_mean")
+    return sorted((one.step, one.value) for one in history)
+
+
+def in_file(folder: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in (folder / "numbers.jsonl").read_text().splitlines()]
+    return [(line["step"], line["reward_mean"]) for line in lines if line["what"] == "step"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own, of SQLAlchemy 2.1
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [("file", in_file), ("tensorboard", in_tensorboard), ("wandb", in_wandb), ("mlflow", in_mlflow)],
+)
+def test_a_built_in_one_that_is_killed_half_way_has_every_step_once(
+    written: Written, tmp_path: Path, kind: str, read: Callable[[Path], list[tuple[int, float]]]
+) -> None:
+    if kind != "file":
+        pytest.importorskip(kind, reason=f"the extra {kind} is not installed")
+    options = {"mode": "offline"} if kind == "wandb" else {}
+    settings = replace(settings_for(written, tmp_path), kind=kind, to="", options=options)
+    folder = Path(settings.folder)
+    environment = {f"WANDB_{name}_DIR": str(folder) for name in ("CONFIG", "CACHE", "DATA")}
+    environment["WANDB_SERVICE"] = "3-1-tcp-localhost-1"  # the helper of whoever started the cluster
+    written.step(1, 2)
+    first = started(settings, **environment)
+    until(lambda: read_cursor(settings.cursor_path).step == 2)
+    written.step(3, 4)
+    until(lambda: read_cursor(settings.cursor_path).step == 4)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait(GENEROUS_S)
+    write_cursor(settings.cursor_path, Cursor(step=2))  # as if it had died before its cursor moved
+    written.step(5)
+    written.event(EVALUATED)
+    written.end()
+    assert started(settings, **environment).wait(GENEROUS_S) == 0
+    assert read(folder) == [(step, step / 10) for step in range(1, 6)]
+
+
 # -- a process of its own ---------------------------------------------------------------------------
 
 
@@ -237,8 +329,9 @@ def settings_for(written: Written, folder: Path, **options: Any) -> SinkSettings
     )
 
 
-def started(settings: SinkSettings) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings.as_environment()}
+def started(settings: SinkSettings, **variables: str) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "PYTHONPATH": path, **variables, **settings.as_environment()}
     return subprocess.Popen([sys.executable, "-m", "gyre.observe.sinks.process"], env=environment)
 
 
@@ -300,7 +393,9 @@ def test_only_one_process_of_a_sink_tells_it(written: Written, tmp_path: Path) -
 def test_a_sink_is_not_told_what_may_be_secret(written: Written) -> None:
     shown = process._shown(written.store.job("j1").spec)
     assert "secret" not in json.dumps(shown)
-    assert shown["roles"] == {"actor": {}}
+    assert "env" not in shown
+    assert all("env" not in role for role in shown["roles"].values())
+    assert shown["roles"]["actor"]["total"] == 2
 
 
 # -- beside the master ------------------------------------------------------------------------------
@@ -429,6 +524,42 @@ def test_the_end_of_a_job_waits_for_its_sinks_only_so_long(
     run_virtual(scenario(), machine.clock)
     assert machine.processes[0].code == -9
     assert machine.clock.monotonic() < 30.0
+
+
+def test_a_sink_that_fails_at_the_end_of_its_job_is_tried_again_at_once(
+    beside: tuple[SinkProcesses, Machine, SinkSettings],
+) -> None:
+    sinks, machine, settings = beside
+    machine.dies_at_once = True
+
+    async def scenario() -> None:
+        await live(sinks, 100.0, alive=settings, clock=machine.clock)
+        begun, ended_at = len(machine.processes), machine.clock.monotonic()
+        finish = asyncio.get_running_loop().create_task(sinks.finish())
+        await asyncio.sleep(5.0)
+        assert len(machine.processes) >= begun + 2, "after a pause of a minute it would not be in time"
+        machine.dies_at_once = False
+        await asyncio.sleep(5.0)
+        machine.processes[-1].code = 0  # it has told all
+        await finish
+        assert machine.clock.monotonic() - ended_at < FINISH_WITHIN_S
+
+    run_virtual(scenario(), machine.clock)
+
+
+def test_a_sink_that_goes_on_failing_does_not_hold_up_the_end_beyond_its_last_try(
+    beside: tuple[SinkProcesses, Machine, SinkSettings],
+) -> None:
+    sinks, machine, settings = beside
+    machine.dies_at_once = True
+
+    async def scenario() -> float:
+        await live(sinks, 5.0, alive=settings, clock=machine.clock)
+        begun = machine.clock.monotonic()
+        await sinks.finish()
+        return machine.clock.monotonic() - begun
+
+    assert run_virtual(scenario(), machine.clock) < FINISH_WITHIN_S - 5.0
 
 
 # -- the settings -----------------------------------------------------------------------------------

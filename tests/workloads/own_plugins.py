@@ -145,6 +145,10 @@ class Silent:
     def close(self) -> None: ...
 
 
+class HalfTold(Silent):
+    def incident(self, incident: Any) -> None: ...
+
+
 class Deaf:
     def __init__(self, job: Any) -> None: ...
 

@@ -116,6 +116,7 @@ def test_folders_of_the_job_are_imported_from_and_left_again(tmp_path: Path) -> 
         ),
         ({"config": {"task": {"name": f"{OWN}:Deflate"}}}, r"config\.task\.name: .* has no prompt\(\)"),
         ({"observe": {"sinks": [f"{OWN}:Deaf"]}}, r"observe\.sinks: .*Deaf has no step\(\)"),
+        ({"observe": {"sinks": [f"{OWN}:HalfTold"]}}, r"HalfTold has one of incident\(\) and ended\(\)"),
         (
             {"observe": {"sinks": [{"kind": f"{OWN}:Silent", "options": {"prefx": "x"}}]}},
             r"observe\.sinks: .*prefx",

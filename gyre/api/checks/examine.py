@@ -131,6 +131,11 @@ def check_plugins(spec: JobSpec, doing: Callable[[str], None] = lambda text: Non
         for method in methods:
             if not callable(getattr(found, method, None)):
                 raise ConfigError(f"{kind.setting}: {name} has no {method}(), which a {kind.noun} must have.")
+        if kind is SINK and hasattr(found, "incident") != hasattr(found, "ended"):
+            raise ConfigError(
+                f"{kind.setting}: {name} has one of incident() and ended().",
+                hint="A sink that is told of incidents is told of the job's end too: give it both.",
+            )
         if kind is TASK:
             check_call(kind.setting, found, name, ("config",), task, hint="See docs/bring-your-own.md.")
             _check_methods(kind.setting, found, _TASK)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gyre.api.checks.findings import elsewhere
 from gyre.config import JobSpec, port_range
+from gyre.config.secrets import is_address, is_header_value, referenced, resolved
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError, GraphError
 from gyre.extras import how_to_install, installed
@@ -57,6 +58,7 @@ def _missing(spec: JobSpec) -> Iterator[ConfigError]:
     yield from _packages(spec)
     yield from _engines(spec)
     yield from _network(spec)
+    yield from _notify(spec)
 
 
 def check_room(compiled: CompiledJob, *, here: bool) -> None:
@@ -123,6 +125,11 @@ def _packages(spec: JobSpec) -> Iterator[ConfigError]:
         package = SINK_PACKAGES.get(sink.kind)
         if package is not None and not installed(package):
             yield _absent("observe.sinks", f"{sink.kind} needs {package}", package)
+        if sink.kind == "otlp" and not sink.to and not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+            yield ConfigError(
+                "observe.sinks: otlp has no collector.",
+                hint='Give one with `to`, such as "http://collector:4318", or set OTEL_EXPORTER_OTLP_ENDPOINT.',
+            )
     if "mooncake" in spec.weights.transports:
         from gyre.rollouts.weight_peer import check_transports
 
@@ -146,6 +153,31 @@ def _packages(spec: JobSpec) -> Iterator[ConfigError]:
         yield _absent("config.reward.function", "math_verify needs math-verify", "math_verify")
     if settings.data is not None and spec.run.data is None and not installed("tokenizers"):
         yield _absent("config.data", "a prepared data set needs tokenizers", "tokenizers")
+
+
+def _notify(spec: JobSpec) -> Iterator[ConfigError]:
+    """Whom the job notifies: variables that are not set, programs that are not there."""
+    known = {**os.environ, **spec.env}
+    for at, notify in enumerate(spec.observe.notify):
+        for name in referenced([notify.webhook, *notify.headers.values()]):
+            if not known.get(name):
+                yield ConfigError(
+                    f"observe.notify.{at}: ${name} is not set.",
+                    hint=f"Set it (export {name}=…), or give it in the job's `env`.",
+                )
+        for value in (notify.webhook, *notify.headers.values()):
+            found = resolved(value, known) if known.get(next(iter(referenced([value])), "")) else ""
+            if found and not (is_address(found) if value is notify.webhook else is_header_value(found)):
+                yield ConfigError(
+                    f"observe.notify.{at}: {value} is set to what is no "
+                    f"{'address' if value is notify.webhook else 'value of a header'}.",
+                    hint='Expected "https://host/…".' if value is notify.webhook else "Plain ASCII text.",
+                )
+        if notify.command and shutil.which(notify.command[0]) is None:
+            yield ConfigError(
+                f"observe.notify.{at}.command: {notify.command[0]} is no program of this machine.",
+                hint="Give its path from /, and see that it may be executed (chmod +x).",
+            )
 
 
 def _is_megatron(spec: JobSpec) -> bool:

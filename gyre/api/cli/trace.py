@@ -1,8 +1,11 @@
-"""`trace`: a job's course, or that of a step and its samples, as a Chrome trace, from the store."""
+"""`trace`: a job's course, or that of a step and its samples, as a Chrome trace or as traces of OpenTelemetry, from the
+store."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +15,8 @@ from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
 
 if TYPE_CHECKING:
-    from gyre.api.reader import JobReader
+    from gyre.api.reader import Found, JobReader
+    from gyre.observe.timeline import Timeline
     from gyre.observe.trace import SampleWay
 
 STEPS_BEFORE = 2
@@ -26,7 +30,12 @@ MOST_WAYS = 64
 @click.argument("job", required=False, shell_complete=job_names)
 @click.option("--step", type=click.IntRange(min=1), metavar="N", help="Only this step, and what led to it.")
 @click.option("--sample", metavar="GROUP/SAMPLE", help="With --step: only this sample's way through it.")
-def trace(session: Session, job: str | None, step: int | None, sample: str | None) -> None:
+@click.option(
+    "--otlp",
+    metavar="FILE|URL",
+    help="As traces of OpenTelemetry, one for each step: into this file, or to the collector at http://HOST:4318.",
+)
+def trace(session: Session, job: str | None, step: int | None, sample: str | None, otlp: str | None) -> None:
     """Print a job's course as a Chrome trace: `gyre trace > trace.json` opens in Perfetto.
 
     Lanes are roles and their vertices; arrows lead from generation to the step that trained it. It works without the
@@ -46,10 +55,31 @@ def trace(session: Session, job: str | None, step: int | None, sample: str | Non
             )
         timeline = timeline_from(reader.timeline(found.job_id, since=since, until=until))
         ways = _ways(reader, found.job_id, step, wanted) if step is not None else []
+    if otlp is not None:
+        _write_otlp(found, timeline, [one for one in steps if step in (None, one["step"])], ways, otlp)
+        return
     write_json(trace_of(timeline, steps, ways, name=found.name))
     remark(
         f"{len(timeline.lanes)} lanes, {len(steps)} steps. Open it at ui.perfetto.dev, or in chrome://tracing."
     )
+
+
+def _write_otlp(
+    job: Found, timeline: Timeline, steps: Sequence[dict[str, Any]], ways: Sequence[SampleWay], to: str
+) -> None:
+    from gyre.errors import ConfigError
+    from gyre.observe.otlp import otlp_of
+    from gyre.observe.otlp_export import is_collector, send
+
+    request = otlp_of(timeline, steps, ways, job_id=job.job_id, name=job.name)
+    if is_collector(to):
+        remark(f"{send(request, to)} spans of {len(steps)} steps sent.")
+        return
+    try:
+        Path(to).write_text(json.dumps(request, allow_nan=False) + "\n")
+    except OSError as error:
+        raise ConfigError(f"--otlp {to}: cannot be written ({error.strerror}).") from None
+    remark(f"{len(steps)} steps in {to}, as OTLP's JSON.")
 
 
 def parse_sample(text: str | None, step: int | None) -> tuple[int, int] | None:

@@ -2,7 +2,7 @@
 
 Invariants:
 - *at least once*: the cursor moves after the sink has flushed, so what a death interrupts is told again;
-- *nothing is skipped*: steps are followed by their numbers, evaluations and warnings by the numbers of their events;
+- *nothing is skipped*: steps are followed by their numbers, everything else by the numbers of the events;
 - *from the store alone*: a sink whose job has ended catches up all the same.
 
 This module must not know what sink it tells, or when it is called.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from typing import Any
 from gyre.errors import NotFound
 from gyre.failover.events import Evaluated, LearningWarned, event_from
 from gyre.observe.series.numbers import is_number
-from gyre.observe.sinks.sink import Sink, SinkEvaluation, SinkWarning
+from gyre.observe.sinks.incidents import IncidentNews
+from gyre.observe.sinks.sink import IncidentSink, Sink, SinkEnd, SinkEvaluation, SinkIncident, SinkWarning
 from gyre.store import EventRow, Store
 
 PAGE = 500
@@ -49,28 +51,49 @@ def write_cursor(path: Path, cursor: Cursor) -> None:
     os.replace(fresh, path)
 
 
-def tell_new(store: Store, job_id: str, sink: Sink, cursor: Cursor) -> Cursor:
-    """Tell the sink at most a page of what is new, and return where it is then; the same cursor where nothing is."""
+def tell_new(
+    store: Store,
+    job_id: str,
+    sink: Sink,
+    cursor: Cursor,
+    *,
+    incidents: IncidentNews | None = None,
+    page: int = PAGE,
+) -> Cursor:
+    """Tell the sink at most a page of what is new, and return where it is then; the same cursor where nothing is.
+    `incidents` has the fold of the journal up to the cursor, so that it is not folded again in every look."""
     journal = store.journal(job_id)
-    steps = _steps(store, job_id, cursor.step)
+    steps = _steps(store, job_id, cursor.step, page)
     for step in steps:
         told = {name: float(value) for name, value in step.items() if is_number(value)}
         sink.step(step["step"], told.pop("at", 0.0), told)
     last_step = steps[-1]["step"] if steps else cursor.step
-    events = journal.events(after=cursor.seq, limit=PAGE)
+    events = journal.events(after=cursor.seq, limit=page)
+    more = sink if isinstance(sink, IncidentSink) else None
+    news = {} if more is None else (incidents or IncidentNews(store, job_id)).of(events)
     for row in events:
         _tell_event(sink, row, last_step)
+        if more is not None:
+            _tell_news(more, news.get(row.seq, ()))
     moved = Cursor(last_step, events[-1].seq if events else cursor.seq)
     if moved != cursor:
         sink.flush()
     return moved
 
 
-def _steps(store: Store, job_id: str, after: int) -> list[dict[str, Any]]:
+def _steps(store: Store, job_id: str, after: int, page: int) -> list[dict[str, Any]]:
     try:
-        return store.ledger(job_id).metrics(after=after, limit=PAGE)
+        return store.ledger(job_id).metrics(after=after, limit=page)
     except NotFound:
         return []  # the trainer has not begun
+
+
+def _tell_news(sink: IncidentSink, news: Iterable[SinkIncident | SinkEnd]) -> None:
+    for one in news:
+        if isinstance(one, SinkIncident):
+            sink.incident(one)
+        else:
+            sink.ended(one)
 
 
 def _tell_event(sink: Sink, row: EventRow, last_step: int) -> None:
@@ -87,7 +110,7 @@ def _tell_event(sink: Sink, row: EventRow, last_step: int) -> None:
             numbers |= {f"{name}/{k}": float(value) for k, value in by_k.items() if is_number(value)}
         sink.evaluation(SinkEvaluation(event.set, event.version, last_step, row.at, numbers))
     elif isinstance(event, LearningWarned):
-        sink.warning(SinkWarning(event.code, event.message, event.step, row.at, event.holds))
+        sink.warning(SinkWarning(event.code, event.message, event.step, row.at, event.holds, row.seq))
 
 
 def has_ended(store: Store, job_id: str) -> bool:

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gyre.config.plugins import SINK
 from gyre.extras import needed
-from gyre.observe.sinks.sink import Sink, SinkEvaluation, SinkJob, SinkWarning
+from gyre.observe.sinks.sink import (
+    Sink,
+    SinkEnd,
+    SinkEvaluation,
+    SinkIncident,
+    SinkJob,
+    SinkWarning,
+)
 
 
 def make_sink(kind: str, job: SinkJob, options: dict[str, Any], python_path: list[str]) -> Sink:
@@ -25,7 +34,7 @@ def make_sink(kind: str, job: SinkJob, options: dict[str, Any], python_path: lis
 
 
 class FileSink:
-    """JSON lines: `{"what": "step", "step": 1, …}`, and so evaluations and warnings."""
+    """JSON lines: `{"what": "step", "step": 1, …}`, and so evaluations, warnings, incidents and the end."""
 
     def __init__(self, job: SinkJob) -> None:
         self._path = Path(job.to) if job.to else job.directory / "numbers.jsonl"
@@ -70,6 +79,12 @@ class FileSink:
             }
         )
 
+    def incident(self, incident: SinkIncident) -> None:
+        self._write({"what": "incident", **asdict(incident)})
+
+    def ended(self, end: SinkEnd) -> None:
+        self._write({"what": "end", **asdict(end)})
+
     def _write(self, line: dict[str, Any]) -> None:
         if _key(line) not in self._told:
             self._file.write(json.dumps(line, allow_nan=False) + "\n")
@@ -82,9 +97,19 @@ class FileSink:
         self._file.close()
 
 
+_KEYS = {
+    "step": ("step",),
+    "evaluation": ("set", "version"),
+    "warning": ("step", "code", "holds"),
+    "incident": ("seq", "id"),
+    "end": ("seq",),
+}
+"""By what a line is, what tells it from others of its kind."""
+
+
 def _key(line: dict[str, Any]) -> str:
-    named = [line.get(name) for name in ("what", "step", "set", "version", "code", "holds")]
-    return json.dumps(named if line.get("what") != "evaluation" else [*named[:1], *named[2:4]])
+    what = line.get("what")
+    return json.dumps([what, *(line.get(name) for name in _KEYS.get(str(what), ()))])
 
 
 class TensorBoardSink:
@@ -140,11 +165,18 @@ class TensorBoardSink:
         self._others.close()
 
 
+WANDB_WRITES_EACH_S = 0.5
+_WANDB_INTERVAL = "x_transaction_log_flush_interval"
+"""A setting of later versions. Their default keeps a quarter of a minute in memory; earlier ones cannot be told."""
+
+
 class WandbSink:
     """A run of Weights & Biases of the job's id, gone on with by each process; offline with `options: {mode: offline}`,
     or where WANDB_MODE says so."""
 
     def __init__(self, job: SinkJob, **options: Any) -> None:
+        # The helper process of whoever started the cluster: it would hold the run after this process was killed.
+        os.environ.pop("WANDB_SERVICE", None)
         wandb = needed("wandb", "the sink wandb")
         given = {
             "project": "gyre",
@@ -155,6 +187,12 @@ class WandbSink:
             "dir": job.to or str(job.directory),
             **options,
         }
+        self._written_within_s = 0.0
+        if hasattr(wandb.Settings(), _WANDB_INTERVAL):
+            settings = given.get("settings") or {}
+            if isinstance(settings, dict):
+                given["settings"] = {_WANDB_INTERVAL: WANDB_WRITES_EACH_S, **settings}
+                self._written_within_s = 2 * float(given["settings"][_WANDB_INTERVAL])
         self._run = wandb.init(**given)
         self._run.define_metric("step/*", step_metric="step/step")
         self._run.define_metric("evaluation/*", step_metric="evaluation/version")
@@ -173,8 +211,18 @@ class WandbSink:
         if warning.holds:
             self._run.alert(title=warning.code, text=warning.message)
 
+    def incident(self, incident: SinkIncident) -> None:
+        if incident.is_new:
+            text = f"{incident.vertex or 'the job'}: {incident.decision} {incident.error}"
+            self._run.alert(title=incident.cause, text=text.strip())
+
+    def ended(self, end: SinkEnd) -> None:
+        if end.phase == "failed":
+            self._run.alert(title="the job failed", text=end.message or end.reason)
+
     def flush(self) -> None:
-        """Its own process writes what was logged; there is nothing to wait for."""
+        """Its own process writes what was logged each so often, and loses the rest when it dies with this one."""
+        time.sleep(self._written_within_s)
 
     def close(self) -> None:
         self._run.finish()
@@ -218,11 +266,18 @@ class MlflowSink:
         self._client.set_terminated(self._run.info.run_id)
 
 
+def _otlp(job: SinkJob, **options: Any) -> Sink:
+    from gyre.observe.sinks.otlp_sink import OtlpSink  # with the store, which planning a job does without
+
+    return OtlpSink(job, **options)
+
+
 _BUILT_IN: dict[str, Callable[..., Sink]] = {
     "file": FileSink,
     "tensorboard": TensorBoardSink,
     "wandb": WandbSink,
     "mlflow": MlflowSink,
+    "otlp": _otlp,
 }
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 """By the kind, the package that it needs."""

@@ -25,14 +25,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gyre.errors import GyreError
 from gyre.logs.output import LOG_VARIABLE, look_at_log, redirect_output
-from gyre.observe.sinks.following import Cursor, has_ended, read_cursor, tell_new, write_cursor
+from gyre.observe.history import JobHistory
+from gyre.observe.sinks.following import PAGE, Cursor, has_ended, read_cursor, tell_new, write_cursor
+from gyre.observe.sinks.incidents import IncidentNews
 from gyre.observe.sinks.kinds import make_sink
-from gyre.observe.sinks.sink import SinkJob
-from gyre.store import Store, open_store
+from gyre.observe.sinks.notify import NOTIFY, NotifyOptions, NotifySink
+from gyre.observe.sinks.notify import PAGE as NOTIFY_PAGE
+from gyre.observe.sinks.otlp_sink import PAGE as OTLP_PAGE
+from gyre.observe.sinks.sink import Sink, SinkJob
+from gyre.observe.timeline import read_timeline
+from gyre.store import JobRow, Store, open_store
 
 SETTINGS = "GYRE_SINK"
 POLL_S = 1.0
+_PAGES = {NOTIFY: NOTIFY_PAGE, "otlp": OTLP_PAGE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,11 @@ class SinkSettings:
         return {SETTINGS: json.dumps(asdict(self))}
 
     @property
+    def label(self) -> str:
+        """What its output is called among the job's logs."""
+        return f"{'notify' if self.kind == NOTIFY else 'sink'}-{self.number}"
+
+    @property
     def cursor_path(self) -> Path:
         return Path(self.folder) / "cursor.json"
 
@@ -73,16 +86,31 @@ def run(settings: SinkSettings) -> None:
 
 def _follow(settings: SinkSettings, store: Store) -> None:
     row = store.job(settings.job_id)
+    history = JobHistory(store, settings.job_id)
     job = SinkJob(
-        settings.job_id, row.name, _shown(row.spec), Path(settings.folder), settings.to, settings.number
+        settings.job_id,
+        row.name,
+        _shown(row.spec),
+        Path(settings.folder),
+        settings.to,
+        settings.number,
+        timeline=lambda since, until: read_timeline(store, history, since=since, until=until),
     )
-    sink = make_sink(settings.kind, job, settings.options, settings.python_path)
+    sink: Sink
+    if settings.kind == NOTIFY:
+        sink = _notifier(settings, job, row, store)
+        if not settings.cursor_path.exists():
+            write_cursor(settings.cursor_path, _now(store, settings.job_id))
+    else:
+        sink = make_sink(settings.kind, job, settings.options, settings.python_path)
+    page = _PAGES.get(settings.kind, PAGE)
+    incidents = IncidentNews(store, settings.job_id)
     cursor: Cursor = read_cursor(settings.cursor_path)
     while True:
         settings.alive_path.touch()
         look_at_log()
         ended = has_ended(store, settings.job_id)  # before the look: what came by then is told
-        moved = tell_new(store, settings.job_id, sink, cursor)
+        moved = tell_new(store, settings.job_id, sink, cursor, incidents=incidents, page=page)
         if moved != cursor:
             write_cursor(settings.cursor_path, moved)
             cursor = moved
@@ -93,6 +121,24 @@ def _follow(settings: SinkSettings, store: Store) -> None:
         if os.getppid() != settings.parent:
             return  # the next master starts another one
         time.sleep(settings.poll_s)
+
+
+def _notifier(settings: SinkSettings, job: SinkJob, row: JobRow, store: Store) -> NotifySink:
+    options = NotifyOptions(**settings.options)
+    environment = {**os.environ, **row.spec.get("env", {})}
+    return NotifySink(
+        job,
+        options.target(job, environment),
+        on=options.on,
+        page_address=lambda: store.job(job.job_id).url or "",
+    )
+
+
+def _now(store: Store, job_id: str) -> Cursor:
+    """Where the job was begun, or has gone on last: somebody who is told from then on is not told of what was before,
+    for whom to notify can be added only then."""
+    continued = store.journal(job_id).continued()
+    return Cursor(seq=continued[-1].seq) if continued else Cursor()
 
 
 def _shown(spec: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +176,13 @@ def main() -> None:
     if log := os.environ.get(LOG_VARIABLE):
         redirect_output(Path(log))
     sys.path[:0] = [folder for folder in settings.python_path if folder not in sys.path]
-    run(settings)
+    try:
+        run(settings)
+    except (
+        GyreError
+    ) as error:  # a sentence says all of it; what a sink's own class raises keeps its traceback
+        print(error, file=sys.stderr, flush=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

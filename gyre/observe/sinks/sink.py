@@ -8,19 +8,26 @@
         def flush(self) -> None: ...
         def close(self) -> None: ...
 
+One that has the methods of `IncidentSink` too is told of incidents and of the job's end. They are no events but what
+the events lead to, so that only such a sink pays for folding the journal.
+
 Invariants:
 - *at least once*: what was told when `flush` returned is not told again, but after a death what came since is: steps
-  have numbers, evaluations versions, by which a sink can tell;
-- *in order*: steps by their numbers, evaluations and warnings by the events that told them.
+  have numbers, evaluations versions, the rest the number `seq` of its event, by which a sink can tell;
+- *in order*: steps by their numbers, everything else by the events that told it.
 
 A sink may take as long as it likes, raise, or end its process: it has one of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:  # a job is planned with the names of the sinks, and without a store
+    from gyre.observe.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,8 @@ class SinkJob:
     directory: Path
     to: str = ""
     number: int = 0
+    timeline: Callable[[float, float], Timeline] | None = None
+    """Who did what between two times, in seconds since 1970; None where there is no store to ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,37 @@ class SinkWarning:
     step: int
     at: float
     holds: bool
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SinkIncident:
+    """Something went wrong, or (`is_new` False) an incident that was told has another outcome since: `recovered`, `gave
+    up`, `scaled away`, `left alone`, `job ended`. `at` is when, in seconds since 1970, and `error` a sentence, or "".
+    `vertex` is "" for one of the whole job."""
+
+    id: str
+    vertex: str
+    cause: str
+    decision: str
+    outcome: str
+    at: float
+    seq: int
+    is_new: bool = True
+    error: str = ""
+    user_code: bool = False
+    recovery_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SinkEnd:
+    """The job has ended: `phase` is `succeeded`, `failed` or `stopped`. It may go on, and end again."""
+
+    phase: str
+    reason: str
+    message: str
+    at: float
+    seq: int
 
 
 class Sink(Protocol):
@@ -74,3 +114,10 @@ class Sink(Protocol):
     def close(self) -> None:
         """The job has ended, and all of it was told."""
         ...
+
+
+@runtime_checkable
+class IncidentSink(Protocol):
+    def incident(self, incident: SinkIncident) -> None: ...
+
+    def ended(self, end: SinkEnd) -> None: ...
