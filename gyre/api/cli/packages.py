@@ -30,14 +30,21 @@ class Extra:
 
 
 EXTRAS = (
-    Extra("data", ("tokenizers", "pyarrow", "jinja2"), "to prepare data sets and train on them"),
+    Extra("data", ("tokenizers", "jinja2"), "to prepare data sets and train on them"),
     Extra("megatron", ("megatron-core",), "to train a model's folder with Megatron"),
     Extra("math", ("math-verify",), "for the reward function math_verify"),
     Extra("mooncake", ("mooncake-transfer-engine",), "to send weights by Mooncake, over RDMA or TCP"),
+    Extra("tensorboard", ("tensorboard",), "for the sink tensorboard"),
+    Extra("wandb", ("wandb",), "for the sink wandb"),
+    Extra("mlflow", ("mlflow-skinny",), "for the sink mlflow"),
+    Extra("otel", ("opentelemetry-proto",), "to send spans as protobuf instead of JSON"),
 )
 """Besides `[sglang]` and `[postgres]`, which have checks of their own."""
 
-_SAME = {"mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda"}
+_SAME = {
+    "mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda",
+    "mlflow-skinny": "mlflow",
+}
 """Another distribution of the same package."""
 
 

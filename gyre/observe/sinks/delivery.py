@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from gyre.errors import Unreachable
+from gyre.process_identity import ProcessIdentity, signal_group
 from gyre.version import __version__
 
 ANSWER_WITHIN_S = 10.0
@@ -132,6 +133,7 @@ class Command:
                     f"{self._name} cannot be started: {getattr(error, 'strerror', None) or error}."
                 ) from None
         assert process.stdout is not None
+        leader = ProcessIdentity.of(process.pid)
         printed = _Printed(process.stdout)
         try:
             code = process.wait(self.within_s)
@@ -140,8 +142,8 @@ class Command:
                 f"{self._name} did not end within {self.within_s:g} s: it was killed."
             ) from None
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # with what it has left behind
+            if leader is not None:
+                signal_group(leader, signal.SIGKILL)  # with what it has left behind
             process.wait()
         if code:
             said = printed.beginning()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import sys
 import time
@@ -37,6 +38,8 @@ from gyre.observe.sinks.otlp_sink import PAGE as OTLP_PAGE
 from gyre.observe.sinks.sink import Sink, SinkJob
 from gyre.observe.timeline import read_timeline
 from gyre.store import JobRow, Store, open_store
+
+log = logging.getLogger(__name__)
 
 SETTINGS = "GYRE_SINK"
 POLL_S = 1.0
@@ -173,15 +176,13 @@ def _alone(settings: SinkSettings) -> Iterator[bool]:
 
 def main() -> None:
     settings = SinkSettings(**json.loads(os.environ.pop(SETTINGS)))
-    if log := os.environ.get(LOG_VARIABLE):
-        redirect_output(Path(log))
+    if output := os.environ.get(LOG_VARIABLE):
+        redirect_output(Path(output))
     sys.path[:0] = [folder for folder in settings.python_path if folder not in sys.path]
     try:
         run(settings)
-    except (
-        GyreError
-    ) as error:  # a sentence says all of it; what a sink's own class raises keeps its traceback
-        print(error, file=sys.stderr, flush=True)
+    except GyreError as error:  # a sentence is enough; what a sink's own class raises keeps its traceback
+        log.error("%s", error)
         sys.exit(1)
 
 
