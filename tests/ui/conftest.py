@@ -33,8 +33,9 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """One at a time in a process, as Playwright wants it: a module of another folder may have the next one."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="the page's tests need the package playwright"
     )
