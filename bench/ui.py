@@ -46,6 +46,7 @@ from gyre.api.stored_jobs import StoredJobs
 from gyre.observe.history import JobHistory
 from gyre.observe.samples.names import step_file
 from gyre.store import Store, open_store
+from tests.doubles import standing_job
 from tests.doubles.standing_job import StandingJob
 from tests.ui.conftest import BROWSERS, FLAGS
 
@@ -103,6 +104,7 @@ def fill_vertices(store: Store, vertices: int) -> None:
     from gyre.config import JobSpec
     from gyre.store import Entry
 
+    standing_job.THREAD_PATIENCE_S = 900.0  # a test's job has a few vertices
     workload = {"module": "gyre.workloads", "name": "BaseWorkload"}
     spec = JobSpec.model_validate(
         {

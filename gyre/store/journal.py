@@ -459,8 +459,11 @@ class Journal:
         with self._database.read() as connection:
             rows = connection.execute(
                 _SELECT_EVENTS
-                # As text: a partial index is used only where its condition stands in the query itself.
-                .where(table.c.job_id == self.job_id, text("kind = 'JobContinued'")).order_by(table.c.seq)
+                # As text: a partial index is used only where its condition stands in the query itself. And not by the
+                # bare column: SQLite would then walk through all of the job's events, by the primary key.
+                .where(table.c.job_id.concat("") == self.job_id, text("kind = 'JobContinued'")).order_by(
+                    table.c.seq
+                )
             ).all()
         return [_event_row(row) for row in rows]
 

@@ -278,3 +278,26 @@ def test_any_json_body_comes_back_as_it_was(journal: Journal, body, row, order) 
     assert (event.body, event.cause, event.at) == (body, "ü∀😀", 0.1 + seq)
     assert journal.snapshot() == {("kind", "ключ"): row}
     assert [command.body for command in journal.pending_commands()] == [order]
+
+
+def test_the_few_events_that_change_a_spec_are_found_without_a_walk_through_the_others(
+    journal: Journal, store: Store
+) -> None:
+    epoch = journal.take_over(now=5.0, pid=7)
+    first, second, third = entries(1, 3)
+    journal.append(epoch, [first, replace(second, kind="JobContinued"), third])
+    assert [event.seq for event in journal.continued()] == [2]
+    with store._database.read() as connection:
+        if connection.dialect.name != "sqlite":
+            pytest.skip("PostgreSQL chooses by its statistics")
+        asked: list[tuple[str, tuple[str, ...]]] = []
+        sa.event.listen(
+            connection.engine,
+            "before_cursor_execute",
+            lambda _, __, statement, parameters, *___: asked.append((statement, parameters)),
+        )
+    journal.continued()
+    statement, parameters = next(one for one in asked if "JobContinued" in one[0])
+    with store._database.read() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
+    assert any("gyre_events_continued" in row[3] for row in plan), plan
