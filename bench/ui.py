@@ -191,11 +191,15 @@ class Browser:
                           const begun = performance.now();
                           set.call(slider, String(seq));
                           slider.dispatchEvent(new Event('input', {bubbles: true}));
-                          const told = () => slider.getAttribute('aria-valuetext') ?? '';
+                          // Fetched, and drawn: what is drawn before is the moment before.
+                          performance.clearResourceTimings();
+                          const came = () => performance.getEntriesByType('resource')
+                            .some(one => one.name.endsWith(`seq=${seq}`) && one.responseEnd);
                           const loads = () => document.querySelector('main').innerText.includes(' …');
-                          const shown = () => told().startsWith(`event ${seq} of`) && told().includes(',') && !loads();
+                          const shown = () => came() && !loads();
                           while (!shown() && performance.now() - begun < 30000)
                             await new Promise(requestAnimationFrame);
+                          await new Promise(requestAnimationFrame);
                           return performance.now() - begun;
                         }""",
                         seq,
