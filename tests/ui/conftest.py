@@ -125,8 +125,8 @@ class Reader:
     def settle(self) -> None:
         """Until nothing loads any more. (A live job's stream stays open, so the network is never idle.)"""
         self.page.wait_for_function(
-            "() => ![...document.querySelectorAll('main .empty, main [role=status]')]"
-            ".some(one => /^(Loading|Looking)/.test(one.textContent))"
+            "() => ![...document.querySelectorAll('main .empty, main [role=status], main .sentence')]"
+            ".some(one => /^(Loading|Looking|…)/.test(one.textContent))"
         )
 
     def says(self, text: str) -> None:

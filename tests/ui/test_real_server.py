@@ -60,7 +60,7 @@ def test_the_sentence_of_the_recorded_job_is_the_one_of_rest(
     of_recorded: Any, recorded: tuple[str, str]
 ) -> None:
     page = of_recorded.open(f"jobs/{recorded[1]}/now")
-    assert "Succeeded after" in page.locator("main .sentence").inner_text()
+    page.locator("main .sentence", has_text="Succeeded after").wait_for()
     page.get_by_text("0 lost, 0 twice").first.wait_for()
 
 
