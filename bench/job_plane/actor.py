@@ -255,9 +255,9 @@ class Work:
         from megatron.core.distributed.finalize_model_grads import finalize_model_grads
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
+        from gyre.workloads.learner.packing import pack
         from gyre.workloads.megatron.model.gpt import Segments
         from gyre.workloads.megatron.steps.gradients import policy_rows
-        from gyre.workloads.megatron.steps.packing import pack
 
         torch, policy, settings = self.torch, self.actor.policy, self.actor.settings
         device, vocab = policy.device, policy.architecture.vocab

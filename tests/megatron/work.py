@@ -189,7 +189,7 @@ def forward_and_back(
     rank: int, ranks: int, port: int, config: dict[str, Any], sequences: list[list[int]]
 ) -> dict[str, Any]:
     """A model from a folder: what it exports, and its log-probs of every token but the first of each sequence."""
-    from gyre.workloads.megatron.steps.packing import Row, pack
+    from gyre.workloads.learner.packing import Row, pack
 
     with actor_on(rank, ranks, port, config) as actor:
         rows = [Row(np.array(tokens[:1], np.int32), np.array(tokens[1:], np.int32)) for tokens in sequences]
@@ -387,7 +387,7 @@ def take_a_copy(
     log-probs then, and what it trains from there."""
     import json
 
-    from gyre.workloads.megatron.steps.packing import Row, pack
+    from gyre.workloads.learner.packing import Row, pack
 
     with actor_on(rank, ranks, port, config, job) as actor:
         actor.copies_root = job / "memory"
@@ -458,7 +458,7 @@ def passes_of_a_step(
 
 def a_gradient_that_is_not_finite(rank: int, ranks: int, port: int, config: dict[str, Any]) -> dict[str, Any]:
     """The optimizer finds a norm of NaN: how the step is refused, skipped, and what the next one is."""
-    from gyre.workloads.torch.errors import NotFinite
+    from gyre.workloads.learner.errors import NotFinite
 
     spoiled, groups = random_groups(0, 4), random_groups(4, 4)
     with actor_on(rank, ranks, port, config) as actor:

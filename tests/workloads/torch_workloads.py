@@ -9,9 +9,9 @@ import numpy as np
 
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, WorkloadContext
+from gyre.workloads.learner.errors import MicroBatchMismatch
 from gyre.workloads.tasks.arithmetic import ArithmeticTask
 from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.torch.errors import MicroBatchMismatch
 from gyre.workloads.torch.rollout import TorchRollout
 
 CONFIG: dict[str, Any] = {

@@ -23,16 +23,16 @@ from gyre.models.tensor_names import from_names, to_names
 from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import checksum_of_weights, pack_weights
 from gyre.workloads.base import operator
+from gyre.workloads.learner.accumulation import Accumulation, Tally
+from gyre.workloads.learner.errors import WeightsNotLoaded
 from gyre.workloads.megatron.learner import MegatronLearner
 from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.torch.errors import WeightsNotLoaded
-from gyre.workloads.torch.steps.accumulation import Accumulation, Tally
 from gyre.workloads.torch.steps.gradients import trained_samples
 
 if TYPE_CHECKING:
     from gyre.workloads.algorithms.losses import LossSum
+    from gyre.workloads.learner.packing import Pass
     from gyre.workloads.megatron.model.snapshot import Snapshot
-    from gyre.workloads.megatron.steps.packing import Pass
 
 
 class MegatronActor(MegatronLearner, TorchActor):

@@ -18,14 +18,14 @@ from gyre.models.tensor_names import VALUE_BIAS, VALUE_WEIGHT, to_names
 from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import WeightManifest, unpack_weights
 from gyre.workloads.base import operator
+from gyre.workloads.learner.accumulation import Tally
 from gyre.workloads.megatron.learner import MegatronLearner
 from gyre.workloads.torch.critic import TorchCritic
-from gyre.workloads.torch.steps.accumulation import Tally
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
     from gyre.workloads.algorithms.losses import LossSum
-    from gyre.workloads.megatron.steps.packing import Pass
+    from gyre.workloads.learner.packing import Pass
 
 
 class MegatronCritic(MegatronLearner, TorchCritic):

@@ -33,19 +33,19 @@ from gyre.models.safetensors_folder import TensorSource
 from gyre.models.tensor_names import to_names
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.workloads.base import operator
+from gyre.workloads.learner.accumulation import Accumulation, Tally
+from gyre.workloads.learner.errors import CheckpointMismatch, MicroBatchMismatch
+from gyre.workloads.learner.trained_model import trained_model
 from gyre.workloads.megatron.model.devices import device_of, dtype_of, make_deterministic, seed_everything
-from gyre.workloads.torch.errors import CheckpointMismatch, MicroBatchMismatch
 from gyre.workloads.torch.learner import TorchLearner
-from gyre.workloads.torch.steps.accumulation import Accumulation, Tally
 from gyre.workloads.torch.steps.gradients import counted
-from gyre.workloads.torch.trained_model import trained_model
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
     from gyre.workloads.algorithms.losses import LossSum
+    from gyre.workloads.learner.packing import Pass, Row
     from gyre.workloads.megatron.checkpoints.in_memory import MemoryCheckpoints
     from gyre.workloads.megatron.checkpoints.on_disk import CheckpointWriter
-    from gyre.workloads.megatron.steps.packing import Pass, Row
 
 
 LEAST_SHARE = 0.5
@@ -207,7 +207,7 @@ class MegatronLearner(TorchLearner):
     def add_gradient(self, groups: list[Group], rows: list[Row]) -> tuple[None, Tally]:
         """Add the gradient of the rows, which are those of the groups, to Megatron's own sum; a small rest is put off.
         The tally counts the groups; the losses are told when the gradient is finished."""
-        from gyre.workloads.megatron.steps.packing import pack_all_but_rest
+        from gyre.workloads.learner.packing import pack_all_but_rest
 
         self._refuse_spoiled()
         passes, rest = pack_all_but_rest(
@@ -243,7 +243,7 @@ class MegatronLearner(TorchLearner):
         return self.ranks.tensor if self.layout.sequence_parallel else 1
 
     def packed(self, rows: list[Row]) -> list[Pass]:
-        from gyre.workloads.megatron.steps.packing import pack
+        from gyre.workloads.learner.packing import pack
 
         return list(pack(rows, max_tokens=self.pass_tokens, multiple=self._width_multiple))
 
@@ -252,7 +252,7 @@ class MegatronLearner(TorchLearner):
     ) -> list[NDArray[np.float32]]:
         """A number for each token of each sample, float32 `[t]`, in the order of groups and samples, on every rank of
         the replica. Passes hold samples of one group alone, so that a group's bits do not depend on others."""
-        from gyre.workloads.megatron.steps.packing import Row
+        from gyre.workloads.learner.packing import Row
 
         passes: list[Pass] = []
         for group in groups:

@@ -30,12 +30,14 @@ from gyre.workloads.algorithms.losses import metrics_of
 from gyre.workloads.base import operator
 from gyre.workloads.gang.weight_copy import FetchedCopy
 from gyre.workloads.gang.weight_source import WeightSource
+from gyre.workloads.learner.accumulation import Accumulation, Tally
+from gyre.workloads.learner.errors import StepGap
+from gyre.workloads.learner.seen_logprobs import SeenLogprobs
+from gyre.workloads.learner.trained_model import TrainedModel, own_parameters, trained_model
 from gyre.workloads.tasks.arithmetic import ArithmeticTask
 from gyre.workloads.tasks.task import task_of
-from gyre.workloads.torch.errors import StepGap
 from gyre.workloads.torch.learner import TorchLearner, flat_parameters, set_flat_parameters
 from gyre.workloads.torch.served_policy import load_parameters
-from gyre.workloads.torch.steps.accumulation import Accumulation, Tally
 from gyre.workloads.torch.steps.gradients import (
     keeps_old_logprobs,
     old_logprobs,
@@ -44,8 +46,6 @@ from gyre.workloads.torch.steps.gradients import (
     trained_samples,
     with_old_logprobs,
 )
-from gyre.workloads.torch.steps.seen_logprobs import SeenLogprobs
-from gyre.workloads.torch.trained_model import TrainedModel, own_parameters, trained_model
 from gyre.workloads.torch.warm_start import warm_steps
 
 _BEACON_EVERY = 10

@@ -26,13 +26,13 @@ from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import WeightManifest, unpack_weights
 from gyre.workloads.algorithms.advantages import gae_of
 from gyre.workloads.base import operator
-from gyre.workloads.torch.errors import StepGap
+from gyre.workloads.learner.accumulation import Tally
+from gyre.workloads.learner.errors import StepGap
+from gyre.workloads.learner.trained_model import own_parameters, trained_model
 from gyre.workloads.torch.learner import TorchLearner
 from gyre.workloads.torch.served_policy import load_parameters
-from gyre.workloads.torch.steps.accumulation import Tally
 from gyre.workloads.torch.steps.gradients import value_gradient
 from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_values
-from gyre.workloads.torch.trained_model import own_parameters, trained_model
 
 
 class TorchCritic(TorchLearner):

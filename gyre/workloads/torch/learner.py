@@ -35,7 +35,9 @@ from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.weights.version.manifest import pack_weights
 from gyre.workloads.algorithms.losses import mini_batch_weight
 from gyre.workloads.base import BaseWorkload, operator
-from gyre.workloads.torch.errors import (
+from gyre.workloads.gang.peers import Peers
+from gyre.workloads.learner.accumulation import Accumulation, Tally
+from gyre.workloads.learner.errors import (
     CheckpointMismatch,
     HalfUpdated,
     MicroBatchMismatch,
@@ -43,13 +45,11 @@ from gyre.workloads.torch.errors import (
     StepGap,
     TrainedTwice,
 )
+from gyre.workloads.learner.intervals import Interval, contains, merge
+from gyre.workloads.learner.updates import mini_batches_of, share_of
 from gyre.workloads.torch.saved_policy import CHECKPOINT_FORMAT, checkpoint_file, read_checkpoint, write_sum
 from gyre.workloads.torch.served_policy import load_parameters
-from gyre.workloads.torch.steps.accumulation import Accumulation, Tally
 from gyre.workloads.torch.steps.gradients import counted
-from gyre.workloads.torch.steps.intervals import Interval, contains, merge
-from gyre.workloads.torch.steps.peers import Peers
-from gyre.workloads.torch.steps.updates import mini_batches_of, share_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ def restore_in_turn(
 ) -> dict[str, Any]:
     """The folders one after another, until one is taken: what was said of the others, the state before and after each
     of them, and the steps from there."""
-    from gyre.workloads.torch.errors import CheckpointMismatch
+    from gyre.workloads.learner.errors import CheckpointMismatch
 
     with actor_on(rank, ranks, port, {**config, "seed": 99}) as actor:
         refusals, states = [], [actor.state()]
@@ -165,7 +165,7 @@ def checkpoint_without_room(
 
 
 def refused_restore(rank: int, ranks: int, port: int, config: dict[str, Any], folder: Path) -> str:
-    from gyre.workloads.torch.errors import CheckpointMismatch
+    from gyre.workloads.learner.errors import CheckpointMismatch
 
     with actor_on(rank, ranks, port, config) as actor:
         try:

@@ -21,11 +21,11 @@ from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.store import Store, open_store
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.gang.state_files import sealed
+from gyre.workloads.learner.errors import CheckpointMismatch
 from gyre.workloads.megatron.checkpoints.formats import refuse_strangers_pickle
 from gyre.workloads.megatron.learner import MegatronLearner
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.critic import TorchCritic
-from gyre.workloads.torch.errors import CheckpointMismatch
 from tests.megatron import learner_work, work
 from tests.megatron.checkpoints import checkpoint_work
 from tests.megatron.test_hugging_face import FAMILIES

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from gyre.config.sections import OptimSettings
-from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.torch.errors import (
+from gyre.workloads.learner.errors import (
     CheckpointMismatch,
     MicroBatchMismatch,
     NotFinite,
     StepGap,
     TrainedTwice,
 )
+from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.learner import learning_rate
 from gyre.workloads.torch.reference import TorchReference
 from gyre.workloads.torch.saved_policy import sum_file, write_sum

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gyre.workloads.algorithms.advantages import gae_of
+from gyre.workloads.learner.errors import StepGap, TrainedTwice
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.critic import TorchCritic
-from gyre.workloads.torch.errors import StepGap, TrainedTwice
 from gyre.workloads.torch.steps.gradients import value_gradient
 from tests.workloads.torch_workloads import CONFIG, bind, rolled_out
 

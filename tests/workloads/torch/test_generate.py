@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gyre.weights import WeightMismatch
+from gyre.workloads.learner.errors import OlderWeights, WeightsNotLoaded
 from gyre.workloads.tasks.arithmetic import ArithmeticTask
 from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.torch.errors import OlderWeights, WeightsNotLoaded
 from gyre.workloads.torch.reference import TorchReference
 from gyre.workloads.torch.rollout import TorchRollout
 from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_logprobs

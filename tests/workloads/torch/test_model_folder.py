@@ -21,10 +21,10 @@ from gyre.models.tensor_names import from_names
 from gyre.rollouts.samples import Group
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.base import BaseWorkload, WorkloadContext, operator
+from gyre.workloads.learner.trained_model import own_parameters
 from gyre.workloads.tasks.same_tokenizer import refuse_other_tokenizer
 from gyre.workloads.torch import TorchActor, TorchCritic, TorchReference
 from gyre.workloads.torch.saved_policy import export_policy
-from gyre.workloads.torch.trained_model import own_parameters
 from tests.data.small import write_lines, write_tokenizer
 from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
 

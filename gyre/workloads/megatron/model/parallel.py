@@ -28,8 +28,8 @@ from gyre.config.sections import MegatronSettings
 from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.torch.steps.peers import exchange_bytes
-from gyre.workloads.torch.steps.rendezvous import join
+from gyre.workloads.gang.peers import exchange_bytes
+from gyre.workloads.gang.rendezvous import join
 
 
 class Ranks:

@@ -18,8 +18,8 @@ from gyre.config.sections import WorkloadSettings
 from gyre.rollouts.samples import OLD_LOGPROBS, Group
 from gyre.workloads.algorithms.advantages import gae_of, reference_of, values_of
 from gyre.workloads.algorithms.losses import LossSum, policy_loss_of, value_loss
-from gyre.workloads.megatron.steps.packing import Pass, Row
-from gyre.workloads.torch.steps.accumulation import Tally
+from gyre.workloads.learner.accumulation import Tally
+from gyre.workloads.learner.packing import Pass, Row
 from gyre.workloads.torch.steps.gradients import keeps_old_logprobs, tags_of, trained_samples
 
 

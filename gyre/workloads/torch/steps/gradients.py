@@ -22,9 +22,9 @@ from gyre.models.modules import Decoder, ValueModel
 from gyre.rollouts.samples import OLD_LOGPROBS, Group, Sample
 from gyre.workloads.algorithms.advantages import advantages_of, gae_of, reference_of, values_of
 from gyre.workloads.algorithms.losses import LossSum, policy_loss_of, value_loss
-from gyre.workloads.torch.steps.accumulation import Tally
+from gyre.workloads.learner.accumulation import Tally
+from gyre.workloads.learner.seen_logprobs import SeenLogprobs, Tag
 from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, pad_values, token_logprobs, token_values
-from gyre.workloads.torch.steps.seen_logprobs import SeenLogprobs, Tag
 
 T = TypeVar("T")
 

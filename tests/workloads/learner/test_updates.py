@@ -13,10 +13,10 @@ from gyre.config.sections import OptimSettings, WorkloadSettings
 from gyre.errors import ConfigError
 from gyre.workloads.algorithms.advantages import advantages_of, gae_of
 from gyre.workloads.algorithms.losses import policy_loss, value_loss
+from gyre.workloads.learner.errors import HalfUpdated, NotFinite
+from gyre.workloads.learner.updates import mini_batches_of, share_of
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.critic import TorchCritic
-from gyre.workloads.torch.errors import HalfUpdated, NotFinite
-from gyre.workloads.torch.steps.updates import mini_batches_of, share_of
 from tests.workloads.torch_workloads import CONFIG, bind, rolled_out
 
 SEVERAL: dict[str, Any] = {"lr": 0.05, "eps": 0.01, "warmup_steps": 0, "epochs": 2, "mini_batches": 3}

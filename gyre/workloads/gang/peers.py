@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.torch.steps.rendezvous import join
+from gyre.workloads.gang.rendezvous import join
 
 
 class Peers:
