@@ -9,10 +9,11 @@ This module must not know how anything is computed, and must not import a back e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from gyre.models.safetensors_folder import TensorSource
@@ -33,10 +34,17 @@ class Ranks(Protocol):
     replica is one rank. Every method that talks to others is called by all of them, in the same order.
     """
 
-    rank: int
-    world_size: int
-    replica: int
-    replica_count: int
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def replica(self) -> int: ...
+
+    @property
+    def replica_count(self) -> int: ...
 
     @property
     def speaks_for_samples(self) -> bool:
@@ -77,20 +85,60 @@ class Ranks(Protocol):
         ...
 
 
+class StateMemory(Protocol):
+    """States that outlive the process, in its machine's memory. A call of all ranks, but for `is_on`."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is room for them, on every rank."""
+        ...
+
+    def save_if_due(self, step: int, metadata: dict[str, Any]) -> bool:
+        """Keep the state after `step`, if copies have not taken too much of the time. Whether it was due."""
+        ...
+
+    def restore(self, *, newer_than: int, at_most: int) -> dict[str, Any] | None:
+        """Take back the newest state that every rank has, of a step beyond `newer_than` and up to `at_most`: its
+        metadata, or None where there is none, and nothing is changed then."""
+        ...
+
+    def close(self, *, keep: bool) -> None:
+        """Leave the states to a successor, or remove them. No collective."""
+        ...
+
+
 class Backend(Protocol):
     """A model with its optimizer on this rank. It is made by the job's settings alone: after that, equal calls give
-    equal bits, and so does a restored one.
+    equal bits, and so do those after a restore.
 
     All ranks make the same calls in the same order, each with its own passes, of which there may be none.
     """
 
-    ranks: Ranks
+    @property
+    def ranks(self) -> Ranks: ...
 
-    pass_tokens: int | None
-    """The most tokens in a pass, as configured; None where a micro-batch is one pass, whatever its size."""
+    @property
+    def device(self) -> torch.device: ...
 
-    width_multiple: int
-    """The width of a pass must be a multiple of this."""
+    @property
+    def dtype(self) -> str:
+        """Of the weights that it computes with: `float32`, `bfloat16`."""
+        ...
+
+    @property
+    def pass_tokens(self) -> int | None:
+        """The most tokens in a pass, as configured; None where a micro-batch is one pass, whatever its size."""
+        ...
+
+    @property
+    def width_multiple(self) -> int:
+        """The width of a pass must be a multiple of this."""
+        ...
+
+    @property
+    def memory(self) -> StateMemory | None:
+        """Where states are kept beyond this process, if the back end can."""
+        ...
 
     def zero(self) -> None:
         """Forget the gradient that was summed."""
@@ -112,9 +160,9 @@ class Backend(Protocol):
         zero afterwards."""
         ...
 
-    def weights(self) -> dict[str, Tensor]:
-        """The weights by the names that engines know, in host memory, on the first rank; nothing on others. A call of
-        all ranks. Later steps may change the tensors, unless `lasts` says that they do not."""
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the model, whole, one after the other, by the name that engines know. On the first rank; on
+        others nothing comes. A call of all ranks: exhaust it on each. A later step may change the tensors."""
         ...
 
     def load(self, source: TensorSource) -> None:
@@ -122,9 +170,14 @@ class Backend(Protocol):
         another model; nothing has changed then."""
         ...
 
-    def save(self, path: Path, metadata: dict[str, Any]) -> None:
+    def prepare(self) -> None:
+        """Get ready for the first step's checkpoint, beside the step. Not a collective; safe to call again."""
+        ...
+
+    def save(self, path: Path, metadata: dict[str, Any], digest: Callable[[], str | None]) -> None:
         """Begin to write weights, optimizer and `metadata`, which is plain data, below the folder `path`. Later steps
-        change nothing of what is written. It gives up an earlier one that is not finished."""
+        change nothing of what is written. What `digest` returns, which is called on any thread, is kept beside the
+        metadata under its name. It gives up an earlier one that is not finished."""
         ...
 
     def saved(self, *, wait: bool) -> bool:
@@ -137,6 +190,14 @@ class Backend(Protocol):
         is absent, incomplete or another model's; nothing has changed then."""
         ...
 
-    def close(self) -> None:
-        """Give everything back. Safe to call twice."""
+    def status(self) -> dict[str, Any]:
+        """Facts for people."""
+        ...
+
+    def close(self, *, keep: bool) -> None:
+        """Give everything back; with `keep` states in memory stay for a successor. Safe to call twice."""
+        ...
+
+    def unlink(self) -> None:
+        """Remove what would outlive the process, beside a call that does not end. Not a collective."""
         ...

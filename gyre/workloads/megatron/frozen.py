@@ -16,7 +16,7 @@ import torch
 
 from gyre.config.sections import MegatronSettings, WorkloadSettings
 from gyre.workloads.base import BaseWorkload
-from gyre.workloads.megatron.model.devices import device_of, dtype_of
+from gyre.workloads.learner.devices import device_of, dtype_of
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture

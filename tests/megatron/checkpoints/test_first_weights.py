@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gyre.workloads.megatron.learner import MegatronLearner
 
 from gyre.api.first_weights import first_weights
 from gyre.api.home import Home
@@ -23,7 +24,6 @@ from gyre.workloads.base import WorkloadContext
 from gyre.workloads.gang.state_files import sealed
 from gyre.workloads.learner.errors import CheckpointMismatch
 from gyre.workloads.megatron.checkpoints.formats import refuse_strangers_pickle
-from gyre.workloads.megatron.learner import MegatronLearner
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.critic import TorchCritic
 from tests.megatron import learner_work, work

@@ -100,6 +100,14 @@ class Ranks:
         pooled = [group for blob in blobs for group in unpack_groups(blob)]
         return sorted(pooled, key=lambda group: group.id)
 
+    def any(self, flag: bool) -> bool:
+        """Whether any rank of this replica says so: they compute together."""
+        if self.replica_size == 1:
+            return flag
+        said = torch.tensor(float(flag))
+        dist.all_reduce(said, group=self.replica_group)
+        return bool(said > 0)
+
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sums over all ranks, in float64; the same bits on each."""
         total = torch.tensor(values, dtype=torch.float64)
