@@ -125,12 +125,12 @@ class Wanted:
     @classmethod
     def of(cls, spec: JobSpec) -> Wanted:
         """Raises ConfigError where the job has no actor of Gyre's, or its model cannot be read."""
+        from gyre.workloads.learner.policy import PolicyLearner
         from gyre.workloads.learner.trained_model import trained_model
-        from gyre.workloads.torch.actor import TorchActor
 
         actor = spec.roles["actor"].entrypoint if "actor" in spec.roles and reads_sections(spec) else None
         kind = load_class(actor, spec.python_path, path="roles.actor.entrypoint") if actor else None
-        if kind is None or not issubclass(kind, TorchActor):
+        if kind is None or not issubclass(kind, PolicyLearner):
             raise ConfigError(
                 f"The actor of job {spec.name} is not Gyre's, so no weights can be given to it.",
                 hint="Have your own class read them, from a key of its own in config.",

@@ -190,9 +190,10 @@ class MegatronBackend:
         """Load a checkpoint of any layout. Raises CheckpointMismatch also if it would be unpickled and does not lie in
         the job's own folder."""
         from gyre.workloads.megatron.checkpoints.formats import refuse_strangers_pickle
-        from gyre.workloads.megatron.checkpoints.on_disk import restore
 
         refuse_strangers_pickle(path, own=self.context.directory)
+        from gyre.workloads.megatron.checkpoints.on_disk import restore
+
         metadata = restore(self.policy, self._seam, path, load_first_model=self._load_first_model)
         self._is_first_model = metadata.get("first_model", False)
         if self.memory is not None:
