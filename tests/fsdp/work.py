@@ -1,0 +1,275 @@
+"""What rank processes do in the tests: FSDP2's back end, and plain torch over transformers' own models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gyre.workloads.base import WorkloadContext
+
+VOCAB = 48
+_SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {"tie_word_embeddings": True},
+    "llama": {"tie_word_embeddings": False},
+    "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "mistral": {"sliding_window": 8},
+    "phi3": {},
+    "olmo2": {},
+    "mixtral": {"num_local_experts": 4, **_EXPERTS},
+    "qwen3_moe": {"num_experts": 4, "mlp_only_layers": [1], **_EXPERTS},
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        **_EXPERTS,
+    },
+    "qwen3_5_text": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "tie_word_embeddings": True,
+    },
+    "granite": {"logits_scaling": 3.0},
+    "gemma2": {"final_logit_softcapping": 5.0, "sliding_window": 8},
+    "deepseek_v3": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "num_key_value_heads": 4,
+        **_EXPERTS,
+    },
+}
+"""By transformers' type: what differs from a small decoder."""
+
+LR, COUNT = 1e-2, 37.0
+CONFIG: dict[str, Any] = {
+    "seed": 11,
+    "sampling": {"temperature": 0.7},
+    "loss": {"entropy_coeff": 0.01},
+    "optim": {"lr": LR, "weight_decay": 0.1, "clip_norm": 0.5},
+    "collective_timeout_s": 30.0,
+}
+
+
+def fsdp(**settings: Any) -> dict[str, Any]:
+    return {**CONFIG, "fsdp": settings}
+
+
+def save_model(rank: int, ranks: int, port: int, kind: str, folder: Path) -> None:
+    """A model drawn from a seed, in Hugging Face's layout."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(5)
+    config = AutoConfig.for_model(kind, **{**_SMALL, **MODELS[kind]})
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("bias", "norm.weight", "sinks")):  # else a mistake in these would not show
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(0.1 * torch.randn_like(buffer))
+    model.save_pretrained(folder)
+
+
+Rows = list[tuple[list[int], list[int], list[float]]]
+"""Prompts, tokens, and an advantage of each token."""
+
+
+def random_rows(count: int, *, seed: int = 0, longest: int = 14) -> Rows:
+    draw = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        length = int(draw.integers(1, longest))
+        rows.append(
+            (
+                draw.integers(3, VOCAB, int(draw.integers(1, 9))).tolist(),
+                draw.integers(3, VOCAB, length).tolist(),
+                draw.standard_normal(length).tolist(),
+            )
+        )
+    return rows
+
+
+def passes_of(rows: Rows, max_tokens: int = 40) -> list[Any]:
+    from gyre.workloads.learner.packing import Row, pack
+
+    return list(
+        pack(
+            [
+                Row(
+                    np.array(prompt, np.int32),
+                    np.array(tokens, np.int32),
+                    {"advantages": np.array(advantages, np.float32)},
+                    tag=(index, 0),
+                )
+                for index, (prompt, tokens, advantages) in enumerate(rows)
+            ],
+            max_tokens=max_tokens,
+        )
+    )
+
+
+def token_loss(part: Any, said: Any, entropies: Any) -> Any:
+    """Something that asks for all of it: not linear in the log-probs, with entropies."""
+    import torch
+
+    from gyre.workloads.algorithms.losses import LossSum
+
+    loss = (part.values["advantages"] * said + 0.1 * said.square() - 0.3 * entropies).sum()
+    count = torch.tensor(float(len(said)))
+    return LossSum(loss, count, {"tokens": count, "entropy": entropies.detach().sum()})
+
+
+@contextmanager
+def backend_on(
+    rank: int,
+    ranks: int,
+    port: int,
+    folder: Path,
+    config: dict[str, Any],
+    *,
+    values: bool = False,
+    trains: bool = True,
+) -> Iterator[Any]:
+    from gyre.config.sections import WorkloadSettings
+    from gyre.models.first_weights import with_value_head
+    from gyre.models.safetensors_folder import SafetensorsFolder
+    from gyre.workloads.fsdp.backend import FsdpBackend
+
+    context = WorkloadContext("j", "actor", rank, ranks, master_addr="127.0.0.1", master_port=port)
+    settings = WorkloadSettings.read(config)
+    source: Any = SafetensorsFolder(folder)
+    hugging_face_config = json.loads((folder / "config.json").read_text())
+    if values:
+        source = with_value_head(source, 32, 3)
+    backend = FsdpBackend(
+        context, settings, settings.optim, hugging_face_config, source, values=values, trains=trains
+    )
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+def gradients(backend: Any) -> dict[str, Any]:
+    """Whole, by the model's names. A call of all ranks."""
+    return {
+        name: parameter.grad.full_tensor().numpy().copy() for name, parameter in backend._parameters.items()
+    }
+
+
+def on_host(tensors: dict[str, Any]) -> dict[str, Any]:
+    return {name: tensor.float().numpy().copy() for name, tensor in tensors.items()}
+
+
+def take_steps(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], steps: Sequence[Rows], values: bool = False
+) -> dict[str, Any]:
+    """The rows of each step dealt over the ranks; what came of it."""
+    with backend_on(rank, ranks, port, folder, config, values=values) as backend:
+        told: dict[str, Any] = {"packs": backend.packs, "packing": backend.packing, "losses": [], "norms": []}
+        for number, rows in enumerate(steps):
+            mine = passes_of(rows[rank::ranks])
+            if number == 0:
+                said = [part.numpy() for part in backend.forward(mine)]
+                told["said"] = np.concatenate(said) if said else np.zeros(0, np.float32)
+            backend.zero()
+            lost = backend.backward(mine, token_loss)
+            sums = [[float(one.loss), float(one.weight)] for one in lost]
+            told["losses"].append(backend.ranks.sum(np.sum(np.array(sums).reshape(-1, 2), axis=0).tolist()))
+            if number == 0:
+                told["gradients"] = gradients(backend)
+            told["norms"].append(backend.update(count=COUNT, lr=LR))
+        told["weights"] = on_host(backend.weights())
+        return told
+
+
+def take_plain_steps(
+    rank: int, ranks: int, port: int, folder: Path, steps: Sequence[Rows], values: bool = False
+) -> dict[str, Any]:
+    """The same by transformers' own model in one process, each row by itself, its logits whole."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from gyre.models.first_weights import with_value_head
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    trained = {name: one for name, one in model.named_parameters() if not (values and name == "lm_head.weight")}
+    if values:
+        source = with_value_head(lambda name: torch.zeros(0), 32, 3)
+        for name in ("value_head.weight", "value_head.bias"):
+            trained[name] = torch.nn.Parameter(source(name))
+    decayed = [one for name, one in trained.items() if one.ndim > 1 and not name.endswith("bias")]
+    others = [one for name, one in trained.items() if one.ndim == 1 or name.endswith("bias")]
+    optim = CONFIG["optim"]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": optim["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
+        lr=LR,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    )
+
+    def said_of(part: Any) -> tuple[Any, Any]:
+        if values:
+            hidden = model.model(part.tokens[None], use_cache=False).last_hidden_state[0, part.columns]
+            found = (hidden @ trained["value_head.weight"].T + trained["value_head.bias"])[:, 0]
+            return found, torch.zeros_like(found)
+        logits = model(part.tokens[None], use_cache=False).logits[0, part.columns]
+        log_p = torch.log_softmax(logits.float() / CONFIG["sampling"]["temperature"], dim=-1)
+        return log_p.gather(1, part.targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+
+    told: dict[str, Any] = {"losses": [], "norms": []}
+    for number, rows in enumerate(steps):
+        alone = [passes_of([row])[0] for row in rows]
+        optimizer.zero_grad()
+        sums = np.zeros(2)
+        said = []
+        for part in alone:
+            found = said_of(part)
+            lost = token_loss(part, *found)
+            lost.loss.backward()
+            sums += [float(lost.loss), float(lost.weight)]
+            said.append(found[0].detach().numpy())
+        told["losses"].append(sums.tolist())
+        for one in trained.values():
+            one.grad = torch.zeros_like(one) if one.grad is None else one.grad
+        if number == 0:
+            told["said"] = said
+            told["gradients"] = {name: one.grad.numpy().copy() for name, one in trained.items()}
+        for one in trained.values():
+            one.grad /= COUNT
+        told["norms"].append(float(torch.nn.utils.clip_grad_norm_(trained.values(), optim["clip_norm"])))
+        optimizer.step()
+    told["parameters"] = {name: one.detach().numpy().copy() for name, one in trained.items()}
+    return told
