@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fsdp.work import CONFIG, fsdp, random_rows, take_plain_steps, take_steps
+from tests.fsdp.work import CONFIG, MODELS, random_rows, read_back, take_plain_steps, take_steps
 from tests.rank_pool import RankPool
 
 STEPS = [random_rows(9, seed=1), random_rows(8, seed=2)]
@@ -38,15 +38,24 @@ def agrees(told: list[dict[str, Any]], plain: dict[str, Any]) -> None:
         np.concatenate([plain["gradients"][name].ravel() for name in sorted(whole)]),
     )
     assert total < 1e-5, whole
-    assert relative(first["norms"], plain["norms"]) < 1e-5
+    assert relative(first["norms"][0], plain["norms"][0]) < 1e-5
+    # AdamW's first step has the sign of each gradient, also of those that are rounding alone.
+    assert relative(first["norms"], plain["norms"]) < 1e-3
 
 
-@pytest.mark.parametrize("kind", ["qwen3"])
+FAST = ("qwen3", "qwen3_moe")
+KINDS = [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in MODELS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_model_of_transformers_has_plain_torchs_steps(
-    pool: RankPool, folder_of: Callable[[str], Path], kind: str
+    pool: RankPool, folder_of: Callable[[str], Path], tmp_path: Path, kind: str
 ) -> None:
     folder = folder_of(kind)
     (plain,) = pool.run(take_plain_steps, 1, folder, STEPS)
     told = pool.run(take_steps, 2, folder, CONFIG, STEPS)
-    print(told[0]["packing"], told[0]["losses"], plain["losses"], told[0]["norms"], plain["norms"])
+    print(kind, told[0]["packing"], told[0]["losses"], plain["losses"], told[0]["norms"], plain["norms"])
     agrees(told, plain)
+    ((said, missed),) = pool.run(read_back, 1, folder, told[0]["weights"], STEPS[0], tmp_path / "out")
+    assert not missed and not told[1]["weights"]
+    assert relative(said, told[0]["after"]) < 1e-5

@@ -212,7 +212,38 @@ def take_steps(
                 told["gradients"] = gradients(backend)
             told["norms"].append(backend.update(count=COUNT, lr=LR))
         told["weights"] = on_host(backend.weights())
+        told["after"] = np.concatenate([part.numpy() for part in backend.forward(passes_of(steps[0]))])
         return told
+
+
+def read_back(
+    rank: int, ranks: int, port: int, folder: Path, weights: dict[str, Any], rows: Rows, into: Path
+) -> tuple[Any, dict[str, Any]]:
+    """What transformers' own model says of the rows with these weights, written to a folder as they are; and the names
+    that `from_pretrained` missed or did not know."""
+    import shutil
+
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    into.mkdir()
+    shutil.copy(folder / "config.json", into)
+    tensors = {name: torch.from_numpy(value) for name, value in weights.items()}
+    save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
+    model, info = AutoModelForCausalLM.from_pretrained(into, dtype=torch.float32, output_loading_info=True)
+    with torch.no_grad():
+        said = [_said_by(model.eval(), passes_of([row])[0])[0].numpy() for row in rows]
+    return np.concatenate(said), {name: sorted(map(str, found)) for name, found in info.items() if found}
+
+
+def _said_by(model: Any, part: Any) -> tuple[Any, Any]:
+    """Log-probs and entropies of one row's tokens."""
+    import torch
+
+    logits = model(part.tokens[None], use_cache=False).logits[0, part.columns]
+    log_p = torch.log_softmax(logits.float() / CONFIG["sampling"]["temperature"], dim=-1)
+    return log_p.gather(1, part.targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
 
 def take_plain_steps(
@@ -245,9 +276,7 @@ def take_plain_steps(
             hidden = model.model(part.tokens[None], use_cache=False).last_hidden_state[0, part.columns]
             found = (hidden @ trained["value_head.weight"].T + trained["value_head.bias"])[:, 0]
             return found, torch.zeros_like(found)
-        logits = model(part.tokens[None], use_cache=False).logits[0, part.columns]
-        log_p = torch.log_softmax(logits.float() / CONFIG["sampling"]["temperature"], dim=-1)
-        return log_p.gather(1, part.targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+        return _said_by(model, part)
 
     told: dict[str, Any] = {"losses": [], "norms": []}
     for number, rows in enumerate(steps):
@@ -259,7 +288,7 @@ def take_plain_steps(
             found = said_of(part)
             lost = token_loss(part, *found)
             lost.loss.backward()
-            sums += [float(lost.loss), float(lost.weight)]
+            sums += [float(lost.loss.detach()), float(lost.weight)]
             said.append(found[0].detach().numpy())
         told["losses"].append(sums.tolist())
         for one in trained.values():
