@@ -31,7 +31,9 @@ def agrees(told: list[dict[str, Any]], plain: dict[str, Any]) -> None:
     first = told[0]
     assert all(one["losses"] == first["losses"] and one["norms"] == first["norms"] for one in told)
     assert relative(first["losses"], plain["losses"]) < 1e-5
-    whole = {name: relative(first["gradients"][name], plain["gradients"][name]) for name in plain["gradients"]}
+    whole = {
+        name: relative(first["gradients"][name], plain["gradients"][name]) for name in plain["gradients"]
+    }
     assert first["gradients"].keys() == plain["gradients"].keys()
     total = relative(
         np.concatenate([first["gradients"][name].ravel() for name in sorted(whole)]),
@@ -57,5 +59,6 @@ def test_a_model_of_transformers_has_plain_torchs_steps(
     print(kind, told[0]["packing"], told[0]["losses"], plain["losses"], told[0]["norms"], plain["norms"])
     agrees(told, plain)
     ((said, missed),) = pool.run(read_back, 1, folder, told[0]["weights"], STEPS[0], tmp_path / "out")
-    assert not missed and not told[1]["weights"]
+    assert not missed
+    assert not told[1]["weights"]
     assert relative(said, told[0]["after"]) < 1e-5

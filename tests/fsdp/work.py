@@ -194,7 +194,13 @@ def on_host(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_steps(
-    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], steps: Sequence[Rows], values: bool = False
+    rank: int,
+    ranks: int,
+    port: int,
+    folder: Path,
+    config: dict[str, Any],
+    steps: Sequence[Rows],
+    values: bool = False,
 ) -> dict[str, Any]:
     """The rows of each step dealt over the ranks; what came of it."""
     with backend_on(rank, ranks, port, folder, config, values=values) as backend:
@@ -256,7 +262,9 @@ def take_plain_steps(
     from gyre.models.first_weights import with_value_head
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    trained = {name: one for name, one in model.named_parameters() if not (values and name == "lm_head.weight")}
+    trained = {
+        name: one for name, one in model.named_parameters() if not (values and name == "lm_head.weight")
+    }
     if values:
         source = with_value_head(lambda name: torch.zeros(0), 32, 3)
         for name in ("value_head.weight", "value_head.bias"):

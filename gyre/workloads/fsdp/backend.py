@@ -26,10 +26,12 @@ from gyre.config.sections import OptimSettings, WorkloadSettings
 from gyre.models.safetensors_folder import TensorSource
 from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import WorkloadContext
+from gyre.workloads.fsdp.checkpoints import CheckpointWriter, restore
 from gyre.workloads.fsdp.devices import device_of, dtype_of
 from gyre.workloads.fsdp.errors import LossFailed
 from gyre.workloads.fsdp.model import build_causal, shard
 from gyre.workloads.fsdp.packing_check import choose
+from gyre.workloads.fsdp.parts import Part, parts_of, take_random
 from gyre.workloads.fsdp.passes import dummy, rows_of
 from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.fsdp.shards import Shards, local_of
@@ -75,6 +77,8 @@ class FsdpBackend:
         self._optim = optim
         self._whole_gradient = own.whole_gradient
         temperature = settings.sampling.temperature
+        self._updates = 0
+        """Optimizer steps since its beginning."""
         self._scale = 1.0 / temperature if temperature > 0 else 1.0
         self._entropy_gradient = settings.loss.entropy_coeff != 0
         if self.device.type == "cuda":
@@ -84,6 +88,7 @@ class FsdpBackend:
         seed_everything(settings.seed)
         self._model = TokenModel(build_causal(hugging_face_config, own.attention), values=values)
         self.ranks = FsdpRanks(context, device=self.device, timeout_s=settings.collective_timeout_s)
+        self._writer = CheckpointWriter(self.ranks, self.device)
         try:
             self._set_up(source, recompute=own.recompute and trains, seed=settings.seed)
         except BaseException:
@@ -111,9 +116,7 @@ class FsdpBackend:
         if self.trains:
             self._optimizer = self._new_optimizer()
             self._begin_optimizer()
-        found = choose(
-            self._model, device=self.device, dtype=self.dtype, seed=seed, any_rank=self.ranks.any
-        )
+        found = choose(self._model, device=self.device, dtype=self.dtype, seed=seed, any_rank=self.ranks.any)
         self._root.reshard()
         self.packs, self.packing = found.packs, found.said
 
@@ -136,6 +139,7 @@ class FsdpBackend:
 
     def _begin_optimizer(self) -> None:
         """It knows of no step. Its states exist from the start, so that their memory is known to suffice."""
+        self._updates = 0
         for parameter in self._parameters.values():
             self._optimizer.state[parameter] = {
                 "step": torch.zeros((), device=self.device),
@@ -218,6 +222,7 @@ class FsdpBackend:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
+        self._updates += 1
         self.zero()
         return norm
 
@@ -233,7 +238,33 @@ class FsdpBackend:
             self._begin_optimizer()
             self.zero()
 
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    def save(self, path: Path, metadata: dict[str, Any]) -> None:
+        self._writer.begin(path, self._parts(), updates=self._updates, metadata=metadata)
+
+    def saved(self, *, wait: bool) -> bool:
+        return self._writer.is_written(wait=wait)
+
+    def restore(self, path: Path) -> dict[str, Any]:
+        """See `Backend.restore`. A model that does not train takes the weights of one that does."""
+        parts = self._parts()
+        metadata, self._updates = restore(path, parts, self.ranks)
+        take_random(parts)
+        if self.trains:
+            for state in self._optimizer.state.values():
+                state["step"].fill_(self._updates)
+            self.zero()
+        return metadata
+
+    def _parts(self) -> list[Part]:
+        if not self.trains:
+            return parts_of(self._shards, {})
+        moments = {name: self._optimizer.state[one] for name, one in self._parameters.items()}
+        return parts_of(self._shards, moments)
+
     def close(self) -> None:
+        self._writer.close()
         self.ranks.close()
 
 

@@ -45,16 +45,14 @@ def build_causal(hugging_face_config: dict[str, Any], attention: str) -> nn.Modu
             hint="Train from a copy in bfloat16.",
         )
     parsed: Any = CONFIG_MAPPING[kind].from_dict(config)
-    first = "sdpa" if attention == "auto" else attention
-    try:
-        return _constructed(parsed, first)
-    except ValueError as error:
-        if attention == "auto":
-            try:  # that a model lacks an implementation is said at its construction only
-                return _constructed(parsed, "eager")
-            except ValueError as other:
-                error = other
-        raise ConfigError(f"transformers cannot build this {kind}: {' '.join(str(error).split())}") from error
+    implementations = ["sdpa", "eager"] if attention == "auto" else [attention]
+    problem = ""
+    for one in implementations:
+        try:
+            return _constructed(parsed, one)
+        except ValueError as error:  # that a model lacks an implementation is said at its construction only
+            problem = " ".join(str(error).split())
+    raise ConfigError(f"transformers cannot build this {kind}: {problem}")
 
 
 def _constructed(config: Any, attention: str) -> nn.Module:

@@ -36,6 +36,7 @@ class Shards:
         self._names = FileNames(model.causal, self._shapes)
         self.tensors: dict[str, Any] = {}
         """Parameters and persistent buffers by the model's own names, tied ones once."""
+        self.rank = ranks.rank
 
     def bind(self, model: TokenModel) -> None:
         self.tensors = _named(model)
