@@ -310,3 +310,156 @@ def take_plain_steps(
         optimizer.step()
     told["parameters"] = {name: one.detach().numpy().copy() for name, one in trained.items()}
     return told
+
+
+def _step(backend: Any, rows: Rows, ranks: int) -> float:
+    backend.zero()
+    backend.backward(passes_of(rows[backend.ranks.rank :: ranks]), token_loss)
+    return float(backend.update(count=COUNT, lr=LR))
+
+
+def state_of(backend: Any) -> dict[str, Any]:
+    """Every whole tensor that a step depends on. A call of all ranks."""
+    found = on_host(backend.weights())
+    for name, parameter in backend._parameters.items():
+        for what, value in backend._optimizer.state[parameter].items():
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            found[f"{name}/{what}"] = whole.numpy().copy()
+    return found
+
+
+def step_save_step(
+    rank: int,
+    ranks: int,
+    port: int,
+    folder: Path,
+    config: dict[str, Any],
+    path: Path,
+    steps: Sequence[Rows],
+    values: bool = False,
+) -> dict[str, Any]:
+    """A step, a checkpoint that is written while the next step is made, and the state before and after that step."""
+    import threading
+
+    import torch
+
+    from gyre.workloads.fsdp import checkpoints
+
+    go, write = threading.Event(), checkpoints._write_files
+
+    def late(*given: Any) -> None:
+        assert go.wait(30)
+        write(*given)
+
+    checkpoints._write_files = late
+    try:
+        with backend_on(rank, ranks, port, folder, config, values=values) as backend:
+            assert backend.saved(wait=False)
+            _step(backend, steps[0], ranks)
+            at = state_of(backend)
+            backend.save(path, {"step": 1, "rank_was": [rank * 0, "text"]})
+            drawn = torch.rand(3).tolist()
+            early = backend.saved(wait=False)
+            norm = _step(backend, steps[1], ranks)
+            go.set()
+            assert backend.saved(wait=True)
+            return {"at": at, "early": early, "norm": norm, "after": state_of(backend), "drawn": drawn}
+    finally:
+        checkpoints._write_files = write
+
+
+def restore_and_step(
+    rank: int,
+    ranks: int,
+    port: int,
+    folder: Path,
+    config: dict[str, Any],
+    path: Path,
+    steps: Sequence[Rows],
+    values: bool = False,
+) -> dict[str, Any]:
+    """Another model's weights and another step's moments, which the checkpoint must replace."""
+    import torch
+
+    with backend_on(rank, ranks, port, folder, config, values=values) as backend:
+        _step(backend, steps[1], ranks)
+        metadata = backend.restore(path)
+        drawn = torch.rand(3).tolist()
+        at = state_of(backend)
+        norm = _step(backend, steps[1], ranks)
+        return {"at": at, "metadata": metadata, "norm": norm, "after": state_of(backend), "drawn": drawn}
+
+
+def refused_restores(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], paths: Sequence[Path]
+) -> list[tuple[str, bool]]:
+    """What each restore says, and whether the state is then as it was."""
+    from gyre.workloads.learner.errors import CheckpointMismatch
+
+    found = []
+    with backend_on(rank, ranks, port, folder, config) as backend:
+        before = state_of(backend)
+        for path in paths:
+            said = ""
+            try:
+                backend.restore(path)
+            except CheckpointMismatch as error:
+                said = str(error)
+            after = state_of(backend)
+            found.append((said, all(np.array_equal(after[name], one) for name, one in before.items())))
+    return found
+
+
+def given_up_save(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], first: Path, second: Path
+) -> dict[str, Any]:
+    """A save begun while an earlier one is not finished."""
+    import threading
+
+    from gyre.workloads.fsdp import checkpoints
+
+    go, write = threading.Event(), checkpoints._write_files
+
+    def late(path: Path, pieces: Any, content: Any, stop: Any, options: Any) -> None:
+        if path.parent == first:
+            assert stop.wait(30)
+        write(path, pieces, content, stop, options)
+
+    checkpoints._write_files = late
+    try:
+        with backend_on(rank, ranks, port, folder, config) as backend:
+            backend.save(first, {"save": 1})
+            backend.save(second, {"save": 2})
+            told = {"written": backend.saved(wait=True)}
+            go.set()
+            told["first"] = sorted(one.name for one in first.iterdir() if one.suffix == ".json")
+            told["second"] = backend.restore(second)
+            return told
+    finally:
+        checkpoints._write_files = write
+
+
+def save_where_one_cannot(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], path: Path
+) -> str:
+    """The second rank's disk is full."""
+    from gyre.workloads.fsdp import checkpoints
+    from gyre.workloads.learner.errors import CheckpointMismatch
+
+    write = checkpoints._write_files
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    if rank == 1:
+        checkpoints._write_files = full
+    try:
+        with backend_on(rank, ranks, port, folder, config) as backend:
+            backend.save(path, {})
+            try:
+                backend.saved(wait=True)
+            except CheckpointMismatch as error:
+                return str(error)
+            return ""
+    finally:
+        checkpoints._write_files = write
