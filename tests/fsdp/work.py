@@ -463,3 +463,160 @@ def save_where_one_cannot(
             return ""
     finally:
         checkpoints._write_files = write
+
+
+def refused_updates(rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The second rank's loss has a gradient that is not finite; then a step like any other."""
+    import torch
+
+    from gyre.workloads.learner.errors import NotFinite
+
+    rows = random_rows(6, seed=4)
+    told: dict[str, Any] = {"refused": []}
+    with backend_on(rank, ranks, port, folder, config) as backend:
+        before = state_of(backend)
+        for spoil in (float("nan"), float("inf")):
+
+            def spoiled(part: Any, said: Any, entropies: Any, spoil: float = spoil) -> Any:
+                lost = token_loss(part, said, entropies)
+                by = spoil if rank == 1 else 1.0
+                return type(lost)(lost.loss * torch.tensor(by), lost.weight, lost.metrics)
+
+            backend.zero()
+            backend.backward(passes_of(rows[rank::ranks]), spoiled)
+            try:
+                backend.update(count=COUNT, lr=LR)
+            except NotFinite as error:
+                told["refused"].append(error.code)
+        after = state_of(backend)
+        told["untouched"] = all(np.array_equal(after[name], one) for name, one in before.items())
+        told["gone"] = all(parameter.grad is None for parameter in backend._parameters.values())
+        told["next"] = _step(backend, rows, ranks)
+    return told
+
+
+def a_loss_that_raises(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any]
+) -> dict[str, Any]:
+    """The first rank's loss raises in its first of several passes; then a step like any other."""
+    rows = random_rows(6, seed=4)
+
+    def broken(part: Any, said: Any, entropies: Any) -> Any:
+        if rank == 0:
+            raise ValueError("a loss that does not like this sample")
+        return token_loss(part, said, entropies)
+
+    with backend_on(rank, ranks, port, folder, config) as backend:
+        told = ""
+        try:
+            backend.backward(passes_of(rows[rank::ranks], max_tokens=12), broken)
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+        return {"told": told, "next": _step(backend, rows, ranks)}
+
+
+def loads(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], other: Path
+) -> dict[str, Any]:
+    """Weights of another shape, weights that lack one on the first rank alone, and then the model's own twice over."""
+    from gyre.models.errors import ModelFolderError
+    from gyre.models.safetensors_folder import SafetensorsFolder
+    from gyre.weights.version.manifest import WeightMismatch
+
+    own = SafetensorsFolder(folder).tensors()
+    lacking = {name: one for name, one in own.items() if rank or not name.endswith("model.norm.weight")}
+    rows = random_rows(6, seed=4)
+    told: dict[str, Any] = {"refused": []}
+    with backend_on(rank, ranks, port, folder, config) as backend:
+        first = _step(backend, rows, ranks)
+        before = state_of(backend)
+        for source in (SafetensorsFolder(other), lacking.__getitem__):
+            try:
+                backend.load(source)
+            except (WeightMismatch, ModelFolderError) as error:
+                told["refused"].append(str(error))
+        after = state_of(backend)
+        told["untouched"] = all(np.array_equal(after[name], one) for name, one in before.items())
+        backend.load({name: 2 * one for name, one in own.items()}.__getitem__)
+        told["doubled"] = all(
+            np.array_equal(one, 2 * own[name].numpy()) for name, one in on_host(backend.weights()).items()
+        )
+        backend.load(own.__getitem__)
+        told["as at first"] = _step(backend, rows, ranks) == first
+    return told
+
+
+def only_forward(rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], path: Path) -> Any:
+    """A model that does not train: what it says, with the folder's weights and with a checkpoint's."""
+    rows = random_rows(5, seed=4)
+    with backend_on(rank, ranks, port, folder, config, trains=False) as backend:
+        first = [part.numpy() for part in backend.forward(passes_of(rows))]
+        backend.restore(path)
+        return np.concatenate(first), np.concatenate(
+            [one.numpy() for one in backend.forward(passes_of(rows))]
+        )
+
+
+def says_in_pieces(rank: int, ranks: int, port: int, seed: int) -> None:
+    """Log-probs of a few tokens at a time against all at once, in float32, with the gradients."""
+    import torch
+
+    from gyre.workloads.fsdp import logprobs
+
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(11, 6, generator=generator, requires_grad=True)
+    layer = torch.nn.Linear(6, 13)
+    targets = torch.randint(0, 13, (11,), generator=generator)
+    by = [torch.randn(11, generator=generator) for _ in range(2)]
+
+    def head(states: Any) -> Any:
+        return torch.tanh(layer(states)) * 3
+
+    elements, inputs = logprobs.PIECE_ELEMENTS, [hidden, *layer.parameters()]
+    try:
+        for size in (13, 4 * 13 + 1, 1 << 27):
+            for entropy_gradient in (True, False):
+                logprobs.PIECE_ELEMENTS = size
+                found = logprobs.head_logprobs(
+                    head,
+                    list(layer.parameters()),
+                    hidden,
+                    targets,
+                    vocab=13,
+                    scale=0.6,
+                    entropy_gradient=entropy_gradient,
+                )
+                log_p = torch.log_softmax(head(hidden) * 0.6, dim=-1)
+                entropies = -(log_p.exp() * log_p).sum(-1)
+                wanted = log_p.gather(1, targets[:, None])[:, 0], entropies
+                torch.testing.assert_close(found, wanted)
+                assert found[1].requires_grad == entropy_gradient
+                used = 2 if entropy_gradient else 1
+                gradients = torch.autograd.grad(found[:used], inputs, by[:used])
+                torch.testing.assert_close(gradients, torch.autograd.grad(wanted[:used], inputs, by[:used]))
+    finally:
+        logprobs.PIECE_ELEMENTS = elements
+
+
+def a_model_that_packs_wrongly(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], rows: Rows
+) -> tuple[bool, str, Any]:
+    """Its attention is given no positions, so that it sees one sequence, on one rank alone."""
+    from gyre.workloads.fsdp.token_model import TokenModel
+
+    forward = TokenModel.forward
+
+    def careless(self: Any, tokens: Any, positions: Any, *rest: Any, **named: Any) -> Any:
+        import torch
+
+        if rank == 0:
+            positions = torch.arange(len(tokens))
+        return forward(self, tokens, positions, *rest, **named)
+
+    TokenModel.forward = careless
+    try:
+        with backend_on(rank, ranks, port, folder, config) as backend:
+            said = [part.numpy() for part in backend.forward(passes_of(rows[rank::ranks]))]
+            return backend.packs, backend.packing, np.concatenate(said)
+    finally:
+        TokenModel.forward = forward

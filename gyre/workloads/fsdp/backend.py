@@ -86,7 +86,7 @@ class FsdpBackend:
         if own.deterministic:
             make_deterministic()
         seed_everything(settings.seed)
-        self._model = TokenModel(build_causal(hugging_face_config, own.attention), values=values)
+        self._model: Any = TokenModel(build_causal(hugging_face_config, own.attention), values=values)
         self.ranks = FsdpRanks(context, device=self.device, timeout_s=settings.collective_timeout_s)
         self._writer = CheckpointWriter(self.ranks, self.device)
         try:
@@ -105,7 +105,6 @@ class FsdpBackend:
             trains=self.trains,
             recompute=recompute,
         )
-        self._root: Any = self._model
         self._shards.bind(self._model)
         self._shards.take_first(source)
         self._parameters: dict[str, Any] = {
@@ -117,12 +116,13 @@ class FsdpBackend:
             self._optimizer = self._new_optimizer()
             self._begin_optimizer()
         found = choose(self._model, device=self.device, dtype=self.dtype, seed=seed, any_rank=self.ranks.any)
-        self._root.reshard()
+        self._model.reshard()
         self.packs, self.packing = found.packs, found.said
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         """Weight decay is for matrices."""
-        decayed, others = [], []
+        decayed: list[Any] = []
+        others: list[Any] = []
         for name, parameter in self._parameters.items():
             (others if parameter.ndim == 1 or name.endswith("bias") else decayed).append(parameter)
         optim = self._optim
@@ -161,7 +161,7 @@ class FsdpBackend:
         failure: Exception | None = None
         for number, (index, piece) in enumerate(pieces):
             if self._whole_gradient:
-                self._root.set_requires_gradient_sync(number == len(pieces) - 1)
+                self._model.set_requires_gradient_sync(number == len(pieces) - 1)
             part = piece.to(self.device)
             said = self._said(part)
             total = said[0].sum() * 0.0
@@ -185,7 +185,7 @@ class FsdpBackend:
                 said = self._said(piece.to(self.device))[0]
                 if index is not None:
                     found[index].append(said)
-        self._root.reshard()  # the next step would not reach what stays gathered
+        self._model.reshard()  # the next step would not reach what stays gathered
         return [torch.cat(parts).cpu() for parts in found]
 
     def _pieces(self, passes: Sequence[Pass]) -> list[tuple[int | None, Pass]]:

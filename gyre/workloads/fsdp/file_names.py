@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     PrefixChange,
@@ -43,8 +43,8 @@ class Bundle:
 class FileNames:
     """Of a `causal` model of transformers whose tensors are `shapes`, by the model's names for them."""
 
-    def __init__(self, causal: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._causal: Any = causal
+    def __init__(self, causal: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._causal = causal
         # A prefix that some folders have before every name is no part of a text model, and is not written.
         found = [
             one

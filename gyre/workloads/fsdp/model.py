@@ -56,8 +56,9 @@ def build_causal(hugging_face_config: dict[str, Any], attention: str) -> nn.Modu
 
 
 def _constructed(config: Any, attention: str) -> nn.Module:
+    make: Any = AutoModelForCausalLM.from_config
     with _parameters_on_meta():
-        causal: nn.Module = AutoModelForCausalLM.from_config(
+        causal: nn.Module = make(
             config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False
         )
     return causal.eval()
@@ -68,10 +69,10 @@ def _parameters_on_meta() -> Iterator[None]:
     """Parameters that are registered in the block have no memory. Buffers, which are computed, are as always."""
     register = nn.Module.register_parameter
 
-    def registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and parameter.device.type != "meta":  # a tied one stays the same object
-            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-        register(module, name, parameter)
+    def registered(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and param.device.type != "meta":  # a tied one stays the same object
+            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+        register(self, name, param)
 
     nn.Module.register_parameter = registered  # type: ignore[method-assign]
     try:
@@ -96,9 +97,7 @@ def shard(
     if recompute:
         for layer in layers:
             # Inside of the group: it gathers its parameters once for the layer's second computation and its gradient.
-            layer.forward = partial(  # type: ignore[method-assign]
-                checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
-            )
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
@@ -112,7 +111,7 @@ def shard(
             return torch.empty_like(tensor, device=device, dtype=torch.float32 if trains else dtype)
         return tensor.to(device)
 
-    model._apply(placed)
+    model._apply(placed)  # type: ignore[no-untyped-call]
 
 
 def _layers(model: TokenModel) -> list[nn.Module]:

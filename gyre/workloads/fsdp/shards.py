@@ -110,9 +110,9 @@ class Shards:
         return found
 
     def _whole(self, name: str, dtype: torch.dtype) -> Tensor:
-        tensor = self.tensors[name].detach()
+        tensor: Any = self.tensors[name].detach()
         if not _is_sharded(tensor):
-            return tensor  # type: ignore[no-any-return]
+            return tensor
         whole: Tensor = tensor.to(dtype).full_tensor()
         return whole
 

@@ -32,9 +32,11 @@ class TokenModel(nn.Module):
     `selects`: hidden states are selected before the output layer; else the logits of all tokens are computed.
     """
 
+    causal: Any
+
     def __init__(self, causal: nn.Module, *, values: bool) -> None:
         super().__init__()
-        self.causal: Any = causal
+        self.causal = causal
         self.values = values
         self.own_masks = False
         self.base: str = self.causal.base_model_prefix
@@ -64,7 +66,11 @@ class TokenModel(nn.Module):
         """Of a pass (see `Pass`): log-probs of the targets where logits are multiplied by `scale`, and entropies, or
         values and zeros; float32 `[n]` each. For a check also the hidden states `[n, hidden]` before the output layer,
         and log-probs without what `selects` saves."""
-        inputs = {"input_ids": tokens[None], "position_ids": positions[None], "use_cache": False}
+        inputs: dict[str, Any] = {
+            "input_ids": tokens[None],
+            "position_ids": positions[None],
+            "use_cache": False,
+        }
         if self.own_masks:
             inputs["attention_mask"] = self._masks(inputs["position_ids"])
         if says == "tokens by all logits" or not (self.selects or says == "hidden"):
