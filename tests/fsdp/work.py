@@ -185,12 +185,13 @@ def backend_on(
 def gradients(backend: Any) -> dict[str, Any]:
     """Whole, by the model's names. A call of all ranks."""
     return {
-        name: parameter.grad.full_tensor().numpy().copy() for name, parameter in backend._parameters.items()
+        name: parameter.grad.full_tensor().cpu().numpy().copy()
+        for name, parameter in backend._parameters.items()
     }
 
 
 def on_host(tensors: dict[str, Any]) -> dict[str, Any]:
-    return {name: tensor.float().numpy().copy() for name, tensor in tensors.items()}
+    return {name: tensor.float().cpu().numpy().copy() for name, tensor in tensors.items()}
 
 
 def take_steps(
@@ -324,7 +325,7 @@ def state_of(backend: Any) -> dict[str, Any]:
     for name, parameter in backend._parameters.items():
         for what, value in backend._optimizer.state[parameter].items():
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-            found[f"{name}/{what}"] = whole.numpy().copy()
+            found[f"{name}/{what}"] = whole.cpu().numpy().copy()
     return found
 
 

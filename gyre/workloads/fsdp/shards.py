@@ -111,16 +111,15 @@ class Shards:
 
     def _whole(self, name: str, dtype: torch.dtype) -> Tensor:
         tensor: Any = self.tensors[name].detach()
-        if not _is_sharded(tensor):
-            return tensor
-        whole: Tensor = tensor.to(dtype).full_tensor()
+        whole: Tensor = tensor.to(dtype).full_tensor() if _is_sharded(tensor) else tensor
         return whole
 
 
 def local_of(tensor: Any) -> Tensor:
     """This rank's part of a sharded tensor: the memory itself."""
-    found: Tensor = tensor.detach()
-    return found.to_local() if _is_sharded(found) else found  # type: ignore[attr-defined, no-any-return]
+    found = tensor.detach()
+    local: Tensor = found.to_local() if _is_sharded(found) else found
+    return local
 
 
 def _is_sharded(tensor: Any) -> bool:
