@@ -48,7 +48,7 @@ def test_any_number_of_ranks_goes_on_from_there(
 ) -> None:
     path, wanted = saved
     told = pool.run(restore_and_step, ranks, folder_of("qwen3_moe"), {**CONFIG, "seed": 99}, path, STEPS)
-    assert all(one["metadata"] == {"step": 1, "rank_was": [0, "text"]} for one in told)
+    assert all(one["metadata"] == {"step": 1, "rank_was": [0, "text"], "digest": "a digest"} for one in told)
     assert same(told[0]["at"], wanted[0]["at"])
     for mine, theirs in zip(told, wanted, strict=False):
         assert mine["drawn"] == theirs["drawn"], "a rank's random numbers go on"
@@ -115,7 +115,7 @@ def test_a_save_gives_up_the_one_before_it(
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     told = pool.run(given_up_save, 2, folder_of("qwen3"), CONFIG, first, second)
-    assert all(one == {"written": True, "first": [], "second": {"save": 2}} for one in told)
+    assert all(one == {"written": True, "first": [], "second": {"save": 2, "digest": None}} for one in told)
 
 
 def test_a_rank_that_cannot_write_fails_the_save_of_all(

@@ -179,7 +179,7 @@ def backend_on(
     try:
         yield backend
     finally:
-        backend.close()
+        backend.close(keep=False)
 
 
 def gradients(backend: Any) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def take_steps(
             if number == 0:
                 told["gradients"] = gradients(backend)
             told["norms"].append(backend.update(count=COUNT, lr=LR))
-        told["weights"] = on_host(backend.weights())
+        told["weights"] = on_host(dict(backend.weights()))
         told["after"] = np.concatenate([part.numpy() for part in backend.forward(passes_of(steps[0]))])
         return told
 
@@ -321,7 +321,7 @@ def _step(backend: Any, rows: Rows, ranks: int) -> float:
 
 def state_of(backend: Any) -> dict[str, Any]:
     """Every whole tensor that a step depends on. A call of all ranks."""
-    found = on_host(backend.weights())
+    found = on_host(dict(backend.weights()))
     for name, parameter in backend._parameters.items():
         for what, value in backend._optimizer.state[parameter].items():
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value
@@ -358,7 +358,7 @@ def step_save_step(
             assert backend.saved(wait=False)
             _step(backend, steps[0], ranks)
             at = state_of(backend)
-            backend.save(path, {"step": 1, "rank_was": [rank * 0, "text"]})
+            backend.save(path, {"step": 1, "rank_was": [0, "text"]}, lambda: "a digest")
             drawn = torch.rand(3).tolist()
             early = backend.saved(wait=False)
             norm = _step(backend, steps[1], ranks)
@@ -429,8 +429,8 @@ def given_up_save(
     checkpoints._write_files = late
     try:
         with backend_on(rank, ranks, port, folder, config) as backend:
-            backend.save(first, {"save": 1})
-            backend.save(second, {"save": 2})
+            backend.save(first, {"save": 1}, lambda: None)
+            backend.save(second, {"save": 2}, lambda: None)
             told = {"written": backend.saved(wait=True)}
             go.set()
             told["first"] = sorted(one.name for one in first.iterdir() if one.suffix == ".json")
@@ -456,7 +456,7 @@ def save_where_one_cannot(
         checkpoints._write_files = full
     try:
         with backend_on(rank, ranks, port, folder, config) as backend:
-            backend.save(path, {})
+            backend.save(path, {}, lambda: None)
             try:
                 backend.saved(wait=True)
             except CheckpointMismatch as error:
@@ -540,7 +540,8 @@ def loads(
         told["untouched"] = all(np.array_equal(after[name], one) for name, one in before.items())
         backend.load({name: 2 * one for name, one in own.items()}.__getitem__)
         told["doubled"] = all(
-            np.array_equal(one, 2 * own[name].numpy()) for name, one in on_host(backend.weights()).items()
+            np.array_equal(one, 2 * own[name].numpy())
+            for name, one in on_host(dict(backend.weights())).items()
         )
         backend.load(own.__getitem__)
         told["as at first"] = _step(backend, rows, ranks) == first

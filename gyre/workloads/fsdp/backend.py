@@ -15,7 +15,7 @@ This module must not know about groups, rewards or steps' numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,10 @@ from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.fsdp.shards import Shards, local_of
 from gyre.workloads.fsdp.token_model import TokenModel
 from gyre.workloads.learner.backend import TokenLoss
+from gyre.workloads.learner.devices import make_deterministic, seed_everything
 from gyre.workloads.learner.errors import NotFinite
+from gyre.workloads.learner.losses import detached
 from gyre.workloads.learner.packing import Pass
-from gyre.workloads.megatron.model.devices import make_deterministic, seed_everything
 
 _CLIP_EPS = 1e-6
 """As torch's and Megatron's clip have it."""
@@ -57,6 +58,7 @@ class FsdpBackend:
     """
 
     width_multiple = 1
+    memory = None
 
     def __init__(
         self,
@@ -72,7 +74,8 @@ class FsdpBackend:
         own = settings.fsdp
         self.pass_tokens: int | None = own.pass_tokens
         self.device = device_of(own)
-        self.dtype = dtype_of(own, self.device)
+        self._dtype = dtype_of(own, self.device)
+        self.dtype = str(self._dtype).removeprefix("torch.")
         self.trains = trains
         self._optim = optim
         self._whole_gradient = own.whole_gradient
@@ -92,7 +95,7 @@ class FsdpBackend:
         try:
             self._set_up(source, recompute=own.recompute and trains, seed=settings.seed)
         except BaseException:
-            self.ranks.close()
+            self.close(keep=False)
             raise
 
     def _set_up(self, source: TensorSource, *, recompute: bool, seed: int) -> None:
@@ -101,7 +104,7 @@ class FsdpBackend:
             self._model,
             self.ranks.mesh,
             device=self.device,
-            dtype=self.dtype,
+            dtype=self._dtype,
             trains=self.trains,
             recompute=recompute,
         )
@@ -115,7 +118,7 @@ class FsdpBackend:
         if self.trains:
             self._optimizer = self._new_optimizer()
             self._begin_optimizer()
-        found = choose(self._model, device=self.device, dtype=self.dtype, seed=seed, any_rank=self.ranks.any)
+        found = choose(self._model, device=self.device, dtype=self._dtype, seed=seed, any_rank=self.ranks.any)
         self._model.reshard()
         self.packs, self.packing = found.packs, found.said
 
@@ -169,7 +172,7 @@ class FsdpBackend:
                 try:
                     lost = loss(part, *said)
                     total = lost.loss if lost.loss.requires_grad else total
-                    found[index].append(_detached(lost))
+                    found[index].append(detached(lost))
                 except Exception as error:  # a user's loss; the others wait for this rank's gradient
                     failure = error
             total.backward()  # type: ignore[no-untyped-call]
@@ -228,9 +231,9 @@ class FsdpBackend:
 
     # -- weights ---------------------------------------------------------------------------------------
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Backend.weights`, in the dtype that the model computes in. Later steps do not change them."""
-        return self._shards.gathered(self.dtype)
+        return self._shards.gathered(self._dtype)
 
     def load(self, source: TensorSource) -> None:
         self._shards.load(source)
@@ -240,8 +243,11 @@ class FsdpBackend:
 
     # -- checkpoints -----------------------------------------------------------------------------------
 
-    def save(self, path: Path, metadata: dict[str, Any]) -> None:
-        self._writer.begin(path, self._parts(), updates=self._updates, metadata=metadata)
+    def prepare(self) -> None:
+        self._writer.prepare(self._parts())
+
+    def save(self, path: Path, metadata: dict[str, Any], digest: Callable[[], str | None]) -> None:
+        self._writer.begin(path, self._parts(), updates=self._updates, metadata=metadata, digest=digest)
 
     def saved(self, *, wait: bool) -> bool:
         return self._writer.is_written(wait=wait)
@@ -263,14 +269,16 @@ class FsdpBackend:
         moments = {name: self._optimizer.state[one] for name, one in self._parameters.items()}
         return parts_of(self._shards, moments)
 
-    def close(self) -> None:
+    def status(self) -> dict[str, Any]:
+        """How sequences are packed, and how the last checkpoint was written."""
+        return {"packing": self.packing, "checkpoint": self._writer.status()}
+
+    def close(self, *, keep: bool) -> None:
         self._writer.close()
         self.ranks.close()
 
-
-def _detached(lost: LossSum) -> LossSum:
-    metrics = {name: value.detach() for name, value in lost.metrics.items()}
-    return LossSum(lost.loss.detach(), lost.weight.detach(), metrics)
+    def unlink(self) -> None:
+        """Nothing outlives the process."""
 
 
 def _joined(parts: Sequence[LossSum]) -> LossSum:

@@ -25,7 +25,8 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,8 +48,8 @@ from gyre.workloads.gang.state_files import (
     write_json,
     write_state,
 )
+from gyre.workloads.learner.devices import page_locked
 from gyre.workloads.learner.errors import CheckpointMismatch
-from gyre.workloads.megatron.model.devices import page_locked
 
 METADATA = "actor.json"
 FORMAT = "fsdp-1"
@@ -62,16 +63,41 @@ class CheckpointWriter:
 
     def __init__(self, ranks: FsdpRanks, device: torch.device) -> None:
         self._ranks = ranks
+        self._is_cuda = device.type == "cuda"
+        self._is_prepared = False
         self._buffer = HostBuffer(pin=partial(page_locked, device=device) if device.type == "cuda" else None)
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._path = Path()
         self._content: dict[str, Any] = {}
+        self._hold_s = 0.0
 
-    def begin(self, path: Path, parts: Sequence[Part], *, updates: int, metadata: dict[str, Any]) -> None:
-        """Copy the parts that this rank writes, and start to write them below `path`. An earlier write that is not done
-        is stopped, and its folder will never be whole."""
+    def status(self) -> dict[str, Any]:
+        """Facts for people: how long the last checkpoint held training up, and why it had to, where it had."""
+        trouble = {"trouble": self._buffer.trouble} if self._buffer.trouble else {}
+        return {"hold_s": round(self._hold_s, 4), **trouble}
+
+    def prepare(self, parts: Sequence[Part]) -> None:
+        """Begin to take the memory for copies, so that the first checkpoint need not wait for it. On a CPU there is
+        nothing to be page-locked, and nothing to be gained."""
+        if self._is_cuda and not self._is_prepared:
+            self._is_prepared = True
+            self._buffer.prepare(placed([part.tensor for part in written_by(parts, self._ranks.rank)])[1])
+
+    def begin(
+        self,
+        path: Path,
+        parts: Sequence[Part],
+        *,
+        updates: int,
+        metadata: dict[str, Any],
+        digest: Callable[[], str | None],
+    ) -> None:
+        """Copy the parts that this rank writes, and start to write them below `path`. The first rank keeps what
+        `digest` returns, which is called on a thread, beside the metadata. An earlier write that is not done is
+        stopped, and its folder will never be whole."""
+        began = time.monotonic()
         self._abandon()
         self._path, self._error, self._stop = path, None, threading.Event()
         self._content = {
@@ -85,19 +111,21 @@ class CheckpointWriter:
         copied = self._buffer.copy(tensors)
         if copied is not None:
             pieces: Sequence[memoryview] | Iterator[memoryview] = [copied[0]]
-            write = partial(self._write, pieces, mine, copied[1])
+            write = partial(self._write, pieces, mine, copied[1], digest)
         else:  # what is written is the state itself, one part after another
-            write = partial(self._write, _bytes_of(tensors), mine, placed(tensors)[0], threads=1)
+            write = partial(self._write, _bytes_of(tensors), mine, placed(tensors)[0], digest, threads=1)
         self._thread = threading.Thread(target=write, name="gyre-checkpoint", daemon=True)
         self._thread.start()
         if copied is None:
             self._thread.join()  # ends with the disk's write
+        self._hold_s = time.monotonic() - began
 
     def _write(
         self,
         pieces: Sequence[memoryview] | Iterator[memoryview],
         parts: Sequence[Part],
         offsets: Sequence[int],
+        digest: Callable[[], str | None],
         **options: Any,
     ) -> None:
         record = [
@@ -109,6 +137,8 @@ class CheckpointWriter:
             _write_files(
                 _state_path(self._path, self._ranks.rank), pieces, {"parts": record}, self._stop, options
             )
+            if self._ranks.rank == 0:
+                self._content["metadata"] = {**self._content["metadata"], "digest": digest()}
         except Exception as error:  # told to whoever asks whether it is written
             self._error = error
 

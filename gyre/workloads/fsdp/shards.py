@@ -98,16 +98,15 @@ class Shards:
 
     # -- out -------------------------------------------------------------------------------------------
 
-    def gathered(self, dtype: torch.dtype) -> dict[str, Tensor]:
+    def gathered(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """The whole tensors by the names in files, parameters in `dtype`, in host memory of their own, on the first
-        rank; nothing on others. A call of all ranks."""
-        found: dict[str, Tensor] = {}
+        rank; nothing on others. A call of all ranks: each exhausts it."""
         for bundle in self._names.bundles:
             whole = {name: self._whole(name, dtype) for name in bundle.names}
             if self._ranks.rank == 0:
                 on_host = {name: tensor.to("cpu", copy=True) for name, tensor in whole.items()}
-                found |= {name: one.contiguous() for name, one in self._names.apart(on_host).items()}
-        return found
+                for name, one in self._names.apart(on_host).items():
+                    yield name, one.contiguous()
 
     def _whole(self, name: str, dtype: torch.dtype) -> Tensor:
         tensor: Any = self.tensors[name].detach()
