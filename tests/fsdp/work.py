@@ -622,3 +622,17 @@ def a_model_that_packs_wrongly(
             return backend.packs, backend.packing, np.concatenate(said)
     finally:
         TokenModel.forward = forward
+
+
+def members(rank: int, ranks: int, port: int, folder: Path) -> tuple[list[str], list[str], dict[str, Any]]:
+    """What the protocols name and the back end or its ranks lack; and its facts for people."""
+    from gyre.workloads.learner.backend import Backend, Ranks
+
+    def lacking(protocol: Any, thing: Any) -> list[str]:
+        names = [name for name in vars(protocol) if not name.startswith("_")]
+        return [name for name in names if not hasattr(thing, name)]
+
+    with backend_on(rank, ranks, port, folder, CONFIG) as backend:
+        backend.prepare()
+        backend.unlink()
+        return lacking(Backend, backend), lacking(Ranks, backend.ranks), backend.status()
