@@ -76,7 +76,9 @@ def test_an_ended_job_has_no_stream(reader: Any, mock: Mock) -> None:
     assert not [url for url in asked if "events/stream" in url]
 
 
-def test_a_move_of_the_slider_draws_that_moment_by_one_question(reader: Any, job: str, mock: Mock) -> None:
+def test_a_move_of_the_slider_draws_that_moment_by_two_questions_at_most(
+    reader: Any, job: str, mock: Mock
+) -> None:
     page = reader.open(f"jobs/{job}/replay?seq=300")
     page.locator("section[aria-label='The event']").wait_for()
     asked: list[str] = []
