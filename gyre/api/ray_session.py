@@ -291,7 +291,7 @@ def _start_local(place: Home) -> None:
     with signals_held():
         swept = Sweeper(folder, [server.pid for server in _fork_servers])
         try:
-            with _quiet(), lean(), printing_workers(), swept.marked():
+            with _quiet(), lean(swept.note), printing_workers(), swept.marked():
                 context: Any = ray.init(
                     address="local",
                     namespace=NAMESPACE,
@@ -305,7 +305,6 @@ def _start_local(place: Home) -> None:
             raise
         _sweepers.append(swept)
         _started_here.set()
-        swept.note([server.pid for server in _own_servers()])
         atexit.register(_disconnect_at_exit, context.address_info.get("session_dir", ""))
 
 

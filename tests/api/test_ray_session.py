@@ -15,8 +15,9 @@ import ray
 
 from gyre.api import ray_session
 from gyre.api.home import home
-from gyre.api.local_ray import lean_start
+from gyre.api.local_ray import lean_start, sweeper
 from gyre.errors import ConfigError, Unreachable
+from gyre.process_identity import ProcessIdentity
 
 
 @pytest.mark.parametrize("address", ["somewhere", "host:", ":6379", "host:port", "host:0", "host:65536"])
@@ -132,5 +133,23 @@ def test_another_ray_starts_as_it_does_by_itself(monkeypatch: pytest.MonkeyPatch
     ray_session.prepare_local("local")
     assert ray_session._fork_servers == []
     own = ray._private.parameter.RayParams
-    with lean_start.lean():
+    with lean_start.lean(lambda pid: None):
         assert ray._private.parameter.RayParams is own
+
+
+def test_a_server_is_in_the_sweepers_record_before_it_can_start_a_process(tmp_path: Path) -> None:
+    import ray._private.services as services
+
+    swept = lean_start.Sweeper(tmp_path)
+    record = Path(sweeper.record_path(str(tmp_path), ProcessIdentity.own()))
+    try:
+        with lean_start.lean(swept.note):
+            server = services.ConsolePopen(["sleep", "60"])
+        try:
+            assert record.read_text().split() == [str(ProcessIdentity.of(server.pid))]
+            assert os.getsid(server.pid) == server.pid
+        finally:
+            server.kill()
+            server.wait()
+    finally:
+        swept.close()

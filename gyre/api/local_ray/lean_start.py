@@ -21,8 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,7 @@ class Sweeper:
         """Start it. `pids`: of processes that each lead a session of the cluster's."""
         self._folder = str(folder)
         self._driver = ProcessIdentity.own()
-        self.note(pids)
+        self.note(*pids)
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", sweeper.__file__, self._folder, str(self._driver)],
             stdin=subprocess.DEVNULL,
@@ -123,7 +122,7 @@ class Sweeper:
     def pid(self) -> int:
         return self._process.pid
 
-    def note(self, pids: Sequence[int]) -> None:
+    def note(self, *pids: int) -> None:
         """More processes that each lead a session of the cluster's, all started by this process."""
         found = [ProcessIdentity.of(pid) for pid in pids]
         sweeper.note(self._folder, self._driver, [process for process in found if process is not None])
@@ -157,9 +156,10 @@ def ray_worker() -> str:
 
 
 @contextlib.contextmanager
-def lean() -> Iterator[None]:
+def lean(begun: Callable[[int], None]) -> Iterator[None]:
     """A block in which `ray.init` starts a cluster without what no job needs, and with our workers; with a Ray that is
-    not known, as ever."""
+    not known, as ever. Each server leads a session of its own, and its pid goes to `begun` before the server can start
+    processes of its own: their titles may overwrite the mark in their environments."""
     if not knows_ray():
         yield
         return
@@ -183,8 +183,14 @@ def lean() -> Iterator[None]:
     node: Any = Node
     dashboard = node.start_api_server
     popen = services.ConsolePopen
+
+    class LeadingPopen(popen):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs, start_new_session=True)
+            begun(self.pid)
+
     parameter.RayParams = LeanParams
-    services.ConsolePopen = partial(popen, start_new_session=True)
+    services.ConsolePopen = LeadingPopen
     node.start_api_server = lambda self, **_: None
     try:
         yield

@@ -44,10 +44,13 @@ with made.marked():
     command = [sys.executable, "-c", owner, str(session)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
 line = child.stdout.readline().decode().strip()
-print(os.getpid(), made.pid, line, session, sep="|", flush=True)
+unmarked = subprocess.Popen(["sleep", "999"], start_new_session=True)
+made.note(unmarked.pid)
+print(os.getpid(), made.pid, line, session, unmarked.pid, sep="|", flush=True)
 sys.stdin.readline()
-child.kill()
-child.wait()
+for each in (child, unmarked):
+    each.kill()
+    each.wait()
 made.close()
 """
 
@@ -61,20 +64,24 @@ class Driver:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         assert self.process.stdout is not None
-        pid, sweeping, line, session = self.process.stdout.readline().decode().strip().split("|")
+        pid, sweeping, line, session, unmarked = self.process.stdout.readline().decode().strip().split("|")
         child, weights = line.split(" ", 1)
         self.sweeper, self.child = identity(int(sweeping)), identity(int(child))
+        self.unmarked = identity(int(unmarked))
         self.weights, self.session = Path(weights), Path(session)
         self.record = Path(sweeper.record_path(str(folder), identity(int(pid))))
 
     def what_is_left(self) -> list[object]:
         paths = [path for path in (self.weights, self.session, self.record) if path.exists()]
-        return [*paths, *(each for each in (self.child, self.sweeper) if each.is_alive())]
+        return [*paths, *(each for each in self._processes() if each.is_alive())]
+
+    def _processes(self) -> tuple[ProcessIdentity, ...]:
+        return (self.child, self.unmarked, self.sweeper)
 
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
-        for each in (self.sweeper, self.child):
+        for each in self._processes():
             each.signal(signal.SIGKILL)
         shutil.rmtree(self.weights, ignore_errors=True)
         for stream in (self.process.stdin, self.process.stdout):
@@ -118,7 +125,7 @@ def test_a_killed_driver_leaves_nothing_and_the_one_beside_it_keeps_all(begin: C
     killed.process.kill()
     killed.process.wait()
     await_nothing_left(killed)
-    assert len(beside.what_is_left()) == 5
+    assert len(beside.what_is_left()) == 6
 
 
 def test_after_the_sweeper_was_killed_too_the_next_command_sweeps(
@@ -131,7 +138,7 @@ def test_after_the_sweeper_was_killed_too_the_next_command_sweeps(
     assert {killed.weights, killed.session, killed.record} <= set(killed.what_is_left())
     assert [driver.pid for driver in sweeper.sweep_left(str(tmp_path))] == [killed.process.pid]
     await_nothing_left(killed)
-    assert len(beside.what_is_left()) == 5
+    assert len(beside.what_is_left()) == 6
 
 
 def test_a_driver_that_ends_in_order_leaves_no_sweeper(begin: Callable[[], Driver]) -> None:
