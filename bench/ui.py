@@ -45,6 +45,7 @@ from gyre.api.rest.app import create_app, create_store_app
 from gyre.api.stored_jobs import StoredJobs
 from gyre.observe.history import JobHistory
 from gyre.observe.samples.names import step_file
+from gyre.observe.samples.writer import write_table
 from gyre.store import Store, open_store
 from tests.doubles import standing_job
 from tests.doubles.standing_job import StandingJob
@@ -93,9 +94,7 @@ def fill_samples(home: Home, samples: int) -> int:
     steps = max(samples // table.num_rows, 1)
     for step in range(1, steps + 1):
         numbers = pa.array([step] * table.num_rows, type=table.schema.field("step").type)
-        parquet.write_table(
-            table.set_column(at, table.schema.field("step"), numbers), folder / step_file(step)
-        )
+        write_table(table.set_column(at, table.schema.field("step"), numbers), folder / step_file(step))
     return steps * table.num_rows
 
 

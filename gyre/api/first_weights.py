@@ -125,12 +125,12 @@ class Wanted:
     @classmethod
     def of(cls, spec: JobSpec) -> Wanted:
         """Raises ConfigError where the job has no actor of Gyre's, or its model cannot be read."""
-        from gyre.workloads.torch.actor import TorchActor
-        from gyre.workloads.torch.trained_model import trained_model
+        from gyre.workloads.learner.policy import PolicyLearner
+        from gyre.workloads.learner.trained_model import trained_model
 
         actor = spec.roles["actor"].entrypoint if "actor" in spec.roles and reads_sections(spec) else None
         kind = load_class(actor, spec.python_path, path="roles.actor.entrypoint") if actor else None
-        if kind is None or not issubclass(kind, TorchActor):
+        if kind is None or not issubclass(kind, PolicyLearner):
             raise ConfigError(
                 f"The actor of job {spec.name} is not Gyre's, so no weights can be given to it.",
                 hint="Have your own class read them, from a key of its own in config.",
@@ -165,7 +165,7 @@ def refuse_differences(found: list[str], where: Path, said_in: str) -> None:
 
 def _copy_whole(source: Source, out: Path, wanted: Wanted, *, trust: bool) -> tuple[Path, list[str]]:
     """Copy the first folder that is whole. Returns it, and what was wrong with those before it."""
-    from gyre.workloads.torch.errors import CheckpointMismatch
+    from gyre.workloads.learner.errors import CheckpointMismatch
 
     notes: list[str] = []
     for folder in source.folders:
@@ -182,8 +182,8 @@ def _copy_whole(source: Source, out: Path, wanted: Wanted, *, trust: bool) -> tu
 def _copy(folder: Path, out: Path, wanted: Wanted, *, trust: bool) -> None:
     """Write the policy of a checkpoint or of a model's folder to `out`. Raises CheckpointMismatch where it is damaged,
     and ConfigError where it is another model, or none."""
+    from gyre.workloads.learner.errors import CheckpointMismatch
     from gyre.workloads.megatron.checkpoints.formats import METADATA
-    from gyre.workloads.torch.errors import CheckpointMismatch
     from gyre.workloads.torch.saved_policy import checkpoint_file
     from gyre.workloads.trainer.learning.checkpoints import problem_with
 
@@ -207,8 +207,8 @@ def _copy(folder: Path, out: Path, wanted: Wanted, *, trust: bool) -> None:
 def _copy_of_megatrons(folder: Path, out: Path, wanted: Wanted, *, trust: bool) -> None:
     """In a process of its own, for Megatron on a CPU changes what torch says of CUDA."""
     from gyre.models.architecture import architecture_of
+    from gyre.workloads.learner.errors import CheckpointMismatch
     from gyre.workloads.megatron.checkpoints.formats import read_metadata, refuse_pickle
-    from gyre.workloads.torch.errors import CheckpointMismatch
 
     metadata = read_metadata(folder)
     refuse_pickle(folder, metadata, trust=trust)

@@ -95,7 +95,7 @@ class Learner(Protocol):
 
         Called on any rank after `setup()`, whatever its state; the same calls from there give the same weights, bit by
         bit. Raises if the folder is missing or incomplete; the step is then -1, or the state as it was. If all ranks
-        raise `gyre.workloads.torch.errors.CheckpointMismatch`, they are given the checkpoint before it.
+        raise `gyre.workloads.learner.errors.CheckpointMismatch`, they are given the checkpoint before it.
         """
         ...
 

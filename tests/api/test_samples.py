@@ -14,8 +14,10 @@ from httpx import Client
 from gyre.api.cli import main
 from gyre.api.client import GyreClient
 from gyre.api.home import Home
+from gyre.api.reader import JOBS_WITH_SAMPLES, JobReader
 from gyre.api.rest import RestServer, create_app
 from gyre.errors import NotFound
+from gyre.observe.samples import files as files_module
 from gyre.observe.samples.names import folder_of
 from gyre.observe.samples.query import SampleFilter, conditions_in
 from gyre.observe.samples.texts import Texts
@@ -74,6 +76,37 @@ def keeping_job() -> Any:
 def rest(keeping_job: StandingJob, connect: Callable[..., Any]) -> Any:
     with connect(create_app(keeping_job.master, token=None)) as client:
         yield client
+
+
+def test_a_reader_remembers_the_ends_of_files_of_some_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = Home(tmp_path / "home")
+    jobs = [f"job-{number}" for number in range(JOBS_WITH_SAMPLES + 1)]
+    with open_store(at.database_url()):
+        pass
+    for job in jobs:
+        at.job_directory(job)
+        keep(at.samples(job))
+    read: list[str] = []
+    original = files_module._read_end
+
+    def counted(file: Any) -> Any:
+        read.append(file.name)
+        return original(file)
+
+    monkeypatch.setattr(files_module, "_read_end", counted)
+    with JobReader(at.database_url(), at=at) as reader:
+        for job in (jobs[0], jobs[0], jobs[1], jobs[0]):
+            assert reader.samples(job).find(SampleFilter())["total"] == 6
+        assert len(read) == 2 * 3
+        for job in jobs[2:]:
+            reader.samples(job).steps()
+        assert len(read) == len(jobs) * 3
+        reader.samples(jobs[0]).steps()
+        assert len(read) == len(jobs) * 3
+        reader.samples(jobs[1]).steps()
+        assert len(read) == (len(jobs) + 1) * 3
 
 
 def test_steps_over_rest(rest: Client) -> None:

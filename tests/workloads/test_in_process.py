@@ -129,16 +129,17 @@ def test_code_that_runs_on_in_a_dead_vertex_ends_where_it_reports_progress():
 class CrampedActor(TorchActor):
     """Has memory for passes of two samples."""
 
-    def build(self) -> None:
-        super().build()
-        forward = self.model.forward
+    def make_backend(self):
+        backend = super().make_backend()
+        forward = backend.model.forward
 
         def cramped(tokens, *rest, **named):
             if torch.is_grad_enabled() and len(tokens) > 2 and self.step == 1:
                 raise torch.OutOfMemoryError(f"no memory for {len(tokens)} samples")
             return forward(tokens, *rest, **named)
 
-        self.model.forward = cramped
+        backend.model.forward = cramped
+        return backend
 
 
 @pytest.mark.timeout(240)  # two jobs

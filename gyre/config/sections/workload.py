@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from gyre.config.sections.data import DataSettings
+from gyre.config.sections.fsdp import FsdpSettings
 from gyre.config.sections.loss import LossSettings
 from gyre.config.sections.megatron import MegatronSettings
 from gyre.config.sections.model import FirstWeightsSettings, ModelSettings
@@ -69,6 +70,8 @@ class WorkloadSettings(Section):
     """The folder of the reward model."""
     megatron: MegatronSettings = MegatronSettings()
     """How Megatron's ranks share the model."""
+    fsdp: FsdpSettings = FsdpSettings()
+    """How FSDP2's ranks compute."""
 
     @model_validator(mode="before")
     @classmethod

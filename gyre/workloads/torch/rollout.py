@@ -26,10 +26,10 @@ from gyre.philox import uniforms
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.weights.version.manifest import WeightManifest
 from gyre.workloads.base import BaseWorkload, operator
+from gyre.workloads.learner.errors import NotFinite, WeightsNotLoaded
+from gyre.workloads.learner.trained_model import trained_model
 from gyre.workloads.tasks.task import task_of
-from gyre.workloads.torch.errors import NotFinite, WeightsNotLoaded
 from gyre.workloads.torch.served_policy import Policy, next_policy
-from gyre.workloads.torch.trained_model import trained_model
 
 _SEED_STREAM = 16
 _SEEDS = 1 << 31

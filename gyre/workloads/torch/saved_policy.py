@@ -24,7 +24,7 @@ from gyre.models.architecture import Architecture, architecture_of
 from gyre.models.saving import save_model_folder
 from gyre.models.tensor_names import expected_shapes, parameter_parts, to_names
 from gyre.weights.version.manifest import checksum_of_weights
-from gyre.workloads.torch.errors import CheckpointMismatch
+from gyre.workloads.learner.errors import CheckpointMismatch
 
 CHECKPOINT_FORMAT = 2
 

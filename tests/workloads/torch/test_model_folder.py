@@ -21,10 +21,10 @@ from gyre.models.tensor_names import from_names
 from gyre.rollouts.samples import Group
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.base import BaseWorkload, WorkloadContext, operator
+from gyre.workloads.learner.trained_model import own_parameters
 from gyre.workloads.tasks.same_tokenizer import refuse_other_tokenizer
 from gyre.workloads.torch import TorchActor, TorchCritic, TorchReference
 from gyre.workloads.torch.saved_policy import export_policy
-from gyre.workloads.torch.trained_model import own_parameters
 from tests.data.small import write_lines, write_tokenizer
 from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
 
@@ -133,7 +133,7 @@ def test_actor_critic_and_reference_begin_with_the_folders_weights(tmp_path: Pat
     critic = bound(TorchCritic(), "critic", config, tmp_path)
     reference = bound(TorchReference(), "reference", config, tmp_path)
     assert reference.version == 0
-    for held in (actor.model, critic.model.decoder, reference._own):
+    for held in (actor.backend.model, critic.backend.model.decoder, reference._own):
         found = dict(held.named_parameters())
         assert all(torch.equal(found[name], wanted[name]) for name in found if name != "head.weight")
     actor.save_model(tmp_path / "saved")

@@ -18,8 +18,8 @@ from gyre.models.architecture import Architecture
 from gyre.models.saving import save_model_folder
 from gyre.weights.version.manifest import checksum_of_weights
 from gyre.workloads.base import WorkloadContext
+from gyre.workloads.learner.errors import CheckpointMismatch
 from gyre.workloads.megatron.checkpoints.formats import read_metadata, refuse_pickle
-from gyre.workloads.torch.errors import CheckpointMismatch
 
 _TIMEOUT_S = 600.0
 """Deadline of collectives in a group of one member, which waits for nobody."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gyre.workloads.torch.steps.intervals import contains, merge
+from gyre.workloads.learner.intervals import contains, merge
 
 
 def test_intervals_are_canonical_whatever_the_order():

@@ -13,10 +13,10 @@ from gyre.config.sections import OptimSettings, WorkloadSettings
 from gyre.errors import ConfigError
 from gyre.workloads.algorithms.advantages import advantages_of, gae_of
 from gyre.workloads.algorithms.losses import policy_loss, value_loss
+from gyre.workloads.learner.errors import HalfUpdated, NotFinite
+from gyre.workloads.learner.updates import mini_batches_of, share_of
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.critic import TorchCritic
-from gyre.workloads.torch.errors import HalfUpdated, NotFinite
-from gyre.workloads.torch.steps.updates import mini_batches_of, share_of
 from tests.workloads.torch_workloads import CONFIG, bind, rolled_out
 
 SEVERAL: dict[str, Any] = {"lr": 0.05, "eps": 0.01, "warmup_steps": 0, "epochs": 2, "mini_batches": 3}
@@ -141,12 +141,12 @@ def test_the_policys_updates_are_ppos_on_the_log_probs_of_who_generated(
     samples = [sample for group in groups for sample in group.samples]
     advantages = dict(zip(map(id, samples), advantages_of(groups, settings), strict=True))
     with torch.no_grad():
-        before = {id(s): logprobs_of(other.model, g, s) for g in groups for s in g.samples}
+        before = {id(s): logprobs_of(other.backend.model, g, s) for g in groups for s in g.samples}
 
     def loss_of(group: Any, sample: Any) -> torch.Tensor:
         engine = torch.from_numpy(sample.logprobs)
         return policy_loss(
-            logprobs_of(other.model, group, sample)[None],
+            logprobs_of(other.backend.model, group, sample)[None],
             torch.from_numpy(advantages[id(sample)])[None],
             torch.ones(1, len(sample.token_ids), dtype=torch.bool),
             settings,
@@ -154,8 +154,8 @@ def test_the_policys_updates_are_ppos_on_the_log_probs_of_who_generated(
             rollout_logprobs=engine[None],
         ).loss
 
-    plain_steps(other.model, loss_of, groups, seed=CONFIG["seed"])
-    close(actor.model, other.model)
+    plain_steps(other.backend.model, loss_of, groups, seed=CONFIG["seed"])
+    close(actor.backend.model, other.backend.model)
     assert (metrics["updates"], metrics["groups"], actor.step) == (6, 7, 1)
     assert metrics["clipped"] > 0
     assert metrics["old_kl"] > 0, "the ratio is no longer 1"
@@ -166,14 +166,14 @@ def test_the_critics_updates_clip_at_the_values_from_before_the_step(groups: Any
     metrics = step_with(critic, [groups])
 
     def loss_of(group: Any, sample: Any) -> torch.Tensor:
-        found = other.model(inputs_of(group, sample))[0, len(group.prompt_ids) - 1 :]
+        found = other.backend.model(inputs_of(group, sample))[0, len(group.prompt_ids) - 1 :]
         old, returns = sample.extras["values"], gae_of(sample, other.settings.loss)[1]
         mask = torch.ones(1, len(old), dtype=torch.bool)
         given = (found[None], torch.from_numpy(old)[None], torch.from_numpy(returns)[None], mask)
         return value_loss(*given, other.settings.loss).loss
 
-    plain_steps(other.model, loss_of, groups, seed=CONFIG["seed"])
-    close(critic.model, other.model)
+    plain_steps(other.backend.model, loss_of, groups, seed=CONFIG["seed"])
+    close(critic.backend.model, other.backend.model)
     assert metrics["value_clipped"] > 0.1
 
 
@@ -224,10 +224,12 @@ def test_an_update_that_fails_after_others_leaves_a_learner_that_says_so(groups:
     start = actor.state()
     gradient, calls = actor.gradient, []
 
-    def third_is_wrong(some: Any) -> Any:
-        found, tally = gradient(some)
+    def third_is_wrong(some: Any, rows: Any) -> Any:
+        tally = gradient(some, rows)
         calls.append(1)
-        return (found * float("nan") if len(calls) == 3 else found), tally
+        if len(calls) == 3:
+            actor.backend.gradient *= float("nan")
+        return tally
 
     actor.gradient = third_is_wrong
     with pytest.raises(NotFinite):

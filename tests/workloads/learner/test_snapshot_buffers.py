@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gyre.workloads.megatron.model.snapshot_buffers import SnapshotBuffers
+from gyre.workloads.learner.snapshot_buffers import SnapshotBuffers
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import torch
 
-from gyre.workloads.megatron.model.devices import page_locked
+from gyre.workloads.learner.devices import page_locked
 
 SLAB_BYTES = 64 << 20
 """Of one allocation; a larger tensor has its own."""

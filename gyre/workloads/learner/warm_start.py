@@ -20,8 +20,8 @@ import torch.nn.functional as F
 
 from gyre.config.sections import WarmStartSettings
 from gyre.models.modules import Decoder
+from gyre.workloads.learner.padded import TokenRow, pad_rows, token_logits
 from gyre.workloads.tasks.arithmetic import ArithmeticTask
-from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_logits
 
 # The warm start reads the endless sequence of prompts far from where training does.
 FIRST_PROMPT = 1 << 40

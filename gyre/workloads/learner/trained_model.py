@@ -16,9 +16,10 @@ from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture, config_of, read_architecture, read_config
 from gyre.models.first_weights import first_weights, given_weights
+from gyre.models.modules import Decoder
 from gyre.models.safetensors_folder import TensorSource
 from gyre.models.support import refuse_no_folder
-from gyre.models.tensor_names import expected_shapes, from_names
+from gyre.models.tensor_names import expected_shapes, from_names, to_names
 from gyre.workloads.tasks.same_tokenizer import refuse_other_tokenizer, refuse_other_tokens
 from gyre.workloads.tasks.task import Task, task_of
 
@@ -32,6 +33,11 @@ class TrainedModel:
     architecture: Architecture
     config: dict[str, Any]
     folder: Path | None
+
+    @property
+    def small(self) -> Architecture | None:
+        """The small decoder's shape, unless the model is a folder's."""
+        return self.architecture if self.folder is None else None
 
     def first_weights(
         self, settings: WorkloadSettings, device: torch.device = _CPU, *, head: bool = True
@@ -60,6 +66,18 @@ def trained_model(config: Mapping[str, Any], task: Task | None = None) -> Traine
     refuse_other_tokenizer(config, folder, "config.model_path")
     refuse_other_tokens(config, architecture.vocab, folder)
     return TrainedModel(architecture, read_config(folder), folder)
+
+
+def first_source(
+    model: TrainedModel, settings: WorkloadSettings, device: torch.device = _CPU, *, head: bool = True
+) -> TensorSource:
+    """The weights that training begins with, the small decoder's too, by Hugging Face's names. Raises
+    ModelFolderError."""
+    source = model.first_weights(settings, device, head=head)
+    if source is not None:
+        return source
+    decoder = Decoder(model.architecture, seed=settings.seed)
+    return to_names(decoder.state_dict(), model.architecture).__getitem__
 
 
 def own_parameters(source: TensorSource, architecture: Architecture) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
-"""The gradient of one mini-batch, summed micro-batch by micro-batch, with what is needed to normalise it.
+"""What one rank has accumulated of a step: which micro-batches and groups, and the sums that normalise its gradient.
 
-Invariants:
-- *all or nothing*: a micro-batch's gradient and counts are added in one go, after everything that can fail;
+The gradient itself is the back end's. Invariants:
+- *all or nothing*: a micro-batch's counts are added in one go, after everything that can fail;
 - *sums*: nothing is divided before the whole mini-batch, over all ranks, is known.
 
 This module must not know about ranks, optimizers or the idempotence of steps.
@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from torch import Tensor
 
 from gyre.rollouts.samples import Group
 
@@ -57,24 +55,17 @@ class Tally:
 
 @dataclass(slots=True)
 class Accumulation:
-    """What this rank has accumulated for step `step`: the sum in `gradient`, flat, in parameter order; or, where a step
-    has several updates, the groups themselves in `held`, for nobody knows yet which update will train which."""
+    """What this rank has accumulated for step `step`. Where a step has several updates, the groups themselves are in
+    `held`, for no update has its groups before all are there."""
 
     step: int
-    gradient: Tensor
     tally: Tally = field(default_factory=Tally)
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
     group_ids: set[int] = field(default_factory=set)
     held: list[Group] = field(default_factory=list)
 
     def add(
-        self,
-        index: int,
-        gradient: Tensor | None,
-        tally: Tally,
-        group_ids: Sequence[int],
-        *,
-        held: Sequence[Group] = (),
+        self, index: int, tally: Tally, group_ids: Sequence[int], *, held: Sequence[Group] = ()
     ) -> dict[str, Any]:
         """Take a micro-batch in and return its record."""
         record = {
@@ -84,8 +75,6 @@ class Accumulation:
             "tokens": int(tally.tokens),
             "reward_mean": tally.reward / max(tally.samples, 1.0),
         }
-        if gradient is not None:
-            self.gradient += gradient
         self.tally = self.tally.plus(tally)
         self.group_ids.update(group_ids)
         self.held += held

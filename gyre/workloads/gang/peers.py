@@ -4,18 +4,21 @@ Invariants:
 - *every wait has a deadline*: a peer that is gone turns into an error after `timeout_s`, never into a hang;
 - *same order*: every rank makes the same calls in the same order.
 
-This module must not know what is reduced.
+This module must not know what is reduced. `Peers` is the `Ranks` of `gyre.workloads.learner.backend` where each rank
+holds the whole model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 
 import torch
 import torch.distributed as dist
 
+from gyre.rollouts.samples import Group
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.torch.steps.rendezvous import join
+from gyre.workloads.gang.rendezvous import join
 
 
 class Peers:
@@ -29,6 +32,36 @@ class Peers:
             return
         join(context, "gloo", timeout_s)
         self._joined = True
+
+    @property
+    def replica(self) -> int:
+        """Each rank has a copy of the model."""
+        return self.rank
+
+    @property
+    def replica_count(self) -> int:
+        return self.world_size
+
+    speaks_for_samples = True
+    speaks_for_losses = True
+
+    def pool_shares(self, groups: Sequence[Group]) -> list[Group]:
+        """The rank's own."""
+        return list(groups)
+
+    def any(self, flag: bool) -> bool:
+        """The rank's own: it computes alone."""
+        return flag
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sums over all ranks, in float64; the same bits on each."""
+        total = torch.tensor(values, dtype=torch.float64)
+        self.all_reduce_sum(total)
+        return total.tolist()
+
+    def from_first(self, text: str) -> str:
+        """The first rank's text, on every rank."""
+        return self.exchange(text.encode())[0].decode()
 
     def all_reduce_sum(self, buffer: torch.Tensor) -> None:
         """Replace `buffer` by its sum over the ranks, the same bits on every rank."""

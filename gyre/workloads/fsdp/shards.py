@@ -1,0 +1,144 @@
+"""This rank's shards of a model's tensors: taken from whole tensors, and gathered to whole ones.
+
+A rank has consecutive rows of each parameter, and all of each buffer.
+
+Invariants:
+- *one bundle at a time*: beside the shards, never more than the tensors that are converted together are whole;
+- *all of it or nothing*: `load` changes no tensor before all ranks have read all of theirs.
+
+This module must not know about steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gyre.models.errors import ModelFolderError
+from gyre.models.safetensors_folder import TensorSource
+from gyre.weights.version.manifest import WeightMismatch
+from gyre.workloads.fsdp.file_names import FileNames
+from gyre.workloads.fsdp.ranks import FsdpRanks
+from gyre.workloads.fsdp.token_model import TokenModel
+
+_OF_CAUSAL = "causal."
+
+
+class Shards:
+    """Of a `model` before it is sharded. `bind` once it is."""
+
+    def __init__(self, model: TokenModel, ranks: FsdpRanks) -> None:
+        self._ranks = ranks
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in _named(model).items()}
+        self._names = FileNames(model.causal, self._shapes)
+        self.tensors: dict[str, Any] = {}
+        """Parameters and persistent buffers by the model's own names, tied ones once."""
+        self.rank = ranks.rank
+
+    def bind(self, model: TokenModel) -> None:
+        self.tensors = _named(model)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return self._shapes[name]
+
+    def local(self, name: str) -> Tensor:
+        """What this rank has of a tensor: the memory itself."""
+        return local_of(self.tensors[name])
+
+    def rows(self, name: str) -> tuple[int, int]:
+        """Which rows of the whole tensor this rank has."""
+        count = self._shapes[name][0] if self._shapes[name] else 0
+        if not _is_sharded(self.tensors[name]):
+            return 0, count
+        size = -(-count // self._ranks.world_size)
+        start = min(self._ranks.rank * size, count)
+        return start, min(start + size, count)
+
+    # -- in --------------------------------------------------------------------------------------------
+
+    def take_first(self, source: TensorSource) -> None:
+        """Fill the shards, which have nothing yet. Raises as `load`."""
+        for name, mine in self._read(source):
+            self._copy(name, mine)
+
+    def load(self, source: TensorSource) -> None:
+        """Replace the shards. Raises WeightMismatch or ModelFolderError on all ranks together, and then nothing has
+        changed. A call of all ranks."""
+        taken: dict[str, Tensor] = {}
+        problem: WeightMismatch | ModelFolderError | None = None
+        try:
+            taken = {name: mine.clone() for name, mine in self._read(source)}
+        except (WeightMismatch, ModelFolderError) as error:
+            problem = error
+        if self._ranks.any(problem is not None):
+            raise problem or WeightMismatch("another rank cannot read the weights; its log says why.")
+        for name, mine in taken.items():
+            self._copy(name, mine)
+
+    def _read(self, source: TensorSource) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor's name with this rank's rows of it; they may be views of a whole one."""
+        for bundle in self._names.bundles:
+            files = {name: _checked(source, name, shape) for name, shape in bundle.files.items()}
+            for name, whole in self._names.together(files).items():
+                if tuple(whole.shape) != self._shapes[name]:
+                    raise WeightMismatch(
+                        f"{name}, made of {', '.join(bundle.files)}, would be {tuple(whole.shape)}, the model's is "
+                        f"{self._shapes[name]}."
+                    )
+                start, end = self.rows(name)
+                yield name, whole[start:end] if whole.ndim else whole
+
+    def _copy(self, name: str, mine: Tensor) -> None:
+        with torch.no_grad():
+            self.local(name).copy_(mine)
+
+    # -- out -------------------------------------------------------------------------------------------
+
+    def gathered(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """The whole tensors by the names in files, parameters in `dtype`, in host memory of their own, on the first
+        rank; nothing on others. A call of all ranks: each exhausts it."""
+        for bundle in self._names.bundles:
+            whole = {name: self._whole(name, dtype) for name in bundle.names}
+            if self._ranks.rank == 0:
+                on_host = {name: tensor.to("cpu", copy=True) for name, tensor in whole.items()}
+                for name, one in self._names.apart(on_host).items():
+                    yield name, one.contiguous()
+
+    def _whole(self, name: str, dtype: torch.dtype) -> Tensor:
+        tensor: Any = self.tensors[name].detach()
+        whole: Tensor = tensor.to(dtype).full_tensor() if _is_sharded(tensor) else tensor
+        return whole
+
+
+def local_of(tensor: Any) -> Tensor:
+    """This rank's part of a sharded tensor: the memory itself."""
+    found = tensor.detach()
+    local: Tensor = found.to_local() if _is_sharded(found) else found
+    return local
+
+
+def _is_sharded(tensor: Any) -> bool:
+    return hasattr(tensor, "to_local")
+
+
+def _named(model: TokenModel) -> dict[str, Any]:
+    """Parameters and persistent buffers by the names that they have in the causal model; the value head's by its
+    own."""
+    found: dict[str, Any] = dict(model.named_parameters())
+    kept = model.state_dict(keep_vars=True).keys()
+    found |= {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    return {name.removeprefix(_OF_CAUSAL): tensor for name, tensor in found.items()}
+
+
+def _checked(source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
+    try:
+        tensor = source(name)
+    except KeyError as error:
+        raise WeightMismatch(f"there is no tensor {name}.") from error
+    if tuple(tensor.shape) != shape:
+        raise WeightMismatch(f"tensor {name} is {tuple(tensor.shape)}, the model's is {shape}.")
+    return tensor
