@@ -20,12 +20,12 @@ import torch
 
 from gyre.config.sections import WorkloadSettings
 from gyre.models.architecture import Architecture, read_architecture, read_config
-from gyre.models.errors import ModelFolderError
+from gyre.models.errors import ModelFolderError, NotComputed
 from gyre.models.first_weights import score_weights
-from gyre.models.safetensors_files import refuse_other_formats
 from gyre.models.safetensors_folder import SafetensorsFolder, TensorSource
-from gyre.models.support import refuse_no_folder
+from gyre.models.support import refuse_no_folder, weights_of_another
 from gyre.models.tensor_names import EMBEDDING, HEAD, SCORE, VALUE_BIAS, VALUE_WEIGHT
+from gyre.models.transformers_models import refuse_not_causal
 from gyre.workloads.fsdp.model import parsed_config
 from gyre.workloads.learner.trained_model import TrainedModel, first_source, trained_model
 from gyre.workloads.tasks.same_tokenizer import refuse_other_tokenizer, refuse_other_tokens
@@ -50,10 +50,11 @@ class FirstModel:
         language model of transformers."""
         refuse_no_folder(folder, key)
         config = read_config(folder)
+        known: Architecture | None = None
         try:
-            known: Architecture | None = read_architecture(folder)
-        except ModelFolderError:
-            known = None
+            known = read_architecture(folder)
+        except NotComputed:
+            refuse_not_causal(config, str(folder / "config.json"))
         return cls._of(config, folder, known)
 
     @classmethod
@@ -77,7 +78,9 @@ class FirstModel:
         if self.known is not None:
             model = TrainedModel(self.known, self.config, self.folder)
             return first_source(model, settings, head=head), frozenset()
-        found = _weights_in(Path(settings.first_policy))
+        folder = Path(settings.first_policy)
+        weights_of_another(folder, self.config, head=HEAD if head else None)
+        found = SafetensorsFolder(folder)
         both = head and self.tied and {HEAD, EMBEDDING} <= found.names
         if both and not torch.equal(found(HEAD), found(EMBEDDING)):
             raise ModelFolderError(
@@ -92,12 +95,8 @@ class FirstModel:
         assert self.folder is not None, "a reward model is a folder's"
         if self.known is not None:
             return score_weights(self.folder, self.known), frozenset()
-        found = _weights_in(self.folder)
-        if SCORE not in found.names or found(SCORE).shape != (1, self.hidden):
-            raise ModelFolderError(
-                f"{self.folder} has no tensor {SCORE} of the shape (1, {self.hidden}).",
-                hint="A reward model is one for sequence classification with one label.",
-            )
+        weights_of_another(self.folder, self.config, head=SCORE)
+        found = SafetensorsFolder(self.folder)
 
         def give(name: str) -> torch.Tensor:
             return torch.zeros(1) if name == VALUE_BIAS else found(SCORE if name == VALUE_WEIGHT else name)
@@ -115,15 +114,4 @@ def first_model(config: Mapping[str, Any], task: Task | None = None) -> FirstMod
     found = FirstModel.of_folder(folder, "config.model_path")
     refuse_other_tokenizer(config, folder, "config.model_path")
     refuse_other_tokens(config, found.vocab, folder)
-    return found
-
-
-def _weights_in(folder: Path) -> SafetensorsFolder:
-    found = SafetensorsFolder(folder)
-    if not found:
-        refuse_other_formats(folder)
-        raise ModelFolderError(
-            f"{folder} holds no weights, and of this kind of model they are not drawn from the seed.",
-            hint="Write some: AutoModelForCausalLM.from_config(config).save_pretrained(folder), of transformers.",
-        )
     return found
