@@ -142,7 +142,7 @@ class Bench:
         self._deterministic(on=name == "actor")
         if name == "weights":
             began = self._now()
-            for _, tensor in self.actor.weights():
+            for _, tensor in self.actor.backend.weights():
                 tensor.cpu()
             return {"seconds": self._now() - began, "tokens": 0}
         if name.startswith("bare"):

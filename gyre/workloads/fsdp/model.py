@@ -30,10 +30,9 @@ from gyre.workloads.fsdp import packed_attention
 from gyre.workloads.fsdp.token_model import UNPACKED, TokenModel
 
 
-def build_causal(hugging_face_config: dict[str, Any], attention: str) -> Any:
-    """The model, with parameters in float32 that have no memory. `attention` is transformers' name of an
-    implementation, or `auto`: `packed_attention` where the model lets attention be chosen. Raises ConfigError where
-    transformers has no such model, or not with these weights."""
+def parsed_config(hugging_face_config: dict[str, Any]) -> Any:
+    """The content of a `config.json` as transformers reads it. Raises ConfigError where transformers has no such model,
+    or not with these weights."""
     config = dict(hugging_face_config)
     kind = str(config.get("model_type", ""))
     if kind not in CONFIG_MAPPING:
@@ -46,7 +45,18 @@ def build_causal(hugging_face_config: dict[str, Any], attention: str) -> Any:
             "The model's weights are quantised: its config.json has a quantization_config.",
             hint="Train from a copy in bfloat16.",
         )
-    parsed: Any = CONFIG_MAPPING[kind].from_dict(config)
+    try:
+        return CONFIG_MAPPING[kind].from_dict(config)
+    except Exception as error:  # each type of model checks its keys in its own way
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"transformers does not read this config.json of a {kind}: {problem}") from error
+
+
+def build_causal(hugging_face_config: dict[str, Any], attention: str) -> Any:
+    """The model, with parameters in float32 that have no memory. `attention` is transformers' name of an
+    implementation, or `auto`: `packed_attention` where the model lets attention be chosen. Raises ConfigError as
+    `parsed_config`, and where the model is no causal one."""
+    parsed = parsed_config(hugging_face_config)
     problem = ""
     for one in [packed_attention.NAME, *UNPACKED] if attention == "auto" else [attention]:
         try:
@@ -56,7 +66,7 @@ def build_causal(hugging_face_config: dict[str, Any], attention: str) -> Any:
             continue
         if one != packed_attention.NAME or causal.is_backend_compatible():
             return causal
-    raise ConfigError(f"transformers cannot build this {kind}: {problem}")
+    raise ConfigError(f"transformers cannot build this {parsed.model_type}: {problem}")
 
 
 def _constructed(config: Any, attention: str) -> Any:
