@@ -96,7 +96,9 @@ def _serve(pipe: Connection) -> None:
         except EOFError:  # the pool is closed
             return
         try:
-            function, args = pickle.loads(received)  # raises whatever the import of the function's module raises
+            function, args = pickle.loads(
+                received
+            )  # raises whatever the import of the function's module raises
             pipe.send((False, function(*args)))
         except BaseException:
             pipe.send((True, traceback.format_exc()))
