@@ -32,14 +32,14 @@ class Shards:
 
     def __init__(self, model: TokenModel, ranks: FsdpRanks) -> None:
         self._ranks = ranks
-        self._shapes = {name: tuple(tensor.shape) for name, tensor in _named(model).items()}
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
         self._names = FileNames(model.causal, self._shapes)
         self.tensors: dict[str, Any] = {}
         """Parameters and persistent buffers by the model's own names, tied ones once."""
         self.rank = ranks.rank
 
     def bind(self, model: TokenModel) -> None:
-        self.tensors = _named(model)
+        self.tensors = named_tensors(model)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the whole tensor."""
@@ -125,7 +125,7 @@ def _is_sharded(tensor: Any) -> bool:
     return hasattr(tensor, "to_local")
 
 
-def _named(model: TokenModel) -> dict[str, Any]:
+def named_tensors(model: TokenModel) -> dict[str, Any]:
     """Parameters and persistent buffers by the names that they have in the causal model; the value head's by its
     own."""
     found: dict[str, Any] = dict(model.named_parameters())

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 import xxhash
 
-from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture, architecture_of
-from gyre.models.saving import save_model_folder
+from gyre.models.saving import refuse_taken, save_model_folder
 from gyre.models.tensor_names import expected_shapes, parameter_parts, to_names
 from gyre.weights.version.manifest import checksum_of_weights
 from gyre.workloads.learner.errors import CheckpointMismatch
@@ -77,8 +76,7 @@ def export_policy(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[str, 
     `bfloat16`, or "" for the trained ones'), with the tokenizer of the folder that training began with, if it is still
     there. Returns `{"step", "tensors", "size_bytes", "dtype"}`. Raises CheckpointMismatch as `read_policy`, and where
     it does not say its model; ConfigError where `out` is there, or cannot be written."""
-    if out.exists():
-        raise ConfigError(f"{out} exists already.", hint="Give another folder, or remove it first.")
+    refuse_taken(out)
     found = read_policy(checkpoint)
     if found.config is None:
         raise CheckpointMismatch(
@@ -88,11 +86,11 @@ def export_policy(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[str, 
     kind = getattr(torch, dtype or "float32")
     architecture = architecture_of(found.config, str(checkpoint))
     tensors = {name: tensor.to(kind) for name, tensor in found.named(architecture).items()}
-    save_model_folder(out, found.config, tensors, beside=found.beside)
+    written = save_model_folder(out, found.config, tensors, beside=found.beside)
     return {
         "step": found.step,
-        "tensors": len(tensors),
-        "size_bytes": sum(tensor.nbytes for tensor in tensors.values()),
+        "tensors": written.tensors,
+        "size_bytes": written.size_bytes,
         "dtype": dtype or "float32",
     }
 

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from gyre.config.sections import MegatronSettings, OptimSettings
-from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture
-from gyre.models.saving import save_model_folder
+from gyre.models.saving import refuse_taken, save_model_folder
 from gyre.weights.version.manifest import checksum_of_weights
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.learner.errors import CheckpointMismatch
@@ -47,8 +46,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "", trust: bo
     from gyre.workloads.megatron.model.parallel import Ranks
     from gyre.workloads.megatron.policy import MegatronPolicy
 
-    if out.exists():
-        raise ConfigError(f"{out} exists already.", hint="Give another folder, or remove it first.")
+    refuse_taken(out)
     metadata = read_metadata(checkpoint)
     refuse_pickle(checkpoint, metadata, trust=trust)
     model = metadata.get("model")
@@ -86,13 +84,13 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "", trust: bo
         if dtype:
             tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
         beside = Path(model["path"]) if model["path"] else None
-        save_model_folder(out, model["config"], tensors, beside=beside)
+        written = save_model_folder(out, model["config"], tensors, beside=beside)
     finally:
         ranks.close()
     return {
         "step": metadata["step"],
-        "tensors": len(tensors),
-        "size_bytes": sum(tensor.nbytes for tensor in tensors.values()),
+        "tensors": written.tensors,
+        "size_bytes": written.size_bytes,
         "dtype": dtype or model["dtype"],
     }
 
