@@ -85,3 +85,21 @@ def opened(rank: int, ranks: int, port: int, out: Path, rows: Rows) -> dict[str,
         "generated": generated.shape[1],
         "ends": model.generation_config.eos_token_id,
     }
+
+
+def begins_with(rank: int, ranks: int, port: int, config: dict[str, Any]) -> dict[str, Any]:
+    """The weights that FSDP2's ranks of a job with this `config` begin with. Empty but on the first."""
+    from gyre.config.sections import WorkloadSettings
+    from gyre.workloads.base import WorkloadContext
+    from gyre.workloads.fsdp.backend import FsdpBackend
+    from gyre.workloads.learner.trained_model import first_source, trained_model
+    from tests.fsdp.work import on_host
+
+    context = WorkloadContext("j", "actor", rank, ranks, master_addr="127.0.0.1", master_port=port)
+    settings, model = WorkloadSettings.read(config), trained_model(config)
+    source = first_source(model, settings)
+    backend = FsdpBackend(context, settings, settings.optim, model.config, source, values=False)
+    try:
+        return on_host(dict(backend.weights()))
+    finally:
+        backend.close(keep=False)

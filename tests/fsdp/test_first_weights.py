@@ -1,0 +1,185 @@
+"""A job of each back end begins with the weights of each back end's checkpoint, and with nothing else of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gyre.api.first_weights import first_weights
+from gyre.api.home import Home
+from gyre.config import parse_job
+from gyre.errors import ConfigError
+from gyre.graph import compile_job
+from gyre.models.safetensors_folder import SafetensorsFolder
+from gyre.store import Store, open_store
+from gyre.workloads.gang.state_files import sealed
+from gyre.workloads.torch.actor import TorchActor
+from gyre.workloads.torch.critic import TorchCritic
+from tests.fsdp.export_work import begins_with, save_trained
+from tests.fsdp.work import CONFIG as FSDP_CONFIG
+from tests.fsdp.work import random_rows
+from tests.megatron import work
+from tests.megatron.checkpoints import checkpoint_work
+from tests.megatron.test_hugging_face import FAMILIES
+from tests.megatron.work import LAYOUTS, config_of, random_groups
+from tests.rank_pool import RankPool
+from tests.workloads.torch_workloads import bind
+
+Weights = dict[str, np.ndarray[Any, Any]]
+BACK_ENDS = ("torch", "megatron", "fsdp")
+TOKENIZER = {"tokenizer.json": "{}", "generation_config.json": '{"eos_token_id": 3}'}
+SENTENCES = {"torch": "plain torch", "megatron": "Megatron's ranks", "fsdp": "FSDP2's ranks"}
+
+
+@pytest.fixture(scope="module")
+def megatrons() -> Iterator[RankPool]:
+    made = RankPool(2, preload="tests.fsdp.preload")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(Home(tmp_path).database_url()) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = work.write_folder(tmp_path_factory.mktemp("model") / "tied", FAMILIES["qwen3-tied"])
+    for name, content in TOKENIZER.items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def job_on(model: Path, layout: str = "tp2") -> dict[str, Any]:
+    return {**config_of(layout), "model_path": str(model)}
+
+
+def begun(store: Store, home: Path, config: dict[str, Any], source: Path) -> tuple[dict[str, Any], list[str]]:
+    """The `config` of a job that begins with a source, which is then gone, and what it says of that."""
+    roles = {"trainer": {}, "actor": {}, "rollout": {}, "reward": {}}
+    job = {"name": "second", "recipe": "grpo", "device_type": "CPU", "device_per_node": 8, "roles": roles}
+    spec = compile_job(parse_job({**job, "config": config})).spec
+    with first_weights(store, Home(home), spec, "second-1", source, trust=False) as (taken, notes):
+        shutil.rmtree(source)
+    return taken.config, notes
+
+
+def torchs_checkpoint(model: Path, folder: Path) -> Weights:
+    actor = bind(TorchActor(), {**job_on(model), "seed": 4})
+    try:
+        groups = random_groups(0, 4)
+        actor.accumulate(groups, step=1, index=0)
+        actor.apply(step=1, indices=1, group_ids=[group.id for group in groups])
+        actor.checkpoint(folder)
+        return {name: tensor.detach().numpy().copy() for name, tensor in actor.weights().items()}
+    finally:
+        actor.teardown()
+
+
+def checkpoint_by(back_end: str, model: Path, folder: Path, pool: RankPool, megatrons: RankPool) -> Weights:
+    """A checkpoint after a step, by ranks of the back end; the weights in it."""
+    if back_end == "torch":
+        return torchs_checkpoint(model, folder)
+    if back_end == "megatron":
+        folder.mkdir()
+        write = partial(checkpoint_work.train_and_checkpoint, background=False)
+        found = megatrons.run(write, 2, job_on(model), [[random_groups(0, 4)]], folder)
+        weights: Weights = found[0]["after"]["weights"]
+        return weights
+    pool.run(save_trained, 2, model, FSDP_CONFIG, folder, random_rows(6, seed=3))
+    pool.run(_exported_to, 1, folder, folder.with_name("seen"))
+    return {
+        name: one.numpy().copy()
+        for name, one in SafetensorsFolder(folder.with_name("seen")).tensors().items()
+    }
+
+
+def _exported_to(rank: int, ranks: int, port: int, folder: Path, out: Path) -> None:
+    from gyre.workloads.fsdp.conversion import export_checkpoint
+
+    export_checkpoint(folder, out)
+
+
+def weights_of_torchs(config: dict[str, Any]) -> Weights:
+    actor = bind(TorchActor(), config)
+    try:
+        actor.warm_start()
+        return {name: tensor.detach().numpy().copy() for name, tensor in actor.weights().items()}
+    finally:
+        actor.teardown()
+
+
+def same(found: Weights, wanted: Weights) -> bool:
+    return found.keys() == wanted.keys() and all(np.array_equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("source", BACK_ENDS)
+def test_every_back_end_begins_with_a_checkpoint_of_every_other(
+    pool: RankPool, megatrons: RankPool, store: Store, model: Path, tmp_path: Path, source: str
+) -> None:
+    trained = checkpoint_by(source, model, tmp_path / "trained", pool, megatrons)
+    config, notes = begun(store, tmp_path, job_on(model), tmp_path / "trained")
+    assert notes == [
+        f"begins with the weights of {tmp_path / 'trained'}, which {SENTENCES[source]} wrote; "
+        "its optimizer begins anew"
+    ]
+    first = Path(config["first_weights"]["path"])
+    assert {name: (first / name).read_text() for name in TOKENIZER} == TOKENIZER
+    untrained = {name: one.numpy() for name, one in SafetensorsFolder(model).tensors().items()}
+    assert not same(untrained, trained), "it was trained"
+    assert same(weights_of_torchs(config), trained)
+    assert same(megatrons.run(work.train, LAYOUTS["tp2"][0], config, [])[0]["weights"], trained)
+    assert same(pool.run(begins_with, 2, config)[0], trained)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_read(
+    pool: RankPool, megatrons: RankPool, store: Store, model: Path, tmp_path: Path
+) -> None:
+    """Another shape, another family, a tied model for an untied one, whoever wrote it, and a critic for an actor."""
+    others = {
+        name: work.write_folder(tmp_path / name, {**FAMILIES["qwen3-tied"], **changes})
+        for name, changes in (
+            ("deeper", {"num_hidden_layers": FAMILIES["qwen3-tied"]["num_hidden_layers"] + 1}),
+            ("untied", {"tie_word_embeddings": False}),
+        )
+    } | {"llama": work.write_folder(tmp_path / "llama", FAMILIES["llama"])}
+    sentences = {
+        "deeper": "num_hidden_layers is",
+        "untied": "tie_word_embeddings is true instead of false",
+        "llama": "model_type is qwen3 instead of llama",
+    }
+    for back_end in BACK_ENDS:
+        folder = tmp_path / f"by-{back_end}"
+        checkpoint_by(back_end, model, folder, pool, megatrons)
+        shutil.rmtree(tmp_path / "seen", ignore_errors=True)
+        for name, other in others.items():
+            with pytest.raises(ConfigError, match=f"{folder} is not this job's: .*{sentences[name]}"):
+                begun(store, tmp_path, job_on(other), folder)
+            assert folder.is_dir()
+            assert not (tmp_path / "jobs" / "second-1").exists()
+        critics(back_end, model, folder)
+        with pytest.raises(ConfigError, match="is not of a policy"):
+            begun(store, tmp_path, job_on(model), folder)
+
+
+def critics(back_end: str, model: Path, folder: Path) -> None:
+    """Make it a critic's checkpoint."""
+    if back_end == "torch":
+        shutil.rmtree(folder)
+        critic = bind(TorchCritic(), job_on(model))
+        critic.checkpoint(folder)
+        critic.teardown()
+        return
+    book = json.loads((folder / "actor.json").read_text())
+    held = book if back_end == "megatron" else book["metadata"]
+    held["model"] = None
+    (folder / "actor.json").write_text(json.dumps(sealed(book)))
