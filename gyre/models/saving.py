@@ -17,6 +17,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from gyre.models.tensor_names import EMBEDDING, HEAD
 
 SHARD_BYTES = 5_000_000_000
 """Largest size of one file: the default of transformers."""
+
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""The files of an adapter in PEFT's layout."""
 
 _DTYPE_KEYS = ("torch_dtype", "dtype")
 """The key of `config.json` that transformers has always read, and that of newer versions."""
@@ -74,18 +78,42 @@ def save_model_folder(
     """Write `path`: `config.json`, the tensors, and of the folder `beside`, which the model came from, the tokenizer's
     files and the defaults of generation. `check` is given the folder of the weights before it has its name, and may
     raise. Raises ConfigError where something is at `path`, or it cannot be written."""
-    refuse_taken(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    with _whole_or_absent(path) as partial:
         held = _write_weights(partial, tensors, shard_bytes)
         if check is not None:
             check(partial)
         if beside is not None:
             add_beside(partial, beside)
         (partial / "config.json").write_text(json.dumps(config_for(config, held), indent=1))
-        everybodys = (partial / "config.json").stat().st_mode
+    return Written(len(held), sum(tensor.nbytes for tensor in held.values()))
+
+
+def save_adapter_folder(
+    path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], *, check: Callable[[Path], None]
+) -> Written:
+    """Write `path`, an adapter in PEFT's layout: `adapter_config.json` and the tensors. Otherwise as
+    `save_model_folder`."""
+    with _whole_or_absent(path) as partial:
+        save_file(dict(tensors), partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        check(partial)
+        (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=1))
+    return Written(len(tensors), sum(tensor.nbytes for tensor in tensors.values()))
+
+
+@contextmanager
+def _whole_or_absent(path: Path) -> Iterator[Path]:
+    """A folder to write to, which is at `path` when all of it is on the disk. Raises ConfigError where something is
+    there, or it cannot be written."""
+    refuse_taken(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        own = partial / "mode"
+        own.touch()
+        everybodys = own.stat().st_mode
+        own.unlink()
         for file in partial.rglob("*"):
             if file.is_file():
                 file.chmod(everybodys)  # safetensors writes for its user alone
@@ -95,7 +123,6 @@ def save_model_folder(
         raise ConfigError(f"{path} cannot be written: {error}.", hint="Is there room for it?") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return Written(len(held), sum(tensor.nbytes for tensor in held.values()))
 
 
 def refuse_taken(path: Path) -> None:

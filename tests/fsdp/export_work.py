@@ -75,7 +75,7 @@ def opened(rank: int, ranks: int, port: int, out: Path, rows: Rows) -> dict[str,
     dtype = str(model.dtype)
     head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     with torch.no_grad():
-        generated = model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=4, do_sample=False)
+        generated = model.generate(torch.tensor([[3, 4, 5]]), min_new_tokens=4, max_new_tokens=4, do_sample=False)
         said = [_said_by(model.eval(), passes_of([row])[0])[0].float().numpy() for row in rows]
     return {
         "said": np.concatenate(said),
