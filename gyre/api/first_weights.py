@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 _EXPORT_S = 3600.0
 """Deadline of reading a checkpoint of several ranks: at the 100 MB/s of a slow disk, 180 GB in and 180 GB out."""
 
-_FSDPS = "gyre.workloads.fsdp"
 _WRITERS: dict[BackEnd | None, str] = {
     "torch": ", which plain torch wrote",
     "megatron": ", which Megatron's ranks wrote",
@@ -137,7 +136,8 @@ class Wanted:
     def of(cls, spec: JobSpec) -> Wanted:
         """Raises ConfigError where the job has no actor of Gyre's, or its model cannot be read."""
         from gyre.models.architecture import read_config
-        from gyre.models.errors import ModelFolderError
+        from gyre.models.errors import NotComputed
+        from gyre.workloads.fsdp.actor import FsdpActor
         from gyre.workloads.learner.policy import PolicyLearner
         from gyre.workloads.learner.trained_model import trained_model
 
@@ -150,12 +150,11 @@ class Wanted:
             )
         try:
             model = trained_model(spec.config)
-        except ModelFolderError:
-            folder = Path(WorkloadSettings.read(spec.config).model_path)
-            takes_any = any(one.__module__.startswith(_FSDPS) for one in kind.__mro__)
-            if not takes_any or not (folder / "config.json").is_file():
+        except NotComputed:
+            if not issubclass(kind, FsdpActor):
                 raise
-            return cls(read_config(folder), str(folder), None)
+            folder = WorkloadSettings.read(spec.config).model_path
+            return cls(read_config(Path(folder)), folder, None)
         return cls(model.config, str(model.folder or ""), model.architecture)
 
     def refuse_other(self, config: Mapping[str, Any], where: Path) -> None:

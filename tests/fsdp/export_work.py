@@ -75,7 +75,9 @@ def opened(rank: int, ranks: int, port: int, out: Path, rows: Rows) -> dict[str,
     dtype = str(model.dtype)
     head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     with torch.no_grad():
-        generated = model.generate(torch.tensor([[3, 4, 5]]), min_new_tokens=4, max_new_tokens=4, do_sample=False)
+        generated = model.generate(
+            torch.tensor([[3, 4, 5]]), min_new_tokens=4, max_new_tokens=4, do_sample=False
+        )
         said = [_said_by(model.eval(), passes_of([row])[0])[0].float().numpy() for row in rows]
     return {
         "said": np.concatenate(said),
@@ -89,17 +91,17 @@ def opened(rank: int, ranks: int, port: int, out: Path, rows: Rows) -> dict[str,
 
 def begins_with(rank: int, ranks: int, port: int, config: dict[str, Any]) -> dict[str, Any]:
     """The weights that FSDP2's ranks of a job with this `config` begin with. Empty but on the first."""
-    from gyre.config.sections import WorkloadSettings
     from gyre.workloads.base import WorkloadContext
-    from gyre.workloads.fsdp.backend import FsdpBackend
-    from gyre.workloads.learner.trained_model import first_source, trained_model
+    from gyre.workloads.fsdp.actor import FsdpActor
     from tests.fsdp.work import on_host
 
-    context = WorkloadContext("j", "actor", rank, ranks, master_addr="127.0.0.1", master_port=port)
-    settings, model = WorkloadSettings.read(config), trained_model(config)
-    source = first_source(model, settings)
-    backend = FsdpBackend(context, settings, settings.optim, model.config, source, values=False)
+    actor = FsdpActor()
+    actor.context = WorkloadContext(
+        "j", "actor", rank, ranks, config=config, master_addr="127.0.0.1", master_port=port
+    )
+    actor.setup()
     try:
-        return on_host(dict(backend.weights()))
+        assert (actor.warm_start()["steps"], actor.step) == (0, 0)
+        return on_host(actor.weights())
     finally:
-        backend.close(keep=False)
+        actor.teardown()

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import CONFIG_MAPPING
 
 from gyre.models.errors import ModelFolderError
 from gyre.models.safetensors_files import ANOTHER_MODEL, weight_files
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.workloads.fsdp.file_names import FileNames
-from gyre.workloads.fsdp.model import build_causal
+from gyre.workloads.fsdp.model import build_causal, parsed_config
 from gyre.workloads.fsdp.shards import named_tensors
 from gyre.workloads.fsdp.token_model import TokenModel
 
@@ -49,11 +48,11 @@ _NO_WEIGHTS_MATTER = frozenset(
 
 def config_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     """How the models of two `config.json` differ, each a text that names the key. What is absent has the default of
-    transformers."""
+    transformers. Raises ConfigError where it has no such model."""
     kinds = [str(one.get("model_type", "")) for one in (theirs, ours)]
-    if kinds[0] != kinds[1] or kinds[0] not in CONFIG_MAPPING:
+    if kinds[0] != kinds[1]:
         return [f"model_type is {kinds[0]} instead of {kinds[1]}"]
-    there, here = (_flat(CONFIG_MAPPING[kinds[0]].from_dict(dict(one)).to_dict()) for one in (theirs, ours))
+    there, here = (_flat(parsed_config(dict(one)).to_dict()) for one in (theirs, ours))
     return [
         f"{key} is {there.get(key)} instead of {here.get(key)}"
         for key in sorted(there.keys() | here.keys())
