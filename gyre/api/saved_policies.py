@@ -32,11 +32,22 @@ def written_by(folder: Path) -> BackEnd | None:
 
 
 def export_saved(
-    folder: Path, out: Path, back_end: BackEnd, *, dtype: str = "", trust: bool = False
+    folder: Path,
+    out: Path,
+    back_end: BackEnd,
+    *,
+    dtype: str = "",
+    trust: bool = False,
+    adapter: bool = False,
 ) -> dict[str, Any]:
-    """Write `out`, a folder in Hugging Face's layout, from the checkpoint that the back end wrote: what its own export
-    says of it. Raises ConfigError where what it needs is not installed."""
+    """Write `out`, a folder in Hugging Face's layout, from the checkpoint that the back end wrote, or with `adapter`
+    its adapter alone: what its own export says of it. Raises ConfigError where what it needs is not installed, or there
+    is no adapter."""
     refuse_missing(folder, back_end)
+    if adapter and back_end != "fsdp":
+        raise ConfigError(
+            f"{folder} is of a whole model, and has no adapter.", hint="Export without --adapter."
+        )
     if back_end == "torch":
         from gyre.workloads.torch.saved_policy import export_policy
 
@@ -44,7 +55,7 @@ def export_saved(
     if back_end == "fsdp":
         from gyre.workloads.fsdp.conversion import export_checkpoint as export_of_fsdp
 
-        return export_of_fsdp(folder, out, dtype=dtype)
+        return export_of_fsdp(folder, out, dtype=dtype, adapter=adapter)
     from gyre.workloads.megatron.checkpoints.conversion import export_checkpoint
 
     return export_checkpoint(folder, out, dtype=dtype, trust=trust)

@@ -105,7 +105,7 @@ def of_a_critic(path: Path) -> None:
 
 def of_another_model(path: Path) -> None:
     book = json.loads((path / "actor.json").read_text())
-    book["metadata"]["model"]["config"]["num_hidden_layers"] = 3
+    book["metadata"]["model"]["config"]["intermediate_size"] = 64
     (path / "actor.json").write_text(json.dumps(sealed(book)))
 
 
@@ -117,7 +117,7 @@ def with_another_digest(path: Path) -> None:
 
 HARMS: dict[str, tuple[Callable[[Path], None], str]] = {
     "critic": (of_a_critic, "is not of a policy"),
-    "model": (of_another_model, "lacks elements"),
+    "model": (of_another_model, "the model's is"),
     "digest": (with_another_digest, "are not those that were written"),
     "bit": (lambda path: flip(path / "rank_00001.state"), "is not what was written"),
     "lost": (lambda path: (path / "rank_00001.state").unlink(), "cannot be read"),

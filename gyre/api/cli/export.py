@@ -27,14 +27,22 @@ from gyre.errors import NotFound
     is_flag=True,
     help="Read a checkpoint in Megatron's own format, which can run code when it is read.",
 )
+@click.option("--adapter", is_flag=True, help="Write the adapter of config.lora alone, in PEFT's layout.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as one JSON object.")
 def export(
-    session: Session, checkpoint: str, out: Path, dtype: str | None, trust: bool, as_json: bool
+    session: Session,
+    checkpoint: str,
+    out: Path,
+    dtype: str | None,
+    trust: bool,
+    adapter: bool,
+    as_json: bool,
 ) -> None:
     """Write the actor's weights as the folder OUT, in Hugging Face's layout.
 
     They come from a job's last checkpoint, or from CHECKPOINT, a folder such as
-    GYRE_HOME/jobs/JOB/checkpoints/step_00000100. Any layout of ranks may have written it.
+    GYRE_HOME/jobs/JOB/checkpoints/step_00000100. Any layout of ranks may have written it. An adapter
+    is added to its model.
     """
     folder = _folder_of(session, checkpoint)
     from gyre.api.saved_policies import export_saved, written_by
@@ -47,7 +55,7 @@ def export(
             f"{folder} is no checkpoint: it has neither {checkpoint_file(folder, 0).name} nor {METADATA}.",
             hint=_near(folder),
         )
-    written = export_saved(folder, out, back_end, dtype=dtype or "", trust=trust)
+    written = export_saved(folder, out, back_end, dtype=dtype or "", trust=trust, adapter=adapter)
     if as_json:
         write_json(written)
     else:

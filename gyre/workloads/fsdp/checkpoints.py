@@ -193,21 +193,27 @@ def _write_files(
 # -- reading ------------------------------------------------------------------------------------------
 
 
-def restore(path: Path, parts: Sequence[Part], ranks: FsdpRanks) -> tuple[dict[str, Any], int]:
+def restore(
+    path: Path, parts: Sequence[Part], ranks: FsdpRanks, *, judge: Callable[[dict[str, Any]], str]
+) -> tuple[dict[str, Any], int]:
     """Fill the parts' tensors with what any number of ranks wrote below `path`; its metadata, and the number of
-    optimizer steps. A call of all ranks. Raises CheckpointMismatch, on all of them, before anything is changed, where
-    it is absent, incomplete, damaged or another model's."""
+    optimizer steps. `judge` says of the metadata why it is not to be loaded, or "". A call of all ranks. Raises
+    CheckpointMismatch, on all of them, before anything is changed, where it is absent, incomplete, damaged, another
+    model's or refused."""
     stored: StoredCheckpoint | None = None
-    problem = ""
+    problem, hint = "", DAMAGED
     try:
         stored = StoredCheckpoint(path)
-        stored.check(parts)
-        problem = stored.damage(range(ranks.rank, stored.rank_count, ranks.world_size))
+        if problem := judge(stored.metadata):
+            hint = "It is of another job."
+        else:
+            stored.check(parts)
+            problem = stored.damage(range(ranks.rank, stored.rank_count, ranks.world_size))
     except (StateDamaged, CheckpointMismatch) as error:
         problem = str(error)
     if ranks.any(bool(problem)) or stored is None:
         raise CheckpointMismatch(
-            f"the checkpoint at {path} cannot be loaded: {problem or 'another rank says why'}.", hint=DAMAGED
+            f"the checkpoint at {path} cannot be loaded: {problem or 'another rank says why'}.", hint=hint
         )
     stored.load(parts)
     return stored.metadata, stored.updates
@@ -265,6 +271,12 @@ class StoredCheckpoint:
                     at = max(at, one.end)
             if at < part.end or not self._ranges(part):
                 raise CheckpointMismatch(f"it lacks elements {at} to {part.end} of {part.name}")
+
+    def shape(self, key: str, what: str) -> tuple[int, ...]:
+        """Of a whole tensor. Raises CheckpointMismatch where there is none."""
+        if (key, what) not in self._found:
+            raise CheckpointMismatch(f"it lacks {key}/{what}")
+        return self._found[key, what][0].shape
 
     def damage(self, ranks: Sequence[int] | None = None) -> str:
         """What is wrong with the bytes that these ranks wrote, by default all; "" where nothing is. Reads all of

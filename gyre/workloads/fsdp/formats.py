@@ -15,6 +15,8 @@ from gyre.workloads.learner.errors import CheckpointMismatch
 METADATA = "actor.json"
 FORMAT = "fsdp-1"
 MOST_RANKS = 1 << 20
+ADAPTER = "lora"
+"""The key of the metadata under which an adapter's checkpoint says of what kind it is, and beside what."""
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
