@@ -192,13 +192,15 @@ def refuse_differences(found: list[str], where: Path, said_in: str) -> None:
 
 def _copy_whole(source: Source, out: Path, wanted: Wanted, *, trust: bool) -> tuple[Path, list[str]]:
     """Copy the first folder that is whole. Returns it, and what was wrong with those before it."""
-    from gyre.workloads.learner.errors import CheckpointMismatch
+    from gyre.workloads.learner.errors import CheckpointMismatch, NoPolicy
 
     notes: list[str] = []
     for folder in source.folders:
         try:
             _copy(folder, out, wanted, trust=trust)
             return folder, notes
+        except NoPolicy as error:
+            raise ConfigError(error.message, hint=error.hint) from None
         except CheckpointMismatch as error:  # damaged: the one before it may be whole
             if folder == source.folders[-1]:
                 raise
@@ -236,11 +238,11 @@ def _copy(folder: Path, out: Path, wanted: Wanted, *, trust: bool) -> None:
 
 def _copy_of_ranks(folder: Path, out: Path, wanted: Wanted, back_end: BackEnd, *, trust: bool) -> None:
     """In a process of its own, for Megatron on a CPU changes what torch says of CUDA, and transformers is large."""
-    from gyre.workloads.learner.errors import CheckpointMismatch
+    from gyre.workloads.learner.errors import CheckpointMismatch, NoPolicy
 
     model = _model_in(folder, back_end, trust=trust)
     if model is None:
-        raise _of_no_policy(folder)
+        raise NoPolicy.at(folder)
     wanted.refuse_other(model["config"], folder)
     refuse_missing(folder, back_end)
     command = [sys.executable, "-m", "gyre.api", "export", str(folder), str(out)]
@@ -282,21 +284,11 @@ def _model_in(folder: Path, back_end: BackEnd, *, trust: bool) -> dict[str, Any]
     return model
 
 
-def _of_no_policy(folder: Path) -> ConfigError:
-    return ConfigError(
-        f"{folder} is not of a policy.",
-        hint="A critic's checkpoint has no policy; the actor's lies above it.",
-    )
-
-
 def _copy_of_torchs(folder: Path, out: Path, wanted: Wanted) -> None:
     from gyre.models.saving import save_model_folder
-    from gyre.models.tensor_names import VALUE_WEIGHT
     from gyre.workloads.torch.saved_policy import read_policy
 
     found = read_policy(folder)
-    if VALUE_WEIGHT in found.weights:
-        raise _of_no_policy(folder)
     if found.config is not None:
         wanted.refuse_other(found.config, folder)
     if wanted.architecture is None:

@@ -36,7 +36,7 @@ from gyre.workloads.fsdp.parts import WEIGHT, Part
 from gyre.workloads.fsdp.shards import bit_sum, fingerprint_of, named_tensors
 from gyre.workloads.fsdp.token_model import TokenModel
 from gyre.workloads.gang.state_files import StateDamaged
-from gyre.workloads.learner.errors import CheckpointMismatch
+from gyre.workloads.learner.errors import CheckpointMismatch, NoPolicy
 
 
 def export_checkpoint(
@@ -56,10 +56,7 @@ def export_checkpoint(
     stored = _opened(checkpoint)
     model, record = stored.metadata.get("model"), stored.metadata.get(ADAPTER)
     if model is None:
-        raise CheckpointMismatch(
-            f"{checkpoint} is not of a policy.",
-            hint="A critic's checkpoint has no policy to export; the actor's lies above it.",
-        )
+        raise NoPolicy.at(checkpoint)
     if adapter:
         if record is None:
             raise ConfigError(

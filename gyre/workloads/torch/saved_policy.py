@@ -21,9 +21,9 @@ import xxhash
 
 from gyre.models.architecture import Architecture, architecture_of
 from gyre.models.saving import refuse_taken, save_model_folder
-from gyre.models.tensor_names import expected_shapes, parameter_parts, to_names
+from gyre.models.tensor_names import VALUE_WEIGHT, expected_shapes, parameter_parts, to_names
 from gyre.weights.version.manifest import checksum_of_weights
-from gyre.workloads.learner.errors import CheckpointMismatch
+from gyre.workloads.learner.errors import CheckpointMismatch, NoPolicy
 
 CHECKPOINT_FORMAT = 2
 
@@ -33,7 +33,7 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SavedPolicy:
-    """`config` is the content of `config.json`; None in a critic's checkpoint."""
+    """`config` is the content of `config.json`; None in a checkpoint of an older Gyre."""
 
     step: int
     config: dict[str, Any] | None
@@ -62,9 +62,12 @@ class SavedPolicy:
 
 def read_policy(folder: Path) -> SavedPolicy:
     """The policy in the checkpoint `folder`. Nothing of it is unpickled but tensors and plain values. Raises
-    CheckpointMismatch where it cannot be read, or the weights are not those that were written."""
+    CheckpointMismatch where it cannot be read, or the weights are not those that were written, and NoPolicy for a
+    critic's."""
     file = checkpoint_file(folder, 0)
     content = read_checkpoint(file)
+    if VALUE_WEIGHT in content["model"]:
+        raise NoPolicy.at(folder)
     if content["digest"] != checksum_of_weights(content["model"]):
         raise CheckpointMismatch(f"the weights in {file} are not those that were written.")
     beside = Path(content["path"]) if content.get("path") else None
@@ -80,8 +83,8 @@ def export_policy(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[str, 
     found = read_policy(checkpoint)
     if found.config is None:
         raise CheckpointMismatch(
-            f"{checkpoint} is not of a policy.",
-            hint="A critic's checkpoint has no policy to export; the actor's lies above it.",
+            f"{checkpoint} does not say what model it is of: an older Gyre wrote it.",
+            hint="Begin a job of its config.model with it, by --from, and export that job's.",
         )
     kind = getattr(torch, dtype or "float32")
     architecture = architecture_of(found.config, str(checkpoint))

@@ -17,7 +17,7 @@ from gyre.models.architecture import Architecture
 from gyre.models.saving import refuse_taken, save_model_folder
 from gyre.weights.version.manifest import checksum_of_weights
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.learner.errors import CheckpointMismatch
+from gyre.workloads.learner.errors import CheckpointMismatch, NoPolicy
 from gyre.workloads.megatron.checkpoints.formats import read_metadata, refuse_pickle
 
 _TIMEOUT_S = 600.0
@@ -51,10 +51,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "", trust: bo
     refuse_pickle(checkpoint, metadata, trust=trust)
     model = metadata.get("model")
     if model is None:
-        raise CheckpointMismatch(
-            f"{checkpoint} is not of a policy.",
-            hint="A critic's checkpoint has no policy to export; the actor's lies above it.",
-        )
+        raise NoPolicy.at(checkpoint)
     architecture = architecture_from(model["config"], str(checkpoint))
     shapes = expected_shapes(architecture)
     settings = MegatronSettings(device="cpu", dtype=model["dtype"])
