@@ -22,7 +22,7 @@ from gyre.store import Store, open_store
 from gyre.workloads.gang.state_files import sealed
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.critic import TorchCritic
-from tests.fsdp.export_work import begins_with, save_trained
+from tests.fsdp.export_work import begins_with, exported, save_trained
 from tests.fsdp.work import CONFIG as FSDP_CONFIG
 from tests.fsdp.work import random_rows
 from tests.megatron import work
@@ -96,17 +96,11 @@ def checkpoint_by(back_end: str, model: Path, folder: Path, pool: RankPool, mega
         weights: Weights = found[0]["after"]["weights"]
         return weights
     pool.run(save_trained, 2, model, FSDP_CONFIG, folder, random_rows(6, seed=3))
-    pool.run(_exported_to, 1, folder, folder.with_name("seen"))
+    pool.run(exported, 1, [str(folder), str(folder.with_name("seen"))])
     return {
         name: one.numpy().copy()
         for name, one in SafetensorsFolder(folder.with_name("seen")).tensors().items()
     }
-
-
-def _exported_to(rank: int, ranks: int, port: int, folder: Path, out: Path) -> None:
-    from gyre.workloads.fsdp.conversion import export_checkpoint
-
-    export_checkpoint(folder, out)
 
 
 def weights_of_torchs(config: dict[str, Any]) -> Weights:
