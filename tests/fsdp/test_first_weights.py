@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,18 @@ def job_on(model: Path, layout: str = "tp2") -> dict[str, Any]:
     return {**config_of(layout), "model_path": str(model)}
 
 
-def begun(store: Store, home: Path, config: dict[str, Any], source: Path) -> tuple[dict[str, Any], list[str]]:
+def begun(
+    store: Store, home: Path, config: dict[str, Any], source: Path, **changes: Any
+) -> tuple[dict[str, Any], list[str]]:
     """The `config` of a job that begins with a source, which is then gone, and what it says of that."""
     roles = {"trainer": {}, "actor": {}, "rollout": {}, "reward": {}}
-    job = {"name": "second", "recipe": "grpo", "device_type": "CPU", "device_per_node": 8, "roles": roles}
+    job = {
+        "name": "second",
+        "recipe": "grpo",
+        "device_type": "CPU",
+        "device_per_node": 8,
+        "roles": roles,
+    } | changes
     spec = compile_job(parse_job({**job, "config": config})).spec
     with first_weights(store, Home(home), spec, "second-1", source, trust=False) as (taken, notes):
         shutil.rmtree(source)
@@ -163,6 +171,35 @@ def test_what_does_not_fit_is_refused_before_anything_is_read(
         critics(back_end, model, folder)
         with pytest.raises(ConfigError, match="is not of a policy"):
             begun(store, tmp_path, job_on(model), folder)
+
+
+def test_a_model_that_only_transformers_knows(
+    pool: RankPool, store: Store, folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """From its checkpoint and from its folder; a model of another number of experts, of another type, and another
+    folder's tensors are refused, and so is every such model by a job of another back end."""
+    model, out, fewer = folder_of("mixtral"), tmp_path / "out", tmp_path / "fewer"
+    pool.run(save_trained, 2, model, FSDP_CONFIG, tmp_path / "trained", random_rows(6, seed=3))
+    pool.run(save_trained, 1, folder_of("qwen3_moe"), FSDP_CONFIG, tmp_path / "other", random_rows(3))
+    pool.run(exported, 1, [str(tmp_path / "trained"), str(out)])
+    trained = {name: one.numpy().copy() for name, one in SafetensorsFolder(out).tensors().items()}
+    shutil.copytree(model, fewer)
+    described = json.loads((model / "config.json").read_text())
+    (fewer / "config.json").write_text(json.dumps({**described, "num_local_experts": 2}))
+    engine = {"backend": "fsdp", "rollouts": {"engine": "sglang"}}
+    for config, source, changes, sentence in (
+        (job_on(fewer), tmp_path / "trained", engine, "num_local_experts is 4 instead of 2"),
+        (job_on(model), tmp_path / "other", engine, "model_type is qwen3_moe instead of mixtral"),
+        (job_on(fewer), fewer, engine, r"tensor model\.layers\.0\..* is \(4, 32\), the model's is \(2, 32\)"),
+        (job_on(model), tmp_path / "trained", {}, "is not supported"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            begun(store, tmp_path, config, source, **changes)
+        assert source.is_dir()
+    for source in (out, tmp_path / "trained"):
+        config, _ = begun(store, tmp_path, job_on(model), source, **engine)
+        assert same(pool.run(begins_with, 2, config)[0], trained)
+        shutil.rmtree(tmp_path / "jobs")
 
 
 def critics(back_end: str, model: Path, folder: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from gyre.config.sections.section import Section
 
-ALL_LINEAR = "all-linear"
+ALL_LINEAR: Final = "all-linear"
 
 
 class LoraSettings(Section):
