@@ -31,6 +31,8 @@ class WholeStart:
         self._told = asyncio.Event()
         """Set while nobody is in `_asked`."""
         self._told.set()
+        self._turn = asyncio.Lock()
+        """They start in the order in which they asked."""
 
     def ask(self, vertices: Iterable[str]) -> None:
         """Note that these are being started, and that the job needs them."""
@@ -60,9 +62,8 @@ class WholeStart:
     async def missing(self, timeout_s: float) -> Sequence[str]:
         """Returns the vertices without a place, in order; empty when all have one. Waits until that is known of all, at
         most `timeout_s`, after which those of whom it is not known count as without."""
-        await asyncio.sleep(0)  # who waits already goes first: they start in the order in which they asked
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s), self._turn:
                 while self._asked:
                     await self._told.wait()
         return sorted(self._asked | self._without)

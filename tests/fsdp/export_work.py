@@ -46,23 +46,28 @@ def exported(rank: int, ranks: int, port: int, arguments: list[str]) -> tuple[in
 
 
 def largest_in_memory(rank: int, ranks: int, port: int, path: Path, out: Path, shard_bytes: int) -> int:
-    """An export in files of at most so many bytes; the most bytes of tensors that were waiting to be written."""
-    from gyre.models import saving
+    """An export in files of at most so many bytes; the most bytes of tensors that were there at a time."""
+    import weakref
+
     from gyre.workloads.fsdp import conversion
 
-    write, most = saving.save_file, 0
+    save, tensors, most = conversion.save_model_folder, conversion.StoredWeights.tensors, 0
+    given: list[Any] = []
 
-    def watched(shard: dict[str, Any], *given: Any, **named: Any) -> None:
+    def watched(self: Any) -> Any:
         nonlocal most
-        most = max(most, sum(one.untyped_storage().nbytes() for one in shard.values()))
-        write(shard, *given, **named)
+        for name, tensor in tensors(self):
+            given.append(weakref.ref(tensor))
+            most = max(most, sum(one.nbytes for held in given if (one := held()) is not None))
+            yield name, tensor
+            del tensor
 
-    saving.save_file, save = watched, conversion.save_model_folder
+    conversion.StoredWeights.tensors = watched
     conversion.save_model_folder = lambda *given, **named: save(*given, **named, shard_bytes=shard_bytes)
     try:
         conversion.export_checkpoint(path, out)
     finally:
-        saving.save_file, conversion.save_model_folder = write, save
+        conversion.StoredWeights.tensors, conversion.save_model_folder = tensors, save
     return most
 
 

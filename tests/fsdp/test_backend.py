@@ -76,12 +76,11 @@ def test_a_model_of_transformers_has_plain_torchs_steps(
     assert not missed
     assert not told[1]["weights"]
     assert relative(said, told[0]["after"]) < 1e-5
-    packs, word = PACKS.get(kind, (True, "position ids"))
+    packs, word = PACKS.get(kind, (True, "each attends to itself alone"))
     assert all(one["packs"] == packs and word in one["packing"] for one in told)
 
 
 PACKS = {
-    "gpt_oss": (True, "a mask for each type of layer"),
     "qwen3_5_text": (False, "each sequence is a pass of its own: beside another one"),
 }
 """Those that do not keep sequences apart by position ids."""

@@ -603,7 +603,7 @@ def says_in_pieces(rank: int, ranks: int, port: int, seed: int) -> None:
 def a_model_that_packs_wrongly(
     rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], rows: Rows
 ) -> tuple[bool, str, Any]:
-    """Its attention is given no positions, so that it sees one sequence, on one rank alone."""
+    """Its attention is given neither positions nor lengths, so that it sees one sequence, on one rank alone."""
     from gyre.workloads.fsdp.token_model import TokenModel
 
     forward = TokenModel.forward
@@ -612,7 +612,7 @@ def a_model_that_packs_wrongly(
         import torch
 
         if rank == 0:
-            positions = torch.arange(len(tokens))
+            positions, named["lengths"] = torch.arange(len(tokens)), [len(tokens)]
         return forward(self, tokens, positions, *rest, **named)
 
     TokenModel.forward = careless

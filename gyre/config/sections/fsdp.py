@@ -24,7 +24,8 @@ class FsdpSettings(Section):
     """Each rank sums the gradient of a call's passes whole, and reduces it once: less traffic, for 4 bytes a parameter
     more memory. Off, it is reduced in every pass, and only the rank's share is kept."""
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"] = "auto"
-    """Transformers' implementation of attention. `auto` is `sdpa`, and `eager` for models that lack it."""
+    """Transformers' implementation of attention. `auto` is Gyre's, which computes each sequence of a pass by itself,
+    for models that let attention be chosen, else `sdpa`, else `eager`."""
     deterministic: bool = True
     """Kernels that give the same bits each time, so that a replayed step is the step. Off, a replay on GPUs differs
     in last bits."""

@@ -236,6 +236,7 @@ class FsdpBackend:
             part.positions,
             part.columns,
             part.targets,
+            lengths=part.lengths,
             scale=self._scale,
             entropy_gradient=self._entropy_gradient,
         )

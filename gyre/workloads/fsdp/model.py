@@ -26,7 +26,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from gyre.errors import ConfigError, nearest
-from gyre.workloads.fsdp.token_model import TokenModel
+from gyre.workloads.fsdp import packed_attention
+from gyre.workloads.fsdp.token_model import UNPACKED, TokenModel
 
 
 def parsed_config(hugging_face_config: dict[str, Any]) -> Any:
@@ -51,26 +52,27 @@ def parsed_config(hugging_face_config: dict[str, Any]) -> Any:
         raise ConfigError(f"transformers does not read this config.json of a {kind}: {problem}") from error
 
 
-def build_causal(hugging_face_config: dict[str, Any], attention: str) -> nn.Module:
+def build_causal(hugging_face_config: dict[str, Any], attention: str) -> Any:
     """The model, with parameters in float32 that have no memory. `attention` is transformers' name of an
-    implementation, or `auto`. Raises ConfigError as `parsed_config`, and where the model is no causal one."""
+    implementation, or `auto`: `packed_attention` where the model lets attention be chosen. Raises ConfigError as
+    `parsed_config`, and where the model is no causal one."""
     parsed = parsed_config(hugging_face_config)
-    implementations = ["sdpa", "eager"] if attention == "auto" else [attention]
     problem = ""
-    for one in implementations:
+    for one in [packed_attention.NAME, *UNPACKED] if attention == "auto" else [attention]:
         try:
-            return _constructed(parsed, one)
+            causal = _constructed(parsed, one)
         except ValueError as error:  # that a model lacks an implementation is said at its construction only
             problem = " ".join(str(error).split())
+            continue
+        if one != packed_attention.NAME or causal.is_backend_compatible():
+            return causal
     raise ConfigError(f"transformers cannot build this {parsed.model_type}: {problem}")
 
 
-def _constructed(config: Any, attention: str) -> nn.Module:
+def _constructed(config: Any, attention: str) -> Any:
     make: Any = AutoModelForCausalLM.from_config
     with _parameters_on_meta():
-        causal: nn.Module = make(
-            config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False
-        )
+        causal = make(config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False)
     return causal.eval()
 
 

@@ -42,11 +42,26 @@ def choose(
     `selects` where its own logits are others. A call of all ranks, whose flag `any_rank` tells. Unless the result
     packs, a pass must be of one sequence."""
     check = _Check(model, device, dtype, seed)
+    if model.attends_by_segments:
+        try:
+            apart = check.packed_difference() <= check.tolerance
+        except (
+            TypeError,
+            ValueError,
+        ):  # it does not pass on what is needed, or attends in a way that is not known
+            apart = False
+        if any_rank(not apart):
+            model.attend_otherwise()
     if not model.values and any_rank(check.output_layer_difference() > check.tolerance):
         model.selects = False
     difference = check.packed_difference()
     if not any_rank(difference > check.tolerance):
-        return Packing(True, "sequences are packed, and told apart by their position ids")
+        how = (
+            "each attends to itself alone"
+            if model.attends_by_segments
+            else "told apart by their position ids"
+        )
+        return Packing(True, f"sequences are packed, and {how}")
     model.own_masks = True
     try:
         masked = check.packed_difference()
@@ -73,10 +88,23 @@ class _Check:
             torch.randint(0, model.vocab, (length,), generator=generator).to(device) for length in LENGTHS
         ]
 
-    def packed_difference(self) -> float:
+    def attends_as_itself(self) -> bool:
+        """Whether a pass by `packed_attention` is what the model's own attention makes of a sequence alone."""
+        self._model.attend_otherwise()
+        alone = self._alone()
+        self._model.attend_by_segments()
+        try:
+            return self.packed_difference(alone) <= self.tolerance
+        except (TypeError, ValueError):  # the model does not pass on the segments
+            return False
+
+    def _alone(self) -> Tensor:
+        return self._said([self._rows[1]], "hidden")[:FIRST_TOKENS].float()
+
+    def packed_difference(self, alone: Tensor | None = None) -> float:
         """Of the first tokens of the second sequence: how far their hidden states are from those of the sequence
         alone, as a part of their size."""
-        alone = self._said([self._rows[1]], "hidden")[:FIRST_TOKENS].float()
+        alone = self._alone() if alone is None else alone
         start = len(self._rows[0])
         packed = self._said(self._rows, "hidden")[start : start + FIRST_TOKENS].float()
         differences = (packed - alone).norm(dim=-1) / alone.norm(dim=-1)
@@ -93,7 +121,12 @@ class _Check:
         positions = torch.cat([torch.arange(len(row), device=self._device) for row in rows])
         with torch.no_grad():
             found: Tensor = self._model(
-                tokens, positions, torch.arange(len(tokens), device=self._device), tokens, says=says
+                tokens,
+                positions,
+                torch.arange(len(tokens), device=self._device),
+                tokens,
+                lengths=[len(row) for row in rows],
+                says=says,
             )[0]
         return found
 

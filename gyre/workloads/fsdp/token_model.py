@@ -1,7 +1,7 @@
 """A causal model of transformers as a function of packed tokens: what it says of each predicted token.
 
-Sequences of a pass are told apart by position ids that restart, and no attention mask is given: with one, even of ones,
-transformers lets each sequence see its neighbours.
+Sequences of a pass are told apart by `packed_attention`, or else by position ids that restart; no attention mask is
+given: with one, even of ones, transformers lets each sequence see its neighbours.
 
 Invariant *no more logits than are asked for*: hidden states are selected before the output layer.
 
@@ -10,7 +10,7 @@ This module must not know about shards or ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -20,7 +20,11 @@ from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from gyre.errors import ConfigError
+from gyre.workloads.fsdp import packed_attention
 from gyre.workloads.fsdp.logprobs import head_logprobs, logits_logprobs
+
+UNPACKED = ("sdpa", "eager")
+"""Transformers' own implementations of attention, in the order in which they are tried."""
 
 Says = Literal["tokens", "hidden", "tokens by all logits"]
 
@@ -52,6 +56,26 @@ class TokenModel(nn.Module):
             self.value_head = nn.Linear(int(text.hidden_size), 1)
             self.causal.set_output_embeddings(nn.Identity())
 
+    @property
+    def attends_by_segments(self) -> bool:
+        """Whether attention is `packed_attention`."""
+        return bool(self.causal.config._attn_implementation == packed_attention.NAME)
+
+    def attend_by_segments(self) -> None:
+        """Take `packed_attention`."""
+        self.causal.set_attn_implementation(packed_attention.NAME)
+
+    def attend_otherwise(self) -> None:
+        """Take transformers' own attention. Raises ValueError where the model has none."""
+        for one in UNPACKED:
+            try:
+                self.causal.set_attn_implementation(one)
+            except ValueError:
+                if one == UNPACKED[-1]:
+                    raise
+            else:
+                return
+
     def forward(
         self,
         tokens: Tensor,
@@ -59,6 +83,7 @@ class TokenModel(nn.Module):
         columns: Tensor,
         targets: Tensor,
         *,
+        lengths: Sequence[int],
         scale: float = 1.0,
         entropy_gradient: bool = False,
         says: Says = "tokens",
@@ -71,6 +96,8 @@ class TokenModel(nn.Module):
             "position_ids": positions[None],
             "use_cache": False,
         }
+        if self.attends_by_segments:
+            inputs["segments"] = packed_attention.Segments.of(lengths, tokens.device)
         if self.own_masks:
             inputs["attention_mask"] = self._masks(inputs["position_ids"])
         if says == "tokens by all logits" or not (self.selects or says == "hidden"):
