@@ -7,7 +7,8 @@ Invariants:
   the first one, and who has fewer computes dummies whose loss is multiplied by 0;
 - *one error, all ranks*: a loss that raises on one rank leaves none of the others waiting;
 - *finite or untouched*: a gradient that is not finite is refused before any weight changes;
-- *float32 where it adds up*: gradients are summed, and the weights of a model that trains are kept, in float32.
+- *float32 where it adds up*: gradients are summed, and the weights that are trained are kept, in float32;
+- *an adapter alone*: with `config.lora` the model stays as it is, in the dtype that it computes in.
 
 This module must not know about groups, rewards or steps' numbers.
 """
@@ -28,6 +29,15 @@ from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.fsdp.checkpoints import CheckpointWriter, restore
 from gyre.workloads.fsdp.errors import LossFailed
+from gyre.workloads.fsdp.formats import ADAPTER
+from gyre.workloads.fsdp.lora import (
+    AdapterShards,
+    adapter_off,
+    add_adapter,
+    first_adapter,
+    problem_with,
+    record_of,
+)
 from gyre.workloads.fsdp.model import build_causal, shard
 from gyre.workloads.fsdp.packing_check import choose
 from gyre.workloads.fsdp.parts import Part, parts_of, take_random
@@ -90,7 +100,10 @@ class FsdpBackend:
         if own.deterministic:
             make_deterministic()
         seed_everything(settings.seed)
-        self._model: Any = TokenModel(build_causal(hugging_face_config, own.attention), values=values)
+        causal = build_causal(hugging_face_config, own.attention)
+        self._lora = settings.lora if trains and not values else None
+        self._layers = add_adapter(causal, self._lora) if self._lora is not None else []
+        self._model: Any = TokenModel(causal, values=values)
         self.ranks = FsdpRanks(context, device=self.device, timeout_s=settings.collective_timeout_s)
         self._writer = CheckpointWriter(self.ranks, self.device)
         try:
@@ -102,6 +115,11 @@ class FsdpBackend:
     def _set_up(self, source: TensorSource, held: Collection[str], *, recompute: bool, seed: int) -> None:
         self._shards = Shards(self._model, self.ranks)
         self._shards.refuse_unknown(held)
+        self._trained = self._shards
+        """Those of the tensors that are trained, kept and published."""
+        if self._lora is not None:
+            self._adapter = AdapterShards(self._model, self.ranks, self._layers, self._lora)
+            self._trained = self._adapter
         shard(
             self._model,
             self.ranks.mesh,
@@ -112,9 +130,15 @@ class FsdpBackend:
         )
         self._shards.bind(self._model)
         self._shards.take_first(source)
+        self._record: dict[str, Any] | None = None
+        """What checkpoints say of the adapter."""
+        if self._lora is not None:
+            self._adapter.bind(self._model)
+            self._adapter.take_first(first_adapter(self._adapter.shapes, seed))
+            self._record = record_of(self._lora, self._layers, self._shards.fingerprint())
         self._parameters: dict[str, Any] = {
             name: tensor
-            for name, tensor in self._shards.tensors.items()
+            for name, tensor in self._trained.tensors.items()
             if isinstance(tensor, torch.nn.Parameter)
         }
         if self.trains:
@@ -193,6 +217,11 @@ class FsdpBackend:
         self._model.reshard()  # the next step would not reach what stays gathered
         return [torch.cat(parts).cpu() for parts in found]
 
+    def base_forward(self, passes: Sequence[Pass]) -> list[Tensor]:
+        """As `forward`, of the model without its adapter: what a reference says."""
+        with adapter_off(self._model):
+            return self.forward(passes)
+
     def _pieces(self, passes: Sequence[Pass]) -> list[tuple[int | None, Pass]]:
         """What goes through the model, with the number of the pass that it is of: as many pieces on every rank."""
         pieces: list[tuple[int | None, Pass]] = []
@@ -235,11 +264,19 @@ class FsdpBackend:
     # -- weights ---------------------------------------------------------------------------------------
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Backend.weights`, in the dtype that the model computes in. Later steps do not change them."""
-        return self._shards.gathered(self._dtype)
+        """See `Backend.weights`, in the dtype that the model computes in. Later steps do not change them. With
+        `config.lora` they are the adapter's, in float32, by PEFT's names."""
+        return self._trained.gathered(self._dtype if self._lora is None else torch.float32)
+
+    def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """As `weights`, of the whole model, with its adapter added to it where it has one."""
+        if self._lora is None:
+            return self.weights()
+        return self._adapter.merged_into(self._shards, self._dtype)
 
     def load(self, source: TensorSource) -> None:
-        self._shards.load(source)
+        """See `Backend.load`. With `config.lora` the source gives an adapter, by PEFT's names."""
+        self._trained.load(source)
         if self.trains:
             self._begin_optimizer()
             self.zero()
@@ -250,15 +287,20 @@ class FsdpBackend:
         self._writer.prepare(self._parts())
 
     def save(self, path: Path, metadata: dict[str, Any], digest: Callable[[], str | None]) -> None:
+        if self._record is not None:
+            metadata = {**metadata, ADAPTER: self._record}
         self._writer.begin(path, self._parts(), updates=self._updates, metadata=metadata, digest=digest)
 
     def saved(self, *, wait: bool) -> bool:
         return self._writer.is_written(wait=wait)
 
     def restore(self, path: Path) -> dict[str, Any]:
-        """See `Backend.restore`. A model that does not train takes the weights of one that does."""
+        """See `Backend.restore`. A model that does not train takes the weights of one that does. An adapter is refused
+        that was trained beside another model, or is of another `config.lora`."""
         parts = self._parts()
-        metadata, self._updates = restore(path, parts, self.ranks)
+        metadata, self._updates = restore(
+            path, parts, self.ranks, judge=lambda told: problem_with(told.get(ADAPTER), self._record)
+        )
         take_random(parts)
         if self.trains:
             for state in self._optimizer.state.values():
@@ -268,9 +310,9 @@ class FsdpBackend:
 
     def _parts(self) -> list[Part]:
         if not self.trains:
-            return parts_of(self._shards, {})
+            return parts_of(self._trained, {})
         moments = {name: self._optimizer.state[one] for name, one in self._parameters.items()}
-        return parts_of(self._shards, moments)
+        return parts_of(self._trained, moments)
 
     def status(self) -> dict[str, Any]:
         """How sequences are packed, and how the last checkpoint was written."""

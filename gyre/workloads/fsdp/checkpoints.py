@@ -21,7 +21,6 @@ This module must not know what a step is made of.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import threading
@@ -35,12 +34,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gyre.workloads.fsdp.formats import FORMAT, METADATA, read_metadata
 from gyre.workloads.fsdp.parts import RANDOM, Part, written_by
 from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.gang.host_buffer import HostBuffer, placed
 from gyre.workloads.gang.state_files import (
     StateDamaged,
-    is_broken,
     problem_with,
     read_at,
     read_record,
@@ -51,11 +50,7 @@ from gyre.workloads.gang.state_files import (
 from gyre.workloads.learner.devices import page_locked
 from gyre.workloads.learner.errors import CheckpointMismatch
 
-METADATA = "actor.json"
-FORMAT = "fsdp-1"
-MOST_RANKS = 1 << 20
-
-_DAMAGED = "Is its disk failing? The checkpoint before it may be whole."
+DAMAGED = "Is its disk failing? The checkpoint before it may be whole."
 
 
 class CheckpointWriter:
@@ -198,21 +193,27 @@ def _write_files(
 # -- reading ------------------------------------------------------------------------------------------
 
 
-def restore(path: Path, parts: Sequence[Part], ranks: FsdpRanks) -> tuple[dict[str, Any], int]:
+def restore(
+    path: Path, parts: Sequence[Part], ranks: FsdpRanks, *, judge: Callable[[dict[str, Any]], str]
+) -> tuple[dict[str, Any], int]:
     """Fill the parts' tensors with what any number of ranks wrote below `path`; its metadata, and the number of
-    optimizer steps. A call of all ranks. Raises CheckpointMismatch, on all of them, before anything is changed, where
-    it is absent, incomplete, damaged or another model's."""
-    stored: _Stored | None = None
-    problem = ""
+    optimizer steps. `judge` says of the metadata why it is not to be loaded, or "". A call of all ranks. Raises
+    CheckpointMismatch, on all of them, before anything is changed, where it is absent, incomplete, damaged, another
+    model's or refused."""
+    stored: StoredCheckpoint | None = None
+    problem, hint = "", DAMAGED
     try:
-        stored = _Stored(path)
-        stored.check(parts)
-        problem = stored.damage(range(ranks.rank, stored.rank_count, ranks.world_size))
+        stored = StoredCheckpoint(path)
+        if problem := judge(stored.metadata):
+            hint = "It is of another job."
+        else:
+            stored.check(parts)
+            problem = stored.damage(range(ranks.rank, stored.rank_count, ranks.world_size))
     except (StateDamaged, CheckpointMismatch) as error:
         problem = str(error)
     if ranks.any(bool(problem)) or stored is None:
         raise CheckpointMismatch(
-            f"the checkpoint at {path} cannot be loaded: {problem or 'another rank says why'}.", hint=_DAMAGED
+            f"the checkpoint at {path} cannot be loaded: {problem or 'another rank says why'}.", hint=hint
         )
     stored.load(parts)
     return stored.metadata, stored.updates
@@ -230,12 +231,13 @@ class _Range:
     offset: int
 
 
-class _Stored:
-    """A checkpoint's records. Raises StateDamaged or CheckpointMismatch where there is no whole one."""
+class StoredCheckpoint:
+    """A checkpoint's records: what is where in its ranks' files. Raises StateDamaged or CheckpointMismatch where there
+    is no whole one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        content = _read_metadata(folder)
+        content = read_metadata(folder)
         self.metadata: dict[str, Any] = content["metadata"]
         self.updates: int = content["updates"]
         self.rank_count: int = content["ranks"]
@@ -270,9 +272,16 @@ class _Stored:
             if at < part.end or not self._ranges(part):
                 raise CheckpointMismatch(f"it lacks elements {at} to {part.end} of {part.name}")
 
-    def damage(self, ranks: Sequence[int]) -> str:
-        """What is wrong with the bytes that these ranks wrote; "" where nothing is. Reads all of them."""
-        for rank in ranks:
+    def shape(self, key: str, what: str) -> tuple[int, ...]:
+        """Of a whole tensor. Raises CheckpointMismatch where there is none."""
+        if (key, what) not in self._found:
+            raise CheckpointMismatch(f"it lacks {key}/{what}")
+        return self._found[key, what][0].shape
+
+    def damage(self, ranks: Sequence[int] | None = None) -> str:
+        """What is wrong with the bytes that these ranks wrote, by default all; "" where nothing is. Reads all of
+        them."""
+        for rank in range(self.rank_count) if ranks is None else ranks:
             if problem := problem_with(_state_path(self._folder, rank), self._records[rank]):
                 return problem
         return ""
@@ -335,25 +344,6 @@ def _range(
     if not start <= end <= math.prod(shape) or offset + (end - start) * kind.itemsize > size_bytes:
         raise ValueError(f"elements {start} to {end} of {shape} at {offset} of {size_bytes} bytes")
     return _Range(rank, kind, tuple(shape), start, end, offset)
-
-
-def _read_metadata(folder: Path) -> dict[str, Any]:
-    """The content of `actor.json`. Raises CheckpointMismatch where there is none, or one of another format."""
-    try:
-        content: dict[str, Any] = json.loads((folder / METADATA).read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointMismatch(f"there is no whole one: {error}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        said = content.get("format") if isinstance(content, dict) else content
-        raise CheckpointMismatch(f"it has format {said!r:.100}, and FSDP2's ranks read {FORMAT}")
-    if is_broken(content):
-        raise CheckpointMismatch(f"the bytes of {METADATA} are not those that were written")
-    ranks, updates = content.get("ranks"), content.get("updates")
-    if type(ranks) is not int or not 0 < ranks <= MOST_RANKS or type(updates) is not int:
-        raise CheckpointMismatch(f"{METADATA} says that {ranks!r:.100} ranks wrote it")
-    if not isinstance(content.get("metadata"), dict):
-        raise CheckpointMismatch(f"{METADATA} has no metadata")
-    return content
 
 
 def _state_path(folder: Path, rank: int) -> Path:

@@ -36,7 +36,7 @@ def head_logprobs(
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies, float32 `[n]`, of `softmax(head(hidden) * scale)` at `targets` int64 `[n]`. `parameters`
-    are those of the head, and get a gradient; the entropies carry one only where asked for."""
+    are those of the head, and get a gradient unless they are frozen; the entropies carry one only where asked for."""
     found: tuple[Tensor, Tensor] = _HeadLogProbs.apply(  # type: ignore[no-untyped-call]
         head, hidden, targets, max(1, PIECE_ELEMENTS // vocab), scale, entropy_gradient, *parameters
     )
@@ -85,6 +85,7 @@ class _HeadLogProbs(torch.autograd.Function):
     def backward(ctx: Any, by_logprob: Tensor, by_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, targets = ctx.saved_tensors
         by_hidden = torch.empty_like(hidden)
+        trained = [index for index, one in enumerate(ctx.parameters) if one.requires_grad]
         sums: list[Tensor | None] = [None for _ in ctx.parameters]
         for part in _pieces(targets.shape[0], ctx.piece):
             with torch.enable_grad():
@@ -94,9 +95,10 @@ class _HeadLogProbs(torch.autograd.Function):
                 )
             given = (by_logprob[part], by_entropy[part])
             used = 2 if ctx.entropy_gradient else 1
-            gradients = torch.autograd.grad(outputs[:used], [inputs, *ctx.parameters], given[:used])
+            by = [inputs, *(ctx.parameters[index] for index in trained)]
+            gradients = torch.autograd.grad(outputs[:used], by, given[:used])
             by_hidden[part] = gradients[0]
-            for index, gradient in enumerate(gradients[1:]):
+            for index, gradient in zip(trained, gradients[1:], strict=True):
                 held = sums[index]
                 sums[index] = gradient.float() if held is None else held.add_(gradient)
         by_parameter = [

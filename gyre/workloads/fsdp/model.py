@@ -102,8 +102,9 @@ def shard(
     trains: bool,
     recompute: bool,
 ) -> None:
-    """Shard the parameters over the mesh, and give the shards memory on the device: float32 of a model that trains,
-    else `dtype`. The model computes in `dtype`, and sums gradients over ranks, undivided, in float32."""
+    """Shard the parameters over the mesh, and give the shards memory on the device: float32 of those that are trained,
+    which of a model that `trains` are those that want a gradient, else `dtype`. The model computes in `dtype`, and sums
+    gradients over ranks, undivided, in float32."""
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     layers = _layers(model)
     if recompute:
@@ -120,7 +121,8 @@ def shard(
 
     def placed(tensor: Tensor) -> Tensor:
         if tensor.device.type == "meta":
-            return torch.empty_like(tensor, device=device, dtype=torch.float32 if trains else dtype)
+            is_trained = trains and tensor.requires_grad
+            return torch.empty_like(tensor, device=device, dtype=torch.float32 if is_trained else dtype)
         return tensor.to(device)
 
     model._apply(placed)  # type: ignore[no-untyped-call]

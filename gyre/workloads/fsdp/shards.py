@@ -11,11 +11,13 @@ This module must not know about steps.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
+import xxhash
 from torch import Tensor
 
 from gyre.models.errors import ModelFolderError
@@ -23,11 +25,22 @@ from gyre.models.safetensors_files import ANOTHER_MODEL
 from gyre.models.safetensors_folder import TensorSource
 from gyre.models.tensor_names import is_harmless
 from gyre.weights.version.manifest import WeightMismatch
-from gyre.workloads.fsdp.file_names import FileNames
+from gyre.workloads.fsdp.file_names import Bundle, FileNames
 from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.fsdp.token_model import TokenModel
 
 _OF_CAUSAL = "causal."
+_OF_ADAPTERS = (".lora_A", ".lora_B")
+
+
+class Names(Protocol):
+    """Both ways between tensors' own names and those in files: see `FileNames`."""
+
+    bundles: list[Bundle]
+
+    def apart(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
+
+    def together(self, files: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
 
 
 class Shards:
@@ -35,15 +48,29 @@ class Shards:
 
     def __init__(self, model: TokenModel, ranks: FsdpRanks) -> None:
         self._ranks = ranks
-        self._shapes = {name: tuple(tensor.shape) for name, tensor in _named(model).items()}
-        self._names = FileNames(model.causal, self._shapes)
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in self.named(model).items()}
+        self._names = self.file_names(model)
         self._passed_over: list[str] = list(model.causal._keys_to_ignore_on_load_unexpected or ())
         self.tensors: dict[str, Any] = {}
         """Parameters and persistent buffers by the model's own names, tied ones once."""
         self.rank = ranks.rank
 
+    @staticmethod
+    def named(model: TokenModel) -> dict[str, Any]:
+        """Those of the model's tensors that these are shards of, by their own names."""
+        return named_tensors(model)
+
+    def file_names(self, model: TokenModel) -> Names:
+        """Their names in files."""
+        return FileNames(model.causal, self._shapes)
+
     def bind(self, model: TokenModel) -> None:
-        self.tensors = _named(model)
+        self.tensors = self.named(model)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the whole tensors, by their own names."""
+        return self._shapes
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the whole tensor."""
@@ -118,11 +145,16 @@ class Shards:
 
     # -- out -------------------------------------------------------------------------------------------
 
-    def gathered(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    def gathered(
+        self, dtype: torch.dtype, *, change: Callable[[str, Tensor], Tensor] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
         """The whole tensors by the names in files, parameters in `dtype`, in host memory of their own, on the first
-        rank; nothing on others. A call of all ranks: each exhausts it."""
+        rank; nothing on others. `change` makes another whole tensor of one by its own name, on every rank. A call of
+        all ranks: each exhausts it."""
         for bundle in self._names.bundles:
             whole = {name: self._whole(name, dtype) for name in bundle.names}
+            if change is not None:
+                whole = {name: change(name, one) for name, one in whole.items()}
             if self._ranks.rank == 0:
                 on_host = {name: tensor.to("cpu", copy=True) for name, tensor in whole.items()}
                 for name, one in self._names.apart(on_host).items():
@@ -132,6 +164,28 @@ class Shards:
         tensor: Any = self.tensors[name].detach()
         whole: Tensor = tensor.to(dtype).full_tensor() if _is_sharded(tensor) else tensor
         return whole
+
+    def fingerprint(self) -> str:
+        """Of the tensors, rounded to bfloat16: the same in every layout. A call of all ranks."""
+        mine = {
+            name: bit_sum(self.local(name))
+            for name in self.tensors
+            if _is_sharded(self.tensors[name]) or self.rank == 0
+        }
+        everybodys = [json.loads(blob) for blob in self._ranks.exchange(json.dumps(mine).encode())]
+        sums = {name: sum(one.get(name, 0) for one in everybodys) for name in self.tensors}
+        return fingerprint_of(sums, self._shapes)
+
+
+def bit_sum(tensor: Tensor) -> int:
+    """The sum of the elements' bits in bfloat16, which does not depend on their order."""
+    return int(tensor.detach().to(torch.bfloat16).contiguous().view(torch.int16).sum(dtype=torch.int64))
+
+
+def fingerprint_of(sums: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Of tensors by their own names, from the `bit_sum` of each."""
+    told = [[name, list(shapes[name]), sums[name]] for name in sorted(sums)]
+    return xxhash.xxh3_128_hexdigest(json.dumps(told).encode())
 
 
 def local_of(tensor: Any) -> Tensor:
@@ -145,13 +199,17 @@ def _is_sharded(tensor: Any) -> bool:
     return hasattr(tensor, "to_local")
 
 
-def _named(model: TokenModel) -> dict[str, Any]:
-    """Parameters and persistent buffers by the names that they have in the causal model; the value head's by its
-    own."""
+def named_tensors(model: TokenModel, *, adapter: bool = False) -> dict[str, Any]:
+    """Parameters and persistent buffers by the names that they have in the causal model; the value head's by its own.
+    With `adapter` those of its adapter, and else all others."""
     found: dict[str, Any] = dict(model.named_parameters())
     kept = model.state_dict(keep_vars=True).keys()
     found |= {name: buffer for name, buffer in model.named_buffers() if name in kept}
-    return {name.removeprefix(_OF_CAUSAL): tensor for name, tensor in found.items()}
+    return {
+        name.removeprefix(_OF_CAUSAL): tensor
+        for name, tensor in found.items()
+        if name.endswith(_OF_ADAPTERS) == adapter
+    }
 
 
 def _checked(source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -9,11 +9,14 @@
     ├── NotFinite            a gradient holds NaN or infinity
     ├── HalfUpdated          some of a step's updates were made, and the next one failed
     └── CheckpointMismatch   a checkpoint is not this actor's
+        └── NoPolicy         it is a critic's, where a policy's is wanted
 
 This module must not import torch.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from gyre.errors import NOT_FINITE, GyreError
 
@@ -48,3 +51,14 @@ class HalfUpdated(GyreError):
 
 class CheckpointMismatch(GyreError):
     code = "actor.checkpoint_mismatch"
+
+
+class NoPolicy(CheckpointMismatch):
+    code = "actor.no_policy"
+
+    @classmethod
+    def at(cls, checkpoint: Path) -> NoPolicy:
+        return cls(
+            f"{checkpoint} is not of a policy.",
+            hint="A critic's checkpoint has none; the actor's lies above it.",
+        )

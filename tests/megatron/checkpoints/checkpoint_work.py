@@ -174,6 +174,21 @@ def refused_restore(rank: int, ranks: int, port: int, config: dict[str, Any], fo
     return ""
 
 
+def checkpoint_and_say(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path, rows: Any
+) -> Any:
+    """A checkpoint after a step, and the log-probs of the rows' tokens by the model that is in it."""
+    import numpy as np
+
+    from tests.fsdp.work import passes_of
+
+    with actor_on(rank, ranks, port, config) as actor:
+        take_step(actor, steps[0])
+        actor.checkpoint(folder)
+        said = actor.backend.forward([passes_of([row])[0] for row in rows])
+        return np.concatenate([one.numpy() for one in said])
+
+
 def exported(rank: int, ranks: int, port: int, arguments: list[str]) -> tuple[int, str, str]:
     """The verb, in a process that has imported Megatron already."""
     from click.testing import CliRunner

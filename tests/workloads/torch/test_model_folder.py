@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,6 +28,10 @@ from gyre.workloads.torch import TorchActor, TorchCritic, TorchReference
 from gyre.workloads.torch.saved_policy import export_policy
 from tests.data.small import write_lines, write_tokenizer
 from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
+from tests.fsdp.export_work import opened
+from tests.fsdp.work import passes_of
+from tests.megatron.work import random_groups
+from tests.workloads.torch_workloads import CONFIG, bind
 
 
 def folder_of(path: Path, kind: str) -> Path:
@@ -115,6 +120,33 @@ def test_two_steps_on_a_folders_model_end_in_an_export_that_others_open(
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(out)(ids).logits
         assert torch.allclose(theirs, own(ids), atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "tied"), [("qwen3", True), ("qwen3", False), (None, True)])
+def test_transformers_says_of_an_export_what_the_trained_model_says(
+    tmp_path: Path, kind: str | None, tied: bool
+) -> None:
+    """Of a folder's model and of the small decoder; asked for nothing but the folder's path."""
+    pytest.importorskip("transformers")
+    config = {**CONFIG}
+    if kind is not None:
+        described = {**CONFIGS[kind], "tie_word_embeddings": tied}
+        config["model_path"] = str(write_checkpoint(tmp_path / "model", described))
+    actor = bind(TorchActor(), config)
+    try:
+        groups = random_groups(0, 4)
+        actor.accumulate(groups, step=1, index=0)
+        actor.apply(step=1, indices=1, group_ids=[group.id for group in groups])
+        actor.checkpoint(tmp_path / "checkpoint")
+        rows = [([3, 4], [5, 6, 7, 3, 9], [0.0] * 5), ([8], [4, 4, 11], [0.0] * 3)]
+        said = [one.numpy() for one in actor.backend.forward([passes_of([row])[0] for row in rows])]
+    finally:
+        actor.teardown()
+    export_policy(tmp_path / "checkpoint", tmp_path / "out")
+    found = opened(0, 1, 0, tmp_path / "out", rows)
+    assert np.allclose(found["said"], np.concatenate(said), atol=1e-4)
+    assert (found["problems"], found["tied"], found["dtype"]) == ({}, tied, "torch.float32")
+    assert found["generated"] == 7
 
 
 def bound(vertex: Any, role: str, config: dict[str, Any], directory: Path) -> Any:
