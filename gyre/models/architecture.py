@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.models.config_keys import flag, refuse_what_changes
-from gyre.models.errors import ModelFolderError
+from gyre.models.errors import ModelFolderError, NotComputed
 
 FAMILIES = ("qwen2", "qwen3", "llama")
 """The values of `model_type` that are known here."""
@@ -151,10 +151,10 @@ def architecture_of(
     names it in errors. Raises ModelFolderError."""
     family = config.get("model_type")
     if family not in FAMILIES:
-        raise ModelFolderError(
+        raise NotComputed(
             f"{where}: model_type {family!r} is not supported.",
-            hint=f"The trainers and the embedded engine know {', '.join(FAMILIES)} without experts; SGLang serves "
-            "others. `gyre models` has the table.",
+            hint=f"Torch, Megatron and the embedded engine know {', '.join(FAMILIES)} without experts; FSDP2 trains "
+            "and SGLang serves others. `gyre models` has the table.",
         )
 
     def number(key: str) -> int:
@@ -265,12 +265,12 @@ def _rope_in(parameters: Any, config: dict[str, Any], where: str) -> Rope:
     if given.get("type", kind) != kind:
         raise ModelFolderError(f"{where}: rope_type is {kind!r} and type is {given['type']!r}.")
     if kind not in _ROPE_KEYS:
-        raise ModelFolderError(
+        raise NotComputed(
             f"{where}: rope type {kind!r} is not supported.",
-            hint=f"{', '.join(_ROPE_KEYS)} are; SGLang serves others.",
+            hint=f"{', '.join(_ROPE_KEYS)} are; FSDP2 trains and SGLang serves others.",
         )
     if _number(given, "partial_rotary_factor", where, 1.0) != 1.0:
-        raise ModelFolderError(f"{where}: a partial_rotary_factor other than 1 is not supported.")
+        raise NotComputed(f"{where}: a partial_rotary_factor other than 1 is not supported.")
     unread = given.keys() - _ROPE_KEYS[kind] - _ROPE_COMMON
     if kind == "default" and given.get("factor") == 1:
         unread -= {"factor"}

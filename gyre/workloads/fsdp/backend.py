@@ -15,7 +15,7 @@ This module must not know about groups, rewards or steps' numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from gyre.models.safetensors_folder import TensorSource
 from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.fsdp.checkpoints import CheckpointWriter, restore
-from gyre.workloads.fsdp.devices import device_of, dtype_of
 from gyre.workloads.fsdp.errors import LossFailed
 from gyre.workloads.fsdp.model import build_causal, shard
 from gyre.workloads.fsdp.packing_check import choose
@@ -37,7 +36,7 @@ from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.fsdp.shards import Shards, local_of
 from gyre.workloads.fsdp.token_model import TokenModel
 from gyre.workloads.learner.backend import TokenLoss
-from gyre.workloads.learner.devices import make_deterministic, seed_everything
+from gyre.workloads.learner.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.learner.errors import NotFinite
 from gyre.workloads.learner.losses import detached
 from gyre.workloads.learner.packing import Pass
@@ -51,7 +50,8 @@ class FsdpBackend:
 
     The model is that of `hugging_face_config`, the content of a `config.json`; its weights are `source`'s, by the names
     that files have. With `values` it has a value head instead of its output layer. Unless it `trains` it has no
-    optimizer, and `forward`, `weights`, `load` and `restore` are all that it does. Raises ConfigError, WeightMismatch,
+    optimizer, and `forward`, `weights`, `load` and `restore` are all that it does. `held` are the names of all tensors
+    in the files. Raises ConfigError, WeightMismatch, also for a tensor in `held` that the model does not have,
     ModelFolderError and RanksMissing.
 
     `packs` says whether sequences share passes, and `packing` in a sentence why.
@@ -70,6 +70,7 @@ class FsdpBackend:
         *,
         values: bool,
         trains: bool = True,
+        held: Collection[str] = (),
     ) -> None:
         own = settings.fsdp
         self.pass_tokens: int | None = own.pass_tokens
@@ -93,13 +94,14 @@ class FsdpBackend:
         self.ranks = FsdpRanks(context, device=self.device, timeout_s=settings.collective_timeout_s)
         self._writer = CheckpointWriter(self.ranks, self.device)
         try:
-            self._set_up(source, recompute=own.recompute and trains, seed=settings.seed)
+            self._set_up(source, held, recompute=own.recompute and trains, seed=settings.seed)
         except BaseException:
             self.close(keep=False)
             raise
 
-    def _set_up(self, source: TensorSource, *, recompute: bool, seed: int) -> None:
+    def _set_up(self, source: TensorSource, held: Collection[str], *, recompute: bool, seed: int) -> None:
         self._shards = Shards(self._model, self.ranks)
+        self._shards.refuse_unknown(held)
         shard(
             self._model,
             self.ranks.mesh,

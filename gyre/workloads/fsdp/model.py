@@ -29,9 +29,9 @@ from gyre.errors import ConfigError, nearest
 from gyre.workloads.fsdp.token_model import TokenModel
 
 
-def build_causal(hugging_face_config: dict[str, Any], attention: str) -> nn.Module:
-    """The model, with parameters in float32 that have no memory. `attention` is transformers' name of an
-    implementation, or `auto`. Raises ConfigError where transformers has no such model, or not with these weights."""
+def parsed_config(hugging_face_config: dict[str, Any]) -> Any:
+    """The content of a `config.json` as transformers reads it. Raises ConfigError where transformers has no such model,
+    or not with these weights."""
     config = dict(hugging_face_config)
     kind = str(config.get("model_type", ""))
     if kind not in CONFIG_MAPPING:
@@ -44,7 +44,17 @@ def build_causal(hugging_face_config: dict[str, Any], attention: str) -> nn.Modu
             "The model's weights are quantised: its config.json has a quantization_config.",
             hint="Train from a copy in bfloat16.",
         )
-    parsed: Any = CONFIG_MAPPING[kind].from_dict(config)
+    try:
+        return CONFIG_MAPPING[kind].from_dict(config)
+    except Exception as error:  # each type of model checks its keys in its own way
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"transformers does not read this config.json of a {kind}: {problem}") from error
+
+
+def build_causal(hugging_face_config: dict[str, Any], attention: str) -> nn.Module:
+    """The model, with parameters in float32 that have no memory. `attention` is transformers' name of an
+    implementation, or `auto`. Raises ConfigError as `parsed_config`, and where the model is no causal one."""
+    parsed = parsed_config(hugging_face_config)
     implementations = ["sdpa", "eager"] if attention == "auto" else [attention]
     problem = ""
     for one in implementations:
@@ -52,7 +62,7 @@ def build_causal(hugging_face_config: dict[str, Any], attention: str) -> nn.Modu
             return _constructed(parsed, one)
         except ValueError as error:  # that a model lacks an implementation is said at its construction only
             problem = " ".join(str(error).split())
-    raise ConfigError(f"transformers cannot build this {kind}: {problem}")
+    raise ConfigError(f"transformers cannot build this {parsed.model_type}: {problem}")
 
 
 def _constructed(config: Any, attention: str) -> nn.Module:

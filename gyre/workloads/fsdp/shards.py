@@ -11,14 +11,17 @@ This module must not know about steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gyre.models.errors import ModelFolderError
+from gyre.models.safetensors_files import ANOTHER_MODEL
 from gyre.models.safetensors_folder import TensorSource
+from gyre.models.tensor_names import is_harmless
 from gyre.weights.version.manifest import WeightMismatch
 from gyre.workloads.fsdp.file_names import FileNames
 from gyre.workloads.fsdp.ranks import FsdpRanks
@@ -34,6 +37,7 @@ class Shards:
         self._ranks = ranks
         self._shapes = {name: tuple(tensor.shape) for name, tensor in _named(model).items()}
         self._names = FileNames(model.causal, self._shapes)
+        self._passed_over: list[str] = list(model.causal._keys_to_ignore_on_load_unexpected or ())
         self.tensors: dict[str, Any] = {}
         """Parameters and persistent buffers by the model's own names, tied ones once."""
         self.rank = ranks.rank
@@ -57,6 +61,22 @@ class Shards:
         size = -(-count // self._ranks.world_size)
         start = min(self._ranks.rank * size, count)
         return start, min(start + size, count)
+
+    def refuse_unknown(self, held: Collection[str]) -> None:
+        """Raises WeightMismatch where files hold a tensor that the model does not have, and that transformers, too,
+        would not pass over."""
+        wanted = {name for bundle in self._names.bundles for name in bundle.files}
+        passed_over = [re.compile(one) for one in self._passed_over]
+        unknown = sorted(
+            name
+            for name in set(held) - wanted
+            if not is_harmless(name, wanted) and not any(one.search(name) for one in passed_over)
+        )
+        if unknown:
+            raise WeightMismatch(
+                f"the folder holds {len(unknown)} tensors that its model does not have, {unknown[0]} among them.",
+                hint=ANOTHER_MODEL,
+            )
 
     # -- in --------------------------------------------------------------------------------------------
 

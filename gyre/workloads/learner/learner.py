@@ -57,7 +57,7 @@ from gyre.workloads.learner.intervals import Interval, contains, merge
 from gyre.workloads.learner.losses import counted, summed
 from gyre.workloads.learner.packing import Pass, Row, pack, pack_all_but_rest
 from gyre.workloads.learner.snapshot import checksum_of
-from gyre.workloads.learner.trained_model import TrainedModel
+from gyre.workloads.learner.trained_model import LearnedModel
 from gyre.workloads.learner.updates import mini_batches_of, share_of
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class Learner(BaseWorkload):
     """Whether the model says values instead of log-probs."""
 
     backend: Backend
-    trained_model: TrainedModel
+    trained_model: LearnedModel
     passes = 1
     """In how many passes a micro-batch is computed, where the back end has no size for a pass."""
 

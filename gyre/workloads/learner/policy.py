@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from gyre.config import WeightsSpec
 from gyre.config.plugins import LOSS
 from gyre.config.sections import OptimSettings
+from gyre.models.architecture import Architecture
 from gyre.models.modules import Decoder
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.models.saving import save_model_folder
@@ -75,10 +76,6 @@ class PolicyLearner(Learner):
         "tis_capped",
         "rollout_kl",
     )
-
-    EXPORTS_OWN_NAMES: ClassVar[bool] = False
-    """Whether `export_weights` has the decoder's own names for a folder's model too, and not for the small decoder
-    alone: the plain torch roles take no others."""
 
     copies_root: ClassVar[Path | None] = None
     """Where copies of policy versions are made; None: in memory, where the machine has such a place."""
@@ -263,10 +260,14 @@ class PolicyLearner(Learner):
             )
         return self._snapshot
 
+    def exports_names_of(self) -> Architecture | None:
+        """The shape of the decoder by whose own names `export_weights` has the weights, which is the small one: the
+        plain torch roles take no others. None for the names that engines know."""
+        return self.trained_model.small
+
     def exported(self, named: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The weights by the names that `export_weights` has."""
-        model = self.trained_model
-        own = model.architecture if self.EXPORTS_OWN_NAMES else model.small
+        own = self.exports_names_of()
         return from_names(named, own) if own is not None and named else named
 
     @operator(kind="weights")

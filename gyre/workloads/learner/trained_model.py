@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -26,9 +26,29 @@ from gyre.workloads.tasks.task import Task, task_of
 _CPU = torch.device("cpu")
 
 
+class LearnedModel(Protocol):
+    """What a learner must know of its model, whatever computes it."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The content of its `config.json`."""
+        ...
+
+    @property
+    def small(self) -> Architecture | None:
+        """The small decoder's shape, unless the model is a folder's."""
+        ...
+
+    @property
+    def hidden(self) -> int:
+        """The width of what its output layer reads."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """`config` is the content of its `config.json`; `folder` is where it comes from, None for the small decoder."""
+    """A model that Gyre's own decoder knows. `config` is the content of its `config.json`; `folder` is where it comes
+    from, None for the small decoder."""
 
     architecture: Architecture
     config: dict[str, Any]
@@ -38,6 +58,10 @@ class TrainedModel:
     def small(self) -> Architecture | None:
         """The small decoder's shape, unless the model is a folder's."""
         return self.architecture if self.folder is None else None
+
+    @property
+    def hidden(self) -> int:
+        return self.architecture.hidden
 
     def first_weights(
         self, settings: WorkloadSettings, device: torch.device = _CPU, *, head: bool = True

@@ -66,7 +66,7 @@ class ValueLearner(Learner):
 
     def with_head(self, source: TensorSource) -> TensorSource:
         """The policy's weights with the value head that training begins with."""
-        small, hidden = self.trained_model.small, self.trained_model.config["hidden_size"]
+        small, hidden = self.trained_model.small, self.trained_model.hidden
         if small is None:
             return with_value_head(source, hidden, self.settings.seed)
         heads = {VALUE_WEIGHT: torch.zeros(1, hidden), VALUE_BIAS: torch.zeros(1)}

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
+from gyre.models.architecture import Architecture
 from gyre.workloads.learner.policy import PolicyLearner
-from gyre.workloads.learner.trained_model import first_source, trained_model
+from gyre.workloads.learner.trained_model import TrainedModel, first_source, trained_model
 from gyre.workloads.torch.backend import TorchBackend
 
 
 class TorchActor(PolicyLearner):
     """With `config.model_path` the model is that folder's, in float32; without, it is the small decoder."""
 
-    EXPORTS_OWN_NAMES: ClassVar[bool] = True
-
     backend: TorchBackend
+    trained_model: TrainedModel
+
+    def exports_names_of(self) -> Architecture:
+        return self.trained_model.architecture
 
     def make_backend(self) -> TorchBackend:
         """Raises ConfigError where the folder that training begins with holds no weights of this model."""
