@@ -129,7 +129,7 @@ def _parsed(told: dict[str, Any], folder: Path) -> Any:
             hint="A newer transformers may have it. Code that a folder brings is not run.",
         )
     try:
-        return CONFIG_MAPPING[kind].from_dict(told)
+        return CONFIG_MAPPING[kind].from_pretrained(folder, local_files_only=True)
     except Exception as error:  # each configuration checks its own keys, by errors of many classes
         raise ModelFolderError(
             f"{folder / 'config.json'}: transformers refuses it: {' '.join(str(error).split())}"

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, Protocol
 
 import torch
@@ -252,6 +253,7 @@ class SlotRunner:
             one for one in self._cache.layers if isinstance(one, _KeyLayer | _StateLayer)
         ]
         self._has_states = any(isinstance(one, _StateLayer) for one in self._layers)
+        self._cache_name = _cache_name(causal)
         self._masks = _Masks(causal.config, next(causal.parameters()).dtype)
         self._run(  # one token of no slot, so that every layer knows its shapes
             causal.base_model,
@@ -337,9 +339,14 @@ class SlotRunner:
             input_ids=tokens,
             position_ids=rows.positions,
             attention_mask=self._masks.of(rows),
-            past_key_values=self._cache,
             use_cache=True,
+            **{self._cache_name: self._cache},
         )
+
+
+def _cache_name(causal: nn.Module) -> str:
+    """The argument by which the model takes its cache: another one where layers keep nothing but states."""
+    return "cache_params" if "cache_params" in signature(causal.forward).parameters else "past_key_values"
 
 
 def _size(part: PrefillRows) -> int:
@@ -383,6 +390,8 @@ class _Masks:
             elif kind == "chunked_attention" and self._chunk:
                 sees = causal & (keys // self._chunk == at // self._chunk)
             found[kind] = self._shaped(sees[:, None])
+        if not any(kind in _ATTENDING for kind in found):
+            return None
         return found if self._by_type else next(iter(found.values()))
 
     def _shaped(self, sees: Tensor) -> Tensor:
@@ -408,7 +417,8 @@ class RowRunner:
     whole_prompts = True
     capacity = 1 << 62
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, causal: Any, slots: int) -> None:
+        self._cache_name = _cache_name(causal)
         self._caches: list[Cache | None] = [None] * slots
 
     def key_length(self, longest: int) -> int:
@@ -435,15 +445,17 @@ class RowRunner:
     def _run(self, causal: Any, slot: int, tokens: list[int], first: int) -> Tensor:
         """The logits after the last of the tokens, `[vocab]`; `first` is the position of the first one."""
         cache = self._caches[slot] if first else None
+        if cache is None:
+            cache = DynamicCache(config=causal.config)
         end = first + len(tokens)
         said = causal(
             input_ids=torch.tensor([tokens]),
             position_ids=torch.arange(first, end)[None],
             attention_mask=torch.ones(1, end, dtype=torch.int64),
-            past_key_values=DynamicCache(config=causal.config) if cache is None else cache,
             use_cache=True,
+            **{self._cache_name: cache},
         )
-        self._caches[slot] = said.past_key_values
+        self._caches[slot] = cache
         logits: Tensor = said.logits[0, -1]
         return logits
 
@@ -463,7 +475,7 @@ def fitting_runner(causal: nn.Module, *, slots: int, context_length: int) -> tup
             "all samples share a forward, and a prompt is read whole",
             lambda count: SlotRunner(causal, count, context_length, whole_prompts=True),
         ),
-        ("each sample has a forward of its own", lambda count: RowRunner(count)),
+        ("each sample has a forward of its own", lambda count: RowRunner(causal, count)),
     ]
     check = _Check(causal)
     problems = []
