@@ -153,8 +153,8 @@ def architecture_of(
     if family not in FAMILIES:
         raise NotComputed(
             f"{where}: model_type {family!r} is not supported.",
-            hint=f"Torch and Megatron know {', '.join(FAMILIES)} without experts; FSDP2 trains others, and both engines "
-            "serve them. `gyre models` has the table.",
+            hint=f"Torch and Megatron know {', '.join(FAMILIES)} without experts; FSDP2 trains others, and both "
+            "engines serve them. `gyre models` has the table.",
         )
 
     def number(key: str) -> int:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as their_logging
 
-from gyre.engines.embedded.served_model import Runner
+from gyre.engines.embedded.served_model import ModelWeights, Runner
 from gyre.engines.embedded.transformers_steps import fitting_runner
 from gyre.errors import nearest
 from gyre.models.architecture import read_config, read_eos_token_ids
@@ -56,11 +56,12 @@ class TransformersModel:
         self._attention: str | None = None
         self._first: _Kept | None = None
 
-    def load(self, folder: Path, dtype: torch.dtype) -> nn.Module:
+    def load(self, folder: Path, dtype: torch.dtype) -> ModelWeights:
         source = SafetensorsFolder(folder)
         if not source:
             raise ModelFolderError(
-                f"{folder} holds no safetensors.", hint="Save the model with save_pretrained, or check the path."
+                f"{folder} holds no safetensors.",
+                hint="Save the model with save_pretrained, or check the path.",
             )
         first = self._first
         causal = self._built(folder, source.tensors(), dtype if first is None else torch.float32)
@@ -70,9 +71,7 @@ class TransformersModel:
         first.take_over(causal)
         return causal
 
-    def runner(
-        self, weights: nn.Module, *, slots: int, prefill_tokens: int, context_length: int
-    ) -> Runner:
+    def runner(self, weights: nn.Module, *, slots: int, prefill_tokens: int, context_length: int) -> Runner:
         found, said = fitting_runner(weights, slots=slots, context_length=context_length)
         _log.info("%s of transformers, attention %s: %s", type(weights).__name__, self._attention, said)
         return found
@@ -80,7 +79,7 @@ class TransformersModel:
     def _built(self, folder: Path, tensors: dict[str, Tensor], dtype: torch.dtype) -> Any:
         wanted = {} if self._attention is None else {"attn_implementation": self._attention}
         shown = their_logging.is_progress_bar_enabled()
-        their_logging.disable_progress_bar()
+        their_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             causal, said = self._class.from_pretrained(
                 None,
@@ -97,7 +96,7 @@ class TransformersModel:
             ) from error
         finally:
             if shown:
-                their_logging.enable_progress_bar()
+                their_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
         _require(folder, said)
         return causal.requires_grad_(False)
 

@@ -1,9 +1,9 @@
 """Steps of a causal model of transformers over slots, and the check of how this model can be stepped.
 
-| runner | how | for |
-| --- | --- | --- |
-| `SlotRunner` | all slots in one forward; a slot's keys stand at their positions, and masks say who sees which | attention in full, sliding or in chunks; and layers that keep a state, whose prompts are computed one by one |
-| `RowRunner` | a forward and a cache of transformers for each slot | models whose code knows no such masks or caches |
+- `SlotRunner` computes all slots in one forward: a slot's keys stand at their positions, and masks say who sees which.
+  It knows attention in full, sliding and in chunks, and layers that keep a state, whose prompts are read one by one;
+- `RowRunner` has a forward and a cache of transformers for each slot, for models whose code knows no such masks or
+  caches.
 
 Which one a model can do is not read from its code: `fitting_runner` tries them, on the model's own weights, against
 forwards without a cache, and takes the first that gives the same log-probs.
@@ -92,11 +92,14 @@ class _SlotLayer(Protocol):
     def rearrange(self, to: Tensor, come_from: Tensor, kept: Tensor, end: int) -> None: ...
 
 
-class _KeyLayer(CacheLayerMixin):  # type: ignore[misc]
+class _KeyLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """Keys and values `[slots + 1, heads, capacity, d]`; the last slot takes padding."""
 
+    keys: Any
+    values: Any
+
     def __init__(self, room: _Room) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.room = room
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -148,8 +151,11 @@ class _KeyLayer(CacheLayerMixin):  # type: ignore[misc]
             part[to] = torch.where(keeps, part[come_from], 0.0)  # not a product: what is dropped may be NaN
 
 
-class _StateLayer(LinearAttentionLayer):  # type: ignore[misc]
+class _StateLayer(LinearAttentionLayer):
     """States `[slots + 1, ...]` of a layer that keeps one for each sequence, whatever its length."""
+
+    dtype: Any
+    device: Any
 
     def __init__(self, room: _Room, number_of_states: int) -> None:
         super().__init__(number_of_states=number_of_states)
@@ -198,8 +204,10 @@ class _StateLayer(LinearAttentionLayer):  # type: ignore[misc]
             whole[to] = torch.where(keeps, whole[come_from], 0.0)
 
 
-class _BothLayer(_StateLayer, _KeyLayer):
+class _BothLayer(_StateLayer, _KeyLayer):  # type: ignore[no-untyped-call]
     """Keys and a state side by side."""
+
+    is_croppable = False
 
     def __init__(self, room: _Room, number_of_states: int) -> None:
         _KeyLayer.__init__(self, room)
@@ -369,7 +377,11 @@ class _Masks:
             self._kinds = {one for kind in kinds for one in _MASKS_OF.get(kind, (kind,))}
         else:
             self._kinds = {
-                "sliding_attention" if self._window else "chunked_attention" if self._chunk else "full_attention"
+                "sliding_attention"
+                if self._window
+                else "chunked_attention"
+                if self._chunk
+                else "full_attention"
             }
         if unknown := sorted(self._kinds - {*_ATTENDING, *_STATEFUL}):
             raise _CannotStep(f"a layer is of the type {unknown[0]}")
@@ -379,7 +391,7 @@ class _Masks:
         added to scores."""
         keys, at = torch.arange(rows.length), rows.positions[:, :, None]
         causal = keys <= at
-        found = {}
+        found: dict[str, Tensor | None] = {}
         for kind in self._kinds:
             if kind in _STATEFUL:
                 found[kind] = None
@@ -440,7 +452,9 @@ class RowRunner:
             self._run(weights, slot, [batch.tokens[slot]], batch.positions[slot])
             for slot in range(batch.slots)
         ]
-        return torch.stack([logits[row] for row in batch.sampled]).float() if batch.sampled else torch.empty(0)
+        return (
+            torch.stack([logits[row] for row in batch.sampled]).float() if batch.sampled else torch.empty(0)
+        )
 
     def _run(self, causal: Any, slot: int, tokens: list[int], first: int) -> Tensor:
         """The logits after the last of the tokens, `[vocab]`; `first` is the position of the first one."""
@@ -504,7 +518,9 @@ class _Check:
         ]
         with torch.no_grad():
             self._expected = [
-                _spread(causal(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -_SINGLY:].float())
+                _spread(
+                    causal(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -_SINGLY:].float()
+                )
                 for tokens in self._sequences
             ]
         if not all(bool(each.isfinite().all()) for each in self._expected):
@@ -519,7 +535,9 @@ class _Check:
         try:
             with torch.no_grad():
                 found = self._stepped(make(len(self._sequences)))
-        except Exception as error:  # a model's own code raises anything where it is given what it does not know
+        except (
+            Exception
+        ) as error:  # a model's own code raises anything where it is given what it does not know
             return " ".join(f"{type(error).__name__}: {error}".split())
         for mine, wanted in zip(found, self._expected, strict=True):
             difference = float(torch.nan_to_num((mine - wanted).norm() / wanted.norm(), nan=float("inf")))

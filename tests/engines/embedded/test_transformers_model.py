@@ -51,7 +51,7 @@ def drawn(seed, length):
 
 
 def is_as_whole(weights, asked: Asked, start: int = 0, end: int | None = None) -> None:
-    """The log-probs of the tokens from `start` to `end` are those of a whole forward, and greedy tokens its likeliest."""
+    """The log-probs of the tokens from `start` to `end` are those of a whole forward; greedy ones are its likeliest."""
     request = asked.request
     expected = whole_logprobs(weights, request.tokens)[request.prompt_length - 1 :][start:end]
     tokens = torch.tensor(asked.tokens[start:end])
@@ -110,7 +110,7 @@ def test_a_group_prefills_its_prompt_once_where_keys_can_be_shared(models):
     prompt = drawn(3, 40)
     for name, cached in (("gemma3_text", 39), ("qwen3_next", 0), ("bloom", 0)):
         group = [ask(prompt, 5, seed=i, rid=f"r{i}") for i in range(3)]
-        run(models(name).core(), *group)
+        run(models(name).core(prefill_tokens=64), *group)
         assert [each.request.cached for each in group] == [0, cached, cached]
         for each in group:
             is_as_whole(models(name).weights, each)
@@ -156,8 +156,12 @@ def test_weights_that_change_in_place_compute_from_the_next_step_on(models, tmp_
     cache = DynamicCache(config=model.weights.config)
     with torch.no_grad():
         model.weights(input_ids=torch.tensor([tokens[:held]]), past_key_values=cache, use_cache=True)
-        logits = other(input_ids=torch.tensor([tokens[held:-1]]), past_key_values=cache, use_cache=True).logits[0]
-    expected = torch.log_softmax(logits.float(), dim=-1)[torch.arange(8 - at), torch.tensor(tokens[held + 1 :])]
+        logits = other(
+            input_ids=torch.tensor([tokens[held:-1]]), past_key_values=cache, use_cache=True
+        ).logits[0]
+    expected = torch.log_softmax(logits.float(), dim=-1)[
+        torch.arange(8 - at), torch.tensor(tokens[held + 1 :])
+    ]
     torch.testing.assert_close(torch.tensor(asked.logprobs[at:]), expected, atol=TOLERANCE, rtol=0)
 
 
@@ -197,7 +201,10 @@ def test_versions_in_bfloat16_are_alike(tmp_path):
     ("change", "said"),
     [
         (lambda tensors: tensors.pop("model.norm.weight"), "lacks 1 tensors, model.norm.weight among them"),
-        (lambda tensors: tensors.update({"model.more": torch.ones(2)}), "holds 1 unknown tensors, model.more"),
+        (
+            lambda tensors: tensors.update({"model.more": torch.ones(2)}),
+            "holds 1 unknown tensors, model.more",
+        ),
         (lambda tensors: tensors.update({"model.norm.weight": torch.ones(31)}), "1 tensors of another shape"),
     ],
     ids=["missing", "unknown", "shape"],
@@ -324,9 +331,7 @@ def test_weights_that_are_broken_are_refused_at_the_start(tmp_path):
 async def engine(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     shape = {"vocab_size": 512, "max_position_embeddings": 4096, "eos_token_id": 511}
-    first, second = (
-        write_folder(folder / str(seed), "gemma3_text", seed=seed, **shape) for seed in (1, 2)
-    )
+    first, second = (write_folder(folder / str(seed), "gemma3_text", seed=seed, **shape) for seed in (1, 2))
     async with serving(first) as url:
         yield EngineUnderTest(url, first, second)
 

@@ -67,10 +67,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_folder(folder: Path, name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+def write_folder(
+    folder: Path, name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any
+) -> Path:
     """The folder of a model of CONFIGS, as `save_pretrained` writes it. Logits are spread by about 1."""
     config = CONFIG_MAPPING[name](**(CONFIGS[name] | changes))
-    causal = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        causal = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in causal.parameters():
