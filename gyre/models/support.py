@@ -174,7 +174,7 @@ def _sizes(held: Mapping[Path, Sequence[TensorEntry]]) -> tuple[str, int]:
 
 
 def weights_of_another(
-    folder: Path, config: Mapping[str, Any], *, head: str = HEAD
+    folder: Path, config: Mapping[str, Any], *, head: str | None = HEAD
 ) -> dict[Path, tuple[TensorEntry, ...]]:
     """The folder's files of weights, of a model that only transformers knows: its other names are transformers' to
     compare. Raises ModelFolderError where there are none, or no output layer although the model has one of its own.

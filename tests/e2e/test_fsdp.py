@@ -1,4 +1,5 @@
-"""FSDP2's gang in a job: two ranks over Gloo train the model of a folder, and the embedded engine serves it."""
+"""FSDP2's gang in a job: two ranks over Gloo train the model of a folder, the embedded engine serves it, and a rank is
+killed."""
 
 from __future__ import annotations
 
@@ -8,14 +9,18 @@ from typing import Any
 import pytest
 
 from gyre.api import RLJobBuilder
+from gyre.api.handle import JobHandle
+from gyre.api.home import home
 from gyre.rollouts.trainer.sample_ledger import account_of
 from gyre.store import open_store
+from gyre.testing.processes import ProcessFaults
 from tests.e2e.conftest import ENDS_WITHIN_S, Shared
 from tests.engines.embedded.tiny import write_checkpoint
+from tests.kill.gate import Gate
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
 
-STEPS = 4
+STEPS = 5
 
 
 def fsdp_job(folder: Path, **changes: Any) -> RLJobBuilder:
@@ -30,6 +35,7 @@ def fsdp_job(folder: Path, **changes: Any) -> RLJobBuilder:
             "optim": {"lr": 1e-3},
             "fsdp": {"pass_tokens": 128},
             "collective_timeout_s": 60.0,
+            **changes,
         }
     )
     builder = builder.run(
@@ -44,16 +50,41 @@ def fsdp_job(folder: Path, **changes: Any) -> RLJobBuilder:
     return builder.rollout().total(1).reward("tests.e2e.workloads", "TokenSum").end()
 
 
-def test_a_job_on_fsdp_trains_a_folder(shared: Shared, tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "model", "qwen3")
-    handle = shared.submit(fsdp_job(folder))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("fsdp") / "model", "qwen3")
+
+
+def ended(handle: JobHandle) -> dict[str, Any]:
+    """The job's last view, every prompt accounted for."""
     view = handle.wait(ENDS_WITHIN_S)
-    result = view["job"]["result"]
     with open_store(handle.store_url) as store:
-        ledger = store.ledger(handle.job_id)
-        account = account_of(ledger)
+        account = account_of(store.ledger(handle.job_id))
     handle.close()
     assert view["job"]["phase"] == "succeeded"
-    assert view["incidents"] == []
-    assert result["steps"] == STEPS
+    assert view["job"]["result"]["steps"] == STEPS
     assert (account.trained, account.lost, account.trained_twice) == (STEPS * 8, (), ())
+    return view
+
+
+@pytest.fixture(scope="module")
+def calm(shared: Shared, folder: Path) -> dict[str, Any]:
+    return ended(shared.submit(fsdp_job(folder)))
+
+
+def test_a_job_on_fsdp_trains_a_folder(calm: dict[str, Any]) -> None:
+    assert calm["incidents"] == []
+
+
+def test_a_killed_rank_changes_no_weight(shared: Shared, folder: Path, calm: dict[str, Any]) -> None:
+    """Its gang goes on from a checkpoint on the disk, and what was trained since is trained again from the ledger."""
+    handle = shared.submit(fsdp_job(folder, gated=True))
+    gate, faults = Gate(home(shared.home).job_directory(handle.job_id)), ProcessFaults(handle)
+    gate.open_to(STEPS - 1)
+    faults.reach_step(2)  # the next one is on its way
+    (victim,) = faults.kill("actor-1")
+    assert faults.replaced(victim, timeout_s=ENDS_WITHIN_S).pid != victim.pid
+    gate.open()
+    view = ended(handle)
+    assert view["job"]["result"]["digest"] == calm["job"]["result"]["digest"]
+    assert [one["scope"] for one in view["incidents"] if one["vertex"] == "actor-1"] == ["region"]
