@@ -153,8 +153,8 @@ def architecture_of(
     if family not in FAMILIES:
         raise NotComputed(
             f"{where}: model_type {family!r} is not supported.",
-            hint=f"Torch, Megatron and the embedded engine know {', '.join(FAMILIES)} without experts; FSDP2 trains "
-            "and SGLang serves others. `gyre models` has the table.",
+            hint=f"Torch and Megatron know {', '.join(FAMILIES)} without experts; FSDP2 trains others, and both "
+            "engines serve them. `gyre models` has the table.",
         )
 
     def number(key: str) -> int:
@@ -196,6 +196,16 @@ def architecture_of(
         qk_norm=family == "qwen3",
         eos_token_ids=_token_ids(config, where, vocab)
         | _token_ids(generation or {}, "generation_config.json", vocab),
+    )
+
+
+def read_eos_token_ids(folder: Path, config: dict[str, Any], vocab: int) -> frozenset[int]:
+    """The tokens that end a sample, by `generation_config.json` and by the content of `config.json`. Raises
+    ModelFolderError for one that is not in the vocabulary."""
+    beside = folder / "generation_config.json"
+    generation = _read_json(beside) if beside.exists() else {}
+    return _token_ids(config, str(folder / "config.json"), vocab) | _token_ids(
+        generation, "generation_config.json", vocab
     )
 
 
@@ -267,7 +277,7 @@ def _rope_in(parameters: Any, config: dict[str, Any], where: str) -> Rope:
     if kind not in _ROPE_KEYS:
         raise NotComputed(
             f"{where}: rope type {kind!r} is not supported.",
-            hint=f"{', '.join(_ROPE_KEYS)} are; FSDP2 trains and SGLang serves others.",
+            hint=f"{', '.join(_ROPE_KEYS)} are; FSDP2 trains others, and both engines serve them.",
         )
     if _number(given, "partial_rotary_factor", where, 1.0) != 1.0:
         raise NotComputed(f"{where}: a partial_rotary_factor other than 1 is not supported.")

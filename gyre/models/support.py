@@ -23,7 +23,7 @@ from gyre.models.tensor_names import EMBEDDING, HEAD, SCORE, expected_shapes
 from gyre.models.transformers_models import refuse_not_causal
 
 BACKENDS, ENGINES = ("torch", "megatron", "fsdp"), ("embedded", "sglang")
-BY_TRANSFORMERS = ("fsdp",)
+BY_TRANSFORMERS = ("fsdp", "embedded")
 """Those of them that compute by transformers, and so more models than Gyre's own decoder."""
 
 
@@ -50,14 +50,14 @@ SUPPORT = (
     Row("output layer tied to the embedding, or its own", "tie_word_embeddings", True, True, True, True, True),
     Row("grouped-query attention", "num_key_value_heads", True, True, True, True, True),
     Row("rotary positions: default, linear, llama3", "rope_scaling, rope_parameters", True, True, True, True, True),
-    Row("rotary positions: yarn, dynamic, longrope, mrope", "rope_scaling, …", False, False, True, False, True),
+    Row("rotary positions: yarn, dynamic, longrope, mrope", "rope_scaling, …", False, False, True, True, True),
     Row("biases in attention alone", "attention_bias of qwen3 and llama", True, False, True, True, True),
     Row("biases in attention and MLP", "attention_bias, mlp_bias of llama", True, True, True, True, False),
-    Row("a sliding window that is active", "use_sliding_window, layer_types", False, False, True, False, True),
-    Row("mixtures of experts", "num_experts, num_local_experts", False, False, True, False, True),
+    Row("a sliding window that is active", "use_sliding_window, layer_types", False, False, True, True, True),
+    Row("mixtures of experts", "num_experts, num_local_experts", False, False, True, True, True),
     Row("quantized weights", "quantization_config", False, False, False, False, True),
     Row("images and sound", "vision_config, audio_config", False, False, False, False, True),
-    Row("every other model_type (Gemma, Mistral, Phi, …)", "model_type", False, False, True, False, True),
+    Row("every other model_type (Gemma, Mistral, Phi, …)", "model_type", False, False, True, True, True),
 )  # fmt: skip
 """`sglang` is what SGLang serves by itself: a job serves what it trains, so the row's other columns hold there too."""
 

@@ -20,6 +20,7 @@ import torch
 from gyre.config.sections import WorkloadSettings
 from gyre.engines.dialect import FinishKind
 from gyre.engines.embedded.core import EngineCore, Limits, Swap
+from gyre.engines.embedded.decoder_model import DecoderModel
 from gyre.engines.embedded.engine_requests import EngineRequest, RequestUpdate
 from gyre.engines.embedded.token_sampling import Sampling
 from gyre.philox import uniforms
@@ -83,7 +84,7 @@ class TorchRollout(BaseWorkload):
         if self._core is None:
             positions, running = self.architecture.max_positions, self.settings.sampling.max_rows
             limits = Limits(running, running * positions, positions)
-            self._core = EngineCore(self.architecture, weights, limits)
+            self._core = EngineCore(DecoderModel(self.architecture), weights, limits)
         else:
             self._core.swap(Swap(weights, None, flush=True, done=lambda _: None))
         self._policy = policy
