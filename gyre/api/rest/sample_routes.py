@@ -42,6 +42,14 @@ def list_samples(
             json_schema_extra={"pattern": f"^$|{CONDITIONS_PATTERN}"},
         ),
     ] = "",
+    tokens: Annotated[
+        str,
+        Query(
+            max_length=200,
+            description="How many tokens the answer has: `>=1000`, or `>=100,<200`.",
+            json_schema_extra={"pattern": f"^$|{CONDITIONS_PATTERN}"},
+        ),
+    ] = "",
     outcome: Annotated[
         Name | SkipJsonSchema[None], Query(description="An outcome, or a finish reason.")
     ] = None,
@@ -63,6 +71,7 @@ def list_samples(
         step=step,
         group=group,
         reward=conditions_in(reward) if reward else (),
+        tokens=conditions_in(tokens, "tokens") if tokens else (),
         outcome=outcome,
         instance=instance,
         version=version,
