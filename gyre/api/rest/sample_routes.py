@@ -9,12 +9,13 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from gyre.api.rest import sample_schemas as schemas
-from gyre.api.rest.routes import Found, Port
+from gyre.api.rest.routes import Port
+from gyre.api.rest.shared_answers import SharedRoute
 from gyre.observe.samples.query import CONDITIONS_PATTERN, Order, SampleFilter, conditions_in
 
 MOST_NUMBER = 2**63 - 1
 
-samples = APIRouter(tags=["samples"])
+samples = APIRouter(tags=["samples"], route_class=SharedRoute)
 
 Number = Annotated[int, Field(ge=-(2**63), le=MOST_NUMBER)]
 Natural = Annotated[int, Field(ge=0, le=MOST_NUMBER)]
@@ -22,14 +23,13 @@ Name = Annotated[str, Field(max_length=256)]
 
 
 @samples.get("/jobs/{job:gyre_job}/samples/steps", response_model=schemas.SampleSteps)
-def list_sample_steps(view: Found, port: Port) -> Any:
+def list_sample_steps(port: Port) -> Any:
     """The steps whose samples are kept."""
     return port.samples().steps()
 
 
 @samples.get("/jobs/{job:gyre_job}/samples", response_model=schemas.SamplePage)
 def list_samples(
-    view: Found,
     port: Port,
     step: Annotated[Natural | SkipJsonSchema[None], Query()] = None,
     group: Annotated[Number | SkipJsonSchema[None], Query()] = None,
@@ -81,6 +81,6 @@ def list_samples(
 
 
 @samples.get("/jobs/{job:gyre_job}/samples/{step}/{group}/{sample}", response_model=schemas.WholeSample)
-def show_sample(view: Found, port: Port, step: Natural, group: Number, sample: Natural) -> Any:
+def show_sample(port: Port, step: Natural, group: Number, sample: Natural) -> Any:
     """One sample with all that is kept of it."""
     return port.samples().sample(step, group, sample)
