@@ -60,7 +60,7 @@ SHOTS = (
     Shot("timeline", "timeline", "main .timeline-frame canvas", "dark"),
     Shot("samples", "samples?at=2", "main .side-by-side li"),
     Shot("tokens", "samples?at=2", "main .side-by-side li a"),
-    Shot("replay", "replay?seq=300", "main .react-flow__node", "dark"),
+    Shot("replay", "replay?seq=60", "main .react-flow__node", "dark"),
     Shot("incidents", "incidents", "main .card"),
     Shot("account", "account", "main .total", "dark"),
     Shot("now-narrow", "now", "main .sentence", width=360, height=740),
