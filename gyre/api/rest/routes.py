@@ -101,7 +101,8 @@ def show_job(view: Found) -> Any:
 def show_graph(
     port: Port,
     placement: Annotated[
-        bool, Query(description="Whether to say of each vertex where it stands: `sub_graphs` and `placement`.")
+        bool,
+        Query(description="Whether to say of each vertex where it stands: `sub_graphs` and `placement`."),
     ] = True,
 ) -> Any:
     """The compiled graph and its placement."""
