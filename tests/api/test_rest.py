@@ -60,6 +60,12 @@ def test_graph_spec_vertices_incidents_and_metrics(http: Client, job: StandingJo
     job.do(job.world.kill, "rollout-1")
     job.run_until(lambda view: view["incidents"] and view["progress"].get("step") == 3)
     assert http.get(f"{JOB}/graph").json() == job.master.graph()
+    short = http.get(f"{JOB}/graph?placement=false").json()
+    assert job.master.graph() == {
+        **short,
+        **{key: job.master.graph()[key] for key in ("sub_graphs", "placement")},
+    }
+    assert "placement" not in short
     assert http.get(f"{JOB}/spec").json()["roles"]["actor"]["gang"] is True
     vertices = {vertex["id"]: vertex for vertex in http.get(f"{JOB}/vertices").json()["vertices"]}
     assert vertices["rollout-1"]["phase"] == "starting"

@@ -52,7 +52,7 @@ MOVED = sample(
 )
 STEPS = {
     1: [group(1, sample(reward=0.0), sample(reward=1.0), answer="7")],
-    2: [group(2, MOVED, sample(reward=0.5, finish_reason="length"))],
+    2: [group(2, MOVED, sample([5, 6, 7, 8], reward=0.5, finish_reason="length"))],
 }
 
 
@@ -147,6 +147,9 @@ def test_a_page_over_rest(rest: Client) -> None:
         ("?order=best&limit=1&offset=1", [(3, 9, 0)]),
         ("?reward=%3C0.6", [(2, 2, 1), (1, 1, 0)]),
         ("?reward=%3E=0.5,%3C1", [(2, 2, 1)]),
+        ("?tokens=%3E3", [(2, 2, 1)]),
+        ("?tokens=%3E=3,%3C4&step=2", [(2, 2, 0)]),
+        ("?tokens=%3E3&reward=1", []),
         ("?outcome=length", [(2, 2, 1)]),
         ("?instance=spot-1", [(2, 2, 0)]),
         ("?version=1", [(2, 2, 0)]),
@@ -177,6 +180,7 @@ def test_one_sample_over_rest(rest: Client) -> None:
         ("samples/2/2/7", 404, "not_found"),
         ("samples/2/2/x", 422, "config"),
         ("samples?reward=low", 422, "config"),
+        ("samples?tokens=many", 422, "config"),
         ("samples?order=fastest", 422, "config"),
         ("samples?limit=1001", 422, "config"),
         ("samples?step=99999999999999999999", 422, "config"),
@@ -201,6 +205,7 @@ def test_a_client_reads_what_the_files_say(keeping_job: StandingJob) -> None:
             for wanted in (
                 SampleFilter(step=1),
                 SampleFilter(reward=conditions_in("<0.6,>=0")),
+                SampleFilter(tokens=conditions_in(">3")),
                 SampleFilter(quarantined=False, version=0, outcome="length"),
             ):
                 assert far.find(wanted, order="best") == {**near.find(wanted, order="best")}
@@ -260,6 +265,7 @@ def test_json_is_what_rest_has(gone: Home, rest: Client) -> None:
         (["--worst", "--limit", "2"], ["1/1/0", "2/2/1"]),
         (["--best", "--limit", "1"], ["1/1/1"]),
         (["--reward", "<0.6"], ["2/2/1", "1/1/0"]),
+        (["--length", ">3"], ["2/2/1"]),
         (["--group", "1"], ["1/1/0", "1/1/1"]),
         (["--outcome", "length"], ["2/2/1"]),
         (["--instance", "spot-1"], ["2/2/0"]),
@@ -288,6 +294,7 @@ def test_a_sample_token_by_token(gone: Home) -> None:
     ("options", "code", "said"),
     [
         (["--reward", "low"], 2, "no condition"),
+        (["--length", "long"], 2, "--length: 'long' is no condition"),
         (["--tokens", "2"], 2, "expected GROUP/SAMPLE"),
         (["--tokens", "77/0"], 4, "No sample of group 77"),
         (["--step", "1", "--tokens", "2/0"], 4, "There is no sample 0 of group 2 in step 1"),

@@ -40,7 +40,7 @@ TEXT_CUT = 2000
 
 BINS = 20
 MOST_KEPT_SAMPLES = 4_000_000
-"""Samples whose narrow columns stay in memory, about 60 bytes each."""
+"""Samples whose narrow columns stay in memory, about 64 bytes each."""
 
 _SHOWN = (
     "step",
@@ -315,13 +315,15 @@ def _read_end(file: _File) -> tuple[Narrow, int]:
     packed = value_in(footer, KEY) if footer is not None else None
     if footer is not None and packed is not None:
         with contextlib.suppress(ValueError):  # pyarrow will say whether it is damaged
-            return unpacked(packed, file.step), int(value_in(footer, _GROUPS) or 0)
+            if (narrow := unpacked(packed, file.step)) is not None:
+                return narrow, int(value_in(footer, _GROUPS) or 0)
     with pq.ParquetFile(file.path) as opened:
         metadata = opened.metadata.metadata or {}
         groups = int(metadata.get(_GROUPS, 0))
-        if KEY in metadata:
-            return unpacked(metadata[KEY], file.step), groups
-        table = opened.read(columns=list(NARROW), use_threads=False)  # somebody wrote it anew
+        if KEY in metadata and (narrow := unpacked(metadata[KEY], file.step)) is not None:
+            return narrow, groups
+        # Somebody wrote it anew, or another version of Gyre wrote it.
+        table = opened.read(columns=list(NARROW), use_threads=False)
         return narrow_of(table, file.step), groups
 
 

@@ -32,13 +32,15 @@ REWARDS = (-1.0, 0.0, 0.25, 0.5, 1.0)
 INSTANCES = ("rollout-0", "rollout-1", "spot-7")
 
 samples = st.builds(
-    lambda reward, version, name, finish, moved: sample(
-        reward=reward,
+    lambda reward, length, version, name, finish, moved: sample(
+        [5] * length,
+        reward,
         finish_reason=finish,
-        versions=(VersionRun(version, 0, 1), VersionRun(version + moved, 1, 3)),
-        instances=(InstanceRun(name, 0, 1), InstanceRun(INSTANCES[moved], 1, 3)),
+        versions=(VersionRun(version, 0, 1), VersionRun(version + moved, 1, length)),
+        instances=(InstanceRun(name, 0, 1), InstanceRun(INSTANCES[moved], 1, length)),
     ),
     st.sampled_from([None, *REWARDS]),
+    st.integers(2, 5),
     st.integers(0, 2),
     st.sampled_from(INSTANCES),
     st.sampled_from(["stop", "length"]),
@@ -46,14 +48,15 @@ samples = st.builds(
 )
 members = st.lists(samples, min_size=1, max_size=4)
 steps = st.lists(st.lists(members, max_size=4), min_size=1, max_size=4)
-conditions = st.builds(
-    Condition, st.sampled_from(["<", "<=", ">", ">=", "=", "==", "!="]), st.sampled_from(REWARDS)
-)
+signs = st.sampled_from(["<", "<=", ">", ">=", "=", "==", "!="])
+conditions = st.builds(Condition, signs, st.sampled_from(REWARDS))
+lengths = st.builds(Condition, signs, st.integers(1, 6).map(float))
 filters = st.builds(
     SampleFilter,
     step=st.none() | st.integers(0, 4),
     group=st.none() | st.integers(1, 6),
     reward=st.lists(conditions, max_size=2).map(tuple),
+    tokens=st.lists(lengths, max_size=2).map(tuple),
     outcome=st.sampled_from([None, "trained", "stale", "length", "quarantined", "nothing"]),
     instance=st.sampled_from([None, *INSTANCES, "gone"]),
     version=st.none() | st.integers(0, 3),
@@ -93,6 +96,7 @@ def lets_through(wanted: SampleFilter, row: Mapping[str, Any]) -> bool:
         wanted.step in (None, row["step"])
         and wanted.group in (None, row["group"])
         and all(row["reward"] is not None and one.holds(row["reward"]) for one in wanted.reward)
+        and all(one.holds(row["tokens"]) for one in wanted.tokens)
         and wanted.outcome in (None, row["outcome"], row["finish_reason"])
         and wanted.quarantined in (None, row["quarantined"])
         and (wanted.version is None or any(run["version"] == wanted.version for run in row["versions"]))
