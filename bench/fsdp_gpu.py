@@ -108,9 +108,8 @@ class Bench:
         self.step = 0
 
     def _actor(self, config: Row, place: Path) -> Any:
-        from gyre.workloads.fsdp.actor import FsdpActor
-
         from gyre.workloads.base import WorkloadContext
+        from gyre.workloads.fsdp.actor import FsdpActor
 
         actor = FsdpActor()
         actor.context = WorkloadContext("bench", "actor", 0, 1, config=config, directory=place)

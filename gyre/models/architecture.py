@@ -340,3 +340,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelFolderError(f"{path} must hold a JSON object.")
     return value
+
+
+def vocabulary_of(model_path: Path | str) -> int | None:
+    """The number of tokens of the model in this folder; None where its `config.json` does not say."""
+    try:
+        config = read_config(Path(model_path))
+        size = config.get("vocab_size") or config["text_config"]["vocab_size"]
+        return int(size)
+    except (ModelFolderError, ValueError, KeyError, TypeError):
+        return None

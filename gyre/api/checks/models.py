@@ -12,10 +12,9 @@ from pathlib import Path
 from gyre.api.checks.findings import WeightsDrawn, elsewhere
 from gyre.config import JobSpec
 from gyre.config.sections import WorkloadSettings
-from gyre.engines.limits import vocabulary_of
 from gyre.errors import ConfigError, GraphError
 from gyre.graph.rollout_roles import check_context, is_instance, rollouts_of
-from gyre.models.architecture import Architecture, read_architecture, read_config
+from gyre.models.architecture import Architecture, read_architecture, read_config, vocabulary_of
 from gyre.models.errors import ModelFolderError, NotComputed
 from gyre.models.support import (
     BY_TRANSFORMERS,

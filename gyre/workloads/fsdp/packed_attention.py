@@ -71,11 +71,12 @@ def packed_attention(
     window = sliding_window or max(segments.lengths)
     if softcap is None and s_aux is None and _by_bounds(query, value):
         return _attend_by_bounds(query, key, value, segments, window, scaling)[None], None
-    parts = zip(*(torch.split(x, list(segments.lengths), dim=2) for x in (query, key, value)), strict=True)
+    lengths = list(segments.lengths)
+    parts = zip(*(torch.split(x, lengths, dim=2) for x in (query, key, value)), strict=True)
     if softcap is None and s_aux is None:
-        mixed = [_attend(*part, window, scaling) for part in parts]
+        mixed = [_attend(q, k, v, window, scaling) for q, k, v in parts]
     else:
-        mixed = [_attend_by_scores(*part, window, scaling, softcap, s_aux) for part in parts]
+        mixed = [_attend_by_scores(q, k, v, window, scaling, softcap, s_aux) for q, k, v in parts]
     return torch.cat(mixed, dim=2).transpose(1, 2), None
 
 

@@ -94,7 +94,7 @@ class _Check:
         alone = self._alone()
         self._model.attend_by_segments()
         try:
-            return self.packed_difference(alone) <= self.tolerance
+            return bool(self.packed_difference(alone) <= self.tolerance)
         except (TypeError, ValueError):  # the model does not pass on the segments
             return False
 
