@@ -146,7 +146,7 @@ def clock(row: Row, what: str) -> Iterator[None]:
 
 def memory_row(actor: MegatronActor, asked: argparse.Namespace) -> Row:
     """`hold` as the actor itself spends it in `apply`."""
-    kept = actor._memory
+    kept = actor.backend.memory
     assert kept is not None
     memory = kept._memory
     assert memory is not None
@@ -163,7 +163,7 @@ def memory_row(actor: MegatronActor, asked: argparse.Namespace) -> Row:
             book = kept.restore(newer_than=0, at_most=actor.step)
         assert book is not None
         assert book["step"] == actor.step
-        actor._changed()
+        actor.changed()
         assert actor.state()["digest"] == digest
     return row
 
@@ -201,7 +201,7 @@ def first_row(actor: MegatronActor, folder: Path) -> Row:
 def room_row(actor: MegatronActor) -> Row:
     """The memory for the copy, which a thread takes beside the first step; on a GPU it is page-locked."""
     row: Row = {"way": "room", "size_bytes": 0}
-    writer = actor._writer
+    writer = actor.backend.writer
     with clock(row, "whole"):
         with clock(row, "hold"):
             writer.prepare()
@@ -477,7 +477,7 @@ def main() -> None:
             found += [first_row(actor, root)] if asked.shape else []
             found += [room_row(actor)] if "memory" not in asked.ways else []
         train(actor, asked.tokens)
-        named = [(part.name, part.tensor) for part in parts_of(actor.policy)]
+        named = [(part.name, part.tensor) for part in parts_of(actor.backend.policy)]
         size = plan(named)[1]
         if "memory" in asked.ways:
             found.append(memory_row(actor, asked))

@@ -43,6 +43,7 @@ from safetensors.torch import save_file
 
 from gyre.engines.dialect import GenerateRequest, SamplingParams
 from gyre.engines.embedded.core import EngineCore, Limits
+from gyre.engines.embedded.decoder_model import DecoderModel, DecoderRunner
 from gyre.engines.embedded.engine_requests import EngineRequest
 from gyre.engines.embedded.invariance import KeyLengths, Scheme
 from gyre.engines.embedded.token_sampling import Sampling
@@ -122,10 +123,11 @@ def in_process(folder: Path, dtype: str, new_tokens: int, *, any_bits: bool) -> 
     architecture = read_architecture(folder)
     with torch.inference_mode():
         weights = load_weights(folder, architecture, DTYPES[dtype])
-        core = EngineCore(architecture, weights, Limits(64, 64 * 4096, 4096))
+        core = EngineCore(DecoderModel(architecture), weights, Limits(64, 64 * 4096, 4096))
     if any_bits:
-        core.scheme = Scheme(1, KeyLengths("fine"))
-        core._decoder._fewest_rows = 1
+        assert isinstance(core.runner, DecoderRunner)
+        core.runner.scheme = Scheme(1, KeyLengths("fine"))
+        core.runner._decoder._fewest_rows = 1
 
     def generate(count: int, seed: int) -> None:
         sampling = Sampling(max_new_tokens=new_tokens, ignore_eos=True)

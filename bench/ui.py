@@ -1,6 +1,6 @@
 """How the web page holds up at its largest: 1,000,000 events, 1,000,000 samples, 10,000 vertices, 20 viewers.
 
-    python bench/ui.py [--events 1000000] [--samples 1000000] [--vertices 10000] [--viewers 20] [--json]
+    python bench/ui.py [--events 1000000] [--samples 1000000] [--vertices 10000] [--viewers 20] [--json [FILE]]
 
 A real Chromium looks at the real server over a store that is filled here; the samples are those of the recorded job of
 the page's tests, over and over. Rows:
@@ -8,15 +8,19 @@ the page's tests, over and over. Rows:
     now         until the sentence of the job is there, its view fetched and drawn
     samples     until the list of all samples is there; the second time by a reader that has seen the files
     slider      from a move of the replay slider to the drawn moment, at random events
-    vertices    until the fleet and the graph of a job of so many vertices are there
+    vertices    until the fleet and the graph of a job of so many vertices are there, and until the first paint of each
+    frames      the time between frames while the list of so many vertices scrolls
+    timeline    until the time line of all events is there, and the time between frames while it is zoomed and panned
     command     how long a command takes to be in the journal of a running master, with nobody and with so many viewers,
-                each with an open stream, who fetch the job's view after each event: what viewers cost the control loop
+                each with an open stream, who fetch the job's view after each event: what viewers cost the control loop.
+                The viewers are a process of their own
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import random
@@ -45,6 +49,7 @@ from gyre.api.rest.app import create_app, create_store_app
 from gyre.api.stored_jobs import StoredJobs
 from gyre.observe.history import JobHistory
 from gyre.observe.samples.names import step_file
+from gyre.observe.samples.writer import write_table
 from gyre.store import Store, open_store
 from tests.doubles import standing_job
 from tests.doubles.standing_job import StandingJob
@@ -55,6 +60,15 @@ RECORDED = ROOT / "tests/ui/recorded.tar.gz"
 WIDE = "wide"
 COMMANDS = 60
 PATIENCE_MS = 120_000
+START_S = 120.0
+FRAMES = 120
+SETTLE_MS = 500
+SMOOTH_MS = 34.0
+"""Thirty frames a second."""
+
+TURN_WHEEL = """const box = element.getBoundingClientRect();
+element.dispatchEvent(new WheelEvent('wheel', {bubbles: true, cancelable: true, deltaY: number % 40 < 20 ? -60 : 60,
+  clientX: box.left + box.width / 2, clientY: box.top + box.height / 2}));"""
 
 
 @dataclass(frozen=True)
@@ -93,9 +107,7 @@ def fill_samples(home: Home, samples: int) -> int:
     steps = max(samples // table.num_rows, 1)
     for step in range(1, steps + 1):
         numbers = pa.array([step] * table.num_rows, type=table.schema.field("step").type)
-        parquet.write_table(
-            table.set_column(at, table.schema.field("step"), numbers), folder / step_file(step)
-        )
+        write_table(table.set_column(at, table.schema.field("step"), numbers), folder / step_file(step))
     return steps * table.num_rows
 
 
@@ -175,6 +187,29 @@ class Browser:
         page.context.close()
         return float(paint), took
 
+    def frames(self, where: str, until: str, move: str) -> list[float]:
+        """Milliseconds between frames while `move` is done before each: JavaScript of `element`, the first that is
+        `until`, and `number`, which counts the frames."""
+        page = self.page()
+        page.goto(f"{self._url}#/{where}")
+        page.locator(until).first.wait_for()
+        page.wait_for_timeout(SETTLE_MS)
+        took: list[float] = page.evaluate(
+            f"""async ([until, frames]) => {{
+              const element = document.querySelector(until);
+              const move = (number) => {{ {move} }};
+              const times = [await new Promise(requestAnimationFrame)];
+              for (let number = 0; number < frames; number++) {{
+                move(number);
+                times.push(await new Promise(requestAnimationFrame));
+              }}
+              return times.slice(1).map((time, at) => time - times[at]);
+            }}""",
+            [until, FRAMES],
+        )
+        page.context.close()
+        return took
+
     def slide(self, where: str, moments: list[int]) -> list[float]:
         """Milliseconds from a move of the slider to each event, to the moment as it is drawn."""
         page = self.page()
@@ -229,28 +264,37 @@ def with_viewers(viewers: int, count: int) -> list[float]:
     with StandingJob() as job:
         server = RestServer(create_app(job.master, token=None))
         url = server.start()
-        stop = threading.Event()
-        ready = threading.Barrier(viewers + 1)
-        threads = [
-            threading.Thread(target=_view, args=(url, stop, ready), daemon=True) for _ in range(viewers)
-        ]
-        for thread in threads:
-            thread.start()
-        ready.wait(30)
+        context = multiprocessing.get_context("spawn")
+        ready, stop = context.Event(), context.Event()
+        people = context.Process(target=_view_all, args=(url, viewers, ready, stop), daemon=True)
+        people.start()
+        if not ready.wait(START_S):
+            raise SystemExit(f"{viewers} viewers did not begin to look within {START_S:g} s.")
         took = commands(job, count)
         stop.set()
         server.stop()
-        for thread in threads:
-            thread.join(10)
+        people.join(START_S)
         return took
 
 
-def _view(url: str, stop: threading.Event, ready: threading.Barrier) -> None:
+def _view_all(url: str, viewers: int, ready: Any, stop: Any) -> None:
+    """So many viewers, in a process of their own: in the master's they would cost it more than their questions do."""
+    looking = threading.Barrier(viewers + 1)
+    threads = [threading.Thread(target=_view, args=(url, stop, looking), daemon=True) for _ in range(viewers)]
+    for thread in threads:
+        thread.start()
+    looking.wait(START_S)
+    ready.set()
+    for thread in threads:
+        thread.join()
+
+
+def _view(url: str, stop: Any, ready: threading.Barrier) -> None:
     """One viewer: a stream of events, and the job's view after each, at most one a second, as the page does."""
     with httpx.Client(base_url=f"{url}/api/v1/jobs/small", timeout=30) as http:
         try:
             with http.stream("GET", "/events/stream") as stream:
-                ready.wait(30)
+                ready.wait(START_S)
                 looked = 0.0
                 for line in stream.iter_lines():
                     if stop.is_set():
@@ -290,9 +334,18 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
             draw = random.Random(1)
             moments = [draw.randint(1, options.events) for _ in range(30)]
             rows.append(row("slider", browser.slide(f"jobs/{JOB}/replay", moments), 100.0, "random events"))
-            for view, until in (("fleet", "main h1"), ("graph", "main .react-flow__node")):
-                wide = [browser.look(f"jobs/{WIDE}/{view}", until)[1] for _ in range(3)]
-                rows.append(row("vertices", wide, note=f"{options.vertices:,} vertices, {view}"))
+            for view, until in (("fleet", "main .vertex-line strong"), ("graph", "main .react-flow__node")):
+                wide = [browser.look(f"jobs/{WIDE}/{view}", until) for _ in range(3)]
+                note = f"{options.vertices:,} vertices, {view}"
+                rows.append(row("vertices", [paint for paint, _ in wide], 1000.0, f"{note}, first paint"))
+                rows.append(row("vertices", [took for _, took in wide], 1000.0, note))
+            scrolled = browser.frames(f"jobs/{WIDE}/fleet", ".fleet-list", "element.scrollTop += 300;")
+            rows.append(row("frames", scrolled, SMOOTH_MS, f"while {options.vertices:,} vertices scroll"))
+            lanes = ".timeline-frame canvas"
+            opened = [browser.look(f"jobs/{JOB}/timeline", lanes)[1] for _ in range(3)]
+            rows.append(row("timeline", opened, note=f"{options.events:,} events"))
+            turned = browser.frames(f"jobs/{JOB}/timeline", lanes, TURN_WHEEL)
+            rows.append(row("frames", turned, SMOOTH_MS, "while the time line is zoomed in and out"))
         finally:
             browser.close()
             server.stop()
@@ -320,7 +373,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1_000_000)
     parser.add_argument("--vertices", type=int, default=10_000)
     parser.add_argument("--viewers", type=int, default=20)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="JSON instead of a table, printed or into a file"
+    )
     options = parser.parse_args()
     load: Callable[[], Any] = os.getloadavg
     before = load()
@@ -332,11 +387,12 @@ def main() -> None:
         "load": [before, load()],
         "rows": [asdict(one) for one in rows],
     }
-    if options.json:
-        json.dump(data, sys.stdout, indent=1)
-        print()
-    else:
+    if options.json is None:
         print(table(rows))
+    elif options.json == "-":
+        print(json.dumps(data, indent=1))
+    else:
+        Path(options.json).write_text(json.dumps(data, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Users import from here what a job and its classes are made of, and from these pa
 | --- | --- |
 | `gyre.api` | the builder, jobs, their handles, the client of a master |
 | `gyre.errors` | every error that Gyre raises on purpose |
-| `gyre.workloads` | base classes; its `torch`, `megatron`, `rewards` and `tasks` have the built-in classes |
+| `gyre.workloads` | base classes; its `torch`, `megatron`, `fsdp`, `rewards` and `tasks` have the built-in classes |
 | `gyre.config` | the job as data; its `sections` have the keys below `config`, for classes of one's own |
 | `gyre.data` | prepared data sets |
 | `gyre.graph` | operators, edges and recipes, for a job's own graph |

@@ -15,6 +15,7 @@ from gyre.errors import ConfigError
 EXTRA_OF = {
     "torch": "torch",
     "megatron": "megatron",
+    "transformers": "fsdp",
     "sglang": "sglang",
     "jinja2": "data",
     "tokenizers": "data",

@@ -6,6 +6,7 @@ They are forked from one that has imported what they need, so that four of them 
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import time
 import traceback
 from collections.abc import Callable
@@ -91,10 +92,13 @@ def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            function, args = pipe.recv()
-        except EOFError:
+            received = pipe.recv_bytes()
+        except EOFError:  # the pool is closed
             return
         try:
+            function, args = pickle.loads(
+                received
+            )  # raises whatever the import of the function's module raises
             pipe.send((False, function(*args)))
         except BaseException:
             pipe.send((True, traceback.format_exc()))

@@ -583,6 +583,7 @@ def test_every_key_below_config_is_in_its_table_with_its_default() -> None:
         "reward",
         "data",
         "megatron",
+        "fsdp",
         "critic",
     )  # pages of their own, with tests of their own
     fields: dict[str, Any] = {}

@@ -97,7 +97,9 @@ def test_the_arithmetic_example_is_the_demo() -> None:
     assert example.config == demo.config
 
 
-@pytest.mark.parametrize("name", ["grpo_arithmetic.py", "async_grpo.yaml", "ppo_critic.py"])
+@pytest.mark.parametrize(
+    "name", ["grpo_arithmetic.py", "async_grpo.yaml", "ppo_critic.py", "fsdp_arithmetic.yaml"]
+)
 def test_an_example_on_arithmetic_trains(name: str, tmp_path: Path) -> None:
     changes = SMALL | CALLED
     with short_job(name, changes | {"roles.actor": {"total": 1}}, tmp_path) as job:

@@ -178,16 +178,16 @@ class Work:
             master_port=port or None,
         )
         actor.setup()
-        changed = actor._changed
+        changed = actor.changed
 
         def timed() -> None:
             self.stepped_at = self._now()
             changed()
             self.snapshot_s = self._now() - self.stepped_at
 
-        actor._changed = timed  # type: ignore[method-assign]
+        actor.changed = timed  # type: ignore[method-assign]
         self.actor = actor
-        policy = actor.policy
+        policy = actor.backend.policy
         return {
             "imported": self.imported,
             "setup_s": round(self._now() - began, 2),
@@ -237,7 +237,7 @@ class Work:
         if self._source is None:
             self._source = WeightSource(Path(folder), lambda: NO_MANAGER, root=Path(folder))
         layout, own = layout_of(self.actor.weights())
-        files = {"config.json": config_bytes(self.actor.hugging_face_config)}
+        files = {"config.json": config_bytes(self.actor.trained_model.config)}
         publication = self._source.publisher.begin(version, self.actor.step, layout, files=files)
         for name, tensor in own.items():
             publication.put(name, tensor)
@@ -255,11 +255,11 @@ class Work:
         from megatron.core.distributed.finalize_model_grads import finalize_model_grads
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
+        from gyre.workloads.learner.losses import policy_rows
+        from gyre.workloads.learner.packing import pack
         from gyre.workloads.megatron.model.gpt import Segments
-        from gyre.workloads.megatron.steps.gradients import policy_rows
-        from gyre.workloads.megatron.steps.packing import pack
 
-        torch, policy, settings = self.torch, self.actor.policy, self.actor.settings
+        torch, policy, settings = self.torch, self.actor.backend.policy, self.actor.settings
         device, vocab = policy.device, policy.architecture.vocab
         batches = []
         tokens = 0
@@ -320,7 +320,7 @@ class Work:
         }
 
     def deterministic(self, on: bool) -> None:
-        from gyre.workloads.megatron.model.devices import make_deterministic
+        from gyre.workloads.learner.devices import make_deterministic
 
         if on:
             make_deterministic()

@@ -2,13 +2,13 @@
 
 Only the policy's weights are taken, in the type that they were written in. Optimizer, data position and ledger begin
 anew. The source is a job, whose last whole checkpoint is taken; or the folder of a checkpoint; or a model's folder in
-Hugging Face's layout. Whatever it is, the copy is a model's folder, so that torch's and Megatron's actors in any layout
-begin with any of them.
+Hugging Face's layout. Whatever it is, the copy is a model's folder, so that the actors of every back end, in any
+layout, begin with any of them.
 
 Invariants:
 - *the job's own*: the copy is whole before anything of the job is started, and every process of the job reads it; the
   source may go at once;
-- *the same model*: a source of another shape is refused by what differs;
+- *the same model*: a source of another shape, and one that is of no policy, are refused by what differs;
 - *no stranger's pickle*: a checkpoint in Megatron's own format is read only where its writer is trusted.
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.api.definition.entrypoints import load_class
 from gyre.api.home import Home
+from gyre.api.saved_policies import BackEnd, refuse_missing, written_by
 from gyre.api.terminal.signals import signals_held
 from gyre.config import JobSpec, parse_job
+from gyre.config.sections import WorkloadSettings
 from gyre.config.sections.model import NAME, FirstWeightsSettings
 from gyre.errors import ConfigError, GyreError, NotFound
 from gyre.failover import state_from
@@ -37,7 +39,13 @@ if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
 
 _EXPORT_S = 3600.0
-"""Deadline of reading a checkpoint of Megatron's: at the 100 MB/s of a slow disk, 180 GB in and 180 GB out."""
+"""Deadline of reading a checkpoint of several ranks: at the 100 MB/s of a slow disk, 180 GB in and 180 GB out."""
+
+_WRITERS: dict[BackEnd | None, str] = {
+    "torch": ", which plain torch wrote",
+    "megatron": ", which Megatron's ranks wrote",
+    "fsdp": ", which FSDP2's ranks wrote",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +108,13 @@ def first_weights(
     out = place.job_directory(job_id) / NAME
     try:
         folder, notes = _copy_whole(found, out, wanted, trust=trust)
+        writer = _WRITERS.get(written_by(folder), "")
         name = f"{found.name}, {folder.name}" if found.is_job else found.name
         section = FirstWeightsSettings(path=str(out), source=name)
         config = {**spec.config, NAME: section.model_dump()}
         begun = parse_job({**spec.model_dump(mode="json"), "config": config})
-        yield begun, [*notes, f"begins with the weights of {name}"]
+        said = f"begins with the weights of {name}{writer}; its optimizer begins anew"
+        yield begun, [*notes, said]
     except BaseException:
         with signals_held():
             shutil.rmtree(out, ignore_errors=True)
@@ -115,36 +125,53 @@ def first_weights(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The model of the job that begins: its shape, the content of its `config.json`, and its folder, "" for the small
-    decoder."""
+    """The model of the job that begins: the content of its `config.json`, its folder, "" for the small decoder, and its
+    shape, None for a model that only transformers knows."""
 
-    architecture: Architecture
     config: dict[str, Any]
     folder: str
+    architecture: Architecture | None
 
     @classmethod
     def of(cls, spec: JobSpec) -> Wanted:
         """Raises ConfigError where the job has no actor of Gyre's, or its model cannot be read."""
-        from gyre.workloads.torch.actor import TorchActor
-        from gyre.workloads.torch.trained_model import trained_model
+        from gyre.models.architecture import read_config
+        from gyre.models.errors import NotComputed
+        from gyre.workloads.fsdp.actor import FsdpActor
+        from gyre.workloads.learner.policy import PolicyLearner
+        from gyre.workloads.learner.trained_model import trained_model
 
         actor = spec.roles["actor"].entrypoint if "actor" in spec.roles and reads_sections(spec) else None
         kind = load_class(actor, spec.python_path, path="roles.actor.entrypoint") if actor else None
-        if kind is None or not issubclass(kind, TorchActor):
+        if kind is None or not issubclass(kind, PolicyLearner):
             raise ConfigError(
                 f"The actor of job {spec.name} is not Gyre's, so no weights can be given to it.",
                 hint="Have your own class read them, from a key of its own in config.",
             )
-        model = trained_model(spec.config)
-        return cls(model.architecture, model.config, str(model.folder or ""))
+        try:
+            model = trained_model(spec.config)
+        except NotComputed:
+            if not issubclass(kind, FsdpActor):
+                raise
+            folder = WorkloadSettings.read(spec.config).model_path
+            return cls(read_config(Path(folder)), folder, None)
+        return cls(model.config, str(model.folder or ""), model.architecture)
 
-    def refuse_other(self, architecture: Architecture, where: Path) -> None:
-        """Raises ConfigError for another model, with what differs."""
+    def refuse_other(self, config: Mapping[str, Any], where: Path) -> None:
+        """Raises ConfigError for another model than this one, with what differs. `config` is the content of its
+        `config.json`."""
+        refuse_differences(self._differences(config, where), where, self.said_in)
+
+    def _differences(self, config: Mapping[str, Any], where: Path) -> list[str]:
+        if self.architecture is None:
+            from gyre.workloads.fsdp.same_model import config_differences
+
+            return config_differences(config, self.config)
+        from gyre.models.architecture import architecture_of
         from gyre.models.support import differences
 
-        refuse_differences(
-            differences(architecture, self.architecture, of_folder=bool(self.folder)), where, self.said_in
-        )
+        theirs = architecture_of(dict(config), str(where))
+        return differences(theirs, self.architecture, of_folder=bool(self.folder))
 
     @property
     def said_in(self) -> str:
@@ -165,13 +192,15 @@ def refuse_differences(found: list[str], where: Path, said_in: str) -> None:
 
 def _copy_whole(source: Source, out: Path, wanted: Wanted, *, trust: bool) -> tuple[Path, list[str]]:
     """Copy the first folder that is whole. Returns it, and what was wrong with those before it."""
-    from gyre.workloads.torch.errors import CheckpointMismatch
+    from gyre.workloads.learner.errors import CheckpointMismatch, NoPolicy
 
     notes: list[str] = []
     for folder in source.folders:
         try:
             _copy(folder, out, wanted, trust=trust)
             return folder, notes
+        except NoPolicy as error:
+            raise ConfigError(error.message, hint=error.hint) from None
         except CheckpointMismatch as error:  # damaged: the one before it may be whole
             if folder == source.folders[-1]:
                 raise
@@ -180,21 +209,22 @@ def _copy_whole(source: Source, out: Path, wanted: Wanted, *, trust: bool) -> tu
 
 
 def _copy(folder: Path, out: Path, wanted: Wanted, *, trust: bool) -> None:
-    """Write the policy of a checkpoint or of a model's folder to `out`. Raises CheckpointMismatch where it is damaged,
-    and ConfigError where it is another model, or none."""
-    from gyre.workloads.megatron.checkpoints.formats import METADATA
-    from gyre.workloads.torch.errors import CheckpointMismatch
-    from gyre.workloads.torch.saved_policy import checkpoint_file
+    """Write the policy of a checkpoint or of a model's folder to `out`, with the tokenizer and the defaults of
+    generation of the job's model where the source has none. Raises CheckpointMismatch where it is damaged, and
+    ConfigError where it is another model, or none."""
+    from gyre.models.saving import add_beside
+    from gyre.workloads.learner.errors import CheckpointMismatch
     from gyre.workloads.trainer.learning.checkpoints import problem_with
 
     if problem := problem_with(folder):
         raise CheckpointMismatch(
             f"The checkpoint {folder} is damaged: {problem}.", hint="The one before it may be whole."
         )
-    if (folder / METADATA).is_file():
-        _copy_of_megatrons(folder, out, wanted, trust=trust)
-    elif checkpoint_file(folder, 0).is_file():
+    back_end = written_by(folder)
+    if back_end == "torch":
         _copy_of_torchs(folder, out, wanted)
+    elif back_end is not None:
+        _copy_of_ranks(folder, out, wanted, back_end, trust=trust)
     elif (folder / "config.json").is_file():
         _copy_of_model(folder, out, wanted)
     else:
@@ -202,22 +232,19 @@ def _copy(folder: Path, out: Path, wanted: Wanted, *, trust: bool) -> None:
             f"{folder} is neither a checkpoint nor a model's folder.",
             hint="A job's checkpoints are GYRE_HOME/jobs/JOB/checkpoints/step_…; a model's folder has a config.json.",
         )
+    if wanted.folder:
+        add_beside(out, Path(wanted.folder))
 
 
-def _copy_of_megatrons(folder: Path, out: Path, wanted: Wanted, *, trust: bool) -> None:
-    """In a process of its own, for Megatron on a CPU changes what torch says of CUDA."""
-    from gyre.models.architecture import architecture_of
-    from gyre.workloads.megatron.checkpoints.formats import read_metadata, refuse_pickle
-    from gyre.workloads.torch.errors import CheckpointMismatch
+def _copy_of_ranks(folder: Path, out: Path, wanted: Wanted, back_end: BackEnd, *, trust: bool) -> None:
+    """In a process of its own, for Megatron on a CPU changes what torch says of CUDA, and transformers is large."""
+    from gyre.workloads.learner.errors import CheckpointMismatch, NoPolicy
 
-    metadata = read_metadata(folder)
-    refuse_pickle(folder, metadata, trust=trust)
-    if metadata.get("model") is None:
-        raise ConfigError(
-            f"{folder} is not of a policy.",
-            hint="A critic's checkpoint has no policy; the actor's lies above it.",
-        )
-    wanted.refuse_other(architecture_of(metadata["model"]["config"], str(folder)), folder)
+    model = _model_in(folder, back_end, trust=trust)
+    if model is None:
+        raise NoPolicy.at(folder)
+    wanted.refuse_other(model["config"], folder)
+    refuse_missing(folder, back_end)
     command = [sys.executable, "-m", "gyre.api", "export", str(folder), str(out)]
     try:
         done = subprocess.run(
@@ -235,26 +262,58 @@ def _copy_of_megatrons(folder: Path, out: Path, wanted: Wanted, *, trust: bool) 
         raise kind(said or f"Reading {folder} ended with {done.returncode}.")
 
 
+def _model_in(folder: Path, back_end: BackEnd, *, trust: bool) -> dict[str, Any] | None:
+    """What the checkpoint says of its model; None where it is of no policy. Raises CheckpointMismatch where it says
+    nothing that can be read, and ConfigError where it is unpickled."""
+    from gyre.workloads.fsdp import formats as fsdps
+    from gyre.workloads.learner.errors import CheckpointMismatch
+    from gyre.workloads.megatron.checkpoints import formats as megatrons
+
+    if back_end == "megatron":
+        metadata = megatrons.read_metadata(folder)
+        megatrons.refuse_pickle(folder, metadata, trust=trust)
+    else:
+        try:
+            metadata = fsdps.read_metadata(folder)["metadata"]
+        except CheckpointMismatch as error:
+            raise CheckpointMismatch(
+                f"The checkpoint {folder} cannot be read: {error.message}.",
+                hint="The one before it may be whole.",
+            ) from error
+    model: dict[str, Any] | None = metadata.get("model")
+    return model
+
+
 def _copy_of_torchs(folder: Path, out: Path, wanted: Wanted) -> None:
-    from gyre.models.architecture import architecture_of
     from gyre.models.saving import save_model_folder
     from gyre.workloads.torch.saved_policy import read_policy
 
     found = read_policy(folder)
     if found.config is not None:
-        wanted.refuse_other(architecture_of(found.config, str(folder)), folder)
+        wanted.refuse_other(found.config, folder)
+    if wanted.architecture is None:
+        raise ConfigError(
+            f"{folder} is of Gyre's small decoder, and the job's model is that of {wanted.said_in}."
+        )
     refuse_differences(found.differences(wanted.architecture), folder, wanted.said_in)
-    save_model_folder(out, found.config or wanted.config, found.named(wanted.architecture))
+    save_model_folder(
+        out, found.config or wanted.config, found.named(wanted.architecture), beside=found.beside
+    )
 
 
 def _copy_of_model(folder: Path, out: Path, wanted: Wanted) -> None:
-    from gyre.models.architecture import architecture_of, read_config
+    from gyre.models.architecture import read_config
     from gyre.models.first_weights import given_weights
     from gyre.models.saving import save_model_folder
     from gyre.models.tensor_names import expected_shapes
 
     config = read_config(folder)
-    wanted.refuse_other(architecture_of(config, str(folder)), folder)
-    source = given_weights(folder, wanted.architecture)
-    tensors = {name: source(name) for name in expected_shapes(wanted.architecture)}
+    wanted.refuse_other(config, folder)
+    if wanted.architecture is None:
+        from gyre.workloads.fsdp.same_model import given_weights_of
+
+        tensors = given_weights_of(folder, wanted.config)
+    else:
+        source = given_weights(folder, wanted.architecture)
+        tensors = ((name, source(name)) for name in expected_shapes(wanted.architecture))
     save_model_folder(out, config, tensors, beside=folder)

@@ -13,12 +13,14 @@ module must not know Ray.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from gyre.api.client import GyreClient
 from gyre.api.home import Home, home
@@ -48,6 +50,9 @@ from gyre.observe.series.reading import POINTS
 from gyre.observe.timeline import read_timeline
 from gyre.store import JobRow, Store, open_store
 
+if TYPE_CHECKING:
+    from gyre.observe.samples.files import SampleFiles
+
 PROBE_TIMEOUT_S = 2.0
 """How long a read waits for the master before it turns to the journal."""
 
@@ -57,6 +62,8 @@ FOLLOW_POLL_S = 0.2
 PAGE = 1000
 LOG_PAGE_BYTES = 2**18
 LOG_POLL_S = 0.5
+JOBS_WITH_SAMPLES = 4
+"""Jobs whose samples' narrow columns are kept in memory, those that were asked for last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,8 @@ class JobReader:
         self._urls: dict[str, str] = {}
         self._known: dict[str, _Known] = {}
         self._histories: dict[str, JobHistory] = {}
+        self._samples: OrderedDict[str, SampleFiles] = OrderedDict()
+        self._samples_lock = threading.Lock()
 
     def close(self) -> None:
         if self._opened is not None:
@@ -465,9 +474,7 @@ class JobReader:
         there are none, and says why."""
         if self._url is not None:
             return self._client(self._url).samples(job_id)
-        from gyre.observe.samples.files import SampleFiles
-
-        files = SampleFiles(self._home.samples(job_id))
+        files = self._sample_files(job_id)
         if files.exists:
             return files
         if url := self._live_url(job_id):
@@ -478,6 +485,17 @@ class JobReader:
                     return remote
         row = self.store.job(job_id)
         raise NotFound(f"There are no samples of job {row.name} in {self._home.path}.", hint=_why_none(row))
+
+    def _sample_files(self, job_id: str) -> SampleFiles:
+        """The reader of the job's files, which remembers what filters and sorts of them."""
+        from gyre.observe.samples.files import SampleFiles
+
+        with self._samples_lock:
+            files = self._samples.setdefault(job_id, SampleFiles(self._home.samples(job_id)))
+            self._samples.move_to_end(job_id)
+            if len(self._samples) > JOBS_WITH_SAMPLES:
+                self._samples.popitem(last=False)
+            return files
 
     def _live_url(self, job_id: str) -> str:
         """Where the master of a job that has not ended was last seen; "" where there is none."""

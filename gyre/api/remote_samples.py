@@ -26,6 +26,7 @@ class RemoteSamples:
             step=wanted.step,
             group=wanted.group,
             reward=",".join(map(str, wanted.reward)) or None,
+            tokens=",".join(map(str, wanted.tokens)) or None,
             outcome=wanted.outcome,
             instance=wanted.instance,
             version=wanted.version,

@@ -33,7 +33,7 @@ from gyre.graph import can_come_later, compile_job, fit_to_cluster
 from gyre.graph.compile import CompiledJob
 from gyre.store import Store, open_store
 
-_WITH_TORCH = ("gyre.workloads.torch", "gyre.workloads.megatron")
+_WITH_TORCH = ("gyre.workloads.torch", "gyre.workloads.megatron", "gyre.workloads.fsdp")
 
 MASTER_START_S = 60.0
 """From asking Ray for the master to its first answer: a fresh cluster on a busy machine takes 20 s of it."""

@@ -83,7 +83,7 @@ ADVANTAGE = PluginKind(
 RECIPE = PluginKind("recipe", "recipe", "gyre.recipes", ("grpo", "dr_grpo", "dapo", "rloo", "ppo"))
 TASK = PluginKind("task", "config.task.name", "gyre.tasks", ("arithmetic", "rows"))
 ENGINE = PluginKind("engine", "rollouts.engine", "gyre.engines", ("embedded", "sglang"))
-BACKEND = PluginKind("trainer back end", "backend", "gyre.backends", ("torch", "megatron"))
+BACKEND = PluginKind("trainer back end", "backend", "gyre.backends", ("torch", "megatron", "fsdp"))
 CODEC = PluginKind("codec", "weights.codec", "gyre.codecs", ("auto", "none", "delta", "planes", "fp8"))
 SINK = PluginKind("sink", "observe.sinks", "gyre.sinks", ("file", "tensorboard", "wandb", "mlflow", "otlp"))
 

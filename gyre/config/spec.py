@@ -267,7 +267,7 @@ class OutOfMemorySpec(Model):
 
     smaller_passes: Annotated[int, Field(ge=0, le=8)] = 2
     """How often its passes may be halved, each time with a restart of the gang, for as long as the trainer lives. Only
-    learners whose passes have a size in tokens: Megatron's (`megatron.pass_tokens`)."""
+    learners whose passes have a size in tokens, `megatron.pass_tokens` or `fsdp.pass_tokens`."""
 
 
 class FailoverSpec(Model):
@@ -421,7 +421,8 @@ class RolloutsSpec(Model):
     """Tokens of an engine's KV memory to count on; None for all that it says it has."""
     deterministic: bool = False
     """A sample's tokens depend on its seed and the weights alone, so that a run can be repeated bit by bit. SGLang is
-    slower then; the embedded engine always works so."""
+    slower then; the embedded engine always works so with models of Gyre's own decoder, and never with those of
+    transformers."""
     context_length: PositiveInt | None = None
     """Most tokens of prompt and output together; None takes the model's limit."""
     host: str = "127.0.0.1"
@@ -704,8 +705,9 @@ class JobSpec(Model):
     """The name of a built-in graph, or one of your own, `module:RECIPE`; None for a job whose trainer's `fit()` is the
     flow."""
     backend: BackendName | None = None
-    """Whose classes fill the roles actor, critic and reference where a job names none: `torch`, `megatron`, or one of
-    your own, `module:BACKEND`. None takes `torch`, and with Megatron's actor on a folder's model Megatron's."""
+    """Whose classes fill the roles actor, critic and reference where a job names none: `torch`, `megatron`, `fsdp`, or
+    one of your own, `module:BACKEND`. None takes `torch`, and on a folder's model Megatron's or FSDP2's beside such an
+    actor."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """How many policy versions a trained token may be behind."""
     staleness: StalenessSpec = Field(default_factory=StalenessSpec)

@@ -11,12 +11,9 @@ This module must not know which engine it is, or how a request is sent.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from gyre.engines.dialect import GenerateRequest
 from gyre.engines.errors import RequestUnsafe
-from gyre.models.architecture import read_config
-from gyre.models.errors import ModelFolderError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +42,3 @@ class RequestLimits:
                 hint="Set min_p to 0, or rollouts.deterministic to false.",
                 details={"reason": "min_p_with_seeds", "status": 400},
             )
-
-
-def vocabulary_of(model_path: Path | str) -> int | None:
-    """The number of tokens of the model in this folder; None where its `config.json` does not say."""
-    try:
-        config = read_config(Path(model_path))
-        size = config.get("vocab_size") or config["text_config"]["vocab_size"]
-        return int(size)
-    except (ModelFolderError, ValueError, KeyError, TypeError):
-        return None

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gyre.engines.limits import RequestLimits, vocabulary_of
+from gyre.engines.limits import RequestLimits
 from gyre.engines.process import EngineCommand
 from gyre.engines.weight_loading import LOADER, LOADER_KEY, LOADER_PATH
 from gyre.errors import ConfigError
-from gyre.models.architecture import read_config
+from gyre.models.architecture import read_config, vocabulary_of
 from gyre.models.errors import ModelFolderError
 
 STREAM_INTERVAL = 8

@@ -31,6 +31,11 @@ def is_wanted(draft: Draft, vertex: str) -> bool:
     return record is not None and record.phase not in _LEAVING
 
 
+def is_coming(vertex: VertexRecord) -> bool:
+    """Whether it is wanted and does not run yet, and waits for no room."""
+    return vertex.phase is not VertexPhase.RUNNING and vertex.phase not in _LEAVING and not vertex.no_room
+
+
 def wanted(draft: Draft) -> list[VertexRecord]:
     """The vertices that neither leave nor have left."""
     return [vertex for vertex in draft.vertices.values() if vertex.phase not in _LEAVING]

@@ -1,7 +1,7 @@
 """Gyre's own classes: which of them fill the roles that the job names no class for, and what they require of the job.
 
 The model comes from a folder if the job gives `config.model_path`; otherwise it is the small decoder. Critic and
-reference hold the actor's model, so with a folder and Megatron's actor they are Megatron's by default.
+reference hold the actor's model, so with a folder and Megatron's or FSDP2's actor they are of that back end by default.
 
 This module knows its classes by name: it must not import them.
 """
@@ -14,34 +14,42 @@ from gyre.config.sections import LossSettings, WorkloadSettings
 from gyre.errors import ConfigError, GraphError
 from gyre.graph.backends import backend_named
 
-_TORCH, _MEGATRON = "gyre.workloads.torch", "gyre.workloads.megatron"
-_OF_A_FOLDER = {
-    "critic": Entrypoint(module=f"{_MEGATRON}.critic", name="MegatronCritic"),
-    "reference": Entrypoint(module=f"{_MEGATRON}.reference", name="MegatronReference"),
+_CLASSES = {
+    "torch": ("gyre.workloads.torch", "Torch"),
+    "megatron": ("gyre.workloads.megatron", "Megatron"),
+    "fsdp": ("gyre.workloads.fsdp", "Fsdp"),
 }
+"""By back end, the package of its classes, and how their names begin: `FsdpActor` is in its module `actor`."""
 
-_READERS = (
-    (_TORCH, "TorchReference"),
-    (_TORCH, "TorchCritic"),
-    (_MEGATRON, "MegatronReference"),
-    (_MEGATRON, "MegatronCritic"),
-)
-"""The classes that read the folder's model by themselves."""
-
-_MEGATRON_ACTOR = Entrypoint(module=f"{_MEGATRON}.actor", name="MegatronActor")
+_SHARDED = ("megatron", "fsdp")
+"""The back ends whose ranks share a model."""
 
 
 def default_with(spec: JobSpec, role: str, plain: Entrypoint) -> Entrypoint:
     """Returns the class of a role that the job names none for; `plain` is the recipe's default. Raises ConfigError if
     the job's own back end cannot be loaded."""
-    if spec.backend == "megatron" and role == "actor":
-        return _MEGATRON_ACTOR.model_copy()
     if spec.backend is not None and spec.backend not in BACKEND.built_in:
         return backend_named(spec.backend, spec.python_path).class_of(role) or plain.model_copy()
-    megatron = spec.backend == "megatron" or _is(spec, "actor", _MEGATRON, "MegatronActor")
-    if role in _OF_A_FOLDER and model_path(spec) and megatron:
-        return _OF_A_FOLDER[role].model_copy()
+    if spec.backend in _SHARDED and role == "actor":
+        return _class_of(spec.backend, role)
+    if role in ("critic", "reference") and model_path(spec):
+        for backend in _SHARDED:
+            if spec.backend == backend or _is_of(spec, "actor", backend):
+                return _class_of(backend, role)
     return plain.model_copy()
+
+
+def _class_of(backend: str, role: str) -> Entrypoint:
+    package, prefix = _CLASSES[backend]
+    return Entrypoint(module=f"{package}.{role}", name=f"{prefix}{role.title()}")
+
+
+def _is_of(spec: JobSpec, role: str, *backends: str) -> bool:
+    """Whether the role's class is the one that a back end has for it; without names, that any has."""
+    return any(
+        _is(spec, role, package, f"{prefix}{role.title()}")
+        for package, prefix in (_CLASSES[name] for name in backends or _CLASSES)
+    )
 
 
 def model_path(spec: JobSpec) -> str:
@@ -57,7 +65,7 @@ def reads_a_folder(spec: JobSpec, role: str) -> bool:
         own = backend_named(spec.backend, spec.python_path)
         if role in own.reads_model and spec.roles[role].entrypoint == own.class_of(role):
             return True
-    return any(_is(spec, role, *known) for known in _READERS)
+    return role in ("critic", "reference") and _is_of(spec, role)
 
 
 def reads_sections(spec: JobSpec) -> bool:
@@ -82,8 +90,7 @@ def check_complete(spec: JobSpec) -> None:
         ("actor", "config.optim", settings.optim),
         ("critic", "config.critic.optim", settings.critic.optim),
     ):
-        learners = [(_TORCH, f"Torch{role.title()}"), (_MEGATRON, f"Megatron{role.title()}")]
-        if not any(_is(spec, role, *known) for known in learners):
+        if not _is_of(spec, role):
             continue
         if not (settings.model or settings.model_path):
             raise ConfigError(
@@ -102,9 +109,9 @@ def check_integrations(spec: JobSpec) -> None:
     settings = WorkloadSettings.read(spec.config)
     layout = settings.megatron
     replica = layout.tensor_parallel * layout.pipeline_parallel
-    for role, name in (("actor", "MegatronActor"), ("critic", "MegatronCritic")):
+    for role in ("actor", "critic"):
         total = spec.roles[role].total if role in spec.roles else 0
-        if _is(spec, role, _MEGATRON, name) and total % replica:
+        if _is_of(spec, role, "megatron") and total % replica:
             raise GraphError(
                 f"roles.{role}.total: {total} is not a multiple of config.megatron's tensor_parallel x "
                 f"pipeline_parallel ({replica}), the ranks that hold one copy of the model.",
@@ -134,7 +141,7 @@ def _check_losses(spec: JobSpec, loss: LossSettings) -> None:
 
 def trains_by_section(spec: JobSpec) -> bool:
     """Whether the actor is one of Gyre's, which trains as `config.loss` and `config.optim` say."""
-    return _is(spec, "actor", _TORCH, "TorchActor") or _is(spec, "actor", _MEGATRON, "MegatronActor")
+    return _is_of(spec, "actor")
 
 
 def _check_groups(spec: JobSpec, settings: WorkloadSettings) -> None:

@@ -129,7 +129,12 @@ class Places:
             if missing:
                 raise HeldBack(f"there is no room for {', '.join(missing)}")
         self._used.update(sub_graphs)
-        machines = fitted.plan.machines()
+        machines = {
+            vertex: bundle.machine
+            for sub_graph in sub_graphs.values()
+            for bundle in sub_graph.bundles
+            for vertex in bundle.vertices
+        }
         # Whoever must stand beside them is placed meanwhile.
         self._plans.heading |= {one.vertex: (one.incarnation, machines[one.vertex]) for one in addresses}
         for outcome in await asyncio.gather(

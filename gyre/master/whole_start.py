@@ -12,58 +12,64 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
-from enum import Enum
-
-
-class _Place(Enum):
-    ASKED = "asked"
-    TAKEN = "taken"
-    HELD_BY_OTHERS = "held_by_others"
+from collections.abc import Collection, Iterable, Sequence
 
 
 class WholeStart:
-    """Who is being started that the job needs, and who of them has a place. In virtual time as well as in real time."""
+    """Who is being started that the job needs, and who of them has a place. In virtual time as well as in real time.
+
+    What a call costs grows with its own vertices, and not with the job's.
+    """
 
     def __init__(self) -> None:
-        self._places: dict[str, _Place] = {}
-        self._changed = asyncio.Event()
+        self._known: set[str] = set()
+        """All who are being started that the job needs."""
+        self._asked: set[str] = set()
+        """Those of whom it is not known whether they have a place."""
+        self._without: set[str] = set()
+        """Those without a place, because of other jobs."""
+        self._told = asyncio.Event()
+        """Set while nobody is in `_asked`."""
+        self._told.set()
+        self._turn = asyncio.Lock()
+        """They start in the order in which they asked."""
 
     def ask(self, vertices: Iterable[str]) -> None:
         """Note that these are being started, and that the job needs them."""
-        for vertex in vertices:
-            self._places.setdefault(vertex, _Place.ASKED)
+        new = set(vertices) - self._known
+        self._known |= new
+        self._asked |= new
+        self._tell()
 
-    def placed(self, vertices: Iterable[str]) -> None:
+    def placed(self, vertices: Collection[str]) -> None:
         """Note that these have places, or wait for a machine that no other job holds: neither holds others up."""
-        self._note(vertices, _Place.TAKEN)
+        self._without.difference_update(vertices)
+        self._asked.difference_update(vertices)
+        self._tell()
 
-    def without_room(self, vertices: Iterable[str]) -> None:
+    def without_room(self, vertices: Collection[str]) -> None:
         """Note that these have no place, because of other jobs."""
-        self._note(vertices, _Place.HELD_BY_OTHERS)
+        self._without.update(self._known.intersection(vertices))
+        self._asked.difference_update(vertices)
+        self._tell()
 
-    def leave(self, vertices: Iterable[str]) -> None:
+    def leave(self, vertices: Collection[str]) -> None:
         """Note that these start, or no longer do."""
-        for vertex in vertices:
-            self._places.pop(vertex, None)
+        for one in (self._known, self._asked, self._without):
+            one.difference_update(vertices)
         self._tell()
 
     async def missing(self, timeout_s: float) -> Sequence[str]:
         """Returns the vertices without a place, in order; empty when all have one. Waits until that is known of all, at
         most `timeout_s`, after which those of whom it is not known count as without."""
-        await asyncio.sleep(0)  # who waits already goes first: they start in the order in which they asked
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while _Place.ASKED in self._places.values():
-                    await self._changed.wait()
-        return sorted(vertex for vertex, place in self._places.items() if place is not _Place.TAKEN)
-
-    def _note(self, vertices: Iterable[str], place: _Place) -> None:
-        for vertex in vertices:
-            if vertex in self._places:
-                self._places[vertex] = place
-        self._tell()
+            async with asyncio.timeout(timeout_s), self._turn:
+                while self._asked:
+                    await self._told.wait()
+        return sorted(self._asked | self._without)
 
     def _tell(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        if self._asked:
+            self._told.clear()
+        else:
+            self._told.set()

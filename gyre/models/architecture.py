@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.models.config_keys import flag, refuse_what_changes
-from gyre.models.errors import ModelFolderError
+from gyre.models.errors import ModelFolderError, NotComputed
 
 FAMILIES = ("qwen2", "qwen3", "llama")
 """The values of `model_type` that are known here."""
@@ -151,10 +151,10 @@ def architecture_of(
     names it in errors. Raises ModelFolderError."""
     family = config.get("model_type")
     if family not in FAMILIES:
-        raise ModelFolderError(
+        raise NotComputed(
             f"{where}: model_type {family!r} is not supported.",
-            hint=f"The trainers and the embedded engine know {', '.join(FAMILIES)} without experts; SGLang serves "
-            "others. `gyre models` has the table.",
+            hint=f"Torch and Megatron know {', '.join(FAMILIES)} without experts; FSDP2 trains others, and both "
+            "engines serve them. `gyre models` has the table.",
         )
 
     def number(key: str) -> int:
@@ -196,6 +196,16 @@ def architecture_of(
         qk_norm=family == "qwen3",
         eos_token_ids=_token_ids(config, where, vocab)
         | _token_ids(generation or {}, "generation_config.json", vocab),
+    )
+
+
+def read_eos_token_ids(folder: Path, config: dict[str, Any], vocab: int) -> frozenset[int]:
+    """The tokens that end a sample, by `generation_config.json` and by the content of `config.json`. Raises
+    ModelFolderError for one that is not in the vocabulary."""
+    beside = folder / "generation_config.json"
+    generation = _read_json(beside) if beside.exists() else {}
+    return _token_ids(config, str(folder / "config.json"), vocab) | _token_ids(
+        generation, "generation_config.json", vocab
     )
 
 
@@ -265,12 +275,12 @@ def _rope_in(parameters: Any, config: dict[str, Any], where: str) -> Rope:
     if given.get("type", kind) != kind:
         raise ModelFolderError(f"{where}: rope_type is {kind!r} and type is {given['type']!r}.")
     if kind not in _ROPE_KEYS:
-        raise ModelFolderError(
+        raise NotComputed(
             f"{where}: rope type {kind!r} is not supported.",
-            hint=f"{', '.join(_ROPE_KEYS)} are; SGLang serves others.",
+            hint=f"{', '.join(_ROPE_KEYS)} are; FSDP2 trains others, and both engines serve them.",
         )
     if _number(given, "partial_rotary_factor", where, 1.0) != 1.0:
-        raise ModelFolderError(f"{where}: a partial_rotary_factor other than 1 is not supported.")
+        raise NotComputed(f"{where}: a partial_rotary_factor other than 1 is not supported.")
     unread = given.keys() - _ROPE_KEYS[kind] - _ROPE_COMMON
     if kind == "default" and given.get("factor") == 1:
         unread -= {"factor"}
@@ -330,3 +340,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelFolderError(f"{path} must hold a JSON object.")
     return value
+
+
+def vocabulary_of(model_path: Path | str) -> int | None:
+    """The number of tokens of the model in this folder; None where its `config.json` does not say."""
+    try:
+        config = read_config(Path(model_path))
+        size = config.get("vocab_size") or config["text_config"]["vocab_size"]
+        return int(size)
+    except (ModelFolderError, ValueError, KeyError, TypeError):
+        return None

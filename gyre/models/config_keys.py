@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gyre.models.errors import ModelFolderError
+from gyre.models.errors import ModelFolderError, NotComputed
 
 _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "d_model", "dim", "model_dim"),
@@ -93,19 +93,14 @@ _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 _QUANTISED = ("quantization_config", "compression_config", "quantization")
 
 
-def refuse_what_changes(config: Mapping[str, Any], where: str, family: str) -> None:
-    """Raises ModelFolderError, with the key, for what would change the function and is not computed here, and for two
-    keys that contradict each other. `where` names the file."""
+def refuse_no_decoder(config: Mapping[str, Any], where: str) -> None:
+    """Raises ModelFolderError, with the key, for quantized weights, and for a model that is more than a decoder of
+    text. `where` names the file."""
     for key in _QUANTISED:
         if config.get(key):
             raise ModelFolderError(
                 f"{where}: {key} is given: quantized weights are not supported.",
                 hint="SGLang serves them; to train, take the folder of the model before it was quantized.",
-            )
-    for key in _EXPERTS:
-        if config.get(key) not in (None, 0, 1):
-            raise ModelFolderError(
-                f"{where}: {key} is {config[key]!r}: mixtures of experts are not supported."
             )
     for key in _OTHER_INPUTS:
         if config.get(key):
@@ -115,6 +110,17 @@ def refuse_what_changes(config: Mapping[str, Any], where: str, family: str) -> N
             raise ModelFolderError(
                 f"{where}: {key} is given: the decoder is described inside of another model.",
                 hint="Save the language model alone, by its own save_pretrained.",
+            )
+
+
+def refuse_what_changes(config: Mapping[str, Any], where: str, family: str) -> None:
+    """Raises ModelFolderError, with the key, for what would change the function and is not computed here, and for two
+    keys that contradict each other. `where` names the file."""
+    refuse_no_decoder(config, where)
+    for key in _EXPERTS:
+        if config.get(key) not in (None, 0, 1):
+            raise ModelFolderError(
+                f"{where}: {key} is {config[key]!r}: mixtures of experts are not supported."
             )
     if config.get("auto_map"):
         raise ModelFolderError(
@@ -158,16 +164,14 @@ def _refuse_two_names(config: Mapping[str, Any], where: str) -> None:
 
 def _refuse_activation(config: Mapping[str, Any], where: str) -> None:
     if config.get("hidden_act") not in (None, "silu"):
-        raise ModelFolderError(
-            f"{where}: hidden_act {config['hidden_act']!r} is not supported; only silu is."
-        )
+        raise NotComputed(f"{where}: hidden_act {config['hidden_act']!r} is not supported; only silu is.")
 
 
 def _refuse_windows(config: Mapping[str, Any], where: str, family: str) -> None:
     """Sliding windows, unless nothing slides: they are off, no layer has one, or none is shorter than the context."""
     kinds = config.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
-        raise ModelFolderError(
+        raise NotComputed(
             f"{where}: layer_types has other layers than full_attention, which are not supported."
         )
     window, longest = config.get("sliding_window"), config.get("max_position_embeddings")
@@ -182,7 +186,7 @@ def _refuse_windows(config: Mapping[str, Any], where: str, family: str) -> None:
     if family != "llama" and isinstance(first, int) and isinstance(layers, int) and first >= layers:
         return
     named = "use_sliding_window" if family != "llama" else "sliding_window"
-    raise ModelFolderError(
+    raise NotComputed(
         f"{where}: {named} is {config.get(named)!r}: sliding windows are not supported.",
         hint="SGLang serves them.",
     )

@@ -90,7 +90,7 @@ class SeededWeights:
             return torch.ones(shape, device=self._device)
         if name.endswith("bias"):
             return torch.zeros(shape, device=self._device)
-        generator = _generator(self._seed, name, self._device)
+        generator = seeded_generator(self._seed, name, self._device)
         std = 0.02 / (self._depth if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0)
         return torch.randn(shape, generator=generator, device=self._device) * std
 
@@ -102,13 +102,13 @@ def with_value_head(source: TensorSource, hidden: int, seed: int) -> TensorSourc
     def give(name: str) -> Tensor:
         if name == VALUE_WEIGHT:
             cpu = torch.device("cpu")  # the same on every device
-            return torch.randn(1, hidden, generator=_generator(seed, name, cpu)) / (hidden + 1)
+            return torch.randn(1, hidden, generator=seeded_generator(seed, name, cpu)) / (hidden + 1)
         return torch.zeros(1) if name == VALUE_BIAS else source(name)
 
     return give
 
 
-def _generator(seed: int, name: str, device: torch.device) -> torch.Generator:
+def seeded_generator(seed: int, name: str, device: torch.device) -> torch.Generator:
     """Each tensor's own."""
     generator = torch.Generator(device)
     generator.manual_seed(xxhash.xxh3_64_intdigest(f"{seed}/{name}".encode()) >> 1)

@@ -40,6 +40,11 @@ class SafetensorsFolder:
         """Whether it holds weights."""
         return bool(self._entries)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Of its tensors."""
+        return frozenset(self._entries)
+
     def require(self, architecture: Architecture, *, head: str | None = HEAD) -> None:
         """Raises ModelFolderError unless it holds all tensors of the architecture, each of its shape, and no others. It
         reads none of them, but for an output layer beside the embedding that it is tied to. `head` is the output layer

@@ -10,18 +10,21 @@ This module must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from gyre.models.architecture import Architecture, read_architecture, read_config
-from gyre.models.errors import ModelFolderError
+from gyre.models.errors import ModelFolderError, NotComputed
 from gyre.models.safetensors_files import TensorEntry, refuse_other_formats, require_tensors, weight_files
-from gyre.models.tensor_names import HEAD, expected_shapes
+from gyre.models.tensor_names import EMBEDDING, HEAD, SCORE, expected_shapes
+from gyre.models.transformers_models import refuse_not_causal
 
-BACKENDS, ENGINES = ("torch", "megatron"), ("embedded", "sglang")
+BACKENDS, ENGINES = ("torch", "megatron", "fsdp"), ("embedded", "sglang")
+BY_TRANSFORMERS = ("fsdp", "embedded")
+"""Those of them that compute by transformers, and so more models than Gyre's own decoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Row:
     config: str
     torch: bool
     megatron: bool
+    fsdp: bool
     embedded: bool
     sglang: bool
 
@@ -40,20 +44,20 @@ class Row:
 
 
 SUPPORT = (
-    Row("Qwen2, Qwen2.5 (dense)", 'model_type: "qwen2"', True, True, True, True),
-    Row("Qwen3 (dense)", 'model_type: "qwen3"', True, True, True, True),
-    Row("Llama 2, 3 and models of its shape", 'model_type: "llama"', True, True, True, True),
-    Row("output layer tied to the embedding, or its own", "tie_word_embeddings", True, True, True, True),
-    Row("grouped-query attention", "num_key_value_heads", True, True, True, True),
-    Row("rotary positions: default, linear, llama3", "rope_scaling, rope_parameters", True, True, True, True),
-    Row("rotary positions: yarn, dynamic, longrope, mrope", "rope_scaling, rope_parameters", False, False, False, True),
-    Row("biases in attention alone", "attention_bias of qwen3 and llama", True, False, True, True),
-    Row("biases in attention and MLP", "attention_bias, mlp_bias of llama", True, True, True, False),
-    Row("a sliding window that is active", "use_sliding_window, layer_types", False, False, False, True),
-    Row("mixtures of experts", "num_experts, num_local_experts", False, False, False, True),
-    Row("quantized weights", "quantization_config", False, False, False, True),
-    Row("images and sound", "vision_config, audio_config", False, False, False, True),
-    Row("every other model_type (Gemma, Mistral, Phi, …)", "model_type", False, False, False, True),
+    Row("Qwen2, Qwen2.5 (dense)", 'model_type: "qwen2"', True, True, True, True, True),
+    Row("Qwen3 (dense)", 'model_type: "qwen3"', True, True, True, True, True),
+    Row("Llama 2, 3 and models of its shape", 'model_type: "llama"', True, True, True, True, True),
+    Row("output layer tied to the embedding, or its own", "tie_word_embeddings", True, True, True, True, True),
+    Row("grouped-query attention", "num_key_value_heads", True, True, True, True, True),
+    Row("rotary positions: default, linear, llama3", "rope_scaling, rope_parameters", True, True, True, True, True),
+    Row("rotary positions: yarn, dynamic, longrope, mrope", "rope_scaling, …", False, False, True, True, True),
+    Row("biases in attention alone", "attention_bias of qwen3 and llama", True, False, True, True, True),
+    Row("biases in attention and MLP", "attention_bias, mlp_bias of llama", True, True, True, True, False),
+    Row("a sliding window that is active", "use_sliding_window, layer_types", False, False, True, True, True),
+    Row("mixtures of experts", "num_experts, num_local_experts", False, False, True, True, True),
+    Row("quantized weights", "quantization_config", False, False, False, False, True),
+    Row("images and sound", "vision_config, audio_config", False, False, False, False, True),
+    Row("every other model_type (Gemma, Mistral, Phi, …)", "model_type", False, False, True, True, True),
 )  # fmt: skip
 """`sglang` is what SGLang serves by itself: a job serves what it trains, so the row's other columns hold there too."""
 
@@ -120,12 +124,8 @@ def describe(folder: Path) -> FolderReport:
         architecture = read_architecture(folder)
         held = weights_of(folder, architecture)
     except ModelFolderError as error:
-        everybody = dict.fromkeys((*BACKENDS, ENGINES[0]), error.message)
-        return FolderReport(str(folder), kind, error.message, everybody)
-    entries = [entry for each in held.values() for entry in each]
-    sizes: dict[str, int] = {}
-    for entry in entries:
-        sizes[entry.dtype] = sizes.get(entry.dtype, 0) + entry.size_bytes
+        return _of_another(folder, kind, config, error)
+    dtype, size_bytes = _sizes(held)
     return FolderReport(
         path=str(folder),
         model_type=kind,
@@ -133,10 +133,75 @@ def describe(folder: Path) -> FolderReport:
         refused={who: reason for who in (*BACKENDS, *ENGINES) if (reason := problem_of(architecture, who))},
         architecture=architecture,
         parameters=sum(prod(shape) for shape in expected_shapes(architecture).values()),
-        dtype=max(sizes, key=lambda name: sizes[name], default=""),
-        size_bytes=sum(sizes.values()),
+        dtype=dtype,
+        size_bytes=size_bytes,
         files=len(held),
     )
+
+
+def _of_another(folder: Path, kind: str, config: dict[str, Any], error: ModelFolderError) -> FolderReport:
+    """The report of a folder that Gyre's own decoder does not take, for this reason."""
+    refused = dict.fromkeys((*BACKENDS, ENGINES[0]), error.message)
+    if isinstance(error, NotComputed):
+        try:
+            refuse_not_causal(config, str(folder / "config.json"))
+            held = weights_of_another(folder, config)
+        except ModelFolderError as other:
+            refused |= dict.fromkeys(BY_TRANSFORMERS, other.message)
+        else:
+            left = {who: reason for who, reason in refused.items() if who not in BY_TRANSFORMERS}
+            dtype, size_bytes = _sizes(held)
+            parameters = sum(prod(one.shape) for entries in held.values() for one in entries)
+            return FolderReport(
+                str(folder),
+                kind,
+                "",
+                left,
+                parameters=parameters,
+                dtype=dtype,
+                size_bytes=size_bytes,
+                files=len(held),
+            )
+    return FolderReport(str(folder), kind, error.message, refused)
+
+
+def _sizes(held: Mapping[Path, Sequence[TensorEntry]]) -> tuple[str, int]:
+    """The dtype of most bytes, and the bytes of all tensors."""
+    sizes: dict[str, int] = {}
+    for entry in (one for entries in held.values() for one in entries):
+        sizes[entry.dtype] = sizes.get(entry.dtype, 0) + entry.size_bytes
+    return max(sizes, key=lambda name: sizes[name], default=""), sum(sizes.values())
+
+
+def weights_of_another(
+    folder: Path, config: Mapping[str, Any], *, head: str | None = HEAD
+) -> dict[Path, tuple[TensorEntry, ...]]:
+    """The folder's files of weights, of a model that only transformers knows: its other names are transformers' to
+    compare. Raises ModelFolderError where there are none, or no output layer although the model has one of its own.
+    `head` is as for `require_tensors`."""
+    held = weight_files(folder)
+    if not held:
+        refuse_other_formats(folder)
+        raise ModelFolderError(
+            f"{folder} holds no weights, and of this kind of model they are not drawn from the seed.",
+            hint="Write some: AutoModelForCausalLM.from_config(config).save_pretrained(folder), of transformers.",
+        )
+    found = {entry.name: entry for entries in held.values() for entry in entries}
+    if head == SCORE and found.get(SCORE, _NO_TENSOR).shape[:1] != (1,):
+        raise ModelFolderError(
+            f"{folder} has no tensor {SCORE} for one label.",
+            hint="A reward model is one for sequence classification with one label.",
+        )
+    untied = config.get("tie_word_embeddings") is False
+    if head == HEAD and untied and HEAD not in found and EMBEDDING in found:
+        raise ModelFolderError(
+            f"{folder} lacks {HEAD}, and its config.json says that it is not the embedding (tie_word_embeddings).",
+            hint="Set tie_word_embeddings to true, if it is.",
+        )
+    return held
+
+
+_NO_TENSOR = TensorEntry("", "", (), 0, 0)
 
 
 def refuse_no_folder(folder: Path, key: str) -> None:

@@ -11,6 +11,9 @@ Invariants:
     Never-back          the count of commits in the database never falls. One that is lower than what this process has
                         seen is an older copy that was written over the file.
     Looked-at           the file is never opened here: closing any descriptor of it drops all locks of this process.
+    Asked-unlocked      the disk is asked while no lock is held: a thread that waits for it, or after it to run again,
+                        holds up no other. What looks wrong then is asked again under the lock, for another thread may
+                        have noted what is newer.
     Answers-in-time     a look that the disk does not answer is the finding `HANGING`, and holds up nobody but a thread
                         of its own. What SQLite itself asks of such a disk cannot be bounded: the kernel ends neither
                         the call nor the thread that made it. A transaction that is under way then waits for the disk.
@@ -146,8 +149,8 @@ class Presence:
     def connected(self, *, first: bool) -> None:
         """A connection was made; `first`: no other of this process stands, so that the log may be a new one. Raises
         StoreLost where it is to another file than the earlier ones."""
+        there = _identity(self._stat(str(self.path)))
         with self._lock:
-            there = _identity(self._stat(str(self.path)))
             if self._file is None:
                 self._file = there
             if first:
@@ -183,28 +186,16 @@ class Presence:
     def look(self, *, writes: bool = True) -> Finding | None:
         """What is wrong with the file, by its metadata; None if it is as it was. It may hang as the disk does."""
         try:
-            found = self._stat(str(self.path))
+            found, log = self._ask()
+            with self._lock:
+                if self._file is None:
+                    return None
+                if not self._is_as_it_was(found, log) and (finding := self._judge(*self._ask())) is not None:
+                    return finding
         except FileNotFoundError:
             return self._finding(Lost.MISSING, "is gone: it was deleted or moved")
         except OSError as error:
             return self._finding(Lost.MISSING, f"cannot be reached: {error.strerror}")
-        with self._lock:
-            if self._file is None:
-                return None
-            if _identity(found) != self._file:
-                return self._replaced()
-            if found.st_size < self._size_bytes:
-                return self._finding(
-                    Lost.TRUNCATED, f"was truncated from {self._size_bytes} to {found.st_size} bytes"
-                )
-            self._size_bytes = found.st_size
-            log = self._identity_of(f"{self.path}-wal")
-            if self._log is None:
-                self._log = log
-            elif log != self._log:
-                return self._finding(
-                    Lost.LOG_REMOVED, "has lost its write-ahead log: the -wal file was removed or replaced"
-                )
         if writes and not (os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)):
             return self._finding(Lost.READ_ONLY, "can no longer be written: it or its folder is read-only")
         return None
@@ -229,6 +220,35 @@ class Presence:
         if self._hangs() or self._monotonic() - self._answered_at >= ANSWERED_FOR_S:
             return self.look_within(lambda: self.look(writes=writes))
         return self.look(writes=writes)
+
+    def _ask(self) -> tuple[os.stat_result, _Identity | None]:
+        """The file's metadata, and which log it has; None: none. Raises OSError."""
+        return self._stat(str(self.path)), self._identity_of(f"{self.path}-wal")
+
+    def _is_as_it_was(self, found: os.stat_result, log: _Identity | None) -> bool:
+        return (
+            _identity(found) == self._file
+            and found.st_size == self._size_bytes
+            and log is not None
+            and log == self._log
+        )
+
+    def _judge(self, found: os.stat_result, log: _Identity | None) -> Finding | None:
+        """What is wrong with this; if nothing is, it is what later looks are compared with."""
+        if _identity(found) != self._file:
+            return self._replaced()
+        if found.st_size < self._size_bytes:
+            return self._finding(
+                Lost.TRUNCATED, f"was truncated from {self._size_bytes} to {found.st_size} bytes"
+            )
+        self._size_bytes = found.st_size
+        if self._log is None:
+            self._log = log
+        elif log != self._log:
+            return self._finding(
+                Lost.LOG_REMOVED, "has lost its write-ahead log: the -wal file was removed or replaced"
+            )
+        return None
 
     def _hangs(self) -> bool:
         return self._hanging is not None and self._hanging.thread.is_alive()

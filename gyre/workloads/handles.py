@@ -165,9 +165,7 @@ class RoleHandle:
     def _submit(
         self, member: Member, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Future[tuple[str, Any]]:
-        if self._on_control:
-            return self._transport.submit(*member, method, *args, control=True, **kwargs)
-        return self._transport.submit(*member, method, *args, **kwargs)
+        return self._transport.submit(*member, method, args, kwargs, control=self._on_control)
 
     def _call_one(
         self, member: Member, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float

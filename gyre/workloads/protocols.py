@@ -18,8 +18,8 @@ For a gang (the ranks of an actor or a critic) also holds: every rank gets the s
 may enter a collective, except methods marked *first rank alone*. `groups` are the rank's own share, which may be empty.
 If one rank refuses a call, every rank must refuse it, or the others wait in their next collective for ever.
 
-`step` and `index` are offered: a method whose signature does not name them is called without them. The methods of
-`Learner` must name theirs, because a replay passes them by name.
+`step` and `index` are offered (`gyre.workloads.vertex.call_info`): a method whose signature does not name them is
+called without them. The methods of `Learner` must name theirs, because a replay passes them by name.
 
 This module must not import torch or Ray.
 """
@@ -95,7 +95,7 @@ class Learner(Protocol):
 
         Called on any rank after `setup()`, whatever its state; the same calls from there give the same weights, bit by
         bit. Raises if the folder is missing or incomplete; the step is then -1, or the state as it was. If all ranks
-        raise `gyre.workloads.torch.errors.CheckpointMismatch`, they are given the checkpoint before it.
+        raise `gyre.workloads.learner.errors.CheckpointMismatch`, they are given the checkpoint before it.
         """
         ...
 

@@ -24,9 +24,9 @@ from gyre.errors import ConfigError, GyreError, NotFound
 from gyre.graph import compile_job
 from gyre.store import Store, open_store
 from gyre.workloads.gang.state_files import sealed
+from gyre.workloads.learner.errors import CheckpointMismatch
 from gyre.workloads.rollout_vertices import _base_model
 from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.torch.errors import CheckpointMismatch
 from gyre.workloads.trainer.learning.checkpoints import _mark_complete
 from tests.api.conftest import Seed
 from tests.workloads.torch_workloads import CONFIG, bind, rolled_out

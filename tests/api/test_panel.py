@@ -112,15 +112,16 @@ def test_every_row_is_there_and_whole_at_every_width(width: int) -> None:
         assert text.count(fact) == 1
     (reward,) = (line for line in inside if line.startswith("reward "))
     assert re.fullmatch(r"reward 0\.500  ▁[▁▂▃▄▅▆▇█]{28}█", reward)
+    pids = {vertex["id"]: vertex["pid"] for vertex in view["vertices"]}
     rows = [
         r"VERTEX +# +PID +STATE +DOING",
         rf"master +1 +{os.getpid()} +answering",
-        r"actor-0 +1 +1000 +running",
-        r"actor-1 +1 +1001 +running",
-        r"reward-0 +1 +1003 +running",
+        rf"actor-0 +1 +{pids['actor-0']} +running",
+        rf"actor-1 +1 +{pids['actor-1']} +running",
+        rf"reward-0 +1 +{pids['reward-0']} +running",
         r"rollout-0 +2 +– +starting",
-        r"rollout-1 +1 +1005 +running +rollout\.generate",
-        r"trainer-0 +1 +1004 +running",
+        rf"rollout-1 +1 +{pids['rollout-1']} +running +rollout\.generate",
+        rf"trainer-0 +1 +{pids['trainer-0']} +running",
         r"INCIDENTS +CAUSE +TOOK +MESSAGE",
         r"rollout-0 +process_died +open +it was killed by .*",
         r"reward-0 +user_code +0\.0 s +ValueError: no rewa.*",

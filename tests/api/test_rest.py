@@ -60,12 +60,19 @@ def test_graph_spec_vertices_incidents_and_metrics(http: Client, job: StandingJo
     job.do(job.world.kill, "rollout-1")
     job.run_until(lambda view: view["incidents"] and view["progress"].get("step") == 3)
     assert http.get(f"{JOB}/graph").json() == job.master.graph()
+    short = http.get(f"{JOB}/graph?placement=false").json()
+    assert job.master.graph() == {
+        **short,
+        **{key: job.master.graph()[key] for key in ("sub_graphs", "placement")},
+    }
+    assert "placement" not in short
     assert http.get(f"{JOB}/spec").json()["roles"]["actor"]["gang"] is True
     vertices = {vertex["id"]: vertex for vertex in http.get(f"{JOB}/vertices").json()["vertices"]}
     assert vertices["rollout-1"]["phase"] == "starting"
     one = http.get(f"{JOB}/vertices/rollout-0").json()
     assert one == vertices["rollout-0"]
-    assert one.items() >= {"version": 7, "busy": "generate", "fields": {"queue": 2}, "pid": 1002}.items()
+    pid = job.world.living("rollout-0").pid
+    assert one.items() >= {"version": 7, "busy": "generate", "fields": {"queue": 2}, "pid": pid}.items()
     (incident,) = http.get(f"{JOB}/incidents").json()["incidents"]
     assert incident.items() >= {"vertex": "rollout-1", "scope": "vertex", "outcome": "open"}.items()
     assert http.get(f"{JOB}/metrics").json() == {

@@ -14,8 +14,10 @@ from httpx import Client
 from gyre.api.cli import main
 from gyre.api.client import GyreClient
 from gyre.api.home import Home
+from gyre.api.reader import JOBS_WITH_SAMPLES, JobReader
 from gyre.api.rest import RestServer, create_app
 from gyre.errors import NotFound
+from gyre.observe.samples import files as files_module
 from gyre.observe.samples.names import folder_of
 from gyre.observe.samples.query import SampleFilter, conditions_in
 from gyre.observe.samples.texts import Texts
@@ -50,7 +52,7 @@ MOVED = sample(
 )
 STEPS = {
     1: [group(1, sample(reward=0.0), sample(reward=1.0), answer="7")],
-    2: [group(2, MOVED, sample(reward=0.5, finish_reason="length"))],
+    2: [group(2, MOVED, sample([5, 6, 7, 8], reward=0.5, finish_reason="length"))],
 }
 
 
@@ -74,6 +76,37 @@ def keeping_job() -> Any:
 def rest(keeping_job: StandingJob, connect: Callable[..., Any]) -> Any:
     with connect(create_app(keeping_job.master, token=None)) as client:
         yield client
+
+
+def test_a_reader_remembers_the_ends_of_files_of_some_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = Home(tmp_path / "home")
+    jobs = [f"job-{number}" for number in range(JOBS_WITH_SAMPLES + 1)]
+    with open_store(at.database_url()):
+        pass
+    for job in jobs:
+        at.job_directory(job)
+        keep(at.samples(job))
+    read: list[str] = []
+    original = files_module._read_end
+
+    def counted(file: Any) -> Any:
+        read.append(file.name)
+        return original(file)
+
+    monkeypatch.setattr(files_module, "_read_end", counted)
+    with JobReader(at.database_url(), at=at) as reader:
+        for job in (jobs[0], jobs[0], jobs[1], jobs[0]):
+            assert reader.samples(job).find(SampleFilter())["total"] == 6
+        assert len(read) == 2 * 3
+        for job in jobs[2:]:
+            reader.samples(job).steps()
+        assert len(read) == len(jobs) * 3
+        reader.samples(jobs[0]).steps()
+        assert len(read) == len(jobs) * 3
+        reader.samples(jobs[1]).steps()
+        assert len(read) == (len(jobs) + 1) * 3
 
 
 def test_steps_over_rest(rest: Client) -> None:
@@ -114,6 +147,9 @@ def test_a_page_over_rest(rest: Client) -> None:
         ("?order=best&limit=1&offset=1", [(3, 9, 0)]),
         ("?reward=%3C0.6", [(2, 2, 1), (1, 1, 0)]),
         ("?reward=%3E=0.5,%3C1", [(2, 2, 1)]),
+        ("?tokens=%3E3", [(2, 2, 1)]),
+        ("?tokens=%3E=3,%3C4&step=2", [(2, 2, 0)]),
+        ("?tokens=%3E3&reward=1", []),
         ("?outcome=length", [(2, 2, 1)]),
         ("?instance=spot-1", [(2, 2, 0)]),
         ("?version=1", [(2, 2, 0)]),
@@ -144,6 +180,7 @@ def test_one_sample_over_rest(rest: Client) -> None:
         ("samples/2/2/7", 404, "not_found"),
         ("samples/2/2/x", 422, "config"),
         ("samples?reward=low", 422, "config"),
+        ("samples?tokens=many", 422, "config"),
         ("samples?order=fastest", 422, "config"),
         ("samples?limit=1001", 422, "config"),
         ("samples?step=99999999999999999999", 422, "config"),
@@ -168,6 +205,7 @@ def test_a_client_reads_what_the_files_say(keeping_job: StandingJob) -> None:
             for wanted in (
                 SampleFilter(step=1),
                 SampleFilter(reward=conditions_in("<0.6,>=0")),
+                SampleFilter(tokens=conditions_in(">3")),
                 SampleFilter(quarantined=False, version=0, outcome="length"),
             ):
                 assert far.find(wanted, order="best") == {**near.find(wanted, order="best")}
@@ -227,6 +265,7 @@ def test_json_is_what_rest_has(gone: Home, rest: Client) -> None:
         (["--worst", "--limit", "2"], ["1/1/0", "2/2/1"]),
         (["--best", "--limit", "1"], ["1/1/1"]),
         (["--reward", "<0.6"], ["2/2/1", "1/1/0"]),
+        (["--length", ">3"], ["2/2/1"]),
         (["--group", "1"], ["1/1/0", "1/1/1"]),
         (["--outcome", "length"], ["2/2/1"]),
         (["--instance", "spot-1"], ["2/2/0"]),
@@ -255,6 +294,7 @@ def test_a_sample_token_by_token(gone: Home) -> None:
     ("options", "code", "said"),
     [
         (["--reward", "low"], 2, "no condition"),
+        (["--length", "long"], 2, "--length: 'long' is no condition"),
         (["--tokens", "2"], 2, "expected GROUP/SAMPLE"),
         (["--tokens", "77/0"], 4, "No sample of group 77"),
         (["--step", "1", "--tokens", "2/0"], 4, "There is no sample 0 of group 2 in step 1"),

@@ -12,9 +12,9 @@ works, reports each, and keeps its ledger (`steps`) outside of the processes, as
 It has no tasks or timers of its own: events that are due by the clock happen when somebody looks. So it outlives event
 loops, and with them any number of masters.
 
-Knobs: `start_delay_s`, `setup_delay_s`, `step_s`, `latency_s`; `kill`, `hang`, `stall`, `fail_setup`,
-`fail_operator`, `no_room`, `say`, `report`; `add_machine`, `lose_machine`, `drain_machine`,
-`occupy`, `make_unfit`; `at` plans any of them for later.
+Knobs: `start_delay_s`, `setup_delay_s`, `step_s` (infinite: no step ends), `latency_s`; `kill`, `hang`, `stall`,
+`fail_setup`, `fail_operator`, `no_room`, `say`, `report`; `add_machine`, `lose_machine`, `drain_machine`, `occupy`,
+`make_unfit`; `at` plans any of them for later.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -145,6 +146,8 @@ class FakeCluster:
         """Whether a master has ended the job."""
         self.processes: dict[Address, FakeProcess] = {}
         """Every incarnation, living or dead, by its address."""
+        self._newest: dict[str, FakeProcess] = {}
+        """Of each vertex the incarnation that began last: all before it are dead."""
         self.fits: dict[Address, Fit] = {}
         """The trainers' own state, by their addresses."""
         self._deadlocked: set[Address] = set()
@@ -259,7 +262,8 @@ class FakeCluster:
 
     def living(self, vertex: str) -> FakeProcess | None:
         """The living process of a vertex."""
-        return next((p for p in self.alive if p.address.vertex == vertex), None)
+        newest = self._newest.get(vertex)
+        return newest if newest is not None and newest.alive else None
 
     @property
     def alive(self) -> list[FakeProcess]:
@@ -292,6 +296,8 @@ class FakeCluster:
 
     def _look_at_fits(self) -> None:
         """Begin steps that can be made, and give up steps that no longer can."""
+        if math.isinf(self.step_s):
+            return  # none ever ends
         now = self.clock.monotonic()
         for fit in self.fits.values():
             if not self._can_step(fit):
@@ -362,7 +368,7 @@ class FakeCluster:
         if other is not None:
             raise FakeClusterBroken(f"{address} starts beside {other.address}")
         process = FakeProcess(address, next(self._pids), epoch, node, moved_at=self.clock.monotonic())
-        self.processes[address] = process
+        self.processes[address] = self._newest[address.vertex] = process
         self.spawned.append(address)
         if address.vertex == f"{TRAINER}-0":
             self.fits[address] = Fit(process)

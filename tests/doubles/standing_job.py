@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine
@@ -33,7 +34,7 @@ T = TypeVar("T")
 TICK_S = 0.25
 """Virtual seconds between two looks at whether what `run_until` waits for has come."""
 
-FOREVER_S = 1e9
+FOREVER_S = math.inf
 
 
 def small_spec(name: str = "small") -> JobSpec:

@@ -28,7 +28,7 @@ def critic_on(rank: int, ranks: int, port: int, config: dict[str, Any]) -> Itera
         critic.setup()
         yield critic
     finally:
-        if hasattr(critic, "ranks"):
+        if hasattr(critic, "backend"):
             critic.teardown()
 
 
@@ -58,9 +58,7 @@ def flat_values(groups: list[Group]) -> Any:
 
 def named_weights(critic: Any) -> dict[str, Any]:
     """By Hugging Face's names, on the first rank: a collective."""
-    from gyre.workloads.megatron.model.snapshot import Snapshot
-
-    return {name: tensor.numpy().copy() for name, tensor in Snapshot.take(critic.policy).tensors.items()}
+    return {name: tensor.numpy().copy() for name, tensor in critic.backend.weights()}
 
 
 def train_critic(
@@ -119,7 +117,7 @@ def train_in_plain_torch(
     try:
         actor.warm_start()
         metrics = [take_step(actor, micro_batches) for micro_batches in steps]
-        named = to_names(dict(actor.model.named_parameters()), actor.model.architecture)
+        named = to_names(dict(actor.backend.model.named_parameters()), actor.backend.model.architecture)
         weights = {name: tensor.detach().numpy().copy() for name, tensor in named.items()}
         return {"metrics": metrics, "weights": weights, "state": actor.state()}
     finally:

@@ -33,7 +33,7 @@ def plain_torch(config: dict[str, Any], steps: work.Steps) -> dict[str, Any]:
     actor.setup()
     actor.warm_start()
     metrics = [take_step(actor, [[group for part in parts for group in part]]) for parts in steps]
-    named = to_names(dict(actor.model.named_parameters()), actor.model.architecture)
+    named = to_names(dict(actor.backend.model.named_parameters()), actor.backend.model.architecture)
     weights = {name: t.detach().numpy() for name, t in named.items()}
     return {"metrics": metrics, "weights": weights, "own": actor.step_logprobs(step=actor.step)}
 

@@ -45,8 +45,10 @@ def plain_torch(config: dict[str, Any], steps: work.Steps, policy: Any = None) -
         )
         values.append(learner_work.flat_values(groups))
         metrics.append(take_step(critic, [groups]))
-    named = to_names(dict(critic.model.decoder.named_parameters()), critic.model.decoder.architecture)
-    named |= {f"value_head.{name}": one for name, one in critic.model.value_head.named_parameters()}
+    named = to_names(
+        dict(critic.backend.model.decoder.named_parameters()), critic.backend.model.decoder.architecture
+    )
+    named |= {f"value_head.{name}": one for name, one in critic.backend.model.value_head.named_parameters()}
     return {
         "values": values,
         "metrics": metrics,

@@ -153,10 +153,12 @@ def torch_copy(tmp_path: Path) -> dict[str, Any]:
     found = {
         "equal": all(
             torch.equal(mine, theirs)
-            for mine, theirs in zip(taker.model.parameters(), origin.model.parameters(), strict=True)
+            for mine, theirs in zip(
+                taker.backend.model.parameters(), origin.backend.model.parameters(), strict=True
+            )
         ),
         "state": (taker.step, taker.trained),
-        "optimizer": dict(taker.optimizer.state),
+        "optimizer": dict(taker.backend.optimizer.state),
     }
     server.close()
     arena.close(remove=True)

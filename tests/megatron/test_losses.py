@@ -69,7 +69,7 @@ def plain() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     found = []
     for name, loss in LOSSES.items():
         metrics = learner_work.step_by(actor, loss, GROUPS[name])
-        named = to_names(dict(actor.model.named_parameters()), actor.model.architecture)
+        named = to_names(dict(actor.backend.model.named_parameters()), actor.backend.model.architecture)
         found.append((metrics, {key: one.detach().numpy().copy() for key, one in named.items()}))
     return found
 

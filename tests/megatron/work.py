@@ -104,7 +104,7 @@ def actor_on(
         actor.setup()
         yield actor
     finally:
-        if hasattr(actor, "ranks"):
+        if hasattr(actor, "backend"):
             actor.teardown()
 
 
@@ -189,13 +189,13 @@ def forward_and_back(
     rank: int, ranks: int, port: int, config: dict[str, Any], sequences: list[list[int]]
 ) -> dict[str, Any]:
     """A model from a folder: what it exports, and its log-probs of every token but the first of each sequence."""
-    from gyre.workloads.megatron.steps.packing import Row, pack
+    from gyre.workloads.learner.packing import Row, pack
 
     with actor_on(rank, ranks, port, config) as actor:
         rows = [Row(np.array(tokens[:1], np.int32), np.array(tokens[1:], np.int32)) for tokens in sequences]
-        multiple = actor.layout.tensor_parallel if actor.layout.sequence_parallel else 1
-        passes = list(pack(rows, max_tokens=actor.layout.pass_tokens, multiple=multiple))
-        found = actor.policy.logprobs(passes, temperature=1.0)
+        multiple = actor.backend.layout.tensor_parallel if actor.backend.layout.sequence_parallel else 1
+        passes = list(pack(rows, max_tokens=actor.backend.layout.pass_tokens, multiple=multiple))
+        found = actor.backend.policy.logprobs(passes, temperature=1.0)
         logprobs = [value.numpy() for pair in found for value in pair[:1]]
         return {
             "weights": named_weights(actor),
@@ -293,10 +293,10 @@ def protocol(rank: int, ranks: int, port: int, config: dict[str, Any]) -> dict[s
             raise ValueError("a loss that fails half way")
 
         accumulate(others[:2], 2, 0)
-        gradient = actor.policy.backward
-        actor.policy.backward = broken
+        gradient = actor.backend.policy.backward
+        actor.backend.policy.backward = broken
         told["half way"] = refusal(lambda: accumulate(others[2:], 2, 1))
-        actor.policy.backward = gradient
+        actor.backend.policy.backward = gradient
         told["spoiled"] = [
             refusal(lambda: accumulate(others[2:], 2, 1)),
             refusal(lambda: actor.apply(step=2, indices=1, group_ids=ids(others[:2]))),
@@ -387,7 +387,7 @@ def take_a_copy(
     log-probs then, and what it trains from there."""
     import json
 
-    from gyre.workloads.megatron.steps.packing import Row, pack
+    from gyre.workloads.learner.packing import Row, pack
 
     with actor_on(rank, ranks, port, config, job) as actor:
         actor.copies_root = job / "memory"
@@ -396,7 +396,7 @@ def take_a_copy(
         first = json.loads(actor.ranks.from_first(json.dumps(first)))
         actor.restore_weights(**told, sources=[tuple(first), *sources], trained=[[0, 4]])
         rows = [Row(np.array(tokens[:1], np.int32), np.array(tokens[1:], np.int32)) for tokens in sequences]
-        found = actor.policy.logprobs(list(pack(rows, max_tokens=200)), temperature=1.0)
+        found = actor.backend.policy.logprobs(list(pack(rows, max_tokens=200)), temperature=1.0)
         logprobs = [value.numpy() for pair in found for value in pair[:1]]
         return {
             "state": actor.state(),
@@ -439,13 +439,13 @@ def passes_of_a_step(
     """The widths of the passes that each call makes, the last ones those of `apply`; and the step."""
     widths: list[list[int]] = []
     with actor_on(rank, ranks, port, config) as actor:
-        backward = actor.policy.backward
+        backward = actor.backend.policy.backward
 
         def noted(passes: list[Any], *args: Any, **kwargs: Any) -> Any:
             widths[-1] += [len(one.tokens) for one in passes]
             return backward(passes, *args, **kwargs)
 
-        actor.policy.backward = noted
+        actor.backend.policy.backward = noted
         actor.begin(1, halved)
         for index, groups in enumerate(micro_batches):
             widths.append([])
@@ -458,11 +458,11 @@ def passes_of_a_step(
 
 def a_gradient_that_is_not_finite(rank: int, ranks: int, port: int, config: dict[str, Any]) -> dict[str, Any]:
     """The optimizer finds a norm of NaN: how the step is refused, skipped, and what the next one is."""
-    from gyre.workloads.torch.errors import NotFinite
+    from gyre.workloads.learner.errors import NotFinite
 
     spoiled, groups = random_groups(0, 4), random_groups(4, 4)
     with actor_on(rank, ranks, port, config) as actor:
-        before, optimizer = actor.state()["digest"], actor.policy.optimizer
+        before, optimizer = actor.state()["digest"], actor.backend.policy.optimizer
         norm, optimizer.get_grad_norm = optimizer.get_grad_norm, lambda: float("nan")
         told: dict[str, Any] = {"refused": ""}
         try:
@@ -482,14 +482,14 @@ def a_loss_that_raises_late(rank: int, ranks: int, port: int, config: dict[str, 
     is then made again."""
     groups = random_groups(0, 4)
     with actor_on(rank, ranks, port, config) as actor:
-        backward = actor.policy.backward
+        backward = actor.backend.policy.backward
 
         def broken(passes: list[Any], *args: Any, **kwargs: Any) -> Any:
             if passes and rank == 0:
                 raise ValueError("a loss that does not like this sample")
             return backward(passes, *args, **kwargs)
 
-        actor.policy.backward = broken
+        actor.backend.policy.backward = broken
         actor.begin(1)
         actor.accumulate(groups[rank::ranks], step=1, index=0)
         told = ""
@@ -497,14 +497,14 @@ def a_loss_that_raises_late(rank: int, ranks: int, port: int, config: dict[str, 
             actor.apply(step=1, indices=1, group_ids=ids(groups))
         except Exception as error:
             told = f"{type(error).__name__}: {error}"
-        actor.policy.backward = backward
+        actor.backend.policy.backward = backward
         return {"told": told, "again": take_step(actor, [groups])["step"]}
 
 
 def gradient_and_step(rank: int, ranks: int, port: int, config: dict[str, Any], groups: list[Group]) -> Any:
     """By parameter, as float32: the gradient of one micro-batch, and how the step changed it; and its metrics."""
     with actor_on(rank, ranks, port, config) as actor:
-        policy = actor.policy
+        policy = actor.backend.policy
         parameters = dict(policy.module.named_parameters())
         gradient: dict[str, Any] = {}
         step = policy.step

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
 
 from gyre.api.cli.models import models
 from gyre.models.architecture import FAMILIES, read_architecture
 from gyre.models.support import BACKENDS, ENGINES, SUPPORT, describe, is_hub_name, markdown_table, problem_of
+from gyre.models.transformers_models import causal_types
 from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +53,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3",
         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
     ),
-    "mixtures of experts": ("qwen3", {"num_experts": 4}),
+    "mixtures of experts": ("qwen3", {"model_type": "qwen3_moe", "num_experts": 4}),
     "quantized weights": ("qwen3", {"quantization_config": {"quant_method": "fp8"}}),
     "images and sound": ("qwen3", {"vision_config": {"depth": 1}}),
     "every other model_type (Gemma, Mistral, Phi, …)": ("qwen3", {"model_type": "mistral"}),
@@ -61,10 +64,12 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_row_is_what_the_code_does(row: Any, tmp_path: Path) -> None:
     kind, changes = ROWS[row.name]
     (tmp_path / "config.json").write_text(json.dumps({**CONFIGS[kind], **changes}))
+    if row.fsdp and not row.torch:  # of what only transformers knows, weights must be there
+        save_file({"lm_head.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     report = describe(tmp_path)
     for who in (*BACKENDS, "embedded"):
         assert row.takes(who) == (not report.refused.get(who)), (who, report.refused)
-    if not report.problem:
+    if report.architecture is not None:
         assert row.takes("sglang") == (not problem_of(read_architecture(tmp_path), "sglang"))
 
 
@@ -103,6 +108,33 @@ def test_the_verb_prints_the_table_and_a_folder(tmp_path: Path) -> None:
     assert "torch: yes" in shown
     assert "sglang: no: mlp_bias is true" in shown
     assert json.loads(run(models, [str(folder), "--json"]).output)["serves"]["sglang"]["takes"] is False
+
+
+def test_the_table_of_transformers_is_read_as_it_is() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    assert causal_types() == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "mistral", "quantization_config": {"bits": 4}}, "quantization_config is given"),
+        ({"model_type": "gemma3", "vision_config": {"depth": 1}}, "models of images or sound"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "a model with an encoder is not trained"),
+        ({"model_type": "vit"}, "is no causal language model of the installed transformers"),
+        ({"model_type": "mistral"}, "holds no weights, and of this kind of model"),
+    ],
+)
+def test_what_fsdp_does_not_train_is_said(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["qwen3"], **changes}))
+    assert said in describe(tmp_path).refused["fsdp"]
+
+
+def test_a_head_that_is_missing_is_said(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["qwen3"], "model_type": "mistral"}))
+    save_file({"model.embed_tokens.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    assert "lacks lm_head.weight" in describe(tmp_path).refused["fsdp"]
 
 
 def test_the_table_needs_no_torch() -> None:

@@ -18,6 +18,7 @@ import pytest
 from gyre.errors import StoreCorrupt, StoreError, StoreLost
 from gyre.store import Store, open_store
 from gyre.store.presence import ANSWERED_FOR_S, Lost, Presence
+from tests.waits import GENEROUS_S
 
 
 @pytest.fixture
@@ -223,6 +224,57 @@ def test_a_file_system_that_hangs_is_told_in_time_and_costs_one_thread(path: Pat
     presence._hanging.thread.join(5.0)
     presence.hangs_after_s = 5.0
     assert presence.look_within() is None
+
+
+def test_a_thread_that_waits_for_the_disk_holds_up_no_other(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch()
+    asked, answers = threading.Event(), threading.Event()
+
+    def stat(where: str) -> os.stat_result:
+        if where.endswith("-wal"):
+            asked.set()
+            answers.wait(GENEROUS_S)
+        return os.stat(where)
+
+    presence = Presence(path, stat=stat)
+    presence.connected(first=True)
+    looks = threading.Thread(target=presence.look)
+    looks.start()
+    assert asked.wait(GENEROUS_S)
+    others = threading.Thread(target=presence.committed, args=(1,))
+    others.start()
+    others.join(GENEROUS_S / 2)
+    is_held_up = others.is_alive()
+    answers.set()
+    looks.join(GENEROUS_S)
+    others.join(GENEROUS_S)
+    assert not is_held_up
+
+
+def test_a_look_that_another_overtook_is_no_finding(path: Path) -> None:
+    """The file grows and is seen to have, between a thread's question and its judgement."""
+    path.parent.mkdir()
+    path.write_bytes(b"x")
+    overtaken = False
+
+    def stat(where: str) -> os.stat_result:
+        nonlocal overtaken
+        found = os.stat(where)
+        if where == str(path) and presence._file is not None and not overtaken:
+            overtaken = True
+            path.write_bytes(b"xx")
+            assert presence.look() is None
+        return found
+
+    presence = Presence(path, stat=stat)
+    presence.connected(first=True)
+    assert presence.look() is None
+    assert overtaken
+    path.write_bytes(b"x")
+    finding = presence.look()
+    assert finding is not None
+    assert finding.kind is Lost.TRUNCATED
 
 
 @dataclass

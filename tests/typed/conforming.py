@@ -35,6 +35,7 @@ from gyre.workloads.torch.critic import TorchCritic
 from gyre.workloads.torch.reference import TorchReference
 from gyre.workloads.torch.reward_model import TorchRewardModel
 from gyre.workloads.torch.rollout import TorchRollout
+from tests.workloads.toy_policy import ToyActor
 
 ACTORS: list[type[Actor]] = [TorchActor, MegatronActor]
 PUBLISHERS: list[type[PublishesModel]] = [TorchActor, MegatronActor]
@@ -64,4 +65,4 @@ class ScoresText:
 BROKEN_ACTOR: type[Actor] = NamesNoIndex  # type: ignore[assignment]
 BROKEN_REWARD: type[Reward] = ScoresText  # type: ignore[assignment]
 NO_PUBLISHER: type[PublishesModel] = TorchCritic  # type: ignore[assignment]
-NO_BACKGROUND: type[WritesInBackground] = TorchActor  # type: ignore[assignment]
+NO_BACKGROUND: type[WritesInBackground] = ToyActor  # type: ignore[assignment]

@@ -80,6 +80,33 @@ def test_the_tokens_of_a_recorded_sample_are_those_of_rest(
     assert shown >= len(whole["token_ids"])
 
 
+def test_the_length_of_answers_filters_and_the_link_says_so(
+    of_recorded: Any, recorded: tuple[str, str]
+) -> None:
+    import httpx
+
+    url, job = recorded
+    page = of_recorded.open(f"jobs/{job}/samples")
+    page.get_by_label("Tokens").fill(">3")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => decodeURIComponent(location.hash).includes('tokens=>3')")
+    of_recorded.settle()
+    page.wait_for_function(
+        """() => {
+          const shown = [...document.querySelectorAll('.sample-list .length')];
+          return shown.length > 0 && shown.every(one => /^4 tok/.test(one.innerText));
+        }"""
+    )
+    everything = httpx.get(f"{url}api/v1/jobs/{job}/samples").json()["total"]
+    total = httpx.get(f"{url}api/v1/jobs/{job}/samples", params={"tokens": ">3"}).json()["total"]
+    assert 0 < total < everything
+    page.wait_for_function(
+        "total => document.querySelector('main [role=status]').innerText.replace(/\\D/g, '') === String(total)",
+        arg=total,
+    )
+    assert of_recorded.errors == []
+
+
 def test_the_slider_goes_back_to_an_event(of_recorded: Any, recorded: tuple[str, str]) -> None:
     page = of_recorded.open(f"jobs/{recorded[1]}/replay?seq=40")
     page.get_by_text("Event 40 of").first.wait_for()

@@ -8,7 +8,7 @@ from typing import Any
 
 from gyre.workloads.base import operator
 from gyre.workloads.gang.weight_copy import WeightCopy
-from gyre.workloads.torch.errors import CheckpointMismatch
+from gyre.workloads.learner.errors import CheckpointMismatch
 from tests.workloads.toy_policy import ToyActor
 
 KEPT: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}

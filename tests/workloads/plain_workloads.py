@@ -90,6 +90,9 @@ class Echo(BaseWorkload):
         self.calls += 1
         return one + two
 
+    def words(self, **words: Any) -> dict[str, Any]:
+        return words
+
     def offered(self, item: int, *, step: int) -> tuple[int, int]:
         return item, step
 

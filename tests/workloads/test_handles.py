@@ -60,6 +60,12 @@ def test_a_handle_shows_what_it_stands_for(cluster):
     assert not hasattr(cluster.handle, "_nothing")
 
 
+def test_a_keyword_argument_is_the_method_s_whatever_its_name(cluster):
+    words = {"control": True, "bundle": 1, "info": 2, "method": "m", "term": 3, "args": 4}
+    assert cluster.handle[0].words(**words) == words
+    assert cluster.handle.words(**words) == [words] * 3
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 10])
 def test_scatter_deals_out_all_items_and_gathers_them_in_order(cluster, count):
     items = list(range(count))

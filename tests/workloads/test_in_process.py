@@ -129,16 +129,17 @@ def test_code_that_runs_on_in_a_dead_vertex_ends_where_it_reports_progress():
 class CrampedActor(TorchActor):
     """Has memory for passes of two samples."""
 
-    def build(self) -> None:
-        super().build()
-        forward = self.model.forward
+    def make_backend(self):
+        backend = super().make_backend()
+        forward = backend.model.forward
 
         def cramped(tokens, *rest, **named):
             if torch.is_grad_enabled() and len(tokens) > 2 and self.step == 1:
                 raise torch.OutOfMemoryError(f"no memory for {len(tokens)} samples")
             return forward(tokens, *rest, **named)
 
-        self.model.forward = cramped
+        backend.model.forward = cramped
+        return backend
 
 
 @pytest.mark.timeout(240)  # two jobs
@@ -188,7 +189,7 @@ def test_callbacks_that_look_at_a_dead_callers_futures_do_no_harm():
 
 def test_arguments_and_results_are_copies_and_arrays_are_read_only(cluster):
     given = [np.zeros(3), np.ones(2)]
-    status, found = cluster.transport.submit("echo-0", 1, "double", given).result(DEADLINE_S)
+    status, found = cluster.transport.submit("echo-0", 1, "double", (given,)).result(DEADLINE_S)
     assert status == "ok"
     assert [array.tolist() for array in found] == [[0.0] * 3, [2.0] * 2]
     with pytest.raises(ValueError, match="read-only"):
@@ -204,7 +205,7 @@ def test_a_shared_value_is_packed_once_and_loaded_before_the_call(cluster):
 
 def test_arguments_that_cannot_be_sent_are_the_callers_error(cluster):
     with pytest.raises(TypeError, match="pickle"):
-        cluster.transport.submit("echo-0", 1, "who", threading.Lock())
+        cluster.transport.submit("echo-0", 1, "who", (threading.Lock(),))
 
 
 # -- moments ----------------------------------------------------------------------------------------

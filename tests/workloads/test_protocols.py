@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "writing-workloads.md"
 CALLERS = sorted((ROOT / "gyre" / "workloads" / "trainer").rglob("*.py"))
 BY_NAME = {"call": 0, "call_rank0": 0, "submit": 0}
 """How a gang or a vertex is called with a method's name: the position of the name among the arguments."""
-OURS = {"timeout_s", "bundle", "policy", "control"}
+OURS = {"timeout_s", "bundle", "policy", "control", "info"}
 """Keyword arguments of the call itself, which no method gets."""
 
 
@@ -51,7 +51,12 @@ def calls_by_name(source: str) -> Iterator[tuple[str, list[str], int]]:
             continue
         for argument in node.args:
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                keywords = [one.arg.removeprefix("_gyre_") for one in node.keywords if one.arg is not None]
+                info = [one.value for one in node.keywords if one.arg == "info"]
+                given = [
+                    *node.keywords,
+                    *(one for it in info if isinstance(it, ast.Call) for one in it.keywords),
+                ]
+                keywords = [one.arg for one in given if one.arg is not None]
                 yield argument.value, [name for name in keywords if name not in OURS], node.lineno
 
 

@@ -9,9 +9,11 @@ import numpy as np
 
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, WorkloadContext
+from gyre.workloads.learner.accumulation import Tally
+from gyre.workloads.learner.errors import MicroBatchMismatch
+from gyre.workloads.learner.learner import Learner
 from gyre.workloads.tasks.arithmetic import ArithmeticTask
 from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.torch.errors import MicroBatchMismatch
 from gyre.workloads.torch.rollout import TorchRollout
 
 CONFIG: dict[str, Any] = {
@@ -58,7 +60,7 @@ def train_as_peer(
             for index, groups in enumerate(micro_batches):
                 actor.accumulate(groups, step=step, index=index)
             metrics.append(actor.apply(step=step, indices=len(micro_batches), group_ids=ids))
-        weights = {name: p.detach().numpy().copy() for name, p in actor.model.named_parameters()}
+        weights = {name: p.detach().numpy().copy() for name, p in actor.backend.model.named_parameters()}
         state = actor.state()
         step = len(shares[rank]) + 1
         if rank == 0:
@@ -73,6 +75,15 @@ def train_as_peer(
         actor.teardown()
 
 
+def gradient_of(learner: Learner, groups: list[Group]) -> tuple[Any, Tally]:
+    """The flat gradient of the summed loss, in passes as they are set, and its tally. Nothing is accumulated then."""
+    tally = learner.gradient(groups, learner.rows(groups)).plus(learner._finish_gradient())
+    backend: Any = learner.backend
+    found = backend.gradient
+    learner.begin(learner.step + 1)
+    return found, tally
+
+
 PLAIN_GRADIENT: dict[str, Any] = {
     "optim": {"lr": 1e4, "beta1": 0.0, "beta2": 0.0, "eps": 1e4, "clip_norm": 1e9, "warmup_steps": 0}
 }
@@ -85,7 +96,7 @@ def step_of(
     """What one optimizer step adds to the weights, float64 `[parameters]`, and the step's metrics."""
 
     def flat() -> Any:
-        return np.concatenate([p.detach().double().numpy().ravel() for p in actor.model.parameters()])
+        return np.concatenate([p.detach().double().numpy().ravel() for p in actor.backend.model.parameters()])
 
     before = flat()
     actor.begin(1)

@@ -17,7 +17,7 @@ import numpy as np
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.testing.in_process import collective_of
 from gyre.workloads.base import BaseWorkload, WorkloadContext, operator
-from gyre.workloads.torch.errors import NotFinite
+from gyre.workloads.learner.errors import NotFinite
 from gyre.workloads.trainer.loop import GraphTrainer
 
 MASK = (1 << 64) - 1

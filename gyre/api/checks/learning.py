@@ -13,6 +13,11 @@ from gyre.graph.integrations import model_path, trains_by_section
 def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     """Yields warnings; raises ConfigError or GraphError for the first mistake."""
     settings = WorkloadSettings.read(spec.config)
+    if settings.lora is not None:
+        raise ConfigError(
+            "config.lora: given, but the engines of a job take no adapter yet: nobody would serve what is trained.",
+            hint="Leave it away, and the whole model is trained.",
+        )
     if spec.recipe is None:
         return
     run, sampling, loss, optim = spec.run, settings.sampling, settings.loss, settings.optim

@@ -30,7 +30,7 @@ from gyre.observe.sinks.kinds import PACKAGES as SINK_PACKAGES
 ENGINE_PYTHON_S = 20.0
 """Within which another Python must say whether SGLang is installed in it."""
 
-_TORCH, _MEGATRON = "gyre.workloads.torch", "gyre.workloads.megatron"
+_TORCH, _MEGATRON, _FSDP = "gyre.workloads.torch", "gyre.workloads.megatron", "gyre.workloads.fsdp"
 
 _GPU_FILES = ("nvidia[0-9]*", "nvidiactl", "kfd", "dxg", "nvhost-gpu", "davinci[0-9]*", "dri/renderD*")
 
@@ -38,7 +38,9 @@ _GPU_FILES = ("nvidia[0-9]*", "nvidiactl", "kfd", "dxg", "nvhost-gpu", "davinci[
 def trains_elsewhere(spec: JobSpec) -> bool:
     """Whether a role of the job needs torch and this installation has none: it plans and submits for machines that
     have it."""
-    return any(module.startswith((_TORCH, _MEGATRON)) for module in _modules(spec)) and not installed("torch")
+    return any(module.startswith((_TORCH, _MEGATRON, _FSDP)) for module in _modules(spec)) and not installed(
+        "torch"
+    )
 
 
 def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
@@ -118,7 +120,12 @@ def _packages(spec: JobSpec) -> Iterator[ConfigError]:
         if module.startswith(_MEGATRON) and not installed("megatron.core"):
             yield _absent(f"roles.{role}.entrypoint", f"{given.entrypoint} needs megatron-core", "megatron")
             break
-        if module.startswith(_TORCH) and not installed("torch"):
+        if module.startswith(_FSDP) and not installed("transformers"):
+            yield _absent(
+                f"roles.{role}.entrypoint", f"{given.entrypoint} needs transformers", "transformers"
+            )
+            break
+        if module.startswith((_TORCH, _FSDP)) and not installed("torch"):
             yield _absent(f"roles.{role}.entrypoint", f"{given.entrypoint} needs torch", "torch")
             break
     for sink in spec.observe.sinks:
@@ -140,11 +147,15 @@ def _packages(spec: JobSpec) -> Iterator[ConfigError]:
     if not reads_sections(spec):
         return
     settings = WorkloadSettings.read(spec.config)
-    if settings.megatron.device == "cuda" and not has_gpu() and _is_megatron(spec):
-        yield ConfigError(
-            "config.megatron.device: cuda given, but this machine has no GPU.",
-            hint='Give "auto" or "cpu".',
-        )
+    for key, device, package in (
+        ("megatron", settings.megatron.device, _MEGATRON),
+        ("fsdp", settings.fsdp.device, _FSDP),
+    ):
+        if device == "cuda" and not has_gpu() and _uses(spec, package):
+            yield ConfigError(
+                f"config.{key}.device: cuda given, but this machine has no GPU.",
+                hint='Give "auto" or "cpu".',
+            )
     reward = spec.roles.get("reward")
     is_python = (
         reward is not None and reward.entrypoint is not None and reward.entrypoint.name == "PythonReward"
@@ -180,8 +191,8 @@ def _notify(spec: JobSpec) -> Iterator[ConfigError]:
             )
 
 
-def _is_megatron(spec: JobSpec) -> bool:
-    return any(module.startswith(_MEGATRON) for module in _modules(spec))
+def _uses(spec: JobSpec, package: str) -> bool:
+    return any(module.startswith(package) for module in _modules(spec))
 
 
 def _modules(spec: JobSpec) -> list[str]:

@@ -14,20 +14,27 @@ from gyre.config import JobSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError, GraphError
 from gyre.graph.rollout_roles import check_context, is_instance, rollouts_of
-from gyre.models.architecture import Architecture, read_architecture, read_config
-from gyre.models.errors import ModelFolderError
+from gyre.models.architecture import Architecture, read_architecture, read_config, vocabulary_of
+from gyre.models.errors import ModelFolderError, NotComputed
 from gyre.models.support import (
+    BY_TRANSFORMERS,
     ENGINES,
     differences,
     layout_problems,
     problem_of,
     refuse_no_folder,
     weights_of,
+    weights_of_another,
 )
 from gyre.models.tensor_names import HEAD, SCORE
+from gyre.models.transformers_models import refuse_not_causal
 
-_PACKAGES = {"torch": "gyre.workloads.torch", "megatron": "gyre.workloads.megatron"}
-_REWARD_MODELS = ("TorchRewardModel", "MegatronRewardModel")
+_PACKAGES = {
+    "torch": "gyre.workloads.torch",
+    "megatron": "gyre.workloads.megatron",
+    "fsdp": "gyre.workloads.fsdp",
+}
+_REWARD_MODELS = ("TorchRewardModel", "MegatronRewardModel", "FsdpRewardModel")
 _OF_THE_POLICY = ("actor", "critic", "reference", "rollout")
 
 PREPARED = "gyre.data.prepared:PreparedData"
@@ -54,14 +61,14 @@ def _check_policy(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> I
     if not users:  # of a class of the user's own, which takes what it takes
         _check_positions(spec, folder)
         return
-    architecture = _read(folder, MODEL)
+    try:
+        architecture = _read(folder, MODEL)
+    except NotComputed as error:
+        _check_another(spec, settings, folder, users, error)
+        return
     for role, who in users:
         if problem := problem_of(architecture, who):
-            kind = "engine" if who in ENGINES else "back end"
-            raise ConfigError(
-                f"{MODEL}: {folder / 'config.json'} does not fit the {kind} {who} of role {role}: {problem}.",
-                hint="`gyre models` shows who takes which.",
-            )
+            raise _unfit(folder, role, who, problem)
     megatron = settings.megatron
     if any(who == "megatron" and role in ("actor", "critic") for role, who in users):
         for problem in layout_problems(
@@ -80,12 +87,51 @@ def _check_policy(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> I
         )
 
 
+def _check_another(
+    spec: JobSpec,
+    settings: WorkloadSettings,
+    folder: Path,
+    users: list[tuple[str, str]],
+    error: NotComputed,
+) -> None:
+    """Check a model that Gyre's own decoder does not compute, for this reason. Raises ConfigError, which names the
+    first role that does not take it."""
+    if not any(who in BY_TRANSFORMERS for _, who in users):
+        raise error
+    for role, who in users:
+        if who not in BY_TRANSFORMERS and who != "sglang":
+            raise _unfit(folder, role, who, error.message.partition("config.json: ")[2].rstrip("."))
+    config = read_config(folder)
+    try:
+        refuse_not_causal(config, str(folder / "config.json"))
+        weights_of_another(Path(settings.first_policy), config)
+    except ModelFolderError as other:
+        raise ModelFolderError(f"{MODEL}: {other.message}", hint=other.hint) from None
+    _check_positions(spec, folder)
+    vocab = vocabulary_of(folder)
+    if vocab is not None:
+        _check_tokenizer(spec, folder, MODEL, vocab)
+
+
+def _unfit(folder: Path, role: str, who: str, problem: str) -> ConfigError:
+    kind = "engine" if who in ENGINES else "back end"
+    return ConfigError(
+        f"{MODEL}: {folder / 'config.json'} does not fit the {kind} {who} of role {role}: {problem}.",
+        hint="`gyre models` shows who takes which.",
+    )
+
+
 def _check_first_weights(settings: WorkloadSettings, *, here: bool) -> Iterator[str]:
     folder, model = Path(settings.first_weights.path), Path(settings.model_path)
     if note := _absent(folder, FIRST, here=here):
         yield note
         return
-    architecture = _read(folder, FIRST)
+    try:
+        architecture = _read(folder, FIRST)
+    except NotComputed:
+        if settings.model_path:  # it is compared with that model where its tensors are read
+            return
+        raise
     if not _weights(folder, architecture, FIRST):
         raise ModelFolderError(f"{FIRST}: {folder} holds no weights as safetensors.")
     if settings.model_path and (model / "config.json").is_file():
@@ -107,9 +153,14 @@ def _check_reward_model(spec: JobSpec, settings: WorkloadSettings, *, here: bool
     if note := _absent(folder, REWARD, here=here):
         yield note
         return
-    architecture = _read(folder, REWARD)
-    entrypoint = spec.roles["reward"].entrypoint
-    who = "megatron" if entrypoint is not None and "megatron" in entrypoint.module else "torch"
+    who = next((one for role, one in _users(spec, ("reward",)) if role == "reward"), "torch")
+    try:
+        architecture = _read(folder, REWARD)
+    except NotComputed:
+        if who not in BY_TRANSFORMERS:
+            raise
+        _check_another_reward_model(spec, folder)
+        return
     if problem := problem_of(architecture, who):
         raise ConfigError(f"{REWARD}: {folder / 'config.json'} does not fit the back end {who}: {problem}.")
     if not _weights(folder, architecture, REWARD, head=SCORE):
@@ -120,12 +171,24 @@ def _check_reward_model(spec: JobSpec, settings: WorkloadSettings, *, here: bool
     _check_tokenizer(spec, folder, REWARD, architecture.vocab)
 
 
+def _check_another_reward_model(spec: JobSpec, folder: Path) -> None:
+    config = read_config(folder)
+    try:
+        refuse_not_causal(config, str(folder / "config.json"))
+        weights_of_another(folder, config, head=SCORE)
+    except ModelFolderError as error:
+        raise ModelFolderError(f"{REWARD}: {error.message}", hint=error.hint) from None
+    vocab = vocabulary_of(folder)
+    if vocab is not None:
+        _check_tokenizer(spec, folder, REWARD, vocab)
+
+
 def _read(folder: Path, key: str) -> Architecture:
     """The folder's shape. Raises ModelFolderError, which begins with the key."""
     try:
         return read_architecture(folder)
     except ModelFolderError as error:
-        raise ModelFolderError(f"{key}: {error.message}", hint=error.hint) from None
+        raise type(error)(f"{key}: {error.message}", hint=error.hint) from None
 
 
 def _weights(folder: Path, architecture: Architecture, key: str, *, head: str = HEAD) -> bool:
@@ -137,10 +200,11 @@ def _weights(folder: Path, architecture: Architecture, key: str, *, head: str = 
         raise ModelFolderError(f"{key}: {error.message}", hint=error.hint) from None
 
 
-def _users(spec: JobSpec) -> list[tuple[str, str]]:
-    """The roles that Gyre's own code reads the policy's folder for, each with the back end or engine that does."""
+def _users(spec: JobSpec, roles: tuple[str, ...] = _OF_THE_POLICY) -> list[tuple[str, str]]:
+    """Those of the roles, and of the instances, that Gyre's own code reads a folder for, each with the back end or
+    engine that does."""
     found = []
-    for name in _OF_THE_POLICY:
+    for name in roles:
         entrypoint = spec.roles[name].entrypoint if name in spec.roles else None
         for who, package in _PACKAGES.items():
             if entrypoint is not None and f"{entrypoint.module}.".startswith(f"{package}."):

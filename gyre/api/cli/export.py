@@ -1,17 +1,17 @@
-"""`export`: write a checkpoint of a job's actor as a model folder. Needs no running job; of Megatron's, Megatron."""
+"""`export`: write a checkpoint of a job's actor as a model folder. Needs no running job; of Megatron's ranks Megatron,
+of FSDP2's transformers."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import click
 
 from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
-from gyre.errors import ConfigError, NotFound
+from gyre.errors import NotFound
 
 
 @verb()
@@ -27,32 +27,35 @@ from gyre.errors import ConfigError, NotFound
     is_flag=True,
     help="Read a checkpoint in Megatron's own format, which can run code when it is read.",
 )
+@click.option("--adapter", is_flag=True, help="Write the adapter of config.lora alone, in PEFT's layout.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as one JSON object.")
 def export(
-    session: Session, checkpoint: str, out: Path, dtype: str | None, trust: bool, as_json: bool
+    session: Session,
+    checkpoint: str,
+    out: Path,
+    dtype: str | None,
+    trust: bool,
+    adapter: bool,
+    as_json: bool,
 ) -> None:
     """Write the actor's weights as the folder OUT, in Hugging Face's layout.
 
     They come from a job's last checkpoint, or from CHECKPOINT, a folder such as
-    GYRE_HOME/jobs/JOB/checkpoints/step_00000100. Any layout of ranks may have written it.
+    GYRE_HOME/jobs/JOB/checkpoints/step_00000100. Any layout of ranks may have written it. An adapter
+    is added to its model.
     """
     folder = _folder_of(session, checkpoint)
-    from gyre.workloads.megatron.checkpoints.formats import METADATA
-    from gyre.workloads.torch.saved_policy import checkpoint_file, export_policy
+    from gyre.api.saved_policies import export_saved, written_by
+    from gyre.workloads.fsdp.formats import METADATA
+    from gyre.workloads.torch.saved_policy import checkpoint_file
 
-    written: dict[str, Any]
-    if checkpoint_file(folder, 0).is_file():
-        written = export_policy(folder, out, dtype=dtype or "")
-    elif (folder / METADATA).is_file():
-        _need_megatron(folder)
-        from gyre.workloads.megatron.checkpoints.conversion import export_checkpoint
-
-        written = export_checkpoint(folder, out, dtype=dtype or "", trust=trust)
-    else:
+    back_end = written_by(folder)
+    if back_end is None:
         raise NotFound(
             f"{folder} is no checkpoint: it has neither {checkpoint_file(folder, 0).name} nor {METADATA}.",
             hint=_near(folder),
         )
+    written = export_saved(folder, out, back_end, dtype=dtype or "", trust=trust, adapter=adapter)
     if as_json:
         write_json(written)
     else:
@@ -76,17 +79,6 @@ def _folder_of(session: Session, checkpoint: str) -> Path:
 
     with open_store(session.store_url, create=False, read_only=True) as store:
         return find_source(store, session.home, checkpoint).folders[0]
-
-
-def _need_megatron(folder: Path) -> None:
-    """Raises ConfigError where Megatron is not installed."""
-    from gyre.api.cli.packages import installed
-
-    if installed("megatron-core") is None:
-        raise ConfigError(
-            f"{folder} is a checkpoint of Megatron's ranks, and megatron-core is not installed.",
-            hint="pip install 'gyre-rl[megatron]'",
-        )
 
 
 def _near(folder: Path) -> str:

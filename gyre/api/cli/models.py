@@ -65,6 +65,9 @@ def _write(report: FolderReport) -> None:
         click.echo(f"  output      {output}")
         weights = f"{report.files} file(s), {report.dtype}, {report.size_bytes:,} bytes"
         click.echo(f"  weights     {weights if report.files else 'none: a job draws them from its seed'}")
+    elif report.files:
+        click.echo(f"  parameters  {report.parameters:,}")
+        click.echo(f"  weights     {report.files} file(s), {report.dtype}, {report.size_bytes:,} bytes")
     for title, names in (("trains", BACKENDS), ("serves", ENGINES)):
         for name in names:
             answer = told[title][name]

@@ -49,6 +49,7 @@ _TEXT = 200
 @click.option("--worst", is_flag=True, help="The lowest rewards first.")
 @click.option("--best", is_flag=True, help="The highest rewards first.")
 @click.option("--reward", metavar="CONDITION", help="Only of such a reward: '<0.2', '=1', '>=0.2,<0.4'.")
+@click.option("--length", metavar="CONDITION", help="Only of so many tokens: '>=1000', '>=100,<200'.")
 @click.option("--outcome", metavar="WORD", help="Only of this outcome or end: trained, stale, length, …")
 @click.option("--instance", metavar="NAME", help="Only what this instance generated some of.")
 @click.option("--version", type=click.IntRange(min=0), metavar="N", help="Only what this version generated.")
@@ -67,6 +68,7 @@ def samples(
     worst: bool,
     best: bool,
     reward: str | None,
+    length: str | None,
     outcome: str | None,
     instance: str | None,
     version: int | None,
@@ -89,6 +91,7 @@ def samples(
         step=step,
         group=group,
         reward=conditions_in(reward) if reward else (),
+        tokens=conditions_in(length, "--length") if length else (),
         outcome=outcome,
         instance=instance,
         version=version,

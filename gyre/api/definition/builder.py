@@ -102,8 +102,8 @@ class RLJobBuilder:
         return self._set("recipe", name)
 
     def backend(self, name: str) -> RLJobBuilder:
-        """Whose classes fill the roles actor, critic and reference: `"torch"`, `"megatron"`, or one of your own,
-        `"module:BACKEND"`."""
+        """Whose classes fill the roles actor, critic and reference: `"torch"`, `"megatron"`, `"fsdp"`, or one of your
+        own, `"module:BACKEND"`."""
         return self._set("backend", name)
 
     def max_staleness(self, versions: int) -> RLJobBuilder:

@@ -183,8 +183,16 @@ def check_entrypoints(spec: JobSpec, *, own: bool = True) -> dict[str, type]:
 _PACKAGES = {
     TRAINER: ("gyre.workloads.trainer.loop:GraphTrainer",),
     ROLLOUT_MANAGER: ("gyre.workloads.rollout_vertices:RolloutManagerVertex",),
-    "actor": ("gyre.workloads.torch.actor:TorchActor", "gyre.workloads.megatron.actor:MegatronActor"),
-    "critic": ("gyre.workloads.torch.critic:TorchCritic", "gyre.workloads.megatron.critic:MegatronCritic"),
+    "actor": (
+        "gyre.workloads.torch.actor:TorchActor",
+        "gyre.workloads.megatron.actor:MegatronActor",
+        "gyre.workloads.fsdp.actor:FsdpActor",
+    ),
+    "critic": (
+        "gyre.workloads.torch.critic:TorchCritic",
+        "gyre.workloads.megatron.critic:MegatronCritic",
+        "gyre.workloads.fsdp.critic:FsdpCritic",
+    ),
     "rollout": (
         "gyre.workloads.rollout_vertices:RolloutInstance",
         "gyre.workloads.torch.rollout:TorchRollout",
@@ -192,12 +200,14 @@ _PACKAGES = {
     "reference": (
         "gyre.workloads.torch.reference:TorchReference",
         "gyre.workloads.megatron.reference:MegatronReference",
+        "gyre.workloads.fsdp.reference:FsdpReference",
     ),
     "reward": (
         "gyre.workloads.rewards.workloads:ExactMatchReward",
         "gyre.workloads.rewards.workloads:PythonReward",
         "gyre.workloads.torch.reward_model:TorchRewardModel",
         "gyre.workloads.megatron.reward_model:MegatronRewardModel",
+        "gyre.workloads.fsdp.reward_model:FsdpRewardModel",
     ),
 }
 """By role, Gyre's classes that fill it, where they are defined. The package above exports them too."""

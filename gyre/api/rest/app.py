@@ -22,6 +22,7 @@ from gyre.api.rest.page import page_routes
 from gyre.api.rest.problems import MEDIA_TYPE, install_handlers
 from gyre.api.rest.served_jobs import OneJob, ServedJobs
 from gyre.api.rest.sessions import SessionCookies
+from gyre.api.rest.shared_answers import SharedAnswers
 from gyre.master.master_api import MasterApi
 
 PREFIX = "/api/v1"
@@ -50,6 +51,7 @@ def _app(jobs: ServedJobs, *, token: str | None, heartbeat_s: float, measured: M
     app.state.measured = measured
     app.state.cookies = None if token is None else SessionCookies(token.encode())
     app.state.token = token
+    app.state.answers = SharedAnswers()
     app.state.broadcasters = Broadcasters(heartbeat_s=heartbeat_s)
     app.state.command_threads = anyio.CapacityLimiter(routes.COMMAND_THREADS)
     install_handlers(app)

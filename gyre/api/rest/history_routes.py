@@ -14,8 +14,9 @@ from pydantic.json_schema import SkipJsonSchema
 
 from gyre.api.rest import schemas
 from gyre.api.rest.routes import LAST_SEQ, Port
+from gyre.api.rest.shared_answers import SharedRoute
 
-reads = APIRouter(tags=["history"])
+reads = APIRouter(tags=["history"], route_class=SharedRoute)
 
 Moment = Annotated[float, Field(ge=0.0, le=1e11, allow_inf_nan=False)]
 """Seconds since 1970."""

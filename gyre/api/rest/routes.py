@@ -27,12 +27,16 @@ from gyre.api.now import MOST_COMPARED, now_of
 from gyre.api.rest import schemas
 from gyre.api.rest.broadcast import Broadcasters
 from gyre.api.rest.served_jobs import ServedJobs
+from gyre.api.rest.shared_answers import SharedRoute
 from gyre.errors import NotFound, nearest
 from gyre.logs.pattern import PATTERN_CHARS
 from gyre.logs.reading import PAGE_BYTES, LogQuery
 from gyre.master.master_api import MasterApi, View, engines_of, pools_of_view
 
 COMMAND_THREADS = 8
+OF_EACH_VERTEX = ("sub_graphs", "placement")
+"""What a graph says of each vertex, which is nearly all of it where they are many."""
+
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 EVENT_STREAM = "text/event-stream"
 LAST_SEQ = 2**63 - 1
@@ -78,7 +82,7 @@ def _found(port: Port) -> View:
 Found = Annotated[dict[str, Any], Depends(_found)]
 """The view of the job that the path names."""
 
-reads = APIRouter(tags=["job"])
+reads = APIRouter(tags=["job"], route_class=SharedRoute)
 
 
 @reads.get("/jobs", response_model=schemas.JobList)
@@ -94,13 +98,20 @@ def show_job(view: Found) -> Any:
 
 
 @reads.get("/jobs/{job:gyre_job}/graph", response_model=dict[str, Any])
-def show_graph(view: Found, port: Port) -> Any:
+def show_graph(
+    port: Port,
+    placement: Annotated[
+        bool,
+        Query(description="Whether to say of each vertex where it stands: `sub_graphs` and `placement`."),
+    ] = True,
+) -> Any:
     """The compiled graph and its placement."""
-    return port.graph()
+    graph = port.graph()
+    return graph if placement else {key: part for key, part in graph.items() if key not in OF_EACH_VERTEX}
 
 
 @reads.get("/jobs/{job:gyre_job}/spec", response_model=dict[str, Any])
-def show_spec(view: Found, port: Port) -> Any:
+def show_spec(port: Port) -> Any:
     """The resolved configuration."""
     return port.spec()
 
@@ -124,7 +135,7 @@ def show_vertex(view: Found, vertex: str) -> Any:
 
 
 @reads.get("/jobs/{job:gyre_job}/nodes", response_model=schemas.MachineList)
-def list_nodes(view: Found, port: Port) -> Any:
+def list_nodes(port: Port) -> Any:
     """The cluster's machines: what the job may use of each, its vertices, recent deaths, and whether it accepts new
     vertices."""
     return {"nodes": port.nodes()}
@@ -138,7 +149,7 @@ def list_engines(view: Found) -> Any:
 
 
 @reads.get("/jobs/{job:gyre_job}/tokens", response_model=schemas.JoinTokenList)
-def list_tokens(view: Found, port: Port) -> Any:
+def list_tokens(port: Port) -> Any:
     """The tokens with which machines join the rollout plane: their names and times, and no secret."""
     return {"tokens": port.tokens()}
 
@@ -192,7 +203,6 @@ def show_account(view: Found, port: Port) -> Any:
 
 @reads.get("/jobs/{job:gyre_job}/logs", response_model=schemas.LogPage)
 def read_logs(
-    view: Found,
     port: Port,
     vertex: Annotated[str | None, Query(max_length=80)] = None,
     role: Annotated[str | None, Query(max_length=64)] = None,

@@ -9,12 +9,13 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from gyre.api.rest import sample_schemas as schemas
-from gyre.api.rest.routes import Found, Port
+from gyre.api.rest.routes import Port
+from gyre.api.rest.shared_answers import SharedRoute
 from gyre.observe.samples.query import CONDITIONS_PATTERN, Order, SampleFilter, conditions_in
 
 MOST_NUMBER = 2**63 - 1
 
-samples = APIRouter(tags=["samples"])
+samples = APIRouter(tags=["samples"], route_class=SharedRoute)
 
 Number = Annotated[int, Field(ge=-(2**63), le=MOST_NUMBER)]
 Natural = Annotated[int, Field(ge=0, le=MOST_NUMBER)]
@@ -22,14 +23,13 @@ Name = Annotated[str, Field(max_length=256)]
 
 
 @samples.get("/jobs/{job:gyre_job}/samples/steps", response_model=schemas.SampleSteps)
-def list_sample_steps(view: Found, port: Port) -> Any:
+def list_sample_steps(port: Port) -> Any:
     """The steps whose samples are kept."""
     return port.samples().steps()
 
 
 @samples.get("/jobs/{job:gyre_job}/samples", response_model=schemas.SamplePage)
 def list_samples(
-    view: Found,
     port: Port,
     step: Annotated[Natural | SkipJsonSchema[None], Query()] = None,
     group: Annotated[Number | SkipJsonSchema[None], Query()] = None,
@@ -39,6 +39,14 @@ def list_samples(
             max_length=200,
             description="A condition, such as `<0.2`, or several: `>=0.2,<0.4`.",
             # Said here, and checked by `conditions_in`, which says what is wrong.
+            json_schema_extra={"pattern": f"^$|{CONDITIONS_PATTERN}"},
+        ),
+    ] = "",
+    tokens: Annotated[
+        str,
+        Query(
+            max_length=200,
+            description="How many tokens the answer has: `>=1000`, or `>=100,<200`.",
             json_schema_extra={"pattern": f"^$|{CONDITIONS_PATTERN}"},
         ),
     ] = "",
@@ -63,6 +71,7 @@ def list_samples(
         step=step,
         group=group,
         reward=conditions_in(reward) if reward else (),
+        tokens=conditions_in(tokens, "tokens") if tokens else (),
         outcome=outcome,
         instance=instance,
         version=version,
@@ -72,6 +81,6 @@ def list_samples(
 
 
 @samples.get("/jobs/{job:gyre_job}/samples/{step}/{group}/{sample}", response_model=schemas.WholeSample)
-def show_sample(view: Found, port: Port, step: Natural, group: Number, sample: Natural) -> Any:
+def show_sample(port: Port, step: Natural, group: Number, sample: Natural) -> Any:
     """One sample with all that is kept of it."""
     return port.samples().sample(step, group, sample)

@@ -5,6 +5,8 @@ torch.
 """
 
 from gyre.config.sections.data import HELD_OUT, DataSettings
+from gyre.config.sections.fsdp import FsdpSettings
+from gyre.config.sections.lora import LoraSettings
 from gyre.config.sections.loss import ADV_ESTIMATORS, KL_TYPES, LOSS_AGG_MODES, LossSettings
 from gyre.config.sections.megatron import MegatronSettings
 from gyre.config.sections.model import FirstWeightsSettings, ModelSettings
@@ -24,6 +26,8 @@ __all__ = [
     "DataSettings",
     "EvaluationSettings",
     "FirstWeightsSettings",
+    "FsdpSettings",
+    "LoraSettings",
     "LossSettings",
     "MegatronSettings",
     "ModelSettings",

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from gyre.config.sections.data import DataSettings
+from gyre.config.sections.fsdp import FsdpSettings
+from gyre.config.sections.lora import LoraSettings
 from gyre.config.sections.loss import LossSettings
 from gyre.config.sections.megatron import MegatronSettings
 from gyre.config.sections.model import FirstWeightsSettings, ModelSettings
@@ -69,6 +71,10 @@ class WorkloadSettings(Section):
     """The folder of the reward model."""
     megatron: MegatronSettings = MegatronSettings()
     """How Megatron's ranks share the model."""
+    fsdp: FsdpSettings = FsdpSettings()
+    """How FSDP2's ranks compute."""
+    lora: LoraSettings | None = None
+    """The adapter that FSDP2's actor trains instead of its model."""
 
     @model_validator(mode="before")
     @classmethod

@@ -6,8 +6,11 @@ For small models, CPUs, tests and examples: whatever speaks to SGLang can speak 
 | module | what it holds |
 | --- | --- |
 | `errors` | what it refuses |
-| `invariance` | why a row's bits do not depend on its neighbours, and the check of it at start |
-| `batch_step` | one step of the model over a flat batch, and the KV cache |
+| `invariance` | why a row's bits do not depend on its neighbours in Gyre's decoder, and the check of it at start |
+| `served_model` | what the core asks of a model: weights, and steps over slots |
+| `model_choice` | who computes a folder's model |
+| `decoder_model`, `batch_step` | Gyre's own decoder: one step over a flat batch, and the KV cache |
+| `transformers_model`, `transformers_steps` | models that transformers computes; imported where a folder needs them |
 | `token_sampling` | how the next token is drawn, and its log-prob |
 | `core` | requests, slots, pauses and weight swaps: a state machine that is stepped |
 | `engine_loop` | the thread that steps the core |

@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog="python -m gyre.engines.embedded",
-        description="Serve a Qwen2, Qwen3 or Llama model on CPU, in SGLang's HTTP dialect.",
+        description="Serve a causal language model on CPU, in SGLang's HTTP dialect.",
     )
     parser.add_argument("--model-path", required=True, help="folder with config.json and safetensors")
     parser.add_argument("--host", default="127.0.0.1")
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--enable-deterministic-inference",
         action="store_true",
-        help="accepted for SGLang's sake; it is always on with --threads 1",
+        help="accepted for SGLang's sake; it is always on with --threads 1, for models of Gyre's own decoder",
     )
     return parser
 

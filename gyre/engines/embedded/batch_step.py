@@ -1,9 +1,7 @@
-"""One step of the model over a flat batch of tokens, and the cache of keys and values.
+"""One step of Gyre's decoder over a flat batch of tokens, and the cache of keys and values.
 
-A step takes rows: one token each, of any sequence, at any position. Row `i` below `StepBatch.slots` belongs to slot
-`i`; rows after that are further tokens of slots that are being prefilled. Their keys and values are written before
-attention, so the tokens of one prefill see each other. The layers are those of `gyre.models.decoder`; this is the
-attention that it is given.
+Rows are those of `served_model`. Their keys and values are written before attention, so the tokens of one prefill see
+each other. The layers are those of `gyre.models.decoder`; this is the attention that it is given.
 
 Invariants: *batch invariance* (`invariance` says how). The cache holds finite numbers everywhere, so what is masked
 adds zero. This module must not know about requests.
@@ -12,46 +10,19 @@ adds zero. This module must not know about requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gyre.engines.embedded.invariance import attend, mask_of
+from gyre.engines.embedded.served_model import StepBatch
+from gyre.engines.embedded.zero_pages import zero_pages
 from gyre.models.architecture import Architecture
 from gyre.models.decoder import Weights, hidden_states, last_norm, rotary_table
 
-_ALIGNMENT_BYTES = 64
-
 _COPIED_KEYS = 1 << 16
 """Most keys of a head that are copied for a step: 256 rows of 256 positions, some megabytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillRows:
-    """Rows `start..end` (end exclusive) are prompt tokens of `slot`."""
-
-    slot: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepBatch:
-    """A step's input.
-
-    `tokens`, `positions`: one for each row. First come `slots` rows of slots 0, 1, ...; then the rows of `prefills`.
-    `sampled`: the rows whose logits are wanted. `key_length`: at least the longest position + 1.
-    """
-
-    tokens: list[int]
-    positions: list[int]
-    slots: int
-    prefills: list[PrefillRows]
-    sampled: list[int]
-    key_length: int
 
 
 class KVCache:
@@ -86,13 +57,8 @@ class KVCache:
             part[to] = torch.where(keeps, part[come_from], 0.0)  # not a product: what is dropped may be NaN
 
     def _zeros(self, capacity: int) -> Tensor:
-        """Like torch.zeros, which would touch every page."""
         a = self._architecture
-        shape = (self.slots + 1, a.kv_heads, capacity, a.head_dim)
-        size = int(np.prod(shape)) * torch.float32.itemsize
-        memory = np.zeros(size + _ALIGNMENT_BYTES, dtype=np.uint8)
-        start = -memory.ctypes.data % _ALIGNMENT_BYTES
-        return torch.from_numpy(memory[start : start + size]).view(torch.float32).view(shape)
+        return zero_pages((self.slots + 1, a.kv_heads, capacity, a.head_dim), torch.float32)
 
 
 class BatchDecoder:

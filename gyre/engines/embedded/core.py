@@ -25,18 +25,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gyre.engines.dialect import EngineLoad, FinishKind, PauseMode
-from gyre.engines.embedded.batch_step import BatchDecoder, KVCache, PrefillRows, StepBatch
 from gyre.engines.embedded.engine_requests import Ending, EngineRequest, RequestUpdate, throw
 from gyre.engines.embedded.errors import BadRequest
-from gyre.engines.embedded.invariance import Scheme, measure
 from gyre.engines.embedded.prefixes import Prefixes
 from gyre.engines.embedded.row_moves import RowMoves
+from gyre.engines.embedded.served_model import ModelWeights, PrefillRows, Runner, ServedModel, StepBatch
 from gyre.engines.embedded.token_sampling import choose
-from gyre.models.architecture import Architecture
-from gyre.models.decoder import Weights
 
 _ABORTED = Ending(FinishKind.ABORT, message="Aborted")
-_FIRST_CAPACITY = 256
 _WORTH_WAITING_FOR = 8
 """Fewest prompt tokens shared with a request in prefill for which another request waits."""
 
@@ -56,7 +52,7 @@ class Limits:
 class Swap:
     """New weights. `done` is called when they are served, with the number of requests that were paused meanwhile."""
 
-    weights: Weights
+    weights: ModelWeights
     version: str | None
     flush: bool
     done: Callable[[int], None]
@@ -72,10 +68,12 @@ class _Held:
 
 
 class EngineCore:
+    """`weights` are those that `model` loaded. Raises ModelFolderError for a model that cannot be served."""
+
     def __init__(
         self,
-        architecture: Architecture,
-        weights: Weights,
+        model: ServedModel,
+        weights: ModelWeights,
         limits: Limits,
         *,
         weight_version: str = "default",
@@ -83,15 +81,14 @@ class EngineCore:
         self.limits = limits
         self.weight_version = weight_version
         self.paused = False
-        self.scheme = _measure(architecture, weights, limits)
-        self._weights = weights
-        self._decoder = BatchDecoder(architecture, self.scheme.fewest_rows)
-        self._cache = KVCache(
-            architecture,
-            limits.max_running,
-            self.scheme.key_lengths.covering(min(_FIRST_CAPACITY, limits.context_length)),
+        self.runner: Runner = model.runner(
+            weights,
+            slots=limits.max_running,
+            prefill_tokens=limits.prefill_tokens,
+            context_length=limits.context_length,
         )
-        self._eos = architecture.eos_token_ids
+        self._weights = weights
+        self._eos = model.eos_token_ids
         self._epoch = 0
         self._running: list[EngineRequest] = []
         self._held: list[_Held | None] = [None] * limits.max_running
@@ -117,7 +114,7 @@ class EngineCore:
             if chosen(self._running[slot]):
                 self._progress(self._running[slot], ending)
                 self._vacate(slot)
-        self._rows.apply(self._cache)
+        self._rows.apply(self.runner)
         self._swap_if_due()
 
     def abort_all(self, ending: Ending = _ABORTED) -> None:
@@ -134,7 +131,7 @@ class EngineCore:
                 self._vacate(slot)
                 request.filled, request.retractions = 0, request.retractions + 1
                 self._waiting.appendleft(request)
-            self._rows.apply(self._cache)
+            self._rows.apply(self.runner)
         self._swap_if_due()
 
     def resume(self) -> None:
@@ -196,7 +193,7 @@ class EngineCore:
         if not self._running:
             return
         batch, sampled, taken = self._plan()
-        logits = self._decoder.step(self._weights, self._cache, batch)
+        logits = self.runner.step(self._weights, batch)
         for request, count in zip(self._running, taken, strict=True):
             request.filled += count
         if not sampled:
@@ -224,7 +221,7 @@ class EngineCore:
         for slot in reversed(sampled):
             if self._running[slot].ending is not None:
                 self._vacate(slot)
-        self._rows.apply(self._cache)
+        self._rows.apply(self.runner)
         self._swap_if_due()
 
     def _admit(self) -> None:
@@ -232,13 +229,18 @@ class EngineCore:
             return
         reserved = sum(request.reserved for request in self._running)
         prefixes = self._prefixes()
+        prompts = 0
         while self._waiting and len(self._running) < self.limits.max_running:
+            if self.runner.whole_prompts and prompts >= self.limits.prefill_tokens:
+                break
             request = self._waiting[0]
             reserved += request.reserved
             if reserved > self.limits.max_tokens:
                 break
             slot = len(self._running)
-            source, shared, soon = prefixes.longest(request.tokens, slot)
+            source, shared, soon = (
+                prefixes.longest(request.tokens, slot) if self.runner.shares_prefixes else (0, 0, 0)
+            )
             if soon - shared >= _WORTH_WAITING_FOR:  # a running request will soon hold a longer prefix
                 break
             self._waiting.popleft()
@@ -247,8 +249,9 @@ class EngineCore:
             request.cached = max(request.cached, min(shared, request.prompt_length))
             self._held[slot] = None
             self._running.append(request)
+            prompts += len(request.tokens)
             prefixes.put(slot, request.tokens, shared)
-        self._rows.apply(self._cache)
+        self._rows.apply(self.runner)
 
     def _prefixes(self) -> Prefixes:
         """What the slots hold of the present weights."""
@@ -271,9 +274,9 @@ class EngineCore:
             left = len(request.tokens) - start
             count = 1
             if left > 1:
-                count += min(left - 1, budget)
+                count += left - 1 if self.runner.whole_prompts else min(left - 1, budget)
                 if count > 1:  # the slot's own row takes the last token
-                    budget -= count - 1
+                    budget = max(0, budget - (count - 1))
                     first = rows + len(more_tokens)
                     more_tokens += request.tokens[start : start + count - 1]
                     more_positions += range(start, start + count - 1)
@@ -283,18 +286,18 @@ class EngineCore:
             taken.append(count)
             if count == left:
                 sampled.append(slot)
-        length = self.scheme.key_lengths.covering(max(positions) + 1)
-        if length > self._cache.capacity:
+        length = self.runner.key_length(max(positions) + 1)
+        if length > self.runner.capacity:
             self._grow_cache(length)
         batch = StepBatch(tokens + more_tokens, positions + more_positions, rows, prefills, sampled, length)
         return batch, sampled, taken
 
     def _grow_cache(self, length: int) -> None:
         """Grow the cache, at least to twice its size, because growing copies all slots."""
-        doubled = min(2 * self._cache.capacity, self.limits.context_length)
+        doubled = min(2 * self.runner.capacity, self.limits.context_length)
         held = [0 if each is None else each.filled for each in self._held]
         held[: len(self._running)] = [request.filled for request in self._running]
-        self._cache.grow(max(length, self.scheme.key_lengths.covering(doubled)), held)
+        self.runner.grow(max(length, self.runner.key_length(doubled)), held)
         self._rows.written = held
 
     def _forbidden(self, requests: list[EngineRequest]) -> list[tuple[int, list[int]]]:
@@ -360,21 +363,3 @@ class EngineCore:
         if self.paused:
             return not (swap.flush and self._running)
         return not (self._running or self._waiting)
-
-
-def _measure(architecture: Architecture, weights: Weights, limits: Limits) -> Scheme:
-    first = weights.layers[0]
-    return measure(
-        (
-            (first.qkv, first.qkv_bias),
-            (first.out, first.out_bias),
-            (first.gate_up, first.gate_up_bias),
-            (first.down, first.down_bias),
-            (weights.head, None),
-        ),
-        group=architecture.group,
-        kv_heads=architecture.kv_heads,
-        head_dim=architecture.head_dim,
-        most_rows=limits.max_running + limits.prefill_tokens,
-        context_length=limits.context_length,
-    )

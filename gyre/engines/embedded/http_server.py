@@ -30,6 +30,8 @@ from gyre.engines.embedded.core import EngineCore, Limits, Swap
 from gyre.engines.embedded.engine_loop import SHUTTING_DOWN, EngineLoop
 from gyre.engines.embedded.engine_requests import EngineRequest, RequestUpdate
 from gyre.engines.embedded.errors import BadRequest, LoopEnded
+from gyre.engines.embedded.model_choice import served_model
+from gyre.engines.embedded.served_model import ServedModel
 from gyre.engines.embedded.token_sampling import Sampling
 from gyre.engines.embedded.wire import (
     AskedSample,
@@ -40,8 +42,6 @@ from gyre.engines.embedded.wire import (
     read_generate,
 )
 from gyre.errors import ConfigError
-from gyre.models.architecture import Architecture, read_architecture
-from gyre.models.decoder import load_weights
 from gyre.models.errors import ModelFolderError
 
 ENGINE_VERSION = "gyre-embedded-1 (dialect of SGLang 0.5.23)"
@@ -80,8 +80,8 @@ class EngineServer:
     def __init__(self, settings: EngineSettings) -> None:
         """Reads `config.json`. Raises ConfigError."""
         self.settings = settings
-        self.architecture = _with_context(read_architecture(Path(settings.model_path)), settings)
-        context = settings.context_length or self.architecture.max_positions
+        self.model = served_model(Path(settings.model_path))
+        context = _context_length(self.model, settings)
         self.limits = Limits(
             max_running=settings.max_running_requests,
             max_tokens=settings.max_total_tokens or settings.max_running_requests * context,
@@ -152,7 +152,7 @@ class EngineServer:
     # Generating
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
-        body = read_generate(await _json(http), vocab=self.architecture.vocab, limits=self.limits)
+        body = read_generate(await _json(http), vocab=self.model.vocab, limits=self.limits)
         for prompt in body.prompts:
             if prompt.rid in self._in_flight:
                 raise BadRequest(f"Duplicate request ID detected: {prompt.rid} is in flight.")
@@ -284,9 +284,7 @@ class EngineServer:
             raise BadRequest(f"weight_version must be a string, not {version!r}.")
         flush, abort = body.get("flush_cache", True) is not False, body.get("abort_all_requests") is True
         try:
-            weights = await asyncio.to_thread(
-                load_weights, Path(path), self.architecture, _DTYPES[self.settings.dtype]
-            )
+            weights = await asyncio.to_thread(self.model.load, Path(path), _DTYPES[self.settings.dtype])
             swapped: Future[int] = Future()
             swapped.set_running_or_notify_cancel()  # a client that leaves does not undo it
 
@@ -365,8 +363,8 @@ class EngineServer:
                 "tokenizer_path": None,
                 "is_generation": True,
                 "weight_version": self._weight_version,
-                "model_type": self.architecture.family,
-                "vocab_size": self.architecture.vocab,
+                "model_type": self.model.family,
+                "vocab_size": self.model.vocab,
             }
         )
 
@@ -398,12 +396,12 @@ class EngineServer:
     def _build_core(self) -> EngineCore:
         dtype = _DTYPES[self.settings.dtype]
         core = EngineCore(
-            self.architecture,
-            load_weights(Path(self.settings.model_path), self.architecture, dtype),
+            self.model,
+            self.model.load(Path(self.settings.model_path), dtype),
             self.limits,
             weight_version=self.settings.weight_version,
         )
-        self._deterministic = self.settings.threads == 1
+        self._deterministic = self.settings.threads == 1 and core.runner.invariant
         return core
 
     def _post(self, updates: list[RequestUpdate]) -> None:
@@ -447,16 +445,15 @@ class EngineServer:
             return _reply(error_of(str(error), error.http_status), error.http_status)
 
 
-def _with_context(architecture: Architecture, settings: EngineSettings) -> Architecture:
-    """Checks the settings against the model. Raises ConfigError."""
-    context = settings.context_length
-    if context is not None and context > architecture.max_positions:
+def _context_length(model: ServedModel, settings: EngineSettings) -> int:
+    """The most tokens of a sample with its prompt. Raises ConfigError for more than the model has positions."""
+    context = settings.context_length or model.max_positions
+    if context > model.max_positions:
         raise ConfigError(
-            f"--context-length {context} exceeds the model's max_position_embeddings of "
-            f"{architecture.max_positions}.",
+            f"--context-length {context} exceeds the model's max_position_embeddings of {model.max_positions}.",
             hint="Give a smaller one.",
         )
-    return architecture
+    return context
 
 
 def _deliver(updates: list[RequestUpdate]) -> None:

@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from gyre.engines.embedded.batch_step import KVCache
+from gyre.engines.embedded.served_model import Slots
 
 
 class RowMoves:
@@ -29,7 +29,7 @@ class RowMoves:
         root, _ = self._moves.get(source, (source, length))
         self._moves[target] = (root, length)
 
-    def apply(self, cache: KVCache) -> None:
+    def apply(self, cache: Slots) -> None:
         """Make the moves that were collected."""
         moves, self._moves = self._moves, {}
         due = {

@@ -18,7 +18,7 @@ from gyre.failover.handlers.startup import first_start
 from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout
 from gyre.failover.state import Cause, JobPhase, Reason, Scope, VertexPhase, VertexRecord
-from gyre.failover.vertices import current, roles_that_can_wait, wanted
+from gyre.failover.vertices import current, is_wanted, roles_that_can_wait
 
 ROOM_TIMER = "room/"
 """Prefix of the timers that end the waiting; the vertex and its incarnation follow."""
@@ -53,7 +53,7 @@ def vertex_found_room(
 
 def lack_of_room(draft: Draft) -> str:
     """The job's message while vertices wait for room; "" if none does."""
-    waiting = [vertex for vertex in wanted(draft) if vertex.no_room]
+    waiting = [vertex for vertex in draft.vertices.values() if vertex.no_room and is_wanted(draft, vertex.id)]
     if not waiting:
         return ""
     first = min(waiting, key=lambda vertex: vertex.id)

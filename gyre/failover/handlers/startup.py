@@ -15,6 +15,7 @@ from gyre.failover.state import Cause, Incident, JobPhase, Reason, Scope, Vertex
 from gyre.failover.vertices import (
     announce,
     current,
+    is_coming,
     roles_that_can_wait,
     start_commands,
     start_trainer,
@@ -155,9 +156,10 @@ def first_start(layout: JobLayout, draft: Draft, now: float) -> Iterable[c.Comma
     job can do without."""
     if draft.job.trainer_started:
         return
-    missing = [vertex for vertex in wanted(draft) if vertex.phase is not VertexPhase.RUNNING]
-    if not all(vertex.no_room for vertex in missing):
+    # Vertices start in order, so the last one tells soonest that not all of them run: a job has thousands.
+    if any(is_coming(vertex) for vertex in reversed(draft.vertices.values())):
         return
+    missing = [vertex for vertex in wanted(draft) if vertex.phase is not VertexPhase.RUNNING]
     can_wait = roles_that_can_wait(layout, draft)
     if not all(vertex.role in can_wait for vertex in missing):
         return

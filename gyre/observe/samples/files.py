@@ -5,6 +5,7 @@ Invariants:
   machines are gone;
 - *narrow first*: what filters and sorts is read of every file's end, and kept in memory while the file stays as it is;
   texts and tokens are read of those samples alone that are shown;
+- *each end once*: however many ask at the same time, one of them reads a file's end;
 - *a torn file is skipped*: what cannot be read is told in `problems`, and costs nobody the other files.
 
 This module must not know who asks.
@@ -12,12 +13,12 @@ This module must not know who asks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.errors import NotFound
+from gyre.observe.samples.footer import footer_of, value_in
 from gyre.observe.samples.names import QUARANTINED, TRAINED, is_quarantined, step_of
 from gyre.observe.samples.narrow import KEY, NARROW, Narrow, narrow_of, unpacked
 from gyre.observe.samples.query import Order, SampleFilter
@@ -38,9 +40,8 @@ TEXT_CUT = 2000
 
 BINS = 20
 MOST_KEPT_SAMPLES = 4_000_000
-"""Samples whose narrow columns stay in memory, about 60 bytes each."""
+"""Samples whose narrow columns stay in memory, about 64 bytes each."""
 
-_READERS = 4
 _SHOWN = (
     "step",
     "group",
@@ -59,17 +60,23 @@ _SHOWN = (
 )
 
 
+_GROUPS = b"gyre.groups"
+
+_Key = tuple[str, int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class _File:
-    path: Path
+    path: str
+    name: str
     step: int | None
     """None: a group that is quarantined."""
     mtime_ns: int
     size: int
 
     @property
-    def key(self) -> tuple[str, int, int]:
-        return self.path.name, self.mtime_ns, self.size
+    def key(self) -> _Key:
+        return self.name, self.mtime_ns, self.size
 
 
 class SampleFiles:
@@ -78,10 +85,12 @@ class SampleFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._narrow: OrderedDict[tuple[str, int, int], Narrow] = OrderedDict()
+        self._reading = threading.Lock()
+        """Held while the ends of files are read."""
+        self._narrow: OrderedDict[_Key, Narrow] = OrderedDict()
         self._kept_samples = 0
         """Of all that is in `_narrow`."""
-        self._counts: dict[tuple[str, int, int], tuple[int, int]] = {}
+        self._counts: dict[_Key, tuple[int, int]] = {}
         """Samples and groups of files."""
         self.problems: dict[str, str] = {}
         """Files that could not be read, each with a sentence."""
@@ -89,7 +98,11 @@ class SampleFiles:
     @property
     def exists(self) -> bool:
         """Whether there is a file."""
-        return bool(self._files())
+        try:
+            with os.scandir(self._folder) as entries:
+                return any(_is_kept(entry.name) for entry in entries)
+        except OSError:
+            return False
 
     # -- what is asked --------------------------------------------------------------------------------
 
@@ -98,7 +111,9 @@ class SampleFiles:
         groups are."""
         found, quarantined = [], 0
         files = self._files()
-        for file, counts in zip(files, self._each(files, self._counted), strict=True):
+        self._read_ends(file for file in files if file.key not in self._counts)
+        for file in files:
+            counts = self._counts.get(file.key)
             if counts is None:
                 continue
             if file.step is None:
@@ -123,7 +138,7 @@ class SampleFiles:
         files = [file for file in self._files() if wanted.step is None or file.step in (wanted.step, None)]
         read = [
             (file, narrow)
-            for file, narrow in zip(files, self._each(files, self._narrow_of), strict=True)
+            for file, narrow in zip(files, self._narrows(files), strict=True)
             if narrow is not None
         ]
         found = [(file, narrow, narrow.matching(wanted)) for file, narrow in read]
@@ -143,8 +158,9 @@ class SampleFiles:
         """One sample with all that is kept of it. Of one that was given up and one that was trained, which have the
         same number, the trained one. Raises NotFound."""
         best: tuple[bool, _File, int] | None = None
-        for file in self._files():
-            if file.step not in (step, None) or (narrow := self._narrow_of(file)) is None:
+        files = [file for file in self._files() if file.step in (step, None)]
+        for file, narrow in zip(files, self._narrows(files), strict=True):
+            if narrow is None:
                 continue
             wanted = SampleFilter(step=step, group=group)
             for row in narrow.matching(wanted).tolist():
@@ -179,45 +195,50 @@ class SampleFiles:
                 status = entry.stat()
             except OSError:  # it was given up meanwhile
                 continue
-            found.append(_File(Path(entry.path), step, status.st_mtime_ns, status.st_size))
-        found.sort(key=lambda file: (file.step is None, file.step or 0, file.path.name))
+            found.append(_File(entry.path, entry.name, step, status.st_mtime_ns, status.st_size))
+        found.sort(key=lambda file: (file.step is None, file.step or 0, file.name))
         return found
 
-    def _each(self, files: Sequence[_File], read: Callable[[_File], T]) -> list[T]:
-        if len(files) < 2 * _READERS:
-            return [read(file) for file in files]
-        with ThreadPoolExecutor(_READERS) as pool:
-            return list(pool.map(read, files))
-
-    def _counted(self, file: _File) -> tuple[int, int] | None:
-        if file.key in self._counts:
-            return self._counts[file.key]
-        import pyarrow.parquet as pq
-
-        def count() -> tuple[int, int]:
-            metadata = pq.read_metadata(file.path)
-            return metadata.num_rows, int((metadata.metadata or {}).get(b"gyre.groups", b"0"))
-
-        counts = self._tried(file, count)
-        if counts is not None:
-            self._counts[file.key] = counts
-        return counts
-
-    def _narrow_of(self, file: _File) -> Narrow | None:
+    def _narrows(self, files: Sequence[_File]) -> list[Narrow | None]:
+        """Of each file what filters and sorts; None of one that cannot be read."""
         with self._lock:
-            known = self._narrow.get(file.key)
-            if known is not None:
-                self._narrow.move_to_end(file.key)
-                return known
-        narrow = self._tried(file, lambda: _read_narrow(file))
-        if narrow is not None:
-            with self._lock:
-                if file.key not in self._narrow:
-                    self._kept_samples += len(narrow)
-                self._narrow[file.key] = narrow
-                while self._kept_samples > MOST_KEPT_SAMPLES and len(self._narrow) > 1:
-                    self._kept_samples -= len(self._narrow.popitem(last=False)[1])
-        return narrow
+            found = [self._known(file.key) for file in files]
+        if any(one is None for one in found):
+            read = self._read_ends(file for file, one in zip(files, found, strict=True) if one is None)
+            found = [
+                read.get(file.key) if one is None else one for file, one in zip(files, found, strict=True)
+            ]
+        return found
+
+    def _known(self, key: _Key) -> Narrow | None:
+        known = self._narrow.get(key)
+        if known is not None:
+            self._narrow.move_to_end(key)
+        return known
+
+    def _read_ends(self, files: Iterable[_File]) -> dict[_Key, Narrow]:
+        """What filters and sorts of these files, which are kept from now on; without those that cannot be read."""
+        read: dict[_Key, Narrow] = {}
+        with self._reading:
+            for file in files:
+                with self._lock:
+                    known = self._known(file.key) if file.key in self._counts else None
+                if known is None:
+                    if (ended := self._tried(file, partial(_read_end, file))) is None:
+                        continue
+                    known, groups = ended
+                    self._keep(file.key, known, groups)
+                read[file.key] = known
+        return read
+
+    def _keep(self, key: _Key, narrow: Narrow, groups: int) -> None:
+        with self._lock:
+            self._counts[key] = len(narrow), groups
+            if key not in self._narrow:
+                self._kept_samples += len(narrow)
+            self._narrow[key] = narrow
+            while self._kept_samples > MOST_KEPT_SAMPLES and len(self._narrow) > 1:
+                self._kept_samples -= len(self._narrow.popitem(last=False)[1])
 
     def _tried(self, file: _File, read: Callable[[], T]) -> T | None:
         """What `read` returns; None, and a problem, where the file cannot be read."""
@@ -226,22 +247,20 @@ class SampleFiles:
         except FileNotFoundError:  # it was given up meanwhile
             return None
         except (OSError, ValueError, LookupError, TypeError) as error:  # pyarrow's errors are some of these
-            self.problems[file.path.name] = (
-                f"{file.path} cannot be read, and is left out: {_first_line(error)}"
-            )
+            self.problems[file.name] = f"{file.path} cannot be read, and is left out: {_first_line(error)}"
             return None
 
     def _shown(self, chosen: Sequence[tuple[_File, int]]) -> list[dict[str, Any]]:
         """The items of these rows, in this order; without those whose file has gone meanwhile."""
         by_file: dict[str, tuple[_File, list[int]]] = {}
         for file, row in chosen:
-            by_file.setdefault(file.path.name, (file, []))[1].append(row)
+            by_file.setdefault(file.name, (file, []))[1].append(row)
         items: dict[tuple[str, int], dict[str, Any]] = {}
         for name, (file, rows) in by_file.items():
             found = self._tried(file, partial(self._read, file, rows, _SHOWN))
             for row, values in zip(rows, found or (), strict=False):
                 items[name, row] = _item(values, cut=TEXT_CUT)
-        return [items[key] for file, row in chosen if (key := (file.path.name, row)) in items]
+        return [items[key] for file, row in chosen if (key := (file.name, row)) in items]
 
     def _read(self, file: _File, rows: Sequence[int], columns: Iterable[str] | None) -> list[dict[str, Any]]:
         """These columns of these rows, in this order; only the parts of the file that have them are read."""
@@ -288,14 +307,28 @@ def _ordered(
     return candidates[np.argsort(keys[candidates], kind="stable")][:most]
 
 
-def _read_narrow(file: _File) -> Narrow:
+def _read_end(file: _File) -> tuple[Narrow, int]:
+    """What filters and sorts of the file, and how many groups it has. Raises what pyarrow does."""
     import pyarrow.parquet as pq
 
-    metadata = pq.read_metadata(file.path).metadata or {}
-    if KEY in metadata:
-        return unpacked(metadata[KEY], file.step)
-    with pq.ParquetFile(file.path) as opened:  # somebody wrote it anew
-        return narrow_of(opened.read(columns=list(NARROW), use_threads=False), file.step)
+    footer = footer_of(file.path)
+    packed = value_in(footer, KEY) if footer is not None else None
+    if footer is not None and packed is not None:
+        with contextlib.suppress(ValueError):  # pyarrow will say whether it is damaged
+            if (narrow := unpacked(packed, file.step)) is not None:
+                return narrow, int(value_in(footer, _GROUPS) or 0)
+    with pq.ParquetFile(file.path) as opened:
+        metadata = opened.metadata.metadata or {}
+        groups = int(metadata.get(_GROUPS, 0))
+        if KEY in metadata and (narrow := unpacked(metadata[KEY], file.step)) is not None:
+            return narrow, groups
+        # Somebody wrote it anew, or another version of Gyre wrote it.
+        table = opened.read(columns=list(NARROW), use_threads=False)
+        return narrow_of(table, file.step), groups
+
+
+def _is_kept(name: str) -> bool:
+    return step_of(name) is not None or is_quarantined(name)
 
 
 def _item(values: dict[str, Any], *, cut: int | None) -> dict[str, Any]:

@@ -28,10 +28,14 @@ NARROW = (
     "outcome",
     "quarantined",
     "reward",
+    "tokens",
     "finish_reason",
     "versions",
     "instances",
 )
+_FORM = 2
+"""Of what is packed. Form 1 had no numbers of tokens."""
+
 _MOST_BYTES = 1 << 28
 """Of one file, unpacked."""
 
@@ -58,6 +62,8 @@ class Narrow:
     groups: NDArray[np.int64]
     samples: NDArray[np.int32]
     rewards: NDArray[np.float64]
+    tokens: NDArray[np.int32]
+    """Of the answer."""
     quarantined: NDArray[np.bool_]
     outcomes: Names
     finishes: Names
@@ -80,6 +86,8 @@ class Narrow:
         for condition in wanted.reward:
             keep &= condition.holds(self.rewards)
             keep &= ~np.isnan(self.rewards)  # `!=` holds of it
+        for condition in wanted.tokens:
+            keep &= condition.holds(self.tokens)
         if wanted.outcome is not None:
             keep &= self.outcomes.equal(wanted.outcome) | self.finishes.equal(wanted.outcome)
         if wanted.quarantined is not None:
@@ -107,6 +115,7 @@ def narrow_of(table: Any, step: int | None) -> Narrow:
         groups=_numbers(table, "group").astype(np.int64),
         samples=_numbers(table, "sample").astype(np.int32),
         rewards=_numbers(table, "reward").astype(np.float64),
+        tokens=_numbers(table, "tokens").astype(np.int32),
         quarantined=_numbers(table, "quarantined").astype(np.bool_),
         outcomes=_names(table.column("outcome").combine_chunks()),
         finishes=_names(table.column("finish_reason").combine_chunks()),
@@ -124,16 +133,17 @@ def packed(narrow: Narrow) -> bytes:
         [one.codes.astype("<i4").tobytes(), one.names]
         for one in (narrow.outcomes, narrow.finishes, narrow.instance_values)
     ]
-    return zstandard.compress(msgpack.packb([1, columns, names]))
+    return zstandard.compress(msgpack.packb([_FORM, columns, names]))
 
 
-def unpacked(data: bytes, step: int | None) -> Narrow:
-    """Raises ValueError where this is not what `packed` makes."""
+def unpacked(data: bytes, step: int | None) -> Narrow | None:
+    """None where another version of Gyre packed it, in a form of its own. Raises ValueError where this is not what
+    `packed` makes."""
     try:
         raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=_MOST_BYTES)
         form, columns, names = msgpack.unpackb(raw)
-        if form != 1:
-            raise ValueError(f"format {form}; this Gyre reads 1")
+        if form != _FORM:
+            return None
         found = {
             name: np.frombuffer(column, dtype)
             for (name, dtype), column in zip(_COLUMNS, columns, strict=True)
@@ -151,6 +161,7 @@ _COLUMNS = (
     ("groups", "<i8"),
     ("samples", "<i4"),
     ("rewards", "<f8"),
+    ("tokens", "<i4"),
     ("quarantined", "?"),
     ("version_rows", "<i4"),
     ("version_values", "<i4"),

@@ -43,14 +43,14 @@ class Condition:
         return _OPERATORS[self.sign](values, self.number)
 
 
-def conditions_in(text: str) -> tuple[Condition, ...]:
-    """`<0.2`, `=1`, or several, all of which hold: `>=0.2,<0.4`. Raises ConfigError."""
+def conditions_in(text: str, of: str = "reward") -> tuple[Condition, ...]:
+    """`<0.2`, `=1`, or several, all of which hold: `>=0.2,<0.4`. Raises ConfigError, which names what they are `of`."""
     found = []
     for part in text.split(","):
         match = _CONDITION.fullmatch(part)
         if match is None:
             raise ConfigError(
-                f"reward: {text!r:.80} is no condition.",
+                f"{of}: {text!r:.80} is no condition.",
                 hint='Write "<0.2", ">=0.5", "=1" or "!=0", several with a comma between them.',
             )
         found.append(Condition(match[1] or "=", float(match[2])))
@@ -64,6 +64,8 @@ class SampleFilter:
     step: int | None = None
     group: int | None = None
     reward: tuple[Condition, ...] = ()
+    tokens: tuple[Condition, ...] = ()
+    """Of how many tokens the answer has."""
     outcome: str | None = None
     """An outcome, or a finish reason: `trained`, `stale`, `length`, …"""
     instance: str | None = None

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -221,10 +221,8 @@ class SampleWriter:
     ) -> int:
         """Write the file and return its size. Raises OSError."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        from gyre.observe.samples.narrow import KEY, narrow_of, packed
-        from gyre.observe.samples.table import FLOATS, table_of
+        from gyre.observe.samples.table import table_of
 
         table = table_of(step, observed, self._texts, self._advantages, logprobs)
         if self._texts.problem:
@@ -233,15 +231,7 @@ class SampleWriter:
         self._check_room(table.nbytes)
         partial = self._folder / f".{name}.{os.getpid()}{PARTIAL}"
         try:
-            with pq.ParquetWriter(
-                partial,
-                table.schema,
-                compression="zstd",
-                use_dictionary=[column for column in table.column_names if column not in FLOATS],
-                write_statistics=["step", "group", "sample", "outcome", "reward", "tokens"],
-            ) as file:
-                file.write_table(table, row_group_size=ROWS_TOGETHER)
-                file.add_key_value_metadata({KEY: packed(narrow_of(table, None))})
+            write_table(table, partial)
             size = partial.stat().st_size
             os.replace(partial, self._folder / name)
         except BaseException:
@@ -272,3 +262,21 @@ class SampleWriter:
         if kind not in self._said:
             self._said.add(kind)
             self._say(text)
+
+
+def write_table(table: Any, path: Path) -> None:
+    """Write a step's samples as Parquet, with what filters and sorts of them at the file's end. Raises OSError."""
+    import pyarrow.parquet as pq
+
+    from gyre.observe.samples.narrow import KEY, narrow_of, packed
+    from gyre.observe.samples.table import FLOATS
+
+    with pq.ParquetWriter(
+        path,
+        table.schema,
+        compression="zstd",
+        use_dictionary=[column for column in table.column_names if column not in FLOATS],
+        write_statistics=["step", "group", "sample", "outcome", "reward", "tokens"],
+    ) as file:
+        file.write_table(table, row_group_size=ROWS_TOGETHER)
+        file.add_key_value_metadata({KEY: packed(narrow_of(table, None))})

@@ -16,6 +16,7 @@ from gyre.testing.contracts.example_groups import MakeGroups, groups_of
 from gyre.testing.contracts.learner import LearnerCheck, state_of, take_step
 from gyre.workloads.gang.weight_copy import FetchedCopy
 from gyre.workloads.protocols import Actor, KeepsStates, PublishesInBackground, PublishesModel
+from gyre.workloads.vertex.call_info import CallInfo
 
 EXPORTED = ("version", "step", "checksum", "size_bytes")
 PUBLISHED = ("version", "checksum", "size_bytes", "source", "path", "model")
@@ -151,7 +152,7 @@ def _check_publish(check: LearnerCheck, vertex: Vertex) -> None:
     )
     if vertex.has("model_published"):
         vertex.require(PublishesInBackground)
-        begun = vertex.call("publish_model", version=1, offered={"background": True})
+        begun = vertex.call("publish_model", version=1, info=CallInfo(background=True))
         late = begun or vertex.call("model_published", version=1, timeout_s=FETCH_WITHIN_S)
         promise(
             late["checksum"] == told["checksum"],

@@ -12,7 +12,8 @@ from gyre.testing.in_process.pickled import pack, unpack
 from gyre.workloads.addresses import free_port
 from gyre.workloads.base import BaseWorkload, WorkloadContext
 from gyre.workloads.protocols import methods_of
-from gyre.workloads.vertex.host import accepted, offer_context
+from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
+from gyre.workloads.vertex.host import offer_context
 
 
 class Vertex:
@@ -54,13 +55,12 @@ class Vertex:
                 self.name, f"have the methods of {protocol.__name__}", f"it lacks {', '.join(missing)}"
             )
 
-    def call(self, method: str, *args: Any, offered: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
-        """As a trainer's call arrives: arrays are read-only, `offered` reach a method that names them. Raises what the
-        method raises, and ContractBroken where its result cannot be sent."""
+    def call(self, method: str, *args: Any, info: CallInfo = NOTHING_OFFERED, **kwargs: Any) -> Any:
+        """As a trainer's call arrives: arrays are read-only. Raises what the method raises, and ContractBroken where
+        its result cannot be sent."""
         function = getattr(self.workload, method)
-        named = kwargs | {f"_gyre_{key}": value for key, value in (offered or {}).items()}
-        given, accepted_kwargs = unpack(pack((args, accepted(function, named))))
-        value = function(*given, **accepted_kwargs)
+        given, named, about = unpack(pack((args, kwargs, info)))
+        value = function(*given, **named, **about.wanted_by(function))
         try:
             return unpack(pack(value))
         except Exception as error:  # whatever an object's own pickling raises

@@ -16,6 +16,7 @@ from gyre.testing.contracts.example_groups import MakeGroups, groups_of
 from gyre.testing.contracts.judges import check_extras
 from gyre.testing.contracts.learner import LearnerCheck, state_of, take_step
 from gyre.workloads.protocols import Critic
+from gyre.workloads.vertex.call_info import CallInfo
 
 ExportedPolicy = tuple[dict[str, Any], bytes]
 """What the actor's `export_weights` gives."""
@@ -81,7 +82,7 @@ def _values(vertex: Vertex, groups: list[Group], step: int) -> list[Group]:
     for group in groups:
         for sample in group.samples:
             sample.extras.pop("values", None)
-    answered: list[Group] = vertex.call("values", groups, offered={"step": step, "index": 0})
+    answered: list[Group] = vertex.call("values", groups, info=CallInfo(step=step, index=0))
     return answered
 
 

@@ -16,6 +16,7 @@ from gyre.testing.contracts.broken import promise
 from gyre.testing.contracts.class_under_test import Vertex, vertex_of
 from gyre.testing.contracts.example_groups import MakeGroups, groups_of, ids_of
 from gyre.workloads.protocols import Reference, Reward, scores_each_sample
+from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.slim_groups import SlimGroups
 
 ROUNDING = 1e-3
@@ -87,7 +88,7 @@ def check_reference(
                         version,
                     )
             for _ in range(2):
-                answered = vertex.call("logprobs", given, offered={"step": 1, "index": 0})
+                answered = vertex.call("logprobs", given, info=CallInfo(step=1, index=0))
                 check_extras("logprobs(groups)", given, answered, "ref_logprobs")
                 found.append(_extras(answered, "ref_logprobs"))
     top = max(float(row.max(initial=0.0)) for row in found[0])
@@ -155,7 +156,7 @@ def _one(cls: type, role: str, config: Mapping[str, Any] | None, directory: Path
 
 
 def _scored(vertex: Vertex, groups: list[Group]) -> list[list[float]]:
-    answered = vertex.call("score", copy.deepcopy(groups), offered={"step": 1, "index": 0})
+    answered = vertex.call("score", copy.deepcopy(groups), info=CallInfo(step=1, index=0))
     check_same_groups("score(groups)", groups, answered)
     check_same_samples("score(groups)", groups, answered)
     for group in answered:

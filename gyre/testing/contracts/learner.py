@@ -17,6 +17,7 @@ from gyre.rollouts.samples import Group
 from gyre.testing.contracts.broken import promise, refused
 from gyre.testing.contracts.class_under_test import Vertex, vertex_of
 from gyre.testing.contracts.example_groups import MakeGroups, ids_of
+from gyre.workloads.vertex.call_info import CallInfo
 
 PER_STEP = 4
 """Groups of a step. They are trained as micro-batches of three and one."""
@@ -34,11 +35,11 @@ def state_of(vertex: Vertex) -> dict[str, Any]:
 
 
 def accumulate(vertex: Vertex, groups: list[Group], step: int, index: int) -> Any:
-    return vertex.call("accumulate", groups, offered={"step": step, "index": index})
+    return vertex.call("accumulate", groups, info=CallInfo(step=step, index=index))
 
 
 def apply(vertex: Vertex, groups: list[Group], step: int, indices: int) -> Any:
-    return vertex.call("apply", offered={"step": step, "indices": indices, "group_ids": ids_of(groups)})
+    return vertex.call("apply", info=CallInfo(step=step, indices=indices, group_ids=ids_of(groups)))
 
 
 def take_step(vertex: Vertex, groups: list[Group], step: int) -> Any:
@@ -137,7 +138,7 @@ class LearnerCheck:
         )
         again = apply(vertex, groups, 1, 3)
         promise(again == metrics, "apply(step=1), repeated,", f"return {metrics!r} again", again)
-        replay = vertex.call("apply", offered={"step": 1, "indices": 0, "group_ids": []})
+        replay = vertex.call("apply", info=CallInfo(step=1, indices=0, group_ids=[]))
         promise(
             replay == metrics, "apply(step=1, indices=0, group_ids=[])", "return the step's metrics", replay
         )
@@ -195,7 +196,7 @@ class LearnerCheck:
         folder.mkdir(parents=True)
         in_background = "background" in inspect.signature(vertex.workload.checkpoint).parameters
         for _ in range(2):  # the second time over the first
-            written = vertex.call("checkpoint", folder, offered={"background": True})
+            written = vertex.call("checkpoint", folder, info=CallInfo(background=True))
             promise(written in (None, False, True), "checkpoint(path)", "return True, False or None", written)
             if written:
                 promise(
@@ -221,7 +222,7 @@ class LearnerCheck:
             vertex.call("restore", folder)
             promise(state_of(vertex) == at, "restore(path)", f"bring back {at}", state_of(vertex))
             also(vertex)
-            again = vertex.call("apply", offered={"step": 1, "indices": 0, "group_ids": []})
+            again = vertex.call("apply", info=CallInfo(step=1, indices=0, group_ids=[]))
             promise(
                 again == metrics, "apply(…) of the restored step", f"return its metrics {metrics!r}", again
             )

@@ -17,6 +17,7 @@ from gyre.testing.contracts.class_under_test import Vertex, vertex_of
 from gyre.testing.contracts.example_groups import MakeGroups, prompts_of
 from gyre.testing.contracts.judges import check_same_groups
 from gyre.workloads.protocols import Rollout
+from gyre.workloads.vertex.call_info import CallInfo
 
 Export = Callable[[int], tuple[dict[str, Any], bytes]]
 """The weights of a policy by its version, as the actor's `export_weights` gives them."""
@@ -78,7 +79,7 @@ def _check_refusals(vertex: Vertex, weights: Export) -> None:
 
 
 def _generated(vertex: Vertex, groups: list[Group], version: int, *, step: int = 1) -> list[Group]:
-    answered = vertex.call("generate", copy.deepcopy(groups), offered={"step": step, "index": 0})
+    answered = vertex.call("generate", copy.deepcopy(groups), info=CallInfo(step=step, index=0))
     check_same_groups("generate(groups)", groups, answered)
     for group, other in zip(groups, answered, strict=True):
         promise(other.meta == group.meta, "generate(groups)", f"leave group {group.id}'s meta", other.meta)
@@ -113,7 +114,7 @@ def _same(first: list[Group], again: list[Group]) -> bool:
 
 
 def _check_evaluation(vertex: Vertex, groups: list[Group], version: int) -> None:
-    first = vertex.call("evaluate", copy.deepcopy(groups), offered={"step": 1, "index": 0})
+    first = vertex.call("evaluate", copy.deepcopy(groups), info=CallInfo(step=1, index=0))
     if isinstance(first, list):
         _check_answers(vertex, groups, first, version)
         return
@@ -132,7 +133,7 @@ def _check_evaluation(vertex: Vertex, groups: list[Group], version: int) -> None
         first["version"] == version, "evaluate(groups)", f"tell the version that is served, {version}", first
     )
     promise(first["count"] == len(groups), "evaluate(groups)", f"count its {len(groups)} groups", first)
-    again = vertex.call("evaluate", copy.deepcopy(groups), offered={"step": 1, "index": 0})
+    again = vertex.call("evaluate", copy.deepcopy(groups), info=CallInfo(step=1, index=0))
     promise(again == first, "evaluate(groups), repeated,", f"return {first} again", again)
 
 
@@ -143,7 +144,7 @@ def _check_answers(vertex: Vertex, groups: list[Group], answered: list[Group], v
         promise(bool(group.samples), call, f"give group {group.id} samples", "none came")
         for sample in group.samples:
             _check_sample(sample, version, call)
-    again = vertex.call("evaluate", copy.deepcopy(groups), offered={"step": 1, "index": 0})
+    again = vertex.call("evaluate", copy.deepcopy(groups), info=CallInfo(step=1, index=0))
     promise(_same(answered, again), f"{call}, repeated,", "give the same samples", "it gave others")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gyre.testing.in_process.collective import break_off, new_port
 from gyre.workloads.base import Progress, WorkloadContext
 from gyre.workloads.runtime import TrainerRuntime
+from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.messages import Binding, failure_of
 
@@ -146,12 +147,14 @@ class InProcessHost(VertexHost):
         env = {name: value for name, value in binding.env.items() if name != "GYRE_DEVICES"}
         return super().bind(epoch, replace(binding, env=env, log_path="", orphan_timeout_s=math.inf))
 
-    def call(self, term: int, method: str, *args: Any, **kwargs: Any) -> Outcome:
+    def call(
+        self, term: int, method: str, info: CallInfo = NOTHING_OFFERED, /, *args: Any, **kwargs: Any
+    ) -> Outcome:
         try:
             self._pass(method, "before")
         except Exception as error:  # an action that raises stands for an operator that does
             return "error", failure_of(error, module=type(self._workload).__module__)
-        outcome = super().call(term, method, *args, **kwargs)
+        outcome = super().call(term, method, info, *args, **kwargs)
         self._pass(method, "after")
         return outcome
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,9 @@ from typing import Any
 from gyre.testing.in_process.host import InProcessHost, Killed, Moments, Outcome
 from gyre.testing.in_process.pickled import Packed, pack, unpack
 from gyre.testing.in_process.vertex import InProcessVertex, lost
+from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.messages import Failure
+from gyre.workloads.vertex.transport import NO_KEYWORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +46,26 @@ class InProcessTransport:
         vertex: str,
         incarnation: int,
         method: str,
-        *args: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] = NO_KEYWORDS,
+        *,
+        info: CallInfo = NOTHING_OFFERED,
         bundle: Any = None,
         control: bool = False,
-        **kwargs: Any,
     ) -> Future[Outcome]:
         """See `gyre.workloads.vertex.transport.Transport`. Raises Killed once closed, and what makes arguments
         unpicklable."""
-        packed = pack((args, kwargs))
+        packed = pack((tuple(args), dict(kwargs), info))
 
         def call(host: InProcessHost) -> Outcome:
-            given, named = unpack(packed)
+            given, named, about = unpack(packed)
             if control:
-                return host.control_call(self._term, method, *given, **named)
+                return host.control_call(self._term, method, about, *given, **named)
             if bundle is not None:
-                return host.call_with_weights(self._term, unpack(bundle.packed), method, *given, **named)
-            return host.call(self._term, method, *given, **named)
+                return host.call_with_weights(
+                    self._term, unpack(bundle.packed), method, about, *given, **named
+                )
+            return host.call(self._term, method, about, *given, **named)
 
         out = self._send(vertex, incarnation, call, beside=control)
         self._moments.reached(vertex, method, "sent")

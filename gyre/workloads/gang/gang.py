@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gyre.errors import Fenced, VertexLost
+from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.membership import Member, Membership
 from gyre.workloads.vertex.messages import Failure
 from gyre.workloads.vertex.returns import Expected
-from gyre.workloads.vertex.transport import Transport
+from gyre.workloads.vertex.transport import NO_KEYWORDS, Transport
 
 SETTLE_S = 2.0
 """How long a failed gang call waits to hear of a dead peer before a surviving rank is blamed."""
@@ -78,29 +79,53 @@ class Gang:
         return len(self.members)
 
     def submit(
-        self, method: str, per_rank: Sequence[tuple[Any, ...]], **kwargs: Any
+        self,
+        method: str,
+        per_rank: Sequence[Sequence[Any]],
+        kwargs: Mapping[str, Any] = NO_KEYWORDS,
+        *,
+        info: CallInfo = NOTHING_OFFERED,
+        bundle: Any = None,
     ) -> list[Future[Outcome]]:
-        """To every rank. The call's number goes with it, by which a rank that was not given it is found out."""
-        kwargs["_gyre_gang_call"] = (self.number, next(self._numbers))
-        kwargs = self._expecting(method, kwargs)
+        """To every rank, each with its positional arguments. The call's number goes with it, by which a rank that was
+        not given it is found out."""
+        info = self._checking(method, replace(info, gang_call=(self.number, next(self._numbers))))
         return [
-            self.transport.submit(*member, method, *args, **kwargs)
+            self.transport.submit(*member, method, args, kwargs, info=info, bundle=bundle)
             for member, args in zip(self.members, per_rank, strict=True)
         ]
 
-    def call(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> list[Any]:
+    def call(
+        self,
+        method: str,
+        *args: Any,
+        timeout_s: float,
+        info: CallInfo = NOTHING_OFFERED,
+        bundle: Any = None,
+        **kwargs: Any,
+    ) -> list[Any]:
         """The same arguments to every rank; results in rank order. Raises GangLost and Fenced."""
-        return self.gather(method, self.submit(method, [args] * self.size, **kwargs), timeout_s=timeout_s)
+        futures = self.submit(method, [args] * self.size, kwargs, info=info, bundle=bundle)
+        return self.gather(method, futures, timeout_s=timeout_s)
 
     def call_rank0(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
         """Rank 0 alone: for what is equal on every rank."""
-        return self.gather(method, [self.submit_rank0(method, *args, **kwargs)], timeout_s=timeout_s)[0]
+        return self.gather(method, [self.submit_rank0(method, args, kwargs)], timeout_s=timeout_s)[0]
 
-    def submit_rank0(self, method: str, *args: Any, **kwargs: Any) -> Future[Outcome]:
-        return self.transport.submit(*self.members[0], method, *args, **self._expecting(method, kwargs))
+    def submit_rank0(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] = NO_KEYWORDS,
+        *,
+        info: CallInfo = NOTHING_OFFERED,
+        control: bool = False,
+    ) -> Future[Outcome]:
+        info = self._checking(method, info)
+        return self.transport.submit(*self.members[0], method, args, kwargs, info=info, control=control)
 
-    def _expecting(self, method: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {"_gyre_expected": Expected(method), **kwargs} if self.checked else kwargs
+    def _checking(self, method: str, info: CallInfo) -> CallInfo:
+        return info if info.expected or not self.checked else replace(info, expected=Expected(method))
 
     def gather(self, method: str, futures: Sequence[Future[Outcome]], *, timeout_s: float) -> list[Any]:
         """Wait for every rank, or for the first ones where there are fewer futures. Raises GangLost, with whom to

@@ -80,7 +80,7 @@ class ScriptGang:
             if gang is None or not gang.is_current():
                 gang = self._gang = self._aligned_gang(deadline)
             try:
-                return gang, gang.submit(method, arguments(gang.size), **kwargs)
+                return gang, gang.submit(method, arguments(gang.size), kwargs)
             except BaseException:
                 self._gang = None  # some ranks may have been given it
                 raise

@@ -23,6 +23,7 @@ from gyre.errors import VertexLost
 from gyre.graph.flow import Firing
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import PEERS_S, Gang, Outcome, is_failure, outcome_of
+from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.returns import Expected
 
 CALLS_PER_GANG = 2
@@ -68,8 +69,8 @@ class SpreadCalls:
         call = SpreadCall(method, list(firings), list(ids), gang, [None] * gang.size)
         self._calls.append(call)
         per_rank = [(share,) for share in shares]
-        checks = {} if expected is None else {"_gyre_expected": expected}
-        futures = gang.submit(method, per_rank, _gyre_step=step, _gyre_index=firings[0].index, **checks)
+        info = CallInfo(step=step, index=firings[0].index, expected=expected)
+        futures = gang.submit(method, per_rank, info=info)
         for rank, future in enumerate(futures):
             future.add_done_callback(partial(self._rank_ended, call, rank))
 

@@ -16,12 +16,12 @@ import torch
 
 from gyre.config.sections import MegatronSettings, WorkloadSettings
 from gyre.workloads.base import BaseWorkload
-from gyre.workloads.megatron.model.devices import device_of, dtype_of
+from gyre.workloads.learner.devices import device_of, dtype_of
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
     from gyre.models.safetensors_folder import TensorSource
-    from gyre.workloads.megatron.steps.packing import Pass, Row
+    from gyre.workloads.learner.packing import Pass, Row
 
 
 class FrozenModel(BaseWorkload):
@@ -86,7 +86,7 @@ class FrozenModel(BaseWorkload):
 
     def passes(self, rows: list[Row]) -> Iterator[Pass]:
         """The rows packed, with a tick after each pass."""
-        from gyre.workloads.megatron.steps.packing import pack
+        from gyre.workloads.learner.packing import pack
 
         for part in pack(rows, max_tokens=self.layout.pass_tokens):
             yield part

@@ -32,13 +32,13 @@ from torch import Tensor
 from gyre.config.sections import MegatronSettings, OptimSettings
 from gyre.models.architecture import Architecture
 from gyre.models.safetensors_folder import TensorSource
+from gyre.workloads.learner.errors import NotFinite
+from gyre.workloads.learner.packing import Pass
 from gyre.workloads.megatron.model.config import transformer_config
 from gyre.workloads.megatron.model.gpt import Segments, build_model
 from gyre.workloads.megatron.model.hugging_face import import_weights
 from gyre.workloads.megatron.model.parallel import Ranks
 from gyre.workloads.megatron.steps.logprobs import vocab_parallel_logprobs
-from gyre.workloads.megatron.steps.packing import Pass
-from gyre.workloads.torch.errors import NotFinite
 
 Loss = Callable[[Pass, Tensor, Tensor], tuple[Tensor, Any]]
 """From a pass, its log-probs and entropies `[n]`: a summed loss, and whatever is to be returned with it."""

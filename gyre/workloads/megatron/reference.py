@@ -44,7 +44,7 @@ class MegatronReference(FrozenModel):
     @operator
     def logprobs(self, groups: list[Group]) -> list[Group]:
         """The same groups, each sample with `extras["ref_logprobs"]`, float32 `[t]` at the sampling temperature."""
-        from gyre.workloads.megatron.steps.packing import Row
+        from gyre.workloads.learner.packing import Row
 
         samples = [(group, sample) for group in groups for sample in group.samples]
         rows = [Row(group.prompt_ids, sample.token_ids) for group, sample in samples if len(sample.token_ids)]

@@ -37,7 +37,7 @@ class MegatronRewardModel(FrozenModel):
     @operator
     def score(self, groups: list[Group]) -> list[Group]:
         """See `TorchRewardModel.score`."""
-        from gyre.workloads.megatron.steps.packing import Row
+        from gyre.workloads.learner.packing import Row
 
         asked = scored_tokens(groups, self.architecture.vocab)
         found = [

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gyre.engines import limits
+from gyre.models import architecture
 from gyre.workloads.tasks.task import task_of
 
 
@@ -26,7 +26,7 @@ def vocabulary_of(config: Mapping[str, Any]) -> int | None:
         megatron.get("model_path") if isinstance(megatron, dict) else None,
     ):
         if isinstance(path, str) and path:
-            found = limits.vocabulary_of(Path(path).expanduser())
+            found = architecture.vocabulary_of(Path(path).expanduser())
             if found is not None:
                 return found
     data = config.get("data")

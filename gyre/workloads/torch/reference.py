@@ -14,10 +14,10 @@ from gyre.models.modules import Decoder
 from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import WeightManifest
 from gyre.workloads.base import BaseWorkload, operator
-from gyre.workloads.torch.errors import WeightsNotLoaded
+from gyre.workloads.learner.errors import WeightsNotLoaded
+from gyre.workloads.learner.padded import TokenRow, pad_rows, token_logprobs
+from gyre.workloads.learner.trained_model import own_parameters, trained_model
 from gyre.workloads.torch.served_policy import Policy, load_parameters, next_policy
-from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_logprobs
-from gyre.workloads.torch.trained_model import own_parameters, trained_model
 
 
 class TorchReference(BaseWorkload):

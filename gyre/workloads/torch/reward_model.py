@@ -27,10 +27,10 @@ from gyre.models.support import refuse_no_folder
 from gyre.models.tensor_names import VALUE_BIAS, VALUE_WEIGHT
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, operator
+from gyre.workloads.learner.padded import TokenRow, pad_rows, token_values
+from gyre.workloads.learner.trained_model import own_parameters
 from gyre.workloads.tasks.same_tokenizer import refuse_other_tokenizer
 from gyre.workloads.torch.served_policy import load_parameters
-from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_values
-from gyre.workloads.torch.trained_model import own_parameters
 
 
 class TorchRewardModel(BaseWorkload):

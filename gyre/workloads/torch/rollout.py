@@ -20,16 +20,17 @@ import torch
 from gyre.config.sections import WorkloadSettings
 from gyre.engines.dialect import FinishKind
 from gyre.engines.embedded.core import EngineCore, Limits, Swap
+from gyre.engines.embedded.decoder_model import DecoderModel
 from gyre.engines.embedded.engine_requests import EngineRequest, RequestUpdate
 from gyre.engines.embedded.token_sampling import Sampling
 from gyre.philox import uniforms
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.weights.version.manifest import WeightManifest
 from gyre.workloads.base import BaseWorkload, operator
+from gyre.workloads.learner.errors import NotFinite, WeightsNotLoaded
+from gyre.workloads.learner.trained_model import trained_model
 from gyre.workloads.tasks.task import task_of
-from gyre.workloads.torch.errors import NotFinite, WeightsNotLoaded
 from gyre.workloads.torch.served_policy import Policy, next_policy
-from gyre.workloads.torch.trained_model import trained_model
 
 _SEED_STREAM = 16
 _SEEDS = 1 << 31
@@ -83,7 +84,7 @@ class TorchRollout(BaseWorkload):
         if self._core is None:
             positions, running = self.architecture.max_positions, self.settings.sampling.max_rows
             limits = Limits(running, running * positions, positions)
-            self._core = EngineCore(self.architecture, weights, limits)
+            self._core = EngineCore(DecoderModel(self.architecture), weights, limits)
         else:
             self._core.swap(Swap(weights, None, flush=True, done=lambda _: None))
         self._policy = policy

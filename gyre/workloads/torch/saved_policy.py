@@ -19,12 +19,11 @@ from typing import Any
 import torch
 import xxhash
 
-from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture, architecture_of
-from gyre.models.saving import save_model_folder
-from gyre.models.tensor_names import expected_shapes, parameter_parts, to_names
+from gyre.models.saving import refuse_taken, save_model_folder
+from gyre.models.tensor_names import VALUE_WEIGHT, expected_shapes, parameter_parts, to_names
 from gyre.weights.version.manifest import checksum_of_weights
-from gyre.workloads.torch.errors import CheckpointMismatch
+from gyre.workloads.learner.errors import CheckpointMismatch, NoPolicy
 
 CHECKPOINT_FORMAT = 2
 
@@ -34,7 +33,7 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SavedPolicy:
-    """`config` is the content of `config.json`; None in a critic's checkpoint."""
+    """`config` is the content of `config.json`; None in a checkpoint of an older Gyre."""
 
     step: int
     config: dict[str, Any] | None
@@ -63,9 +62,12 @@ class SavedPolicy:
 
 def read_policy(folder: Path) -> SavedPolicy:
     """The policy in the checkpoint `folder`. Nothing of it is unpickled but tensors and plain values. Raises
-    CheckpointMismatch where it cannot be read, or the weights are not those that were written."""
+    CheckpointMismatch where it cannot be read, or the weights are not those that were written, and NoPolicy for a
+    critic's."""
     file = checkpoint_file(folder, 0)
     content = read_checkpoint(file)
+    if VALUE_WEIGHT in content["model"]:
+        raise NoPolicy.at(folder)
     if content["digest"] != checksum_of_weights(content["model"]):
         raise CheckpointMismatch(f"the weights in {file} are not those that were written.")
     beside = Path(content["path"]) if content.get("path") else None
@@ -77,22 +79,21 @@ def export_policy(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[str, 
     `bfloat16`, or "" for the trained ones'), with the tokenizer of the folder that training began with, if it is still
     there. Returns `{"step", "tensors", "size_bytes", "dtype"}`. Raises CheckpointMismatch as `read_policy`, and where
     it does not say its model; ConfigError where `out` is there, or cannot be written."""
-    if out.exists():
-        raise ConfigError(f"{out} exists already.", hint="Give another folder, or remove it first.")
+    refuse_taken(out)
     found = read_policy(checkpoint)
     if found.config is None:
         raise CheckpointMismatch(
-            f"{checkpoint} is not of a policy.",
-            hint="A critic's checkpoint has no policy to export; the actor's lies above it.",
+            f"{checkpoint} does not say what model it is of: an older Gyre wrote it.",
+            hint="Begin a job of its config.model with it, by --from, and export that job's.",
         )
     kind = getattr(torch, dtype or "float32")
     architecture = architecture_of(found.config, str(checkpoint))
     tensors = {name: tensor.to(kind) for name, tensor in found.named(architecture).items()}
-    save_model_folder(out, found.config, tensors, beside=found.beside)
+    written = save_model_folder(out, found.config, tensors, beside=found.beside)
     return {
         "step": found.step,
-        "tensors": len(tensors),
-        "size_bytes": sum(tensor.nbytes for tensor in tensors.values()),
+        "tensors": written.tensors,
+        "size_bytes": written.size_bytes,
         "dtype": dtype or "float32",
     }
 

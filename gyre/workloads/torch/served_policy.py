@@ -18,7 +18,7 @@ from torch import nn
 from gyre.models.architecture import Architecture
 from gyre.models.modules import Decoder
 from gyre.weights.version.manifest import WeightManifest, WeightMismatch, unpack_weights
-from gyre.workloads.torch.errors import OlderWeights
+from gyre.workloads.learner.errors import OlderWeights
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from gyre.workloads.protocols import scores_each_sample
 from gyre.workloads.trainer.firings.result_checks import SCORE
 from gyre.workloads.trainer.learning.learners import learners_of
 
-_MODELS = ("gyre.workloads.torch", "gyre.workloads.megatron")
+_MODELS = ("gyre.workloads.torch", "gyre.workloads.megatron", "gyre.workloads.fsdp")
 """The modules of Gyre's reward models. They get whole groups, and to import them only to learn that takes seconds."""
 
 _MAKES_GROUPS = (Dispatch.ONE, Dispatch.SPREAD, Dispatch.PLANE)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
-import inspect
 import math
 import os
 import sys
@@ -39,11 +38,12 @@ from gyre.workloads.addresses import free_port as free_port
 from gyre.workloads.addresses import network_environment, reserve
 from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
 from gyre.workloads.plain_data import plain, plain_fields, plain_text
+from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.disk_room import SHARED_MEMORY, DiskLook
 from gyre.workloads.vertex.master_watchdog import MasterWatchdog
 from gyre.workloads.vertex.memory_kills import own_memory_kills
 from gyre.workloads.vertex.messages import Binding, CallPosition, Failure, Report, failure_of, thread_stacks
-from gyre.workloads.vertex.returns import USER_SCRIPT, Expected, Given, checked, named
+from gyre.workloads.vertex.returns import USER_SCRIPT, Given, checked, named
 from gyre.workloads.vertex.slim_groups import SlimGroups, additions, extras_of
 
 OUTBOX_LIMIT = 100_000
@@ -286,70 +286,74 @@ class VertexHost:
 
     # -- the trainer's calls ------------------------------------------------------------------------
 
-    def call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[str, Any]:
-        """Run a method of the workload on the work thread. Keyword arguments whose names start with `_gyre_` are
-        offered: the method gets those that its signature names. Three are for the host: `_gyre_gang_call` is the gang
-        and the number of a call that every rank gets; with `_gyre_added_only` what comes back is not the groups that
-        the method returns but what it added to them; `_gyre_expected` is an `Expected`, and what is something else
-        fails the call. Groups may come as `SlimGroups`."""
+    def call(
+        self, term: int, method: str, info: CallInfo = NOTHING_OFFERED, /, *args: Any, **kwargs: Any
+    ) -> tuple[str, Any]:
+        """Run a method of the workload on the work thread, with what it wants of `info`. Groups may come as
+        `SlimGroups`."""
         refused = self._check_term(term)
         if refused is not None:
             return "error", refused
-        gang_call = kwargs.pop("_gyre_gang_call", None)
-        added_only = kwargs.pop("_gyre_added_only", False)
-        expected: Expected | None = kwargs.pop("_gyre_expected", None)
+        expected = info.expected
         with self._work:
             refused = self._check_term(term)
             if refused is not None:
                 return "error", refused
             self._begin(method)
-            if gang_call is not None:
-                self._call_position = CallPosition((term, *gang_call), method, inside=True)
+            if info.gang_call is not None:
+                self._call_position = CallPosition((term, *info.gang_call), method, inside=True)
             failed = True
             try:
                 function = getattr(self._workload, method)
                 args = tuple(one.groups() if isinstance(one, SlimGroups) else one for one in args)
-                before = extras_of(args[0]) if added_only else []
+                before = extras_of(args[0]) if info.added_only else []
                 given = Given.of(args[0]) if expected is not None and args else None
-                value = function(*args, **accepted(function, kwargs))
+                value = function(*args, **kwargs, **info.wanted_by(function))
                 if expected is not None:
                     value = checked(expected, given, value, function, version=kwargs.get("version"))
                 failed = False
-                return "ok", additions(before, value) if added_only else value
+                return "ok", additions(before, value) if info.added_only else value
             except (
                 BaseException
             ) as error:  # reported to the caller, which decides; Ray takes an Exception alone
                 return "error", self._failure(error, method)
             finally:
-                if gang_call is not None:
+                if info.gang_call is not None:
                     self._call_position = replace(self._call_position, inside=False, failed=failed)
                 self._end()
 
     def call_with_weights(
-        self, term: int, bundle: tuple[Any, Any], method: str, *args: Any, **kwargs: Any
+        self,
+        term: int,
+        bundle: tuple[Any, Any],
+        method: str,
+        info: CallInfo = NOTHING_OFFERED,
+        /,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[str, Any]:
         """Call `load_weights(*bundle)` and then the method. The bundle is an argument of its own, so that one in the
         object store is passed by reference."""
         if hasattr(self._workload, "load_weights"):  # a reference may have weights of its own
-            number = {key: value for key, value in kwargs.items() if key == "_gyre_gang_call"}
-            status, value = self.call(term, "load_weights", *bundle, **number)
+            status, value = self.call(term, "load_weights", CallInfo(gang_call=info.gang_call), *bundle)
             if status == "error":
                 return status, value
-        return self.call(term, method, *args, **kwargs)
+        return self.call(term, method, info, *args, **kwargs)
 
-    def control_call(self, term: int, method: str, *args: Any, **kwargs: Any) -> tuple[str, Any]:
+    def control_call(
+        self, term: int, method: str, info: CallInfo = NOTHING_OFFERED, /, *args: Any, **kwargs: Any
+    ) -> tuple[str, Any]:
         """(operators) Run an operator that is marked `control`, beside whatever else runs."""
         refused = self._check_term(term)
         if refused is not None:
             return "error", refused
         if method not in self._control_methods:
-            return self.call(term, method, *args, **kwargs)
-        expected: Expected | None = kwargs.pop("_gyre_expected", None)
+            return self.call(term, method, info, *args, **kwargs)
         try:
             function = getattr(self._workload, method)
-            value = function(*args, **accepted(function, kwargs))
-            if expected is not None:
-                value = checked(expected, None, value, function, version=kwargs.get("version"))
+            value = function(*args, **kwargs, **info.wanted_by(function))
+            if info.expected is not None:
+                value = checked(info.expected, None, value, function, version=kwargs.get("version"))
             return "ok", value
         except BaseException as error:  # as in `call`
             return "error", self._failure(error, method)
@@ -473,19 +477,6 @@ class VertexHost:
         if guard is not None and (found := guard.look(silent_s)) is not None:
             self.report("MasterHung", {"vertex": self.vertex, **found})
         return True
-
-
-def accepted(function: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments to pass: offered ones lose their prefix, and stay only if the signature names them."""
-    if not any(key.startswith("_gyre_") for key in kwargs):
-        return kwargs
-    parameters = inspect.signature(function).parameters
-    out = {}
-    for key, value in kwargs.items():
-        name = key.removeprefix("_gyre_")
-        if name == key or name in parameters:
-            out[name] = value
-    return out
 
 
 def offer_context(workload: Any, context: WorkloadContext) -> None:

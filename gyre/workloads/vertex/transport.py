@@ -10,13 +10,18 @@ is raised on the way, while an answer is unpickled say, is a failure of that cal
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from gyre.errors import VertexLost
+from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.messages import Failure
 
 NAMESPACE = "gyre"
+
+NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
 def actor_name(job_id: str, vertex: str, incarnation: int) -> str:
@@ -30,13 +35,16 @@ class Transport(Protocol):
         vertex: str,
         incarnation: int,
         method: str,
-        *args: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] = NO_KEYWORDS,
+        *,
+        info: CallInfo = NOTHING_OFFERED,
         bundle: Any = None,
         control: bool = False,
-        **kwargs: Any,
     ) -> Future[tuple[str, Any]]:
-        """With a `bundle` made by `share`, the vertex first does `load_weights(*bundle)`. With `control` an
-        operator that is marked so runs beside whatever else the vertex does."""
+        """Call a method of the vertex's workload. With a `bundle` made by `share`, the vertex first does
+        `load_weights(*bundle)`. With `control` an operator that is marked so runs beside whatever else the vertex
+        does."""
         ...
 
     def settle(self, vertex: str, incarnation: int) -> Future[tuple[str, Any]]:
@@ -66,18 +74,20 @@ class RayTransport:
         vertex: str,
         incarnation: int,
         method: str,
-        *args: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] = NO_KEYWORDS,
+        *,
+        info: CallInfo = NOTHING_OFFERED,
         bundle: Any = None,
         control: bool = False,
-        **kwargs: Any,
     ) -> Future[tuple[str, Any]]:
         def call(handle: Any) -> Any:
             if control:
                 beside = handle.control_call.options(concurrency_group="operators")
-                return beside.remote(self._term, method, *args, **kwargs)
+                return beside.remote(self._term, method, info, *args, **kwargs)
             if bundle is not None:
-                return handle.call_with_weights.remote(self._term, bundle, method, *args, **kwargs)
-            return handle.call.remote(self._term, method, *args, **kwargs)
+                return handle.call_with_weights.remote(self._term, bundle, method, info, *args, **kwargs)
+            return handle.call.remote(self._term, method, info, *args, **kwargs)
 
         return self._send(vertex, incarnation, call)
 

@@ -348,7 +348,7 @@ async def test_a_key_is_asked_for_where_there_is_one(folders):
 
 async def test_a_broken_engine_ends_streams_with_an_error_and_is_not_healthy(served, caplog):
     def broken(core: Any) -> None:
-        core._decoder = None
+        core.runner = None
 
     task = asyncio.create_task(served.events(input_ids=PROMPT, sampling_params=params(LONG)))
     await served.until_load(1, 0)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gyre.engines.embedded.core import EngineCore, Limits
+from gyre.engines.embedded.decoder_model import DecoderModel
 from gyre.engines.embedded.engine_requests import EngineRequest, RequestUpdate
 from gyre.engines.embedded.token_sampling import Sampling
 from gyre.models.architecture import read_architecture
@@ -118,7 +119,7 @@ class Model:
         prefill_tokens: int = 32,
     ) -> EngineCore:
         limits = Limits(max_running, max_tokens, context_length, prefill_tokens)
-        return EngineCore(self.architecture, self.weights, limits, weight_version="1")
+        return EngineCore(DecoderModel(self.architecture), self.weights, limits, weight_version="1")
 
 
 @dataclass

@@ -108,7 +108,7 @@ def restore_in_turn(
 ) -> dict[str, Any]:
     """The folders one after another, until one is taken: what was said of the others, the state before and after each
     of them, and the steps from there."""
-    from gyre.workloads.torch.errors import CheckpointMismatch
+    from gyre.workloads.learner.errors import CheckpointMismatch
 
     with actor_on(rank, ranks, port, {**config, "seed": 99}) as actor:
         refusals, states = [], [actor.state()]
@@ -155,9 +155,8 @@ def checkpoint_without_room(
 ) -> dict[str, Any]:
     with actor_on(rank, ranks, port, config) as actor:
         take_step(actor, steps[0])
-        actor._writer._buffer._available = lambda: (0, 1 << 40)
-        actor.checkpoint(folder, background=True)
-        assert not actor._writer._thread.is_alive(), "what is written is the state itself"
+        actor.backend.writer._buffer._available = lambda: (0, 1 << 40)
+        assert not actor.checkpoint(folder, background=True), "what is written is the state itself"
         state = actor.state()
         take_step(actor, steps[1])
         assert actor.checkpoint_written(wait=True)
@@ -165,7 +164,7 @@ def checkpoint_without_room(
 
 
 def refused_restore(rank: int, ranks: int, port: int, config: dict[str, Any], folder: Path) -> str:
-    from gyre.workloads.torch.errors import CheckpointMismatch
+    from gyre.workloads.learner.errors import CheckpointMismatch
 
     with actor_on(rank, ranks, port, config) as actor:
         try:
@@ -173,6 +172,21 @@ def refused_restore(rank: int, ranks: int, port: int, config: dict[str, Any], fo
         except CheckpointMismatch as error:
             return str(error)
     return ""
+
+
+def checkpoint_and_say(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, folder: Path, rows: Any
+) -> Any:
+    """A checkpoint after a step, and the log-probs of the rows' tokens by the model that is in it."""
+    import numpy as np
+
+    from tests.fsdp.work import passes_of
+
+    with actor_on(rank, ranks, port, config) as actor:
+        take_step(actor, steps[0])
+        actor.checkpoint(folder)
+        said = actor.backend.forward([passes_of([row])[0] for row in rows])
+        return np.concatenate([one.numpy() for one in said])
 
 
 def exported(rank: int, ranks: int, port: int, arguments: list[str]) -> tuple[int, str, str]:
@@ -205,7 +219,7 @@ def train_in_memory(
         for at, micro_batches in enumerate(steps):
             metrics.append(take_step(actor, micro_batches))
             if at == 1:
-                actor._memory._memory.settle()
+                actor.backend.memory._memory.settle()
                 states = actor.state()
                 if rank == dies:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -228,7 +242,7 @@ def restore_from_memory(
     """A new gang, of another seed: what it finds in memory, and the steps from there. Rank `forgetful` has lost its
     newest state."""
     with actor_on(rank, ranks, port, {**config, "seed": 99}, job) as actor:
-        memory = actor._memory._memory
+        memory = actor.backend.memory._memory
         if rank == forgetful:
             memory._record_path(memory.records()[0].slot).unlink()
         before = actor.state()

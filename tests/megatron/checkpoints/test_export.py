@@ -18,6 +18,8 @@ from gyre.errors import ConfigError
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.models.saving import save_model_folder
 from gyre.workloads.gang.state_files import sealed
+from tests.fsdp.export_work import opened
+from tests.fsdp.work import random_rows
 from tests.megatron import learner_work, work
 from tests.megatron.checkpoints import checkpoint_work
 from tests.megatron.test_hugging_face import FAMILIES
@@ -25,6 +27,7 @@ from tests.megatron.work import LAYOUTS, config_of, random_groups
 from tests.rank_pool import RankPool
 
 STEPS = [[random_groups(0, 4)]]
+ROWS = random_rows(5, seed=6)
 
 
 def checkpoint_of(pool: RankPool, folder: Path, layout: str, model: Path | None) -> dict[str, Any]:
@@ -71,6 +74,22 @@ def test_the_trained_weights_come_out_with_the_tokenizer(
     assert (out / "tokenizer.json").read_text() == "{}"
     (again,) = pool.run(checkpoint_work.exported, 1, [str(checkpoint), str(out)])
     assert (again[0], "exists already" in again[2]) == (2, True)
+
+
+@pytest.mark.parametrize(("kind", "tied"), [("qwen3-tied", True), ("llama", False)])
+def test_transformers_says_of_it_what_the_trained_model_says(
+    pool: RankPool, tmp_path: Path, kind: str, tied: bool
+) -> None:
+    model = work.write_folder(tmp_path / "model", FAMILIES[kind])
+    (tmp_path / "checkpoint").mkdir()
+    config = {**config_of("tp2-pp2"), "model_path": str(model)}
+    said = pool.run(checkpoint_work.checkpoint_and_say, 4, config, STEPS, tmp_path / "checkpoint", ROWS)[0]
+    pool.run(checkpoint_work.exported, 1, [str(tmp_path / "checkpoint"), str(tmp_path / "out")])
+    (found,) = pool.run(opened, 1, tmp_path / "out", ROWS)
+    (before,) = pool.run(opened, 1, model, ROWS)
+    np.testing.assert_allclose(found["said"], said, atol=1e-4, rtol=0)
+    assert np.abs(before["said"] - said).max() > 1e-3, "it was trained"
+    assert (found["problems"], found["tied"], found["generated"]) == ({}, tied, 7)
 
 
 def test_so_does_the_small_decoder_in_another_dtype(pool: RankPool, tmp_path: Path) -> None:

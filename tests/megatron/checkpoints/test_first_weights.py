@@ -21,11 +21,11 @@ from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.store import Store, open_store
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.gang.state_files import sealed
+from gyre.workloads.learner.errors import CheckpointMismatch
+from gyre.workloads.megatron.backend import MegatronBackend
 from gyre.workloads.megatron.checkpoints.formats import refuse_strangers_pickle
-from gyre.workloads.megatron.learner import MegatronLearner
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.critic import TorchCritic
-from gyre.workloads.torch.errors import CheckpointMismatch
 from tests.megatron import learner_work, work
 from tests.megatron.checkpoints import checkpoint_work
 from tests.megatron.test_hugging_face import FAMILIES
@@ -130,7 +130,9 @@ def test_critic_and_reference_begin_with_them_too(pool: RankPool, store: Store, 
     trunk = {name: tensor for name, tensor in critic["weights"].items() if name in expected}
     assert same(trunk, expected)
     plain = bind(TorchCritic(), config)
-    assert np.array_equal(plain.model.decoder.embed.weight.detach(), expected["model.embed_tokens.weight"])
+    assert np.array_equal(
+        plain.backend.model.decoder.embed.weight.detach(), expected["model.embed_tokens.weight"]
+    )
     plain.teardown()
     sequences = [[1, 5, 9, 2, 4], [3, 8, 8]]
     (found,) = pool.run(work.reference_logprobs, 1, config, sequences)
@@ -148,10 +150,10 @@ def test_a_gang_unpickles_nothing_outside_of_the_job_s_folder(tmp_path: Path) ->
     with pytest.raises(CheckpointMismatch, match="lies outside of the job's folder"):
         refuse_strangers_pickle(theirs, own=own)
     (own / "checkpoints" / "step_00000002").symlink_to(theirs)
-    learner = MegatronLearner()
-    learner.context = WorkloadContext("j", "actor", 0, 1, directory=own)
+    backend = MegatronBackend.__new__(MegatronBackend)  # it refuses before it needs a model
+    backend.context = WorkloadContext("j", "actor", 0, 1, directory=own)
     with pytest.raises(CheckpointMismatch, match="lies outside of the job's folder"):
-        learner.restore(own / "checkpoints" / "step_00000002")
+        backend.restore(own / "checkpoints" / "step_00000002")
 
 
 def test_another_shape_is_refused_before_anything_is_read(

@@ -83,8 +83,7 @@ def test_what_is_in_host_memory_stays_for_the_next_rank_unless_the_job_ends(job_
     kept: list[bool] = []
     critic = MegatronCritic()
     critic.context = SimpleNamespace(job_ends=job_ends)  # type: ignore[assignment]  # all that is asked of it here
-    critic._memory = SimpleNamespace(close=lambda *, keep: kept.append(keep))  # type: ignore[assignment]
-    critic.peers = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+    critic.backend = SimpleNamespace(close=lambda *, keep: kept.append(keep))  # type: ignore[assignment]
     critic.teardown()
     assert kept == [not job_ends]
 
@@ -93,6 +92,6 @@ def test_a_rank_that_is_stuck_when_the_job_ends_removes_its_own_beside_the_call(
     told: list[str] = []
     critic = MegatronCritic()
     critic.abandoned()
-    critic._memory = SimpleNamespace(unlink=lambda: told.append("removed"))  # type: ignore[assignment]
+    critic.backend = SimpleNamespace(unlink=lambda: told.append("removed"))  # type: ignore[assignment]
     critic.abandoned()
     assert told == ["removed"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from gyre.errors import NotFound
 from gyre.observe.samples import files as files_module
@@ -19,7 +21,7 @@ from tests.observe.samples.some_groups import group, kept, sample
 STEPS = {
     1: [group(1, sample(reward=0.0), sample(reward=1.0)), group(2, sample(reward=0.5))],
     2: [
-        group(3, sample(reward=-1.0, finish_reason="length"), sample(reward=0.25, version=1)),
+        group(3, sample([5, 6, 7, 8], reward=-1.0, finish_reason="length"), sample(reward=0.25, version=1)),
         group(
             4,
             sample(
@@ -57,6 +59,8 @@ def test_the_steps_are_counted(files: SampleFiles) -> None:
         (SampleFilter(step=3), []),
         (SampleFilter(group=3), [(2, 3, 0), (2, 3, 1)]),
         (SampleFilter(reward=conditions_in("<0.3,>=0")), [(2, 3, 1), (1, 1, 0)]),
+        (SampleFilter(tokens=conditions_in(">3")), [(2, 3, 0)]),
+        (SampleFilter(tokens=conditions_in("3"), step=2), [(2, 3, 1), (2, 4, 0)]),
         (SampleFilter(outcome="length"), [(2, 3, 0)]),
         (SampleFilter(outcome="trained", step=1, group=2), [(1, 2, 0)]),
         (SampleFilter(outcome="stale"), []),
@@ -168,7 +172,18 @@ def test_what_is_packed_is_what_the_columns_say(tmp_path: Path) -> None:
     path = tmp_path / "step-00000002.parquet"
     by_columns = narrow_of(pq.read_table(path, columns=list(NARROW)), 2)
     packed = unpacked(pq.read_metadata(path).metadata[KEY], 2)
-    for name in ("steps", "groups", "samples", "rewards", "quarantined", "version_rows", "version_values"):
+    assert packed is not None
+    plain = (
+        "steps",
+        "groups",
+        "samples",
+        "rewards",
+        "tokens",
+        "quarantined",
+        "version_rows",
+        "version_values",
+    )
+    for name in plain:
         one, other = getattr(by_columns, name), getattr(packed, name)
         assert one.dtype == other.dtype
         assert np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
@@ -182,6 +197,19 @@ def test_a_table_that_somebody_wrote_anew_is_read_by_its_columns(tmp_path: Path)
     for path in tmp_path.glob("*.parquet"):
         pq.write_table(pq.read_table(path), path)
     assert names(SampleFiles(tmp_path), SampleFilter(version=1)) == before
+
+
+def test_an_index_of_another_version_leaves_it_to_the_columns(tmp_path: Path) -> None:
+    wanted = SampleFilter(tokens=conditions_in(">3"))
+    before = names(kept(tmp_path, STEPS), wanted)
+    for path in tmp_path.glob("*.parquet"):
+        table = pq.read_table(path)
+        with pq.ParquetWriter(path, table.schema) as file:
+            file.write_table(table)
+            file.add_key_value_metadata({KEY: zstandard.compress(msgpack.packb([1, [], []]))})
+    files = SampleFiles(tmp_path)
+    assert names(files, wanted) == before
+    assert files.problems == {}
 
 
 def test_samples_far_apart_in_a_large_file_are_read_together(tmp_path: Path) -> None:

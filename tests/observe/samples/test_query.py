@@ -1,4 +1,4 @@
-"""Conditions on rewards, as people write them."""
+"""Conditions on rewards and lengths, as people write them."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ def test_what_is_no_condition_is_refused_and_says_how(text: str) -> None:
     with pytest.raises(ConfigError, match=r"no condition") as error:
         conditions_in(text)
     assert "<0.2" in error.value.hint
+    with pytest.raises(ConfigError, match=r"^tokens: "):
+        conditions_in(text, "tokens")
 
 
 def test_a_condition_goes_over_the_wire_and_back() -> None:

@@ -14,6 +14,7 @@ from gyre.workloads.gang import gang as gang_module
 from gyre.workloads.gang.alignment import StrayCall, align, find_stray
 from gyre.workloads.gang.gang import Gang, GangLost
 from gyre.workloads.trainer.learning import gang_dispatch as dispatch_module
+from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.messages import CallPosition
 from tests.waits import GENEROUS_S
 from tests.workloads.plain_workloads import Cluster
@@ -85,7 +86,7 @@ def next_gang(cluster, transport=None):
 
 def send(cluster, rank, number, method="hold", *args):
     """As an earlier trainer did: call `number` of its gang."""
-    return cluster.transport.submit(f"echo-{rank}", 1, method, *args, _gyre_gang_call=(1, number))
+    return cluster.transport.submit(f"echo-{rank}", 1, method, args, info=CallInfo(gang_call=(1, number)))
 
 
 def enter(cluster, rank, number):

@@ -43,7 +43,7 @@ def test_a_call_gives_every_ranks_result_in_rank_order(gang):
     assert gang.size == 3
     assert gang.call("who", timeout_s=GENEROUS_S) == [(0, 1), (1, 1), (2, 1)]
     assert gang.call_rank0("who", timeout_s=GENEROUS_S) == (0, 1)
-    futures = gang.submit("add", [(1,), (2,), (3,)], two=10)
+    futures = gang.submit("add", [(1,), (2,), (3,)], {"two": 10})
     assert gang.gather("add", futures, timeout_s=GENEROUS_S) == [11, 12, 13]
 
 

@@ -15,6 +15,7 @@ from gyre.workloads.gang import alignment as alignment_module
 from gyre.workloads.gang import gang as gang_module
 from gyre.workloads.gang.script import ScriptGang
 from gyre.workloads.handles import RoleHandle
+from gyre.workloads.vertex.call_info import CallInfo
 from tests.workloads.plain_workloads import Cluster
 from tests.workloads.scripts import script_spec
 
@@ -56,7 +57,7 @@ class Gang:
         """As an earlier trainer did, which died between two ranks."""
         for rank in ranks:
             transport = self.cluster.transport
-            transport.submit(f"echo-{rank}", 1, "hold", _gyre_gang_call=(1, 1))
+            transport.submit(f"echo-{rank}", 1, "hold", info=CallInfo(gang_call=(1, 1)))
             assert self.cluster.workload(rank).entered.wait(DEADLINE_S)
 
 

@@ -10,19 +10,18 @@ import pytest
 import torch
 
 from gyre.config.sections import OptimSettings
-from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.torch.errors import (
+from gyre.workloads.learner.errors import (
     CheckpointMismatch,
     MicroBatchMismatch,
     NotFinite,
     StepGap,
     TrainedTwice,
 )
-from gyre.workloads.torch.learner import learning_rate
+from gyre.workloads.learner.learner import learning_rate
+from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.reference import TorchReference
 from gyre.workloads.torch.saved_policy import sum_file, write_sum
-from gyre.workloads.torch.steps.gradients import policy_gradient
-from tests.workloads.torch_workloads import CONFIG, bind, rolled_out, train_as_peer
+from tests.workloads.torch_workloads import CONFIG, bind, gradient_of, rolled_out, train_as_peer
 
 
 @pytest.fixture
@@ -70,19 +69,19 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch(groups, mode):
         cut.accumulate(part, step=1, index=index)
     found = cut.apply(step=1, indices=4, group_ids=ids(groups))
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    for mine, theirs in zip(cut.model.parameters(), whole.model.parameters(), strict=True):
+    for mine, theirs in zip(cut.backend.model.parameters(), whole.backend.model.parameters(), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-5)
 
 
 @pytest.mark.parametrize(("halved", "most"), [(0, 24), (1, 12), (2, 6), (9, 1)])
 def test_smaller_passes_give_the_gradient_of_whole_ones(actor, groups, halved, most):
-    expected, told = policy_gradient(actor.model, groups, actor.settings)
+    expected, told = gradient_of(actor, groups)
     assert actor.begin(1, halved)["passes"] == 2**halved
-    rows, forward = [], actor.model.forward
-    actor.model.forward = lambda tokens, *rest, **named: (
+    rows, forward = [], actor.backend.model.forward
+    actor.backend.model.forward = lambda tokens, *rest, **named: (
         rows.append(len(tokens)) or forward(tokens, *rest, **named)
     )
-    found, tally = actor.gradient(groups)
+    found, tally = gradient_of(actor, groups)
     samples = sum(rows)
     assert max(rows) <= -(-samples // 2**halved) <= most
     assert torch.allclose(found, expected, atol=1e-5)
@@ -92,11 +91,11 @@ def test_smaller_passes_give_the_gradient_of_whole_ones(actor, groups, halved, m
 
 def test_the_gradient_is_that_of_the_loss_by_autograd_on_every_sample(actor, groups):
     """Samples without advantage are left out of the forward; with a vanishing KL term they are all in it."""
-    lean, lean_tally = policy_gradient(actor.model, groups, actor.settings)
+    lean, lean_tally = gradient_of(actor, groups)
     reference = bind(TorchReference())
     reference.load_weights(*actor.export_weights(version=0))
-    settings = bind(TorchActor(), {**CONFIG, "loss": {"kl_loss_coef": 1e-12}}).settings
-    full, full_tally = policy_gradient(actor.model, reference.logprobs(groups), settings)
+    other = bind(TorchActor(), {**CONFIG, "loss": {"kl_loss_coef": 1e-12}})
+    full, full_tally = gradient_of(other, reference.logprobs(groups))
     assert torch.allclose(lean, full, atol=1e-5)
     assert full_tally.scored_tokens == full_tally.tokens == lean_tally.tokens
     assert full_tally.sums["kl"] == pytest.approx(0.0, abs=1e-4)
@@ -107,16 +106,14 @@ def test_a_step_makes_what_was_rewarded_likelier(actor, groups):
     assert first["loss"] == pytest.approx(0.0, abs=0.5)
     assert first["tokens"] == sum(group.token_count for group in groups)
     assert first["samples"] == 24
-    again, _ = policy_gradient(actor.model, groups, actor.settings)
-    assert again is not None
-    assert policy_gradient(actor.model, groups, actor.settings)[1].loss < first["loss"] * first["tokens"]
+    assert gradient_of(actor, groups)[1].loss < first["loss"] * first["tokens"]
 
 
 def test_repeated_calls_change_nothing_and_return_what_the_first_returned(actor, groups):
     first = actor.accumulate(groups, step=1, index=0)
-    before = actor._pending.gradient.clone()
+    before = actor.backend.gradient.clone()
     assert actor.accumulate(groups, step=1, index=0) == first
-    assert torch.equal(actor._pending.gradient, before)
+    assert torch.equal(actor.backend.gradient, before)
     applied = actor.apply(step=1, indices=1, group_ids=ids(groups))
     digest = actor.state()["digest"]
     assert actor.apply(step=1, indices=1, group_ids=ids(groups)) == applied
@@ -173,21 +170,23 @@ def test_applying_other_micro_batches_than_were_accumulated_is_refused(actor, gr
 def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(actor, groups):
     digest = actor.state()["digest"]
     actor.accumulate(groups, step=1, index=0)
-    actor._pending.gradient[0] = float("nan")
+    actor.backend.gradient[0] = float("nan")
     with pytest.raises(NotFinite):
         actor.apply(step=1, indices=1, group_ids=ids(groups))
     assert actor.state()["digest"] == digest
 
 
 def test_a_step_that_is_skipped_leaves_weights_and_optimizer_alone(actor, groups):
-    before = [parameter.detach().clone() for parameter in actor.model.parameters()]
+    before = [parameter.detach().clone() for parameter in actor.backend.model.parameters()]
     actor.accumulate(groups, step=1, index=0)
     skipped = actor.apply(step=1, indices=1, group_ids=ids(groups), skip=True)
     assert skipped == {"step": 1, "skipped": 1}
     assert actor.apply(step=1, indices=0, group_ids=[]) == skipped, "it is applied, and told again"
     assert actor.state()["step"] == 1
-    assert all(torch.equal(was, now) for was, now in zip(before, actor.model.parameters(), strict=True))
-    assert not actor.optimizer.state
+    assert all(
+        torch.equal(was, now) for was, now in zip(before, actor.backend.model.parameters(), strict=True)
+    )
+    assert not actor.backend.optimizer.state
     actor.accumulate(groups, step=2, index=0)
     assert actor.apply(step=2, indices=1, group_ids=ids(groups))["groups"] == len(groups)
 
@@ -294,7 +293,7 @@ def test_two_ranks_train_as_one(groups, ranks):
         assert result["refusal"] == "actor.micro_batch_mismatch"
         for found, wanted in zip(result["metrics"], expected, strict=True):
             assert found == pytest.approx(wanted, rel=1e-4, abs=1e-5)
-        for name, parameter in alone.model.named_parameters():
+        for name, parameter in alone.backend.model.named_parameters():
             np.testing.assert_allclose(result["weights"][name], parameter.detach().numpy(), atol=1e-5)
 
 

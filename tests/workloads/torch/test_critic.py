@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from gyre.workloads.algorithms.advantages import gae_of
+from gyre.workloads.learner.errors import StepGap, TrainedTwice
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.critic import TorchCritic
-from gyre.workloads.torch.errors import StepGap, TrainedTwice
-from gyre.workloads.torch.steps.gradients import value_gradient
-from tests.workloads.torch_workloads import CONFIG, bind, rolled_out
+from tests.workloads.torch_workloads import CONFIG, bind, gradient_of, rolled_out
 
 PPO = {**CONFIG, "loss": {"adv_estimator": "gae", "lam": 0.95}, "critic": {"optim": {"lr": 0.01}}}
 
@@ -48,7 +47,7 @@ def later(groups, turn):
 
 def test_values_stand_at_every_token_and_do_not_see_what_follows(critic, scored):
     with torch.no_grad():
-        critic.model.value_head.weight.normal_()
+        critic.backend.model.value_head.weight.normal_()
     groups = critic.values(copy.deepcopy(scored), step=1)
     sample = groups[0].samples[0]
     assert sample.extras["values"].dtype == np.float32
@@ -67,16 +66,16 @@ def test_values_of_another_step_than_the_next_are_refused(critic, scored):
 
 def test_the_gradient_is_that_of_the_squared_error(critic, scored):
     groups = critic.values(copy.deepcopy(scored), step=1)
-    found, tally = value_gradient(critic.model, groups, critic.settings)
+    found, tally = gradient_of(critic, groups)
     total = torch.zeros(())
     for group in groups:
         for sample in group.samples:
             tokens = torch.tensor([*group.prompt_ids.tolist(), *sample.token_ids.tolist()])
-            values = critic.model(tokens[None, :-1])[0, len(group.prompt_ids) - 1 :]
+            values = critic.backend.model(tokens[None, :-1])[0, len(group.prompt_ids) - 1 :]
             returns = torch.from_numpy(gae_of(sample, critic.settings.loss)[1])
             total = total + 0.5 * (values - returns).square().sum()
     expected = torch.cat(
-        [part.reshape(-1) for part in torch.autograd.grad(total, list(critic.model.parameters()))]
+        [part.reshape(-1) for part in torch.autograd.grad(total, list(critic.backend.model.parameters()))]
     )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert tally.loss == pytest.approx(total.item(), rel=1e-5)
@@ -90,9 +89,9 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch(scored):
 
 def test_smaller_passes_give_the_gradient_of_whole_ones(critic, scored):
     groups = critic.values(copy.deepcopy(scored), step=1)
-    expected, told = value_gradient(critic.model, groups, critic.settings)
+    expected, told = gradient_of(critic, groups)
     assert critic.begin(1, 2)["passes"] == 4
-    found, tally = critic.gradient(groups)
+    found, tally = gradient_of(critic, groups)
     assert torch.allclose(found, expected, atol=1e-4)
     assert tally.loss == pytest.approx(told.loss, rel=1e-4)
 
@@ -108,8 +107,8 @@ def test_the_critic_learns_what_its_samples_return(critic, scored):
 def test_it_begins_with_a_policy_s_decoder_and_only_then(critic, scored):
     actor = bind(TorchActor(), {**PPO, "seed": 12})
     assert critic.load_weights(*actor.export_weights(version=0)) == 0
-    mine = dict(critic.model.decoder.named_parameters())
-    for name, theirs in actor.model.named_parameters():
+    mine = dict(critic.backend.model.decoder.named_parameters())
+    for name, theirs in actor.backend.model.named_parameters():
         assert torch.equal(mine[name], theirs), name
     stepped(critic, scored)
     digest = critic.state()["digest"]

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from gyre.weights import WeightMismatch
+from gyre.workloads.learner.errors import OlderWeights, WeightsNotLoaded
+from gyre.workloads.learner.padded import TokenRow, pad_rows, token_logprobs
 from gyre.workloads.tasks.arithmetic import ArithmeticTask
 from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.torch.errors import OlderWeights, WeightsNotLoaded
 from gyre.workloads.torch.reference import TorchReference
 from gyre.workloads.torch.rollout import TorchRollout
-from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_logprobs
 from tests.workloads.torch_workloads import CONFIG, bind
 
 
@@ -40,7 +40,7 @@ def bits(groups):
 def test_reported_logprobs_are_those_of_the_training_forward(exported, temperature):
     rollout = serving(exported, temperature=temperature)
     groups = rollout.generate(prompts(0, 12), step=1)
-    model = bind(TorchActor()).model
+    model = bind(TorchActor()).backend.model
     for group in groups:
         batch = pad_rows([TokenRow(group.prompt_ids, s.token_ids) for s in group.samples])
         logprobs, _ = token_logprobs(model, batch, temperature)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,12 +22,16 @@ from gyre.models.tensor_names import from_names
 from gyre.rollouts.samples import Group
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.base import BaseWorkload, WorkloadContext, operator
+from gyre.workloads.learner.trained_model import own_parameters
 from gyre.workloads.tasks.same_tokenizer import refuse_other_tokenizer
 from gyre.workloads.torch import TorchActor, TorchCritic, TorchReference
 from gyre.workloads.torch.saved_policy import export_policy
-from gyre.workloads.torch.trained_model import own_parameters
 from tests.data.small import write_lines, write_tokenizer
 from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
+from tests.fsdp.export_work import opened
+from tests.fsdp.work import passes_of
+from tests.megatron.work import random_groups
+from tests.workloads.torch_workloads import CONFIG, bind
 
 
 def folder_of(path: Path, kind: str) -> Path:
@@ -117,6 +122,33 @@ def test_two_steps_on_a_folders_model_end_in_an_export_that_others_open(
         assert torch.allclose(theirs, own(ids), atol=1e-4)
 
 
+@pytest.mark.parametrize(("kind", "tied"), [("qwen3", True), ("qwen3", False), (None, True)])
+def test_transformers_says_of_an_export_what_the_trained_model_says(
+    tmp_path: Path, kind: str | None, tied: bool
+) -> None:
+    """Of a folder's model and of the small decoder; asked for nothing but the folder's path."""
+    pytest.importorskip("transformers")
+    config = {**CONFIG}
+    if kind is not None:
+        described = {**CONFIGS[kind], "tie_word_embeddings": tied}
+        config["model_path"] = str(write_checkpoint(tmp_path / "model", described))
+    actor = bind(TorchActor(), config)
+    try:
+        groups = random_groups(0, 4)
+        actor.accumulate(groups, step=1, index=0)
+        actor.apply(step=1, indices=1, group_ids=[group.id for group in groups])
+        actor.checkpoint(tmp_path / "checkpoint")
+        rows = [([3, 4], [5, 6, 7, 3, 9], [0.0] * 5), ([8], [4, 4, 11], [0.0] * 3)]
+        said = [one.numpy() for one in actor.backend.forward([passes_of([row])[0] for row in rows])]
+    finally:
+        actor.teardown()
+    export_policy(tmp_path / "checkpoint", tmp_path / "out")
+    found = opened(0, 1, 0, tmp_path / "out", rows)
+    assert np.allclose(found["said"], np.concatenate(said), atol=1e-4)
+    assert (found["problems"], found["tied"], found["dtype"]) == ({}, tied, "torch.float32")
+    assert found["generated"] == 7
+
+
 def bound(vertex: Any, role: str, config: dict[str, Any], directory: Path) -> Any:
     vertex.context = WorkloadContext("j", role, 0, 1, config=config, directory=directory)
     vertex.setup()
@@ -133,7 +165,7 @@ def test_actor_critic_and_reference_begin_with_the_folders_weights(tmp_path: Pat
     critic = bound(TorchCritic(), "critic", config, tmp_path)
     reference = bound(TorchReference(), "reference", config, tmp_path)
     assert reference.version == 0
-    for held in (actor.model, critic.model.decoder, reference._own):
+    for held in (actor.backend.model, critic.backend.model.decoder, reference._own):
         found = dict(held.named_parameters())
         assert all(torch.equal(found[name], wanted[name]) for name in found if name != "head.weight")
     actor.save_model(tmp_path / "saved")

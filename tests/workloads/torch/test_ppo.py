@@ -174,11 +174,11 @@ class FailsOnce(TorchActor):
 
     calls = 0
 
-    def gradient(self, groups: list[Any]) -> Any:
+    def gradient(self, groups: list[Any], rows: list[Any]) -> Any:
         FailsOnce.calls += 1
         if FailsOnce.calls == 4 * 2 + 3:  # of the third step, two after the first checkpoint
             raise RuntimeError("a device that is tired")
-        return super().gradient(groups)
+        return super().gradient(groups, rows)
 
 
 def test_updates_that_fail_half_way_are_made_again_from_the_checkpoint(make_job, undisturbed_updates):

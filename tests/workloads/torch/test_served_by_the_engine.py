@@ -11,8 +11,8 @@ import torch
 from gyre.models.tensor_names import from_names, to_names
 from gyre.weights.version.manifest import WeightManifest, WeightMismatch
 from gyre.weights.version.model_folder import ModelFolder, fingerprint, write_model_folder
+from gyre.workloads.learner.padded import TokenRow, pad_rows, token_logprobs
 from gyre.workloads.torch.actor import TorchActor
-from gyre.workloads.torch.steps.logprobs import TokenRow, pad_rows, token_logprobs
 from tests.engines.embedded.tiny import Model, ask, run
 from tests.workloads.torch_workloads import CONFIG, bind
 
@@ -29,8 +29,8 @@ def exported(actor: TorchActor, folder: Path) -> ModelFolder:
 
 
 def test_names_there_and_back_are_the_same_bits(actor: TorchActor) -> None:
-    state = dict(actor.model.named_parameters())
-    back = from_names(to_names(state, actor.model.architecture), actor.model.architecture)
+    state = dict(actor.backend.model.named_parameters())
+    back = from_names(to_names(state, actor.backend.model.architecture), actor.backend.model.architecture)
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name]) for name in state)
 
@@ -47,7 +47,7 @@ def test_the_engines_log_probs_are_the_trainers(actor: TorchActor, tmp_path: Pat
     for prompt, one in zip(prompts, asked, strict=True):
         rows = [TokenRow(np.array(prompt, np.int32), np.array(one.tokens, np.int32))]
         with torch.no_grad():
-            ours, _ = token_logprobs(actor.model, pad_rows(rows), 0.7)
+            ours, _ = token_logprobs(actor.backend.model, pad_rows(rows), 0.7)
         assert np.allclose(ours[0].numpy(), np.array(one.logprobs, np.float32), atol=1e-5, rtol=0)
 
 

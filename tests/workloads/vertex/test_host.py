@@ -16,6 +16,7 @@ from gyre.rollouts.weight_dirs import of_publisher
 from gyre.weights.owned_dirs import OwnedDir
 from gyre.workloads import addresses
 from gyre.workloads.vertex import host as host_module
+from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.host import ORPHANED, VertexHost
 from gyre.workloads.vertex.master_watchdog import MasterWatchdog
 from tests.waits import GENEROUS_S
@@ -153,17 +154,17 @@ def test_a_control_call_of_an_older_epoch_is_refused(host, control):
 
 
 def test_a_data_call_of_an_older_term_is_refused_and_not_run(host):
-    assert host.call(2, "add", 1) == ("ok", 1)
+    assert host.call(2, "add", NOTHING_OFFERED, 1) == ("ok", 1)
     for refused in (
-        host.call(1, "add", 1),
+        host.call(1, "add", NOTHING_OFFERED, 1),
         host.control_call(1, "beside"),
-        host.call_with_weights(1, ({"version": 1}, b""), "add", 1),
+        host.call_with_weights(1, ({"version": 1}, b""), "add", NOTHING_OFFERED, 1),
     ):
         status, failure = refused
         assert (status, failure.fenced, failure.user_code) == ("error", True, False)
         assert "works for term 2" in failure.error
     assert host._workload.calls == 1
-    assert host.call(2, "add", 1) == ("ok", 1)
+    assert host.call(2, "add", NOTHING_OFFERED, 1) == ("ok", 1)
 
 
 def test_a_call_that_waited_while_a_newer_term_came_is_refused(host):
@@ -195,7 +196,7 @@ def test_calls_run_one_at_a_time(host):
 def test_a_control_operator_runs_beside_a_call_and_takes_what_is_offered(host):
     thread, _ = in_thread(host.call, 1, "hold")
     assert host._workload.entered.wait(GENEROUS_S)
-    assert host.control_call(1, "beside", _gyre_step=4, _gyre_index=1) == ("ok", ("beside", 4))
+    assert host.control_call(1, "beside", CallInfo(step=4, index=1)) == ("ok", ("beside", 4))
     assert host.hello(5)["bound"]
     assert "hold" in host.stacks(5)
     assert host.watch(5, 0, 0.0).busy == "hold"
@@ -204,12 +205,12 @@ def test_a_control_operator_runs_beside_a_call_and_takes_what_is_offered(host):
 
 
 def test_what_is_not_marked_control_waits_its_turn_on_that_way_too(host):
-    assert host.control_call(1, "add", 1, two=2) == ("ok", 3)
+    assert host.control_call(1, "add", NOTHING_OFFERED, 1, two=2) == ("ok", 3)
 
 
 def test_offered_arguments_reach_only_those_that_name_them(host):
-    assert host.call(1, "offered", 5, _gyre_step=9, _gyre_index=2) == ("ok", (5, 9))
-    assert host.call(1, "add", 1, two=2, _gyre_step=9) == ("ok", 3)
+    assert host.call(1, "offered", CallInfo(step=9, index=2), 5) == ("ok", (5, 9))
+    assert host.call(1, "add", CallInfo(step=9), 1, two=2) == ("ok", 3)
 
 
 def test_weights_are_loaded_before_the_call_that_needs_them(host):
@@ -223,7 +224,7 @@ def test_weights_are_loaded_before_the_call_that_needs_them(host):
 
 
 def test_the_users_exception_is_told_with_the_users_lines(host):
-    _, failure = host.call(1, "fail", "bad luck")
+    _, failure = host.call(1, "fail", NOTHING_OFFERED, "bad luck")
     assert failure.error == "ValueError: bad luck"
     assert failure.user_code
     assert not failure.collective
@@ -232,14 +233,14 @@ def test_the_users_exception_is_told_with_the_users_lines(host):
 
 
 def test_leaving_the_process_is_an_exception_like_any_other(host):
-    _, failure = host.call(1, "leave", 3)
+    _, failure = host.call(1, "leave", NOTHING_OFFERED, 3)
     assert failure.error == "SystemExit: 3"
     assert failure.user_code
-    assert host.call(1, "add", 1) == ("ok", 1)
+    assert host.call(1, "add", NOTHING_OFFERED, 1) == ("ok", 1)
 
 
 def test_a_library_that_raises_in_the_users_class_is_the_users_matter(host):
-    _, failure = host.call(1, "parse", "{")
+    _, failure = host.call(1, "parse", NOTHING_OFFERED, "{")
     assert failure.user_code
     assert "json" in failure.traceback
 
@@ -260,7 +261,7 @@ def test_the_users_function_in_a_class_of_gyres_is_the_users():
 
     group = ArithmeticTask({}).prompt(0)
     group.samples = [Sample(np.array([3], np.int32), np.zeros(1, np.float32), (VersionRun(0, 0, 1),))]
-    _, failure = made.call(1, "score", [group])
+    _, failure = made.call(1, "score", NOTHING_OFFERED, [group])
     assert failure.user_code
     assert "long_reward" in failure.error
     assert "ZeroDivisionError: no tokens" in failure.traceback
@@ -278,7 +279,7 @@ def test_a_library_that_raises_in_a_class_of_gyres_is_not_the_users():
     made = VertexHost("reward-0", 1, 5)
     bound = binding("ExactMatchReward", module="gyre.workloads.rewards", config={"task": {}})
     assert made.bind(5, bound)[0] == "ok"
-    _, failure = made.call(1, "score", None)
+    _, failure = made.call(1, "score", NOTHING_OFFERED, None)
     assert (failure.error, failure.user_code) == ("TypeError: 'NoneType' object is not iterable", False)
 
 
@@ -292,11 +293,11 @@ def test_a_library_that_raises_in_a_class_of_gyres_is_not_the_users():
     ],
 )
 def test_a_collective_that_breaks_off_is_a_symptom(host, text, symptom):
-    assert host.call(1, "no_peer", text)[1].collective is symptom
+    assert host.call(1, "no_peer", NOTHING_OFFERED, text)[1].collective is symptom
 
 
 def test_a_value_error_that_speaks_of_gloo_is_no_symptom(host):
-    assert not host.call(1, "fail", "gloo is not a backend")[1].collective
+    assert not host.call(1, "fail", NOTHING_OFFERED, "gloo is not a backend")[1].collective
 
 
 # -- watching ---------------------------------------------------------------------------------------
@@ -335,7 +336,7 @@ def test_progress_shows_in_the_next_watch():
     before = made.watch(5, 0, 0.0)
     now[0] += 7
     assert made.watch(5, 0, 0.0).still_s == 7
-    made.call(1, "double", [1])
+    made.call(1, "double", NOTHING_OFFERED, [1])
     after = made.watch(5, 0, 0.0)
     assert after.ticks > before.ticks
     assert after.still_s == 0

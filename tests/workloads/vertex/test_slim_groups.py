@@ -9,6 +9,7 @@ import numpy as np
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.trainer.firings.result_checks import problem_with_groups
+from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.slim_groups import Additions, SlimGroups, additions, extras_of, joined
 
@@ -79,9 +80,9 @@ def test_the_host_gives_groups_and_returns_additions() -> None:
     host = VertexHost("reward-0", 1, 1)
     host._workload = Reward()
     slim = SlimGroups.of([group(4, 5, 2)])
-    assert host.call(1, "score", slim, _gyre_added_only=True) == (
+    assert host.call(1, "score", CallInfo(added_only=True), slim) == (
         "ok",
         Additions([(4, [(5.0, {}), (2.0, {})])]),
     )
-    status, whole = host.call(1, "score", [group(4, 5, 2)])
+    status, whole = host.call(1, "score", NOTHING_OFFERED, [group(4, 5, 2)])
     assert (status, whole[0].samples[0].reward) == ("ok", 5.0)

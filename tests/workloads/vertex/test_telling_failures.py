@@ -25,8 +25,8 @@ from gyre.errors import (
 from gyre.models.errors import ModelFolderError
 from gyre.workloads import BaseTrainer
 from gyre.workloads.base import WorkloadContext
+from gyre.workloads.learner.errors import NotFinite
 from gyre.workloads.runtime import TrainerRuntime
-from gyre.workloads.torch.errors import NotFinite
 from gyre.workloads.vertex.messages import Binding, failure_of
 from tests.waits import GENEROUS_S
 

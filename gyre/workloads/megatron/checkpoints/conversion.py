@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from gyre.config.sections import MegatronSettings, OptimSettings
-from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture
-from gyre.models.saving import save_model_folder
+from gyre.models.saving import refuse_taken, save_model_folder
 from gyre.weights.version.manifest import checksum_of_weights
 from gyre.workloads.base import WorkloadContext
+from gyre.workloads.learner.errors import CheckpointMismatch, NoPolicy
 from gyre.workloads.megatron.checkpoints.formats import read_metadata, refuse_pickle
-from gyre.workloads.torch.errors import CheckpointMismatch
 
 _TIMEOUT_S = 600.0
 """Deadline of collectives in a group of one member, which waits for nobody."""
@@ -47,16 +46,12 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "", trust: bo
     from gyre.workloads.megatron.model.parallel import Ranks
     from gyre.workloads.megatron.policy import MegatronPolicy
 
-    if out.exists():
-        raise ConfigError(f"{out} exists already.", hint="Give another folder, or remove it first.")
+    refuse_taken(out)
     metadata = read_metadata(checkpoint)
     refuse_pickle(checkpoint, metadata, trust=trust)
     model = metadata.get("model")
     if model is None:
-        raise CheckpointMismatch(
-            f"{checkpoint} is not of a policy.",
-            hint="A critic's checkpoint has no policy to export; the actor's lies above it.",
-        )
+        raise NoPolicy.at(checkpoint)
     architecture = architecture_from(model["config"], str(checkpoint))
     shapes = expected_shapes(architecture)
     settings = MegatronSettings(device="cpu", dtype=model["dtype"])
@@ -86,13 +81,13 @@ def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "", trust: bo
         if dtype:
             tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
         beside = Path(model["path"]) if model["path"] else None
-        save_model_folder(out, model["config"], tensors, beside=beside)
+        written = save_model_folder(out, model["config"], tensors, beside=beside)
     finally:
         ranks.close()
     return {
         "step": metadata["step"],
-        "tensors": len(tensors),
-        "size_bytes": sum(tensor.nbytes for tensor in tensors.values()),
+        "tensors": written.tensors,
+        "size_bytes": written.size_bytes,
         "dtype": dtype or model["dtype"],
     }
 

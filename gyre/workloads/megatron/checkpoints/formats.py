@@ -14,7 +14,7 @@ from typing import Any
 
 from gyre.errors import ConfigError
 from gyre.workloads.gang.state_files import is_broken
-from gyre.workloads.torch.errors import CheckpointMismatch
+from gyre.workloads.learner.errors import CheckpointMismatch
 
 METADATA = "actor.json"
 FORMAT = 2

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from gyre.workloads.gang.host_memory import HostMemory, NoHostMemory, plan
 from gyre.workloads.gang.state_files import PAGE_BYTES, padded
+from gyre.workloads.learner.devices import page_locked
 from gyre.workloads.megatron.checkpoints.on_disk import Copied
 from gyre.workloads.megatron.checkpoints.parts import Part, parts_of, take_random, written_by
-from gyre.workloads.megatron.model.devices import page_locked
 from gyre.workloads.megatron.model.parallel import Ranks
 from gyre.workloads.megatron.policy import MegatronPolicy
 

@@ -36,6 +36,8 @@ from typing import Any
 
 from gyre.workloads.gang.host_buffer import HostBuffer, placed
 from gyre.workloads.gang.state_files import StateDamaged, sealed, write_json, write_state
+from gyre.workloads.learner.devices import page_locked
+from gyre.workloads.learner.errors import CheckpointMismatch
 from gyre.workloads.megatron.checkpoints import megatron_format
 from gyre.workloads.megatron.checkpoints.formats import (
     FORMAT,
@@ -54,10 +56,8 @@ from gyre.workloads.megatron.checkpoints.parts import (
     written_by,
 )
 from gyre.workloads.megatron.checkpoints.stored import StoredState, state_path
-from gyre.workloads.megatron.model.devices import page_locked
 from gyre.workloads.megatron.model.parallel import Ranks
 from gyre.workloads.megatron.policy import MegatronPolicy
-from gyre.workloads.torch.errors import CheckpointMismatch
 
 _FIRST_MODEL = "first_model"
 MOST_RANKS = 1 << 20

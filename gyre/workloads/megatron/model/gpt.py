@@ -34,9 +34,9 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor, nn
 
 from gyre.models.architecture import Architecture
+from gyre.workloads.learner.packing import on_device
 from gyre.workloads.megatron.model.config import padded_vocab
 from gyre.workloads.megatron.model.rotary import Rotary
-from gyre.workloads.megatron.steps.packing import on_device
 
 try:  # torch 2.10 and newer, and a kernel for GPUs alone
     from torch.nn.attention.varlen import varlen_attn

@@ -28,8 +28,8 @@ from gyre.config.sections import MegatronSettings
 from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.torch.steps.peers import exchange_bytes
-from gyre.workloads.torch.steps.rendezvous import join
+from gyre.workloads.gang.peers import exchange_bytes
+from gyre.workloads.gang.rendezvous import join
 
 
 class Ranks:
@@ -99,6 +99,14 @@ class Ranks:
         blobs = exchange_bytes(pack_groups(groups), self.replica_size, self.replica_group)
         pooled = [group for blob in blobs for group in unpack_groups(blob)]
         return sorted(pooled, key=lambda group: group.id)
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank of this replica says so: they compute together."""
+        if self.replica_size == 1:
+            return flag
+        said = torch.tensor(float(flag))
+        dist.all_reduce(said, group=self.replica_group)
+        return bool(said > 0)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sums over all ranks, in float64; the same bits on each."""

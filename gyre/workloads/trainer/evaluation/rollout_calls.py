@@ -21,6 +21,7 @@ from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
 from gyre.workloads.trainer.retries import Retries
+from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.membership import Member
 
 
@@ -73,17 +74,11 @@ class RolloutCalls:
             member = self._calls.free_member(operator.role)
             if member is None:
                 continue
-            future = self._calls.submit(
-                member,
-                operator.method,
-                list(prompts),
-                policy=policy,
-                _gyre_step=step,
-                _gyre_index=part.firing.index,
-                _gyre_expected=self._expectations.for_evaluation(
-                    newest=policy.version if policy is not None else None
-                ),
+            expected = self._expectations.for_evaluation(
+                newest=policy.version if policy is not None else None
             )
+            info = CallInfo(step=step, index=part.firing.index, expected=expected)
+            future = self._calls.submit(member, operator.method, list(prompts), info, policy=policy)
             future.add_done_callback(partial(self._call_ended, EvaluationCall(part, member)))
             self._sent.add(part)
 

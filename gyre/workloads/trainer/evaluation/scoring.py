@@ -19,6 +19,7 @@ from gyre.workloads.trainer.evaluation.held_out import Evaluation, Part
 from gyre.workloads.trainer.firings.result_checks import SCORE
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.retries import Retries
+from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.returns import Expected
 
@@ -82,14 +83,8 @@ class EvaluationScoring:
             member = self._calls.free_member(REWARD)
             if member is None:
                 return
-            future = self._calls.submit(
-                member,
-                METHOD,
-                groups,
-                _gyre_step=step,
-                _gyre_index=0,
-                _gyre_expected=Expected(METHOD, rewards=True),
-            )
+            info = CallInfo(step=step, index=0, expected=Expected(METHOD, rewards=True))
+            future = self._calls.submit(member, METHOD, groups, info)
             future.add_done_callback(partial(self._call_ended, call, member))
             self._sent.add(call)
 

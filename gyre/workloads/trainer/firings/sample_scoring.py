@@ -37,6 +37,7 @@ from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.firings.vertex_firings import ids_of
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.retries import Retries
+from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
 from gyre.workloads.vertex.slim_groups import SlimGroups, joined, unscored
@@ -167,15 +168,13 @@ class SampleScoring:
             groups.append(Group(group_id, whole.prompt_ids, whole.meta, samples))
         call = ScoringCall(groups, [key for some in by_group.values() for key in some], member)
         self._in_calls.update(call.samples())
-        future = self._calls.submit(
-            member,
-            self._operator.method,
-            SlimGroups.of(groups),
-            _gyre_step=step,
-            _gyre_index=self._groups.slot_of(groups[0].id),
-            _gyre_added_only=True,
-            _gyre_expected=self._expected,
+        info = CallInfo(
+            step=step,
+            index=self._groups.slot_of(groups[0].id),
+            added_only=True,
+            expected=self._expected,
         )
+        future = self._calls.submit(member, self._operator.method, SlimGroups.of(groups), info)
         future.add_done_callback(partial(self._call_ended, call))
 
     def _call_ended(self, call: ScoringCall, done: Future[Outcome]) -> None:

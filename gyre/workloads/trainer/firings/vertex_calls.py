@@ -9,11 +9,13 @@ This module must not know what is called, or what becomes of the result.
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Any
 
+from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.trainer.learning.publishing import Published
+from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.membership import Member, Membership
+from gyre.workloads.vertex.slim_groups import SlimGroups
 from gyre.workloads.vertex.transport import Transport
 
 CALLS_PER_VERTEX = 2
@@ -41,14 +43,21 @@ class VertexCalls:
         return best if self._in_flight.get(best, 0) < CALLS_PER_VERTEX else None
 
     def submit(
-        self, member: Member, method: str, *args: Any, policy: Published | None = None, **kwargs: Any
+        self,
+        member: Member,
+        method: str,
+        groups: list[Group] | SlimGroups,
+        info: CallInfo,
+        *,
+        policy: Published | None = None,
     ) -> Future[Outcome]:
         """Call a vertex. The policy is sent along unless the vertex holds it."""
+        bundle = None
         if policy is not None and self._loaded.get(member) != policy.identity:
-            kwargs["bundle"] = policy.bundle
+            bundle = policy.bundle
             self._loaded[member] = policy.identity
         self._in_flight[member] = self._in_flight.get(member, 0) + 1
-        return self._transport.submit(*member, method, *args, **kwargs)
+        return self._transport.submit(*member, method, (groups,), info=info, bundle=bundle)
 
     def ended(self, member: Member) -> None:
         """A call to the vertex has ended, in whatever way."""

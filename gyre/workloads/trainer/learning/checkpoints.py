@@ -28,6 +28,7 @@ from pathlib import Path
 from gyre.workloads.gang.gang import Gang
 from gyre.workloads.gang.state_files import sync_folder, write_json
 from gyre.workloads.trainer.groups.group_state import GroupState
+from gyre.workloads.vertex.call_info import CallInfo
 
 KEPT_CHECKPOINTS = 2
 MARKER = "COMPLETE"
@@ -109,7 +110,7 @@ class Checkpoints:
         for role, each in {"": leader, **auxiliary}.items():
             (partial / role).mkdir(exist_ok=True)
             background = each.call(
-                "checkpoint", partial / role, _gyre_background=not wait, timeout_s=self._timeout_s
+                "checkpoint", partial / role, info=CallInfo(background=not wait), timeout_s=self._timeout_s
             )
             if any(background):
                 unfinished.writing.append(each)

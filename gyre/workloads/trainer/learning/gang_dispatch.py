@@ -24,8 +24,9 @@ from gyre.rollouts.trainer.sample_ledger import RecordedBatch
 from gyre.workloads.gang.gang import PEERS_S, Gang, Outcome, is_failure, outcome_of
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.groups.micro_batches import StepAssembly, is_made
-from gyre.workloads.trainer.learning.learners import Learner, skipped_step
+from gyre.workloads.trainer.learning.learners import Learner
 from gyre.workloads.trainer.learning.lifecycle import GangLifecycle
+from gyre.workloads.vertex.call_info import CallInfo
 
 GANG_CALLS = 2
 """Micro-batches that a gang has at a time: one in work, one waiting. Samples that arrive meanwhile make the next one
@@ -160,7 +161,7 @@ class GangDispatch:
             progress.sent.add(batch.index)
             per_rank = [(share,) for share in shares]
             call = GangCall(firing, batch, gang, [None] * gang.size)
-            self._send(call, learner.accumulate_op, per_rank, _gyre_step=step, _gyre_index=batch.index)
+            self._send(call, learner.accumulate_op, per_rank, CallInfo(step=step, index=batch.index))
 
     def _firing_of(self, learner: Learner, batch: RecordedBatch) -> Firing:
         """The accumulate operator's firing that a micro-batch belongs to: its own, or that of the whole step where
@@ -180,9 +181,7 @@ class GangDispatch:
             GangCall(firing, None, gang, [None] * gang.size),
             operator,
             [()] * gang.size,
-            _gyre_step=step,
-            _gyre_indices=len(self._groups.batches[step]),
-            _gyre_group_ids=self._groups.ids_of(step),
+            CallInfo(step=step, indices=len(self._groups.batches[step]), group_ids=self._groups.ids_of(step)),
         )
 
     def skip_batch(self, call: GangCall) -> str:
@@ -201,17 +200,20 @@ class GangDispatch:
             skipping,
             self._leader.apply_op,
             [()] * call.gang.size,
-            _gyre_indices=len(self._groups.batches[step]),
-            _gyre_group_ids=self._groups.ids_of(step),
-            **skipped_step(step),
+            CallInfo(
+                step=step,
+                indices=len(self._groups.batches[step]),
+                group_ids=self._groups.ids_of(step),
+                skip=True,
+            ),
         )
         return str(failures[0].error)
 
     def _send(
-        self, call: GangCall, operator: Operator, per_rank: Sequence[tuple[Any, ...]], **kwargs: Any
+        self, call: GangCall, operator: Operator, per_rank: Sequence[tuple[Any, ...]], info: CallInfo
     ) -> None:
         self._calls[call.key] = call
-        for rank, future in enumerate(call.gang.submit(operator.method, per_rank, **kwargs)):
+        for rank, future in enumerate(call.gang.submit(operator.method, per_rank, info=info)):
             future.add_done_callback(partial(self._rank_ended, call, rank))
 
     def _rank_ended(self, call: GangCall, rank: int, done: Future[Outcome]) -> None:

@@ -10,7 +10,6 @@ This module must not know of vertices or calls.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from gyre.errors import GyreError
 from gyre.graph.elements import Dcg, Dispatch, EdgeKind, Operator
@@ -29,11 +28,6 @@ class Learner:
     @property
     def role(self) -> str:
         return self.apply_op.role
-
-
-def skipped_step(step: int) -> dict[str, Any]:
-    """The arguments by which an apply operator skips a step."""
-    return {"_gyre_step": step, "_gyre_skip": True}
 
 
 def learners_of(dcg: Dcg) -> tuple[Learner, tuple[Learner, ...]]:

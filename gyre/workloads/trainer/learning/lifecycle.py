@@ -30,12 +30,13 @@ from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.groups.micro_batches import is_made
 from gyre.workloads.trainer.learning.checkpoints import Checkpoints
-from gyre.workloads.trainer.learning.learners import Learner, skipped_step
+from gyre.workloads.trainer.learning.learners import Learner
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
 from gyre.workloads.trainer.learning.pass_sizes import PassSizes
 from gyre.workloads.trainer.learning.publishing import OtherBytes, Prepared, ServedPolicies
 from gyre.workloads.trainer.learning.recovery import Recovery
 from gyre.workloads.trainer.retries import pause_s
+from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
 
@@ -219,9 +220,8 @@ class GangLifecycle:
             if at == groups.step + 1:
                 # The optimizer stepped, but the trainer died before the ledger had it.
                 method = self._leading_learner.apply_op.method
-                again = leader.call(
-                    method, _gyre_step=at, _gyre_indices=0, _gyre_group_ids=[], timeout_s=timeout_s
-                )
+                info = CallInfo(step=at, indices=0, group_ids=[])
+                again = leader.call(method, info=info, timeout_s=timeout_s)
                 step = self._steps.leader_stepped(leader, again[0])
                 self._steps.publish(leader, self._policies.prepare(leader, step))
                 self.checkpoint_if_due(leader)
@@ -236,7 +236,7 @@ class GangLifecycle:
                 gang.call(
                     "begin",
                     groups.step + 1,
-                    _gyre_halved=self._passes.halved(gang.role),
+                    info=CallInfo(halved=self._passes.halved(gang.role)),
                     timeout_s=timeout_s,
                 ),
             )
@@ -353,21 +353,15 @@ class GangLifecycle:
         groups, timeout_s = self._groups, self._run.call_timeout_s
         gang.call("begin", step, timeout_s=timeout_s)
         if step in groups.skipped:
-            skip = {"_gyre_indices": 0, "_gyre_group_ids": [], **skipped_step(step)}  # its groups are gone
-            gang.call(learner.apply_op.method, timeout_s=timeout_s, **skip)
+            skip = CallInfo(step=step, indices=0, group_ids=[], skip=True)  # its groups are gone
+            gang.call(learner.apply_op.method, info=skip, timeout_s=timeout_s)
             return
         batches = groups.batches[step]
         for batch in batches:
             per_rank = [(share,) for share in groups.shares(batch, gang.size)]
-            futures = gang.submit(
-                learner.accumulate_op.method, per_rank, _gyre_step=step, _gyre_index=batch.index
-            )
+            info = CallInfo(step=step, index=batch.index)
+            futures = gang.submit(learner.accumulate_op.method, per_rank, info=info)
             gang.gather(learner.accumulate_op.method, futures, timeout_s=timeout_s)
-        gang.call(
-            learner.apply_op.method,
-            _gyre_step=step,
-            _gyre_indices=len(batches),
-            _gyre_group_ids=groups.ids_of(step),
-            timeout_s=timeout_s,
-        )
+        info = CallInfo(step=step, indices=len(batches), group_ids=groups.ids_of(step))
+        gang.call(learner.apply_op.method, info=info, timeout_s=timeout_s)
         self._runtime.context.progress.tick(replayed_step=step)

@@ -29,7 +29,7 @@ from gyre.workloads.trainer.learning.step_metrics import step_metrics
 class OptimizerSteps:
     """Of the learner `role`, whose weights are published. `discarded` counts tokens that were not trained on, by
     reason; `report` sends an event to the journal; `log` and `samples` show the step to people. Whether
-    the learner `knows_logprobs`: has the operator `step_logprobs` of `TorchActor`."""
+    the learner `knows_logprobs`: has the operator `step_logprobs`."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ This module must not know when a policy is published.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,10 @@ from gyre.errors import VertexLost
 from gyre.graph.flow import Firing
 from gyre.workloads.gang.gang import Gang, GangLost, Outcome, outcome_of
 from gyre.workloads.trainer.rollout_requests import RolloutRequests
+from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
-from gyre.workloads.vertex.transport import Transport
+from gyre.workloads.vertex.transport import NO_KEYWORDS, Transport
 
 PUBLISH, EXPORT = "publish_model", "export_weights"
 
@@ -156,10 +157,20 @@ class ServedPolicies:
         until = time.monotonic() + self._timeout_s
         publication = self._publication = Publication(gang, version, firing, until, set(methods))
         for method in methods:
-            self._ask(publication, method, method, _gyre_background=True)
+            self._ask(publication, method, method, info=CallInfo(background=True))
 
-    def _ask(self, publication: Publication, answers: str, method: str, **kwargs: Any) -> None:
-        future = publication.gang.submit_rank0(method, version=publication.version, **kwargs)
+    def _ask(
+        self,
+        publication: Publication,
+        answers: str,
+        method: str,
+        kwargs: Mapping[str, Any] = NO_KEYWORDS,
+        *,
+        info: CallInfo = NOTHING_OFFERED,
+        control: bool = False,
+    ) -> None:
+        kwargs = {"version": publication.version, **kwargs}
+        future = publication.gang.submit_rank0(method, (), kwargs, info=info, control=control)
         future.add_done_callback(lambda done: self._on_answer(publication, answers, outcome_of(done)))
 
     def is_current(self, publication: Publication) -> bool:
@@ -172,7 +183,7 @@ class ServedPolicies:
         (value,) = publication.gang.settle(method, [outcome])
         if method == PUBLISH and value is None:  # it goes on beside the calls that follow
             left_s = max(0.0, publication.until - time.monotonic())
-            self._ask(publication, PUBLISH, "model_published", control=True, timeout_s=left_s)
+            self._ask(publication, PUBLISH, "model_published", {"timeout_s": left_s}, control=True)
             return None
         publication.missing.discard(method)
         publication.answers[method] = value

@@ -31,7 +31,7 @@ from typing import Any
 from gyre.rollouts.trainer.sample_ledger import Restore
 from gyre.workloads.gang.gang import Gang, GangLost
 from gyre.workloads.gang.weight_copy import WeightCopy
-from gyre.workloads.torch.errors import CheckpointMismatch
+from gyre.workloads.learner.errors import CheckpointMismatch
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.checkpoints import problem_with
 

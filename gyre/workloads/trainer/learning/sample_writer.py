@@ -54,7 +54,7 @@ def asked_of(gang: Gang, step: int) -> Logprobs | None:
     they cannot be asked."""
     try:
         futures = [
-            gang.transport.submit(*member, "step_logprobs", step=step, control=True)
+            gang.transport.submit(*member, "step_logprobs", (), {"step": step}, control=True)
             for member in gang.members
         ]
     except (

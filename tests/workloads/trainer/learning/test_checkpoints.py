@@ -50,7 +50,7 @@ class Ranks:
             (args[0] / "part").write_text("here")
             self.begun += 1
             self.left = self.writes or 0
-            return [None, None] if self.writes is None else [kwargs["_gyre_background"]] * 2
+            return [None, None] if self.writes is None else [kwargs["info"].background] * 2
         assert method == "checkpoint_written"
         self.left = -1 if kwargs["wait"] else self.left - 1
         return [True, self.left < 0]

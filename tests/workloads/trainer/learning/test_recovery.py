@@ -12,7 +12,7 @@ import pytest
 from gyre.rollouts.trainer.sample_ledger import Restore
 from gyre.workloads.gang.gang import GangLost
 from gyre.workloads.gang.weight_copy import WeightCopy, copy_of
-from gyre.workloads.torch.errors import CheckpointMismatch
+from gyre.workloads.learner.errors import CheckpointMismatch
 from gyre.workloads.trainer.learning.checkpoints import MARKER
 from gyre.workloads.trainer.learning.recovery import Recovery
 from gyre.workloads.vertex.messages import Failure

@@ -82,21 +82,23 @@ function Money({ prices, tokens }: { prices: readonly Price[]; tokens: TokenAcco
   return (
     <section className="card">
       <h2>Money</h2>
-      <table>
-        <thead>
-          <tr><th scope="col">Role</th><th scope="col" className="number">Instances</th><th scope="col" className="number">An hour each</th><th scope="col" className="number">A million tokens</th></tr>
-        </thead>
-        <tbody>
-          {prices.map((one) => (
-            <tr key={one.role}>
-              <td>{one.role}</td>
-              <td className="number">{whole(one.instances)}</td>
-              <td className="number">{short(one.price_per_hour)}</td>
-              <td className="number">{short(one.price_per_million_tokens)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
+      <div className="wide" tabIndex={0} role="region" aria-label="Prices">
+        <table>
+          <thead>
+            <tr><th scope="col">Role</th><th scope="col" className="number">Instances</th><th scope="col" className="number">An hour each</th><th scope="col" className="number">A million tokens</th></tr>
+          </thead>
+          <tbody>
+            {prices.map((one) => (
+              <tr key={one.role}>
+                <td>{one.role}</td>
+                <td className="number">{whole(one.instances)}</td>
+                <td className="number">{short(one.price_per_hour)}</td>
+                <td className="number">{short(one.price_per_million_tokens)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
       <p>Together {short(hour)} an hour, in the currency of the job's prices. {percent(tokens.generated ? discarded / tokens.generated : 0)} of the tokens were discarded.</p>
     </section>
   );

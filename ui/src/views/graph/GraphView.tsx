@@ -13,7 +13,7 @@ import GraphCanvas, { EDGE_KINDS } from "./GraphCanvas";
 const INCIDENTS = 10;
 
 export default function GraphView() {
-  const { data: graph, error } = useJob<Graph>("/graph", Infinity);
+  const { data: graph, error } = useJob<Graph>("/graph?placement=false", Infinity);
   const { data: view } = useJobView();
   const { params } = useRoute();
   const role = params["role"] ?? "";

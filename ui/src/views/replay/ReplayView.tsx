@@ -21,7 +21,7 @@ export default function ReplayView() {
   const { job } = useLive();
   const { params } = useRoute();
   const { data: now } = useJobView();
-  const { data: graph } = useJob<Graph>("/graph", Infinity);
+  const { data: graph } = useJob<Graph>("/graph?placement=false", Infinity);
   const query = params["seq"] ? `seq=${params["seq"]}` : params["time"] ? `time=${params["time"]}` : now ? `seq=${now.seq}` : null;
   const { moment, error, loading } = useMoment(job, query);
   const [noMore, setNoMore] = useState("");

@@ -1,0 +1,31 @@
+"""The section `config.fsdp`: how the ranks of an FSDP2 role compute."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gyre.config.sections.section import Section
+
+
+class FsdpSettings(Section):
+    """In what precision FSDP2's ranks compute, and what they keep in memory."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` is `cuda` where there is one."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """`auto` is bfloat16 with float32 master weights on GPUs, and float32 on CPUs."""
+    pass_tokens: Annotated[int, Field(ge=1)] = 16384
+    """Tokens in one forward and backward pass: sequences are packed up to it. A longer one is a pass of its own."""
+    recompute: bool = False
+    """Activations of each layer are computed again in the backward pass: less memory for a third more work."""
+    whole_gradient: bool = False
+    """Each rank sums the gradient of a call's passes whole, and reduces it once: less traffic, for 4 bytes a parameter
+    more memory. Off, it is reduced in every pass, and only the rank's share is kept."""
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"] = "auto"
+    """Transformers' implementation of attention. `auto` is Gyre's, which computes each sequence of a pass by itself,
+    for models that let attention be chosen, else `sdpa`, else `eager`."""
+    deterministic: bool = True
+    """Kernels that give the same bits each time, so that a replayed step is the step. Off, a replay on GPUs differs
+    in last bits."""

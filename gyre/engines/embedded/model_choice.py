@@ -1,0 +1,23 @@
+"""Who computes a folder's model: Gyre's own decoder where it knows the model, else transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gyre.engines.embedded.decoder_model import DecoderModel
+from gyre.engines.embedded.served_model import ServedModel
+from gyre.models.architecture import read_architecture, read_config
+from gyre.models.errors import NotComputed
+from gyre.models.transformers_models import refuse_not_causal
+
+
+def served_model(folder: Path) -> ServedModel:
+    """The folder's model. Raises ModelFolderError where nobody here serves it, or where transformers would and is not
+    installed."""
+    try:
+        return DecoderModel(read_architecture(folder))
+    except NotComputed:
+        refuse_not_causal(read_config(folder), str(folder / "config.json"))
+    from gyre.engines.embedded.transformers_model import TransformersModel
+
+    return TransformersModel(folder)

@@ -1,0 +1,335 @@
+"""FSDP2 as a learner's back end: passes in, a gradient summed over the ranks, one step out.
+
+Invariants:
+- *one gradient*: the step is that of the sum of all passes' losses over all ranks, divided once by a number that the
+  caller gives, however the passes were cut and dealt;
+- *nobody computes alone*: a pass gathers parameters from all ranks, so they agree on how many passes there are before
+  the first one, and who has fewer computes dummies whose loss is multiplied by 0;
+- *one error, all ranks*: a loss that raises on one rank leaves none of the others waiting;
+- *finite or untouched*: a gradient that is not finite is refused before any weight changes;
+- *float32 where it adds up*: gradients are summed, and the weights that are trained are kept, in float32;
+- *an adapter alone*: with `config.lora` the model stays as it is, in the dtype that it computes in.
+
+This module must not know about groups, rewards or steps' numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gyre.config.sections import OptimSettings, WorkloadSettings
+from gyre.models.safetensors_folder import TensorSource
+from gyre.workloads.algorithms.losses import LossSum
+from gyre.workloads.base import WorkloadContext
+from gyre.workloads.fsdp.checkpoints import CheckpointWriter, restore
+from gyre.workloads.fsdp.errors import LossFailed
+from gyre.workloads.fsdp.formats import ADAPTER
+from gyre.workloads.fsdp.lora import (
+    AdapterShards,
+    adapter_off,
+    add_adapter,
+    first_adapter,
+    problem_with,
+    record_of,
+)
+from gyre.workloads.fsdp.model import build_causal, shard
+from gyre.workloads.fsdp.packing_check import choose
+from gyre.workloads.fsdp.parts import Part, parts_of, take_random
+from gyre.workloads.fsdp.passes import dummy, rows_of
+from gyre.workloads.fsdp.ranks import FsdpRanks
+from gyre.workloads.fsdp.shards import Shards, local_of
+from gyre.workloads.fsdp.token_model import TokenModel
+from gyre.workloads.learner.backend import TokenLoss
+from gyre.workloads.learner.devices import device_of, dtype_of, make_deterministic, seed_everything
+from gyre.workloads.learner.errors import NotFinite
+from gyre.workloads.learner.losses import detached
+from gyre.workloads.learner.packing import Pass
+
+_CLIP_EPS = 1e-6
+"""As torch's and Megatron's clip have it."""
+
+
+class FsdpBackend:
+    """Implements `gyre.workloads.learner.backend.Backend` for any causal language model of transformers.
+
+    The model is that of `hugging_face_config`, the content of a `config.json`; its weights are `source`'s, by the names
+    that files have. With `values` it has a value head instead of its output layer. Unless it `trains` it has no
+    optimizer, and `forward`, `weights`, `load` and `restore` are all that it does. `held` are the names of all tensors
+    in the files. Raises ConfigError, WeightMismatch, also for a tensor in `held` that the model does not have,
+    ModelFolderError and RanksMissing.
+
+    `packs` says whether sequences share passes, and `packing` in a sentence why.
+    """
+
+    width_multiple = 1
+    memory = None
+
+    def __init__(
+        self,
+        context: WorkloadContext,
+        settings: WorkloadSettings,
+        optim: OptimSettings,
+        hugging_face_config: dict[str, Any],
+        source: TensorSource,
+        *,
+        values: bool,
+        trains: bool = True,
+        held: Collection[str] = (),
+    ) -> None:
+        own = settings.fsdp
+        self.pass_tokens: int | None = own.pass_tokens
+        self.device = device_of(own)
+        self._dtype = dtype_of(own, self.device)
+        self.dtype = str(self._dtype).removeprefix("torch.")
+        self.trains = trains
+        self._optim = optim
+        self._whole_gradient = own.whole_gradient
+        temperature = settings.sampling.temperature
+        self._updates = 0
+        """Optimizer steps since its beginning."""
+        self._scale = 1.0 / temperature if temperature > 0 else 1.0
+        self._entropy_gradient = settings.loss.entropy_coeff != 0
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if own.deterministic:
+            make_deterministic()
+        seed_everything(settings.seed)
+        causal = build_causal(hugging_face_config, own.attention)
+        self._lora = settings.lora if trains and not values else None
+        self._layers = add_adapter(causal, self._lora) if self._lora is not None else []
+        self._model: Any = TokenModel(causal, values=values)
+        self.ranks = FsdpRanks(context, device=self.device, timeout_s=settings.collective_timeout_s)
+        self._writer = CheckpointWriter(self.ranks, self.device)
+        try:
+            self._set_up(source, held, recompute=own.recompute and trains, seed=settings.seed)
+        except BaseException:
+            self.close(keep=False)
+            raise
+
+    def _set_up(self, source: TensorSource, held: Collection[str], *, recompute: bool, seed: int) -> None:
+        self._shards = Shards(self._model, self.ranks)
+        self._shards.refuse_unknown(held)
+        self._trained = self._shards
+        """Those of the tensors that are trained, kept and published."""
+        if self._lora is not None:
+            self._adapter = AdapterShards(self._model, self.ranks, self._layers, self._lora)
+            self._trained = self._adapter
+        shard(
+            self._model,
+            self.ranks.mesh,
+            device=self.device,
+            dtype=self._dtype,
+            trains=self.trains,
+            recompute=recompute,
+        )
+        self._shards.bind(self._model)
+        self._shards.take_first(source)
+        self._record: dict[str, Any] | None = None
+        """What checkpoints say of the adapter."""
+        if self._lora is not None:
+            self._adapter.bind(self._model)
+            self._adapter.take_first(first_adapter(self._adapter.shapes, seed))
+            self._record = record_of(self._lora, self._layers, self._shards.fingerprint())
+        self._parameters: dict[str, Any] = {
+            name: tensor
+            for name, tensor in self._trained.tensors.items()
+            if isinstance(tensor, torch.nn.Parameter)
+        }
+        if self.trains:
+            self._optimizer = self._new_optimizer()
+            self._begin_optimizer()
+        found = choose(self._model, device=self.device, dtype=self._dtype, seed=seed, any_rank=self.ranks.any)
+        self._model.reshard()
+        self.packs, self.packing = found.packs, found.said
+
+    def _new_optimizer(self) -> torch.optim.AdamW:
+        """Weight decay is for matrices."""
+        decayed: list[Any] = []
+        others: list[Any] = []
+        for name, parameter in self._parameters.items():
+            (others if parameter.ndim == 1 or name.endswith("bias") else decayed).append(parameter)
+        optim = self._optim
+        return torch.optim.AdamW(
+            [
+                {"params": decayed, "weight_decay": optim.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
+            lr=optim.rate,
+            betas=(optim.beta1, optim.beta2),
+            eps=optim.eps,
+            fused=True,
+        )
+
+    def _begin_optimizer(self) -> None:
+        """It knows of no step. Its states exist from the start, so that their memory is known to suffice."""
+        self._updates = 0
+        for parameter in self._parameters.values():
+            self._optimizer.state[parameter] = {
+                "step": torch.zeros((), device=self.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+    # -- one optimizer step ----------------------------------------------------------------------------
+
+    def zero(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def backward(self, passes: Sequence[Pass], loss: TokenLoss) -> list[LossSum]:
+        """See `Backend.backward`. Where a loss raises, it is raised when the other passes are done, and LossFailed on
+        the other ranks."""
+        pieces = self._pieces(passes)
+        found: list[list[LossSum]] = [[] for _ in passes]
+        failure: Exception | None = None
+        for number, (index, piece) in enumerate(pieces):
+            if self._whole_gradient:
+                self._model.set_requires_gradient_sync(number == len(pieces) - 1)
+            part = piece.to(self.device)
+            said = self._said(part)
+            total = said[0].sum() * 0.0
+            if index is not None and failure is None:
+                try:
+                    lost = loss(part, *said)
+                    total = lost.loss if lost.loss.requires_grad else total
+                    found[index].append(detached(lost))
+                except Exception as error:  # a user's loss; the others wait for this rank's gradient
+                    failure = error
+            total.backward()  # type: ignore[no-untyped-call]
+        if pieces and self.ranks.any(failure is not None):
+            raise failure or LossFailed("the loss raised on another rank.", hint="Its log says what.")
+        return [_joined(parts) for parts in found]
+
+    def forward(self, passes: Sequence[Pass]) -> list[Tensor]:
+        pieces = self._pieces(passes)
+        found: list[list[Tensor]] = [[] for _ in passes]
+        with torch.no_grad():
+            for index, piece in pieces:
+                said = self._said(piece.to(self.device))[0]
+                if index is not None:
+                    found[index].append(said)
+        self._model.reshard()  # the next step would not reach what stays gathered
+        return [torch.cat(parts).cpu() for parts in found]
+
+    def base_forward(self, passes: Sequence[Pass]) -> list[Tensor]:
+        """As `forward`, of the model without its adapter: what a reference says."""
+        with adapter_off(self._model):
+            return self.forward(passes)
+
+    def _pieces(self, passes: Sequence[Pass]) -> list[tuple[int | None, Pass]]:
+        """What goes through the model, with the number of the pass that it is of: as many pieces on every rank."""
+        pieces: list[tuple[int | None, Pass]] = []
+        for index, part in enumerate(passes):
+            pieces += [(index, piece) for piece in ([part] if self.packs else rows_of(part))]
+        missing = self.ranks.max(len(pieces)) - len(pieces)
+        return pieces + [(None, dummy())] * missing
+
+    def _said(self, part: Pass) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = self._model(
+            part.tokens,
+            part.positions,
+            part.columns,
+            part.targets,
+            lengths=part.lengths,
+            scale=self._scale,
+            entropy_gradient=self._entropy_gradient,
+        )
+        return found
+
+    def update(self, *, count: float, lr: float) -> float:
+        for parameter in self._parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [local_of(parameter.grad) for parameter in self._parameters.values()]
+        torch._foreach_mul_(gradients, 1.0 / max(count, 1.0))
+        norms = torch.stack(torch._foreach_norm(gradients)).double()
+        norm = math.sqrt(self.ranks.sum([float(norms.square().sum())])[0])
+        if not math.isfinite(norm):
+            self.zero()
+            raise NotFinite(f"the gradient has norm {norm}.", hint="Lower optim.lr.")
+        torch._foreach_mul_(gradients, min(1.0, self._optim.clip_norm / (norm + _CLIP_EPS)))
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self._updates += 1
+        self.zero()
+        return norm
+
+    # -- weights ---------------------------------------------------------------------------------------
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Backend.weights`, in the dtype that the model computes in. Later steps do not change them. With
+        `config.lora` they are the adapter's, in float32, by PEFT's names."""
+        return self._trained.gathered(self._dtype if self._lora is None else torch.float32)
+
+    def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """As `weights`, of the whole model, with its adapter added to it where it has one."""
+        if self._lora is None:
+            return self.weights()
+        return self._adapter.merged_into(self._shards, self._dtype)
+
+    def load(self, source: TensorSource) -> None:
+        """See `Backend.load`. With `config.lora` the source gives an adapter, by PEFT's names."""
+        self._trained.load(source)
+        if self.trains:
+            self._begin_optimizer()
+            self.zero()
+
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        self._writer.prepare(self._parts())
+
+    def save(self, path: Path, metadata: dict[str, Any], digest: Callable[[], str | None]) -> None:
+        if self._record is not None:
+            metadata = {**metadata, ADAPTER: self._record}
+        self._writer.begin(path, self._parts(), updates=self._updates, metadata=metadata, digest=digest)
+
+    def saved(self, *, wait: bool) -> bool:
+        return self._writer.is_written(wait=wait)
+
+    def restore(self, path: Path) -> dict[str, Any]:
+        """See `Backend.restore`. A model that does not train takes the weights of one that does. An adapter is refused
+        that was trained beside another model, or is of another `config.lora`."""
+        parts = self._parts()
+        metadata, self._updates = restore(
+            path, parts, self.ranks, judge=lambda told: problem_with(told.get(ADAPTER), self._record)
+        )
+        take_random(parts)
+        if self.trains:
+            for state in self._optimizer.state.values():
+                state["step"].fill_(self._updates)
+            self.zero()
+        return metadata
+
+    def _parts(self) -> list[Part]:
+        if not self.trains:
+            return parts_of(self._trained, {})
+        moments = {name: self._optimizer.state[one] for name, one in self._parameters.items()}
+        return parts_of(self._trained, moments)
+
+    def status(self) -> dict[str, Any]:
+        """How sequences are packed, and how the last checkpoint was written."""
+        return {"packing": self.packing, "checkpoint": self._writer.status()}
+
+    def close(self, *, keep: bool) -> None:
+        self._writer.close()
+        self.ranks.close()
+
+    def unlink(self) -> None:
+        """Nothing outlives the process."""
+
+
+def _joined(parts: Sequence[LossSum]) -> LossSum:
+    """The loss of a pass from those of its sequences: everything in it is a sum."""
+    first, *rest = parts
+    for part in rest:
+        metrics = {name: value + part.metrics[name] for name, value in first.metrics.items()}
+        first = LossSum(first.loss + part.loss, first.weight + part.weight, metrics)
+    return first

@@ -1,0 +1,144 @@
+"""Any causal language model of transformers from its `config.json`, its parameters sharded over the ranks.
+
+Every layer is a group of parameters that are gathered for its computation and given up after it. What is outside of the
+layers is one group: an output layer that is tied to the embedding is the same tensor.
+
+Invariants:
+- *never whole on a device*: parameters are made without memory, sharded, and only then have some;
+- *nothing is drawn*: the model is in evaluation mode, so it drops nothing out, also while it is trained;
+- *no code from a folder*: only classes that transformers brings are built.
+
+This module must not know about steps, losses or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from gyre.errors import ConfigError, nearest
+from gyre.workloads.fsdp import packed_attention
+from gyre.workloads.fsdp.token_model import UNPACKED, TokenModel
+
+
+def parsed_config(hugging_face_config: dict[str, Any]) -> Any:
+    """The content of a `config.json` as transformers reads it. Raises ConfigError where transformers has no such model,
+    or not with these weights."""
+    config = dict(hugging_face_config)
+    kind = str(config.get("model_type", ""))
+    if kind not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"transformers has no model of the type {kind!r}; {nearest(kind, list(CONFIG_MAPPING))}",
+            hint="A newer transformers may have it. Code that a folder brings is not run.",
+        )
+    if config.get("quantization_config"):
+        raise ConfigError(
+            "The model's weights are quantised: its config.json has a quantization_config.",
+            hint="Train from a copy in bfloat16.",
+        )
+    try:
+        return CONFIG_MAPPING[kind].from_dict(config)
+    except Exception as error:  # each type of model checks its keys in its own way
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"transformers does not read this config.json of a {kind}: {problem}") from error
+
+
+def build_causal(hugging_face_config: dict[str, Any], attention: str) -> Any:
+    """The model, with parameters in float32 that have no memory. `attention` is transformers' name of an
+    implementation, or `auto`: `packed_attention` where the model lets attention be chosen. Raises ConfigError as
+    `parsed_config`, and where the model is no causal one."""
+    parsed = parsed_config(hugging_face_config)
+    problem = ""
+    for one in [packed_attention.NAME, *UNPACKED] if attention == "auto" else [attention]:
+        try:
+            causal = _constructed(parsed, one)
+        except ValueError as error:  # that a model lacks an implementation is said at its construction only
+            problem = " ".join(str(error).split())
+            continue
+        if one != packed_attention.NAME or causal.is_backend_compatible():
+            return causal
+    raise ConfigError(f"transformers cannot build this {parsed.model_type}: {problem}")
+
+
+def _constructed(config: Any, attention: str) -> Any:
+    make: Any = AutoModelForCausalLM.from_config
+    with _parameters_on_meta():
+        causal = make(config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False)
+    return causal.eval()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Parameters that are registered in the block have no memory. Buffers, which are computed, are as always."""
+    register = nn.Module.register_parameter
+
+    def registered(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and param.device.type != "meta":  # a tied one stays the same object
+            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = registered  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def shard(
+    model: TokenModel,
+    mesh: DeviceMesh,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    trains: bool,
+    recompute: bool,
+) -> None:
+    """Shard the parameters over the mesh, and give the shards memory on the device: float32 of those that are trained,
+    which of a model that `trains` are those that want a gradient, else `dtype`. The model computes in `dtype`, and sums
+    gradients over ranks, undivided, in float32."""
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    layers = _layers(model)
+    if recompute:
+        for layer in layers:
+            # Inside of the group: it gathers its parameters once for the layer's second computation and its gradient.
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # Gloo knows no other way to divide by nothing
+
+    def placed(tensor: Tensor) -> Tensor:
+        if tensor.device.type == "meta":
+            is_trained = trains and tensor.requires_grad
+            return torch.empty_like(tensor, device=device, dtype=torch.float32 if is_trained else dtype)
+        return tensor.to(device)
+
+    model._apply(placed)  # type: ignore[no-untyped-call]
+
+
+def _layers(model: TokenModel) -> list[nn.Module]:
+    """The outermost modules that transformers would not split over devices."""
+    kinds = set(model.causal._no_split_modules or ())
+    found: list[nn.Module] = []
+
+    def collect(module: nn.Module) -> None:
+        for child in module.children():
+            if type(child).__name__ in kinds:
+                found.append(child)
+            else:
+                collect(child)
+
+    collect(model)
+    return found

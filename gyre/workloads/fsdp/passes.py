@@ -1,0 +1,52 @@
+"""Passes for ranks that must all make the same number of them.
+
+This module must not know about models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from gyre.workloads.learner.packing import Pass
+
+
+def rows_of(part: Pass) -> Iterator[Pass]:
+    """Each sequence of a pass as a pass of its own; padding is dropped. A pass of one sequence is given as it is."""
+    count = len(part.counts)
+    if count == 1 and len(part.lengths) == 1:
+        yield part
+        return
+    start = first = 0
+    for row in range(count):
+        inputs = slice(start, start + part.lengths[row])
+        predicted = slice(first, first + part.counts[row])
+        yield Pass(
+            tokens=part.tokens[inputs],
+            positions=part.positions[inputs],
+            lengths=[part.lengths[row]],
+            columns=part.columns[predicted] - start,
+            targets=part.targets[predicted],
+            rows=torch.zeros_like(part.rows[predicted]),
+            values={name: value[predicted] for name, value in part.values.items()},
+            tags=part.tags[row : row + 1],
+            counts=[part.counts[row]],
+        )
+        start, first = inputs.stop, predicted.stop
+
+
+def dummy() -> Pass:
+    """What a rank computes while others have a pass and it has none; nobody looks at the result."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    return Pass(
+        tokens=torch.zeros(2, dtype=torch.int64),
+        positions=torch.arange(2),
+        lengths=[2],
+        columns=zero,
+        targets=zero,
+        rows=zero,
+        values={},
+        tags=[None],
+        counts=[1],
+    )

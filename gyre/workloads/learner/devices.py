@@ -1,0 +1,78 @@
+"""The device of this process, the precision on it, and what makes its results repeatable.
+
+This module must not import Megatron.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from gyre.config.sections import FsdpSettings, MegatronSettings
+from gyre.errors import ConfigError
+
+
+def device_of(settings: MegatronSettings | FsdpSettings) -> torch.device:
+    """This process's device, as the back end's section says. `GYRE_DEVICES` is what the plan gave it, by number on its
+    machine; where the process sees one device only, it is that one. Raises ConfigError where there is none."""
+    kind = settings.device
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        section = "fsdp" if isinstance(settings, FsdpSettings) else "megatron"
+        raise ConfigError(
+            f"config.{section}.device is cuda, but this process sees no CUDA device.",
+            hint="Check the driver and CUDA_VISIBLE_DEVICES.",
+        )
+    planned = os.environ.get("GYRE_DEVICES", "").split(",")[0]
+    return torch.device("cuda", int(planned) if planned and torch.cuda.device_count() > 1 else 0)
+
+
+def dtype_of(settings: MegatronSettings | FsdpSettings, device: torch.device) -> torch.dtype:
+    """The dtype that the model computes in. The optimizer's own are float32 in any case."""
+    name = settings.dtype
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def page_locked(memory: torch.Tensor, device: torch.device) -> Callable[[], None]:
+    """Have CUDA page-lock this host memory, on whatever thread: `device` then copies to and from it without a detour
+    through a buffer of the driver's. What is returned undoes it. Where CUDA refuses, copies take the detour, and
+    nothing else is lost."""
+    cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address, size = memory.data_ptr(), memory.numel() * memory.element_size()
+    with torch.cuda.device(device):  # a thread's own device is the machine's first one
+        status = int(cuda.cudaHostRegister(address, size, 0))
+        if status:
+            with contextlib.suppress(RuntimeError):  # the next kernel would be told of it, whosever it is
+                torch.zeros(1, device=device)
+    if status:
+        print(f"{size} bytes of host memory are not page-locked: CUDA error {status}", flush=True)
+        return lambda: None
+    return lambda: cuda.cudaHostUnregister(address)
+
+
+def make_deterministic() -> None:
+    """Kernels that give the same bits each time; what has none raises. Before the first product on a GPU."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Not `warn_only`: with it the backward pass of flash attention stays as it is, and warns.
+    torch.use_deterministic_algorithms(True)
+    # Else each new tensor is filled first, which costs a pass over it and changes no result.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def seed_everything(seed: int) -> None:
+    """Nothing here draws at random after the first weights; what a user's loss may draw is then the same, too."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed)

@@ -1,0 +1,101 @@
+"""Host memory that holds a whole model's weights, taken once and used again for every later step.
+
+A buffer is free when no tensor in it is left, whoever had it: the actor, or a thread that publishes what is in it.
+There are as many buffers as were ever in use at once: two if a publication lasts longer than a step.
+
+Invariant *nobody's memory is written*: a new snapshot goes into a free buffer, so a tensor's content stays as long as
+somebody has the tensor, or a view of it.
+
+Memory of a CUDA device's host is page-locked, which takes longer than many copies. This module must not know whose
+tensors are copied, or who reads them.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from gyre.workloads.learner.devices import page_locked
+
+SLAB_BYTES = 64 << 20
+"""Of one allocation; a larger tensor has its own."""
+
+ALIGNMENT = 256
+
+
+class SnapshotBuffer:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pinned = device.type == "cuda"
+        self._slabs: list[torch.Tensor] = []
+        self._used = 0
+        """Bytes of the last slab that are given away."""
+        self._places: dict[str, tuple[int, int, int]] = {}
+        """By name: the slab, the first byte, and the number of bytes."""
+        self._placed = 0
+        self._gone: deque[None] = deque()
+        """As many as of the tensors that were placed are gone; changed by whichever thread drops the last of one."""
+        self._unpin: list[Callable[[], None]] = []
+
+    @property
+    def is_free(self) -> bool:
+        return len(self._gone) == self._placed
+
+    def forget(self) -> None:
+        """Forget the tensors that were placed, all of which are gone."""
+        self._placed = 0
+        self._gone.clear()
+
+    def place(self, name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor for this name, whose content is undefined: in the same place each time."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not nbytes:
+            return torch.empty(shape, dtype=dtype)
+        if name not in self._places or self._places[name][2] != nbytes:
+            self._places[name] = self._room(nbytes)
+        slab, first, _ = self._places[name]
+        memory = self._slabs[slab].numpy()[first : first + nbytes]
+        self._placed += 1
+        weakref.finalize(memory, self._gone.append, None)  # a tensor keeps it until its last view is gone
+        return torch.from_numpy(memory).view(dtype).view(shape)
+
+    def _room(self, nbytes: int) -> tuple[int, int, int]:
+        if not self._slabs or self._used + nbytes > self._slabs[-1].numel():
+            slab = torch.empty(max(SLAB_BYTES if self._pinned else 0, nbytes), dtype=torch.uint8)
+            if self._pinned:
+                self._unpin.append(page_locked(slab, self._device))
+            self._slabs.append(slab)
+            self._used = 0
+        first, self._used = self._used, -(-(self._used + nbytes) // ALIGNMENT) * ALIGNMENT
+        return len(self._slabs) - 1, first, nbytes
+
+    def close(self) -> None:
+        """Unlock the pages. Tensors may still be read."""
+        for unpin in self._unpin:
+            unpin()
+        self._unpin = []
+
+
+class SnapshotBuffers:
+    """For one thread that takes; anybody may drop tensors."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.all: list[SnapshotBuffer] = []
+
+    def take(self) -> SnapshotBuffer:
+        """A free buffer, a new one if there is none. It is free again unless something is placed in it."""
+        for buffer in self.all:
+            if buffer.is_free:
+                buffer.forget()
+                return buffer
+        self.all.append(SnapshotBuffer(self._device))
+        return self.all[-1]
+
+    def close(self) -> None:
+        for buffer in self.all:
+            buffer.close()

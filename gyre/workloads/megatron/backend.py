@@ -1,0 +1,226 @@
+"""The back end in Megatron-core: tensor, pipeline and data parallel, with checkpoints on the disk and in host memory.
+
+`MegatronPolicy` computes; this puts it together with its ranks and its files. This module imports Megatron when a back
+end is made, not before. It must not know about groups, rewards or steps' numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gyre.config.sections import OptimSettings, WorkloadSettings
+from gyre.errors import GyreError
+from gyre.models.safetensors_folder import TensorSource
+from gyre.workloads.algorithms.losses import LossSum
+from gyre.workloads.base import WorkloadContext
+from gyre.workloads.learner.backend import TokenLoss
+from gyre.workloads.learner.devices import device_of, dtype_of, make_deterministic, seed_everything
+from gyre.workloads.learner.errors import CheckpointMismatch
+from gyre.workloads.learner.losses import detached
+from gyre.workloads.learner.packing import Pass
+from gyre.workloads.learner.trained_model import TrainedModel
+
+if TYPE_CHECKING:
+    from gyre.workloads.megatron.checkpoints.in_memory import MemoryCheckpoints
+
+
+class MegatronBackend:
+    """A `gyre.workloads.learner.backend.Backend`. `first` gives the weights that training begins with, for the device;
+    they are asked for again where a checkpoint says that it is of those."""
+
+    def __init__(
+        self,
+        context: WorkloadContext,
+        settings: WorkloadSettings,
+        optim: OptimSettings,
+        model: TrainedModel,
+        first: Callable[[torch.device], TensorSource],
+        *,
+        values: bool,
+    ) -> None:
+        self.layout = layout = settings.megatron
+        self.settings, self.values, self.context = settings, values, context
+        self.device = device_of(layout)
+        self.pass_tokens = layout.pass_tokens
+        self._first, self._model = first, model
+        self._is_first_model = True
+        """Whether weights and optimizer are still those that `first` gives."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if layout.deterministic:
+            make_deterministic()
+        from gyre.workloads.megatron.model.seam import open_seam
+
+        self._seam = open_seam(self.device)
+        from gyre.workloads.megatron.checkpoints.on_disk import CheckpointWriter
+        from gyre.workloads.megatron.model.config import architecture_from
+        from gyre.workloads.megatron.model.parallel import Ranks
+        from gyre.workloads.megatron.policy import MegatronPolicy
+
+        where = str(model.folder / "config.json") if model.folder is not None else "config.model"
+        architecture = architecture_from(model.config, where)
+        if values:  # the head is a value's, and shares nothing
+            architecture = replace(architecture, tied=False)
+        source = first(self.device)
+        seed_everything(settings.seed)
+        self.ranks = Ranks(
+            context, layout, device=self.device, timeout_s=settings.collective_timeout_s, seed=settings.seed
+        )
+        dtype = dtype_of(layout, self.device)
+        self.dtype = str(dtype).removeprefix("torch.")
+        self.policy = MegatronPolicy(
+            architecture,
+            layout,
+            optim,
+            self.ranks,
+            source,
+            device=self.device,
+            dtype=dtype,
+            seam=self._seam,
+            values=values,
+        )
+        self.width_multiple = self.ranks.tensor if layout.sequence_parallel else 1
+        self.writer = CheckpointWriter(self.policy, self._seam)
+        self.memory: MemoryCheckpoints | None = None
+        if layout.memory_checkpoint_share:
+            from gyre.workloads.megatron.checkpoints.in_memory import MemoryCheckpoints
+
+            purpose = f"{context.job_id} {context.directory.resolve()} {context.role}"
+            self.memory = MemoryCheckpoints(self.policy, purpose, share=layout.memory_checkpoint_share)
+
+    # -- one step ------------------------------------------------------------------------------------
+
+    def zero(self) -> None:
+        self.policy.zero()
+
+    def backward(self, passes: Sequence[Pass], loss: TokenLoss) -> list[LossSum]:
+        def of(part: Pass, numbers: Tensor, entropies: Tensor) -> tuple[Tensor, LossSum]:
+            found = loss(part, numbers, entropies)
+            return found.loss, detached(found)
+
+        if self.values:
+            return self.policy.backward_values(
+                passes, lambda part, values: of(part, values, torch.zeros_like(values))
+            )
+        return self.policy.backward(
+            passes,
+            of,
+            temperature=self.settings.sampling.temperature,
+            entropy_gradient=self.settings.loss.entropy_coeff != 0,
+        )
+
+    def forward(self, passes: Sequence[Pass]) -> list[Tensor]:
+        if self.values:
+            found = self.policy.token_values(passes)
+        else:
+            found = [
+                one for one, _ in self.policy.logprobs(passes, temperature=self.settings.sampling.temperature)
+            ]
+        told = [one.float().cpu() for one in found]
+        counts = [len(part.targets) for part in passes]
+        flat = self.ranks.from_last_stage(torch.cat(told) if told else None, sum(counts))
+        return list(torch.split(flat, counts))
+
+    def update(self, *, count: float, lr: float) -> float:
+        norm = self.policy.step(count=count, lr=lr)
+        self._is_first_model = False
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()  # so that whoever measures has the device's work in it
+        return norm
+
+    # -- weights -------------------------------------------------------------------------------------
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        from gyre.workloads.megatron.model.hugging_face import export_weights
+
+        ranks, policy = self.ranks, self.policy
+        if ranks.replica != 0:
+            return
+        for named in export_weights(policy.module, policy.architecture, ranks, values=policy.values):
+            if ranks.rank == 0:
+                yield named
+
+    def load(self, source: TensorSource) -> None:
+        self._load(source)
+        if self.memory is not None:
+            self.memory.drop()  # of the same steps, and of another history
+        self._is_first_model = False
+
+    def _load(self, source: TensorSource) -> None:
+        from gyre.workloads.megatron.checkpoints.parts import begin_optimizer_anew
+
+        self.policy.load(source)
+        begin_optimizer_anew(self.policy)
+
+    # -- checkpoints ---------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Begin to take the memory for copies of the state, so that the first need not wait for it."""
+        if self.memory is not None and self.memory.is_on:
+            self.memory.prepare()
+        else:
+            self.writer.prepare()
+
+    def save(self, path: Path, metadata: dict[str, Any], digest: Callable[[], str | None]) -> None:
+        """See `checkpoints.on_disk`. The weights of a folder's first model are not written."""
+        self.writer.abandon()  # a checkpoint of a controller that died before it was written, or gave it up
+        is_first_model = self._is_first_model and self._model.small is None
+        copied = None
+        if self.memory is not None and not is_first_model:
+            copied = self.memory.copied(metadata["step"], metadata)
+        layout = {
+            "ranks": self.ranks.world_size,
+            "tensor_parallel": self.layout.tensor_parallel,
+            "pipeline_parallel": self.layout.pipeline_parallel,
+        }
+        self.writer.begin(
+            path, {**metadata, "layout": layout}, digest, is_first_model=is_first_model, copied=copied
+        )
+
+    def saved(self, *, wait: bool) -> bool:
+        return self.writer.is_written(wait=wait)
+
+    def restore(self, path: Path) -> dict[str, Any]:
+        """Load a checkpoint of any layout. Raises CheckpointMismatch also if it would be unpickled and does not lie in
+        the job's own folder."""
+        from gyre.workloads.megatron.checkpoints.formats import refuse_strangers_pickle
+
+        refuse_strangers_pickle(path, own=self.context.directory)
+        from gyre.workloads.megatron.checkpoints.on_disk import restore
+
+        metadata = restore(self.policy, self._seam, path, load_first_model=self._load_first_model)
+        self._is_first_model = metadata.get("first_model", False)
+        if self.memory is not None:
+            self.memory.changed()
+        return metadata
+
+    def _load_first_model(self) -> None:
+        try:
+            self._load(self._first(self.device))
+        except GyreError as error:
+            raise CheckpointMismatch(
+                f"the checkpoint is of the model that training began with, which cannot be read any more: {error}",
+                hint=f"Have the folder {self.settings.first_policy} as it was.",
+            ) from error
+
+    def status(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"checkpoint": self.writer.status()}
+        if self.memory is not None:
+            told["memory_checkpoint"] = self.memory.status()
+        return told
+
+    def close(self, *, keep: bool) -> None:
+        self.writer.close()  # it may be reading the states
+        if self.memory is not None:
+            self.memory.close(keep=keep)
+        self.ranks.close()
+
+    def unlink(self) -> None:
+        if self.memory is not None:
+            self.memory.unlink()

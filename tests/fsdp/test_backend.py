@@ -1,0 +1,193 @@
+"""FSDP2's back end against plain torch: losses, gradients and steps are those of one process over transformers' own
+model, however the rows are dealt and packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gyre.errors import NOT_FINITE
+from tests.fsdp.work import (
+    CONFIG,
+    MODELS,
+    a_loss_that_raises,
+    a_model_that_packs_wrongly,
+    fsdp,
+    loads,
+    only_forward,
+    random_rows,
+    read_back,
+    refused_updates,
+    says_in_pieces,
+    step_save_step,
+    take_plain_steps,
+    take_steps,
+)
+from tests.rank_pool import RankPool
+
+STEPS = [random_rows(9, seed=1), random_rows(8, seed=2)]
+
+
+def relative(found: Any, wanted: Any) -> float:
+    scale = float(np.linalg.norm(wanted))
+    return float(np.linalg.norm(np.asarray(found) - np.asarray(wanted))) / max(scale, 1e-30)
+
+
+def dealt(said: list[Any], ranks: int) -> list[Any]:
+    return [np.concatenate([np.zeros(0), *said[rank::ranks]]) for rank in range(ranks)]
+
+
+def agrees(told: list[dict[str, Any]], plain: dict[str, Any]) -> None:
+    for rank, (mine, wanted) in enumerate(zip(told, dealt(plain["said"], len(told)), strict=True)):
+        assert relative(mine["said"], wanted) < 1e-5, f"what rank {rank} says"
+    first = told[0]
+    assert all(one["losses"] == first["losses"] and one["norms"] == first["norms"] for one in told)
+    assert relative(first["losses"], plain["losses"]) < 1e-5
+    whole = {
+        name: relative(first["gradients"][name], plain["gradients"][name]) for name in plain["gradients"]
+    }
+    assert first["gradients"].keys() == plain["gradients"].keys()
+    total = relative(
+        np.concatenate([first["gradients"][name].ravel() for name in sorted(whole)]),
+        np.concatenate([plain["gradients"][name].ravel() for name in sorted(whole)]),
+    )
+    assert total < 1e-5, whole
+    assert relative(first["norms"][0], plain["norms"][0]) < 1e-5
+    # AdamW's first step has the sign of each gradient, also of those that are rounding alone.
+    assert relative(first["norms"], plain["norms"]) < 1e-3
+
+
+KINDS = list(MODELS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_of_transformers_has_plain_torchs_steps(
+    pool: RankPool, folder_of: Callable[[str], Path], tmp_path: Path, kind: str
+) -> None:
+    folder = folder_of(kind)
+    (plain,) = pool.run(take_plain_steps, 1, folder, STEPS)
+    told = pool.run(take_steps, 2, folder, CONFIG, STEPS)
+    agrees(told, plain)
+    ((said, missed),) = pool.run(read_back, 1, folder, told[0]["weights"], STEPS[0], tmp_path / "out")
+    assert not missed
+    assert not told[1]["weights"]
+    assert relative(said, told[0]["after"]) < 1e-5
+    packs, word = PACKS.get(kind, (True, "each attends to itself alone"))
+    assert all(one["packs"] == packs and word in one["packing"] for one in told)
+
+
+PACKS = {
+    "qwen3_5_text": (False, "each sequence is a pass of its own: beside another one"),
+}
+"""Those that do not keep sequences apart by position ids."""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [(1, {}), (4, {}), (2, {"recompute": True}), (2, {"whole_gradient": True}), (2, {"attention": "eager"})],
+    ids=["one rank", "four ranks", "recomputed", "whole gradients", "eager"],
+)
+def test_a_step_is_the_same_however_it_is_computed(
+    pool: RankPool, folder_of: Callable[[str], Path], ranks: int, settings: dict[str, Any]
+) -> None:
+    folder = folder_of("qwen3_moe")
+    (plain,) = pool.run(take_plain_steps, 1, folder, STEPS)
+    agrees(pool.run(take_steps, ranks, folder, fsdp(**settings), STEPS), plain)
+
+
+@pytest.mark.parametrize("settings", [{}, {"whole_gradient": True}])
+def test_ranks_may_have_unequal_numbers_of_passes_or_none(
+    pool: RankPool, folder_of: Callable[[str], Path], settings: dict[str, Any]
+) -> None:
+    folder, alone = folder_of("qwen3"), [random_rows(1, seed=8, longest=30), random_rows(3, seed=9)]
+    (plain,) = pool.run(take_plain_steps, 1, folder, alone)
+    agrees(pool.run(take_steps, 2, folder, fsdp(**settings), alone), plain)
+
+
+def test_a_value_model_has_plain_torchs_steps(pool: RankPool, folder_of: Callable[[str], Path]) -> None:
+    folder = folder_of("llama")
+    (plain,) = pool.run(take_plain_steps, 1, folder, STEPS, True)
+    told = pool.run(take_steps, 2, folder, CONFIG, STEPS, True)
+    agrees(told, plain)
+    assert told[0]["weights"].keys() == plain["parameters"].keys()
+    assert all(relative(told[0]["weights"][name], one) < 1e-2 for name, one in plain["parameters"].items())
+
+
+def test_bfloat16_computes_and_float32_adds_up(pool: RankPool, folder_of: Callable[[str], Path]) -> None:
+    folder = folder_of("qwen3")
+    (plain,) = pool.run(take_plain_steps, 1, folder, STEPS)
+    told = pool.run(take_steps, 2, folder, fsdp(dtype="bfloat16"), STEPS)
+    found, wanted = told[0]["gradients"], plain["gradients"]
+    flat = [np.concatenate([some[name].ravel() for name in sorted(wanted)]) for some in (found, wanted)]
+    assert all(one.dtype == np.float32 for one in found.values())
+    assert float(flat[0] @ flat[1] / np.linalg.norm(flat[0]) / np.linalg.norm(flat[1])) > 0.999
+    assert told[0]["packs"], told[0]["packing"]
+    assert any((one.view(np.uint32) & 0xFFFF).any() for one in found.values()), (
+        "more digits than bfloat16 has"
+    )
+
+
+def test_a_gradient_that_is_not_finite_is_refused_on_all_ranks(
+    pool: RankPool, folder_of: Callable[[str], Path]
+) -> None:
+    told = pool.run(refused_updates, 2, folder_of("qwen3"), CONFIG)
+    assert all(one["refused"] == [NOT_FINITE, NOT_FINITE] for one in told)
+    assert all(one["untouched"] and one["gone"] for one in told)
+    assert told[0]["next"] == told[1]["next"] > 0
+
+
+def test_a_loss_that_raises_leaves_no_rank_waiting(pool: RankPool, folder_of: Callable[[str], Path]) -> None:
+    told = pool.run(a_loss_that_raises, 2, folder_of("qwen3"), CONFIG)
+    assert told[0]["told"] == "ValueError: a loss that does not like this sample"
+    assert told[1]["told"].startswith("LossFailed")
+    assert told[0]["next"] == told[1]["next"] > 0
+
+
+def test_other_weights_are_taken_whole_or_refused_on_all_ranks(
+    pool: RankPool, folder_of: Callable[[str], Path]
+) -> None:
+    told = pool.run(loads, 2, folder_of("mixtral"), CONFIG, folder_of("qwen3"))
+    for one in told:
+        assert len(one["refused"]) == 2
+        assert one["untouched"]
+        assert one["as at first"]
+    assert told[0]["doubled"]
+
+
+def test_a_model_that_does_not_train_says_the_same(
+    pool: RankPool, folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder, path = folder_of("qwen3"), tmp_path / "actor"
+    rows = random_rows(5, seed=4)
+    trained = pool.run(step_save_step, 2, folder, CONFIG, path, STEPS)
+    told = pool.run(only_forward, 2, folder, CONFIG, path)
+    (plain,) = pool.run(take_plain_steps, 1, folder, [rows])
+    ((said, _),) = pool.run(read_back, 1, folder, of_weights(trained[0]["at"]), rows, tmp_path / "out")
+    for first, restored in told:
+        assert relative(first, np.concatenate(plain["said"])) < 1e-5
+        assert relative(restored, said) < 1e-5
+        assert relative(restored, first) > 1e-3
+
+
+def of_weights(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if "/" not in name}
+
+
+def test_log_probs_do_not_depend_on_the_pieces(pool: RankPool) -> None:
+    pool.run(says_in_pieces, 1, 3)
+
+
+def test_a_model_that_packs_wrongly_on_one_rank_packs_on_none(
+    pool: RankPool, folder_of: Callable[[str], Path]
+) -> None:
+    folder = folder_of("qwen3")
+    (plain,) = pool.run(take_plain_steps, 1, folder, STEPS[:1])
+    told = pool.run(a_model_that_packs_wrongly, 2, folder, CONFIG, STEPS[0])
+    for (packs, said, found), wanted in zip(told, dealt(plain["said"], 2), strict=True):
+        assert not packs
+        assert said.startswith("each sequence is a pass of its own")
+        assert relative(found, wanted) < 1e-5

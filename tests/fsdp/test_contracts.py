@@ -1,0 +1,33 @@
+"""FSDP2's classes keep their contracts, on one rank with a Gloo group of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fsdp.learner_work import CONFIG, PPO, check, of_folder, save_reward_model
+from tests.rank_pool import RankPool
+
+
+@pytest.mark.many_cases(quick=2)
+@pytest.mark.parametrize(
+    ("name", "kind"), [("actor", ""), ("critic", "mistral"), ("critic", ""), ("actor", "mistral")]
+)
+def test_a_learner_in_fsdp_keeps_its_contract(
+    pool: RankPool, folder_of: Callable[[str], Path], tmp_path: Path, name: str, kind: str
+) -> None:
+    config = of_folder(folder_of(kind)) if kind else CONFIG
+    pool.run(check, 1, name, {**config, **(PPO if name == "critic" else {})}, tmp_path)
+
+
+def test_a_reference_in_fsdp_keeps_its_contract(
+    pool: RankPool, folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    pool.run(check, 1, "reference", of_folder(folder_of("mistral")), tmp_path)
+
+
+def test_a_reward_model_in_fsdp_keeps_its_contract(pool: RankPool, tmp_path: Path) -> None:
+    pool.run(save_reward_model, 1, "mistral", tmp_path / "rm", 1)
+    pool.run(check, 1, "reward", {**CONFIG, "reward_model": {"path": str(tmp_path / "rm")}}, tmp_path)

@@ -1,0 +1,638 @@
+"""What rank processes do in the tests: FSDP2's back end, and plain torch over transformers' own models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gyre.workloads.base import WorkloadContext
+
+VOCAB = 48
+_SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {"tie_word_embeddings": True},
+    "llama": {"tie_word_embeddings": False},
+    "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "mistral": {"sliding_window": 8},
+    "phi3": {},
+    "olmo2": {},
+    "mixtral": {"num_local_experts": 4, **_EXPERTS},
+    "qwen3_moe": {"num_experts": 4, "mlp_only_layers": [1], **_EXPERTS},
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        **_EXPERTS,
+    },
+    "qwen3_5_text": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "tie_word_embeddings": True,
+    },
+    "granite": {"logits_scaling": 3.0},
+    "gemma2": {"final_logit_softcapping": 5.0, "sliding_window": 8},
+    "deepseek_v3": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "num_key_value_heads": 4,
+        **_EXPERTS,
+    },
+}
+"""By transformers' type: what differs from a small decoder."""
+
+LR, COUNT = 1e-2, 37.0
+CONFIG: dict[str, Any] = {
+    "seed": 11,
+    "sampling": {"temperature": 0.7},
+    "loss": {"entropy_coeff": 0.01},
+    "optim": {"lr": LR, "weight_decay": 0.1, "clip_norm": 0.5},
+    "collective_timeout_s": 30.0,
+}
+
+
+def fsdp(**settings: Any) -> dict[str, Any]:
+    return {**CONFIG, "fsdp": settings}
+
+
+def save_model(rank: int, ranks: int, port: int, kind: str, folder: Path) -> None:
+    """A model drawn from a seed, in Hugging Face's layout."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(5)
+    config = AutoConfig.for_model(kind, **{**_SMALL, **MODELS[kind]})
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("bias", "norm.weight", "sinks")):  # else a mistake in these would not show
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(0.1 * torch.randn_like(buffer))
+    model.save_pretrained(folder)
+
+
+Rows = list[tuple[list[int], list[int], list[float]]]
+"""Prompts, tokens, and an advantage of each token."""
+
+
+def random_rows(count: int, *, seed: int = 0, longest: int = 14) -> Rows:
+    draw = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        length = int(draw.integers(1, longest))
+        rows.append(
+            (
+                draw.integers(3, VOCAB, int(draw.integers(1, 9))).tolist(),
+                draw.integers(3, VOCAB, length).tolist(),
+                draw.standard_normal(length).tolist(),
+            )
+        )
+    return rows
+
+
+def passes_of(rows: Rows, max_tokens: int = 40) -> list[Any]:
+    from gyre.workloads.learner.packing import Row, pack
+
+    return list(
+        pack(
+            [
+                Row(
+                    np.array(prompt, np.int32),
+                    np.array(tokens, np.int32),
+                    {"advantages": np.array(advantages, np.float32)},
+                    tag=(index, 0),
+                )
+                for index, (prompt, tokens, advantages) in enumerate(rows)
+            ],
+            max_tokens=max_tokens,
+        )
+    )
+
+
+def token_loss(part: Any, said: Any, entropies: Any) -> Any:
+    """Something that asks for all of it: not linear in the log-probs, with entropies."""
+    import torch
+
+    from gyre.workloads.algorithms.losses import LossSum
+
+    loss = (part.values["advantages"] * said + 0.1 * said.square() - 0.3 * entropies).sum()
+    count = torch.tensor(float(len(said)))
+    return LossSum(loss, count, {"tokens": count, "entropy": entropies.detach().sum()})
+
+
+@contextmanager
+def backend_on(
+    rank: int,
+    ranks: int,
+    port: int,
+    folder: Path,
+    config: dict[str, Any],
+    *,
+    values: bool = False,
+    trains: bool = True,
+) -> Iterator[Any]:
+    from gyre.config.sections import WorkloadSettings
+    from gyre.models.first_weights import with_value_head
+    from gyre.models.safetensors_folder import SafetensorsFolder
+    from gyre.workloads.fsdp.backend import FsdpBackend
+
+    context = WorkloadContext("j", "actor", rank, ranks, master_addr="127.0.0.1", master_port=port)
+    settings = WorkloadSettings.read(config)
+    source: Any = SafetensorsFolder(folder)
+    hugging_face_config = json.loads((folder / "config.json").read_text())
+    if values:
+        source = with_value_head(source, 32, 3)
+    backend = FsdpBackend(
+        context, settings, settings.optim, hugging_face_config, source, values=values, trains=trains
+    )
+    try:
+        yield backend
+    finally:
+        backend.close(keep=False)
+
+
+def gradients(backend: Any) -> dict[str, Any]:
+    """Whole, by the model's names. A call of all ranks."""
+    return {
+        name: parameter.grad.full_tensor().cpu().numpy().copy()
+        for name, parameter in backend._parameters.items()
+    }
+
+
+def on_host(tensors: dict[str, Any]) -> dict[str, Any]:
+    return {name: tensor.float().cpu().numpy().copy() for name, tensor in tensors.items()}
+
+
+def take_steps(
+    rank: int,
+    ranks: int,
+    port: int,
+    folder: Path,
+    config: dict[str, Any],
+    steps: Sequence[Rows],
+    values: bool = False,
+) -> dict[str, Any]:
+    """The rows of each step dealt over the ranks; what came of it."""
+    with backend_on(rank, ranks, port, folder, config, values=values) as backend:
+        told: dict[str, Any] = {"packs": backend.packs, "packing": backend.packing, "losses": [], "norms": []}
+        for number, rows in enumerate(steps):
+            mine = passes_of(rows[rank::ranks])
+            if number == 0:
+                said = [part.numpy() for part in backend.forward(mine)]
+                told["said"] = np.concatenate(said) if said else np.zeros(0, np.float32)
+            backend.zero()
+            lost = backend.backward(mine, token_loss)
+            sums = [[float(one.loss), float(one.weight)] for one in lost]
+            told["losses"].append(backend.ranks.sum(np.sum(np.array(sums).reshape(-1, 2), axis=0).tolist()))
+            if number == 0:
+                told["gradients"] = gradients(backend)
+            told["norms"].append(backend.update(count=COUNT, lr=LR))
+        told["weights"] = on_host(dict(backend.weights()))
+        told["after"] = np.concatenate([part.numpy() for part in backend.forward(passes_of(steps[0]))])
+        return told
+
+
+def read_back(
+    rank: int, ranks: int, port: int, folder: Path, weights: dict[str, Any], rows: Rows, into: Path
+) -> tuple[Any, dict[str, Any]]:
+    """What transformers' own model says of the rows with these weights, written to a folder as they are; and the names
+    that `from_pretrained` missed or did not know."""
+    import shutil
+
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    into.mkdir()
+    shutil.copy(folder / "config.json", into)
+    tensors = {name: torch.from_numpy(value) for name, value in weights.items()}
+    save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
+    model, info = AutoModelForCausalLM.from_pretrained(into, dtype=torch.float32, output_loading_info=True)
+    with torch.no_grad():
+        said = [_said_by(model.eval(), passes_of([row])[0])[0].numpy() for row in rows]
+    return np.concatenate(said), {name: sorted(map(str, found)) for name, found in info.items() if found}
+
+
+def _said_by(model: Any, part: Any) -> tuple[Any, Any]:
+    """Log-probs and entropies of one row's tokens."""
+    import torch
+
+    logits = model(part.tokens[None], use_cache=False).logits[0, part.columns]
+    log_p = torch.log_softmax(logits.float() / CONFIG["sampling"]["temperature"], dim=-1)
+    return log_p.gather(1, part.targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+
+
+def take_plain_steps(
+    rank: int, ranks: int, port: int, folder: Path, steps: Sequence[Rows], values: bool = False
+) -> dict[str, Any]:
+    """The same by transformers' own model in one process, each row by itself, its logits whole."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from gyre.models.first_weights import with_value_head
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    trained = {
+        name: one for name, one in model.named_parameters() if not (values and name == "lm_head.weight")
+    }
+    if values:
+        source = with_value_head(lambda name: torch.zeros(0), 32, 3)
+        for name in ("value_head.weight", "value_head.bias"):
+            trained[name] = torch.nn.Parameter(source(name))
+    decayed = [one for name, one in trained.items() if one.ndim > 1 and not name.endswith("bias")]
+    others = [one for name, one in trained.items() if one.ndim == 1 or name.endswith("bias")]
+    optim = CONFIG["optim"]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": optim["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
+        lr=LR,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    )
+
+    def said_of(part: Any) -> tuple[Any, Any]:
+        if values:
+            hidden = model.model(part.tokens[None], use_cache=False).last_hidden_state[0, part.columns]
+            found = (hidden @ trained["value_head.weight"].T + trained["value_head.bias"])[:, 0]
+            return found, torch.zeros_like(found)
+        return _said_by(model, part)
+
+    told: dict[str, Any] = {"losses": [], "norms": []}
+    for number, rows in enumerate(steps):
+        alone = [passes_of([row])[0] for row in rows]
+        optimizer.zero_grad()
+        sums = np.zeros(2)
+        said = []
+        for part in alone:
+            found = said_of(part)
+            lost = token_loss(part, *found)
+            lost.loss.backward()
+            sums += [float(lost.loss.detach()), float(lost.weight)]
+            said.append(found[0].detach().numpy())
+        told["losses"].append(sums.tolist())
+        for one in trained.values():
+            one.grad = torch.zeros_like(one) if one.grad is None else one.grad
+        if number == 0:
+            told["said"] = said
+            told["gradients"] = {name: one.grad.numpy().copy() for name, one in trained.items()}
+        for one in trained.values():
+            one.grad /= COUNT
+        told["norms"].append(float(torch.nn.utils.clip_grad_norm_(trained.values(), optim["clip_norm"])))
+        optimizer.step()
+    told["parameters"] = {name: one.detach().numpy().copy() for name, one in trained.items()}
+    return told
+
+
+def _step(backend: Any, rows: Rows, ranks: int) -> float:
+    backend.zero()
+    backend.backward(passes_of(rows[backend.ranks.rank :: ranks]), token_loss)
+    return float(backend.update(count=COUNT, lr=LR))
+
+
+def state_of(backend: Any) -> dict[str, Any]:
+    """Every whole tensor that a step depends on. A call of all ranks."""
+    found = on_host(dict(backend.weights()))
+    for name, parameter in backend._parameters.items():
+        for what, value in backend._optimizer.state[parameter].items():
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            found[f"{name}/{what}"] = whole.cpu().numpy().copy()
+    return found
+
+
+def step_save_step(
+    rank: int,
+    ranks: int,
+    port: int,
+    folder: Path,
+    config: dict[str, Any],
+    path: Path,
+    steps: Sequence[Rows],
+    values: bool = False,
+) -> dict[str, Any]:
+    """A step, a checkpoint that is written while the next step is made, and the state before and after that step."""
+    import threading
+
+    import torch
+
+    from gyre.workloads.fsdp import checkpoints
+
+    go, write = threading.Event(), checkpoints._write_files
+
+    def late(*given: Any) -> None:
+        assert go.wait(30)
+        write(*given)
+
+    checkpoints._write_files = late
+    try:
+        with backend_on(rank, ranks, port, folder, config, values=values) as backend:
+            assert backend.saved(wait=False)
+            _step(backend, steps[0], ranks)
+            at = state_of(backend)
+            backend.save(path, {"step": 1, "rank_was": [0, "text"]}, lambda: "a digest")
+            drawn = torch.rand(3).tolist()
+            early = backend.saved(wait=False)
+            norm = _step(backend, steps[1], ranks)
+            go.set()
+            assert backend.saved(wait=True)
+            return {"at": at, "early": early, "norm": norm, "after": state_of(backend), "drawn": drawn}
+    finally:
+        checkpoints._write_files = write
+
+
+def restore_and_step(
+    rank: int,
+    ranks: int,
+    port: int,
+    folder: Path,
+    config: dict[str, Any],
+    path: Path,
+    steps: Sequence[Rows],
+    values: bool = False,
+) -> dict[str, Any]:
+    """Another model's weights and another step's moments, which the checkpoint must replace."""
+    import torch
+
+    with backend_on(rank, ranks, port, folder, config, values=values) as backend:
+        _step(backend, steps[1], ranks)
+        metadata = backend.restore(path)
+        drawn = torch.rand(3).tolist()
+        at = state_of(backend)
+        norm = _step(backend, steps[1], ranks)
+        return {"at": at, "metadata": metadata, "norm": norm, "after": state_of(backend), "drawn": drawn}
+
+
+def refused_restores(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], paths: Sequence[Path]
+) -> list[tuple[str, bool]]:
+    """What each restore says, and whether the state is then as it was."""
+    from gyre.workloads.learner.errors import CheckpointMismatch
+
+    found = []
+    with backend_on(rank, ranks, port, folder, config) as backend:
+        before = state_of(backend)
+        for path in paths:
+            said = ""
+            try:
+                backend.restore(path)
+            except CheckpointMismatch as error:
+                said = str(error)
+            after = state_of(backend)
+            found.append((said, all(np.array_equal(after[name], one) for name, one in before.items())))
+    return found
+
+
+def given_up_save(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], first: Path, second: Path
+) -> dict[str, Any]:
+    """A save begun while an earlier one is not finished."""
+    import threading
+
+    from gyre.workloads.fsdp import checkpoints
+
+    go, write = threading.Event(), checkpoints._write_files
+
+    def late(path: Path, pieces: Any, content: Any, stop: Any, options: Any) -> None:
+        if path.parent == first:
+            assert stop.wait(30)
+        write(path, pieces, content, stop, options)
+
+    checkpoints._write_files = late
+    try:
+        with backend_on(rank, ranks, port, folder, config) as backend:
+            backend.save(first, {"save": 1}, lambda: None)
+            backend.save(second, {"save": 2}, lambda: None)
+            told = {"written": backend.saved(wait=True)}
+            go.set()
+            told["first"] = sorted(one.name for one in first.iterdir() if one.suffix == ".json")
+            told["second"] = backend.restore(second)
+            return told
+    finally:
+        checkpoints._write_files = write
+
+
+def save_where_one_cannot(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], path: Path
+) -> str:
+    """The second rank's disk is full."""
+    from gyre.workloads.fsdp import checkpoints
+    from gyre.workloads.learner.errors import CheckpointMismatch
+
+    write = checkpoints._write_files
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    if rank == 1:
+        checkpoints._write_files = full
+    try:
+        with backend_on(rank, ranks, port, folder, config) as backend:
+            backend.save(path, {}, lambda: None)
+            try:
+                backend.saved(wait=True)
+            except CheckpointMismatch as error:
+                return str(error)
+            return ""
+    finally:
+        checkpoints._write_files = write
+
+
+def refused_updates(rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The second rank's loss has a gradient that is not finite; then a step like any other."""
+    import torch
+
+    from gyre.workloads.learner.errors import NotFinite
+
+    rows = random_rows(6, seed=4)
+    told: dict[str, Any] = {"refused": []}
+    with backend_on(rank, ranks, port, folder, config) as backend:
+        before = state_of(backend)
+        for spoil in (float("nan"), float("inf")):
+
+            def spoiled(part: Any, said: Any, entropies: Any, spoil: float = spoil) -> Any:
+                lost = token_loss(part, said, entropies)
+                by = spoil if rank == 1 else 1.0
+                return type(lost)(lost.loss * torch.tensor(by), lost.weight, lost.metrics)
+
+            backend.zero()
+            backend.backward(passes_of(rows[rank::ranks]), spoiled)
+            try:
+                backend.update(count=COUNT, lr=LR)
+            except NotFinite as error:
+                told["refused"].append(error.code)
+        after = state_of(backend)
+        told["untouched"] = all(np.array_equal(after[name], one) for name, one in before.items())
+        told["gone"] = all(parameter.grad is None for parameter in backend._parameters.values())
+        told["next"] = _step(backend, rows, ranks)
+    return told
+
+
+def a_loss_that_raises(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any]
+) -> dict[str, Any]:
+    """The first rank's loss raises in its first of several passes; then a step like any other."""
+    rows = random_rows(6, seed=4)
+
+    def broken(part: Any, said: Any, entropies: Any) -> Any:
+        if rank == 0:
+            raise ValueError("a loss that does not like this sample")
+        return token_loss(part, said, entropies)
+
+    with backend_on(rank, ranks, port, folder, config) as backend:
+        told = ""
+        try:
+            backend.backward(passes_of(rows[rank::ranks], max_tokens=12), broken)
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+        return {"told": told, "next": _step(backend, rows, ranks)}
+
+
+def loads(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], other: Path
+) -> dict[str, Any]:
+    """Weights of another shape, weights that lack one on the first rank alone, and then the model's own twice over."""
+    from gyre.models.errors import ModelFolderError
+    from gyre.models.safetensors_folder import SafetensorsFolder
+    from gyre.weights.version.manifest import WeightMismatch
+
+    own = SafetensorsFolder(folder).tensors()
+    lacking = {name: one for name, one in own.items() if rank or not name.endswith("model.norm.weight")}
+    rows = random_rows(6, seed=4)
+    told: dict[str, Any] = {"refused": []}
+    with backend_on(rank, ranks, port, folder, config) as backend:
+        first = _step(backend, rows, ranks)
+        before = state_of(backend)
+        for source in (SafetensorsFolder(other), lacking.__getitem__):
+            try:
+                backend.load(source)
+            except (WeightMismatch, ModelFolderError) as error:
+                told["refused"].append(str(error))
+        after = state_of(backend)
+        told["untouched"] = all(np.array_equal(after[name], one) for name, one in before.items())
+        backend.load({name: 2 * one for name, one in own.items()}.__getitem__)
+        told["doubled"] = all(
+            np.array_equal(one, 2 * own[name].numpy())
+            for name, one in on_host(dict(backend.weights())).items()
+        )
+        backend.load(own.__getitem__)
+        told["as at first"] = _step(backend, rows, ranks) == first
+    return told
+
+
+def only_forward(rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], path: Path) -> Any:
+    """A model that does not train: what it says, with the folder's weights and with a checkpoint's."""
+    rows = random_rows(5, seed=4)
+    with backend_on(rank, ranks, port, folder, config, trains=False) as backend:
+        first = [part.numpy() for part in backend.forward(passes_of(rows))]
+        backend.restore(path)
+        return np.concatenate(first), np.concatenate(
+            [one.numpy() for one in backend.forward(passes_of(rows))]
+        )
+
+
+def says_in_pieces(rank: int, ranks: int, port: int, seed: int) -> None:
+    """Log-probs of a few tokens at a time against all at once, in float32, with the gradients."""
+    import torch
+
+    from gyre.workloads.fsdp import logprobs
+
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(11, 6, generator=generator, requires_grad=True)
+    layer = torch.nn.Linear(6, 13)
+    targets = torch.randint(0, 13, (11,), generator=generator)
+    by = [torch.randn(11, generator=generator) for _ in range(2)]
+
+    def head(states: Any) -> Any:
+        return torch.tanh(layer(states)) * 3
+
+    elements, inputs = logprobs.PIECE_ELEMENTS, [hidden, *layer.parameters()]
+    try:
+        for size in (13, 4 * 13 + 1, 1 << 27):
+            for entropy_gradient in (True, False):
+                logprobs.PIECE_ELEMENTS = size
+                found = logprobs.head_logprobs(
+                    head,
+                    list(layer.parameters()),
+                    hidden,
+                    targets,
+                    vocab=13,
+                    scale=0.6,
+                    entropy_gradient=entropy_gradient,
+                )
+                log_p = torch.log_softmax(head(hidden) * 0.6, dim=-1)
+                entropies = -(log_p.exp() * log_p).sum(-1)
+                wanted = log_p.gather(1, targets[:, None])[:, 0], entropies
+                torch.testing.assert_close(found, wanted)
+                assert found[1].requires_grad == entropy_gradient
+                used = 2 if entropy_gradient else 1
+                gradients = torch.autograd.grad(found[:used], inputs, by[:used])
+                torch.testing.assert_close(gradients, torch.autograd.grad(wanted[:used], inputs, by[:used]))
+    finally:
+        logprobs.PIECE_ELEMENTS = elements
+
+
+def a_model_that_packs_wrongly(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], rows: Rows
+) -> tuple[bool, str, Any]:
+    """Its attention is given neither positions nor lengths, so that it sees one sequence, on one rank alone."""
+    from gyre.workloads.fsdp.token_model import TokenModel
+
+    forward = TokenModel.forward
+
+    def careless(self: Any, tokens: Any, positions: Any, *rest: Any, **named: Any) -> Any:
+        import torch
+
+        if rank == 0:
+            positions, named["lengths"] = torch.arange(len(tokens)), [len(tokens)]
+        return forward(self, tokens, positions, *rest, **named)
+
+    TokenModel.forward = careless
+    try:
+        with backend_on(rank, ranks, port, folder, config) as backend:
+            said = [part.numpy() for part in backend.forward(passes_of(rows[rank::ranks]))]
+            return backend.packs, backend.packing, np.concatenate(said)
+    finally:
+        TokenModel.forward = forward
+
+
+def members(rank: int, ranks: int, port: int, folder: Path) -> tuple[list[str], list[str], dict[str, Any]]:
+    """What the protocols name and the back end or its ranks lack; and its facts for people."""
+    from gyre.workloads.learner.backend import Backend, Ranks
+
+    def lacking(protocol: Any, thing: Any) -> list[str]:
+        names = [name for name in vars(protocol) if not name.startswith("_")]
+        return [name for name in names if not hasattr(thing, name)]
+
+    with backend_on(rank, ranks, port, folder, CONFIG) as backend:
+        backend.prepare()
+        backend.unlink()
+        return lacking(Backend, backend), lacking(Ranks, backend.ranks), backend.status()
