@@ -200,6 +200,12 @@ def test_bfloat16_weights_learn_by_float32_ones(pool: RankPool) -> None:
     assert np.median((rounded - start)[heavy] / (full - start)[heavy]) == pytest.approx(1.0, abs=0.25)
 
 
+def test_a_closed_actor_leaves_neither_its_model_nor_its_groups(pool: RankPool) -> None:
+    pool.run(work.train, 2, config_of("tp2"), STEPS[:1])
+    # Megatron makes 17 groups of three threads each, and keeps two of them until it makes the next.
+    assert max(pool.run(work.threads, 2)) < 17
+
+
 def test_a_layout_that_the_ranks_do_not_fill_and_a_second_actor_are_refused(pool: RankPool) -> None:
     (refusal,) = pool.run(work.refused_layout, 1, config_of("tp2"))[0]
     assert "1 ranks, not a multiple of tensor_parallel x pipeline_parallel (2 x 1)" in refusal

@@ -134,6 +134,11 @@ def train(rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps
         return {"metrics": metrics, "state": actor.state(), "weights": named_weights(actor), "own": own}
 
 
+def threads(rank: int, ranks: int, port: int) -> int:
+    """How many threads this process has; each Gloo group of a rank is several."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
 def check_vocab_parallel(rank: int, ranks: int, port: int, seed: int) -> None:
     """Log-probs, entropies and gradients of split logits against torch's, in float64 and in float32."""
     import torch

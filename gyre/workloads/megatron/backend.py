@@ -219,6 +219,7 @@ class MegatronBackend:
         self.writer.close()  # it may be reading the states
         if self.memory is not None:
             self.memory.close(keep=keep)
+        self.policy.close()
         self.ranks.close()
 
     def unlink(self) -> None:

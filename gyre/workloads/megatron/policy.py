@@ -249,6 +249,12 @@ class MegatronPolicy:
             self._last_begun.synchronize()
         return told
 
+    def close(self) -> None:
+        """Cut the tie that keeps a model that trains in memory, and with it the groups of its ranks: autograd's nodes
+        hold hooks that hold the model, which holds the nodes, and Python's collector does not see through autograd.
+        Call nothing afterwards."""
+        self.ddp.grad_accs.clear()
+
     def step(self, *, count: float, lr: float) -> float:
         """Divide the gradient by `count`, clip it and step; its norm before the clip. All gradients are zero then.
 
