@@ -104,6 +104,6 @@ def _serve(pipe: Connection) -> None:
             answer = (False, function(*args))
         except BaseException:
             answer = (True, traceback.format_exc())
-        # Cycles of Megatron's hold groups that are closed, and each of a group's loops wakes up a hundred times a second.
+        # Cycles of Megatron's hold closed groups, and each of a group's loops wakes up a hundred times a second.
         gc.collect()
         pipe.send(answer)
