@@ -17,13 +17,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from gyre.api.client import GyreClient
 from gyre.api.home import Home, home
+from gyre.api.stored_states import StoredStates
 from gyre.api.tls import trust_of
 from gyre.config import parse_job
 from gyre.errors import (
@@ -37,7 +38,7 @@ from gyre.errors import (
     Unauthorized,
     Unreachable,
 )
-from gyre.failover import FailoverCoordinator, JobPhase, JobRecord, JobState, Reason, state_from
+from gyre.failover import FailoverCoordinator, JobPhase, JobState
 from gyre.logs.reading import PARTIAL_S, LogQuery
 from gyre.master.logs import logs_page
 from gyre.master.master_api import View, tokens_of, view_of
@@ -108,6 +109,7 @@ class JobReader:
         self._probe_timeout_s = probe_timeout_s
         self._ca, self._fingerprint = ca, fingerprint
         self._opened: Store | None = None
+        self._states: StoredStates | None = None
         self._clients: dict[str, GyreClient] = {}
         self._urls: dict[str, str] = {}
         self._known: dict[str, _Known] = {}
@@ -118,7 +120,7 @@ class JobReader:
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()
-            self._opened = None
+            self._opened = self._states = None
             self._histories.clear()
         for client in self._clients.values():
             client.close()
@@ -576,22 +578,9 @@ class JobReader:
         yield from ()
 
     def _state(self, row: JobRow) -> JobState:
-        """The snapshot's state; the directory's fields where the journal is still empty."""
-        state = state_from(self.store.journal(row.job_id).snapshot())
-        if state.job.job_id:
-            return state
-        phase = row.phase if row.phase in set(JobPhase) else JobPhase.SUBMITTED
-        reason = row.reason if row.reason in set(Reason) else Reason.NONE
-        job = JobRecord(
-            job_id=row.job_id,
-            name=row.name,
-            phase=JobPhase(phase),
-            reason=Reason(reason),
-            message=row.message,
-            submitted_at=row.created_at,
-            ended_at=row.ended_at,
-        )
-        return replace(state, job=job)
+        if self._states is None:
+            self._states = StoredStates(self.store)
+        return self._states.state(row)
 
     def _stored_view(self, row: JobRow) -> View:
         state = self._truth(row)
@@ -603,7 +592,8 @@ class JobReader:
         """The stored state; as lost where nothing of a live job is left that could write its end."""
         from gyre.api.orphaned_jobs import lost_state
 
-        return (lost_state(self.store, row) if row.live else None) or self._state(row)
+        state = self._state(row)
+        return (lost_state(row, state) if row.live else None) or state
 
     def _item(self, row: JobRow) -> dict[str, Any]:
         job = self._truth(row).job

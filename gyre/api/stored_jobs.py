@@ -19,7 +19,7 @@ from gyre.api.reader import JobReader
 from gyre.config import parse_job
 from gyre.errors import NotFound
 from gyre.failover import JobPhase
-from gyre.graph import as_dict, compile_job
+from gyre.graph import CompiledJob, as_dict, compile_job
 from gyre.logs.reading import LogQuery
 from gyre.master.master_api import MasterApi, View, spec_of
 from gyre.observe.samples.query import SampleReader
@@ -56,7 +56,9 @@ class StoredJob:
         self.job_id = job_id
         self._lock = threading.Lock()
         self._ended: View | None = None
-        self._graph: dict[str, Any] | None = None
+        self._compiled: CompiledJob | None = None
+        self._graphs: dict[bool, dict[str, Any]] = {}
+        """With the placement of each vertex, and without."""
 
     def view(self) -> View:
         with self._lock:
@@ -74,11 +76,13 @@ class StoredJob:
     def spec(self) -> dict[str, Any]:
         return spec_of(parse_job(self._reader.spec(self.job_id)))
 
-    def graph(self) -> dict[str, Any]:
+    def graph(self, *, placement: bool = True) -> dict[str, Any]:
         with self._lock:
-            if self._graph is None:
-                self._graph = as_dict(compile_job(parse_job(self._reader.spec(self.job_id))))
-            return self._graph
+            if self._compiled is None:
+                self._compiled = compile_job(parse_job(self._reader.spec(self.job_id)))
+            if placement not in self._graphs:
+                self._graphs[placement] = as_dict(self._compiled, placement=placement)
+            return self._graphs[placement]
 
     def events(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         return self._reader.events(self.job_id, after=after, limit=limit)

@@ -401,8 +401,8 @@ class JobMaster:
     def spec(self) -> dict[str, Any]:
         return spec_of(self._spec)
 
-    def graph(self) -> dict[str, Any]:
-        return as_dict(self._scheduler.plans.graph())
+    def graph(self, *, placement: bool = True) -> dict[str, Any]:
+        return as_dict(self._scheduler.plans.graph(), placement=placement)
 
     def events(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         return [row.as_view() for row in self._context.journal.events(after=after, limit=limit)]

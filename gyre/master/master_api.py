@@ -60,7 +60,7 @@ class MasterApi(Protocol):
         """The job's configuration, as `spec_of` gives it."""
         ...
 
-    def graph(self) -> dict[str, Any]:
+    def graph(self, *, placement: bool = True) -> dict[str, Any]:
         """The compiled graph and plan, as `gyre.graph.as_dict` gives it."""
         ...
 

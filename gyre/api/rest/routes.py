@@ -34,9 +34,6 @@ from gyre.logs.reading import PAGE_BYTES, LogQuery
 from gyre.master.master_api import MasterApi, View, engines_of, pools_of_view
 
 COMMAND_THREADS = 8
-OF_EACH_VERTEX = ("sub_graphs", "placement")
-"""What a graph says of each vertex, which is nearly all of it where they are many."""
-
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 EVENT_STREAM = "text/event-stream"
 LAST_SEQ = 2**63 - 1
@@ -106,8 +103,7 @@ def show_graph(
     ] = True,
 ) -> Any:
     """The compiled graph and its placement."""
-    graph = port.graph()
-    return graph if placement else {key: part for key, part in graph.items() if key not in OF_EACH_VERTEX}
+    return port.graph(placement=placement)
 
 
 @reads.get("/jobs/{job:gyre_job}/spec", response_model=dict[str, Any])

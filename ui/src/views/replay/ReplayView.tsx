@@ -25,8 +25,9 @@ export default function ReplayView() {
   const query = params["seq"] ? `seq=${params["seq"]}` : params["time"] ? `time=${params["time"]}` : now ? `seq=${now.seq}` : null;
   const { moment, error, loading } = useMoment(job, query);
   const [noMore, setNoMore] = useState("");
-  const seq = params["seq"] ? Number(params["seq"]) : (moment?.event?.seq ?? now?.seq ?? 1);
   const last = Math.max(moment?.last ?? 1, now?.seq ?? 1);
+  const asked = params["seq"] ? Number(params["seq"]) : (moment?.event?.seq ?? now?.seq ?? 1);
+  const seq = moment || now ? Math.min(asked, last) : asked;
   const first = moment?.first ?? 1;
 
   const to = (next: number): void => {

@@ -1,0 +1,56 @@
+"""The states of a store's jobs, each read once for as long as its journal does not grow.
+
+A snapshot of 10,000 vertices takes a third of a second of CPU to read, and a page asks five questions of it at once.
+
+Invariant: *never behind the journal*: a state is kept with the sequence number that was read before it, so that an event
+that came meanwhile is seen by the next question.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import replace
+
+from gyre.failover import JobPhase, JobRecord, JobState, Reason, state_from
+from gyre.store import JobRow, Store
+
+JOBS_KEPT = 8
+"""Jobs whose states are kept, those that were asked for last."""
+
+
+class StoredStates:
+    """Safe to use from many threads: who asks for what another reads waits for it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[int, JobState]] = OrderedDict()
+
+    def state(self, row: JobRow) -> JobState:
+        """The snapshot's state; the directory's fields where the journal is still empty. Raises StoreCorrupt."""
+        with self._lock:
+            journal = self._store.journal(row.job_id)
+            seq = journal.last_seq()
+            known_seq, state = self._kept.get(row.job_id, (None, None))
+            if state is None or known_seq != seq:
+                state = state_from(journal.snapshot())
+                self._kept[row.job_id] = (seq, state)
+            self._kept.move_to_end(row.job_id)
+            while len(self._kept) > JOBS_KEPT:
+                self._kept.popitem(last=False)
+        return state if state.job.job_id else _unwritten(row, state)
+
+
+def _unwritten(row: JobRow, state: JobState) -> JobState:
+    """The state of a job whose master has written nothing yet."""
+    job = JobRecord(
+        job_id=row.job_id,
+        name=row.name,
+        phase=JobPhase(row.phase if row.phase in set(JobPhase) else JobPhase.SUBMITTED),
+        reason=Reason(row.reason if row.reason in set(Reason) else Reason.NONE),
+        message=row.message,
+        submitted_at=row.created_at,
+        ended_at=row.ended_at,
+    )
+    return replace(state, job=job)
