@@ -1,6 +1,7 @@
 """What a step of the job's FSDP2 actor costs beyond a bare FSDP2 loop over the same model, on one GPU.
 
-    python bench/fsdp_gpu.py --out DIR [--shape 0.6B 1.7B] [--prompt-tokens 48 1024] [--json] [--dry-run]
+    python bench/fsdp_gpu.py --out DIR [--shape 0.6B 1.7B] [--prompt-tokens 48 1024] [--pass-tokens 16384] [--json]
+        [--dry-run]
 
 All rows of a case are of one process and the same batches, in turn batch by batch, so that a machine that is busy for
 a while is so for all of them:
@@ -50,6 +51,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--groups", type=int, default=0, help="a step's groups of 8; 64, or 32 of long prompts"
     )
+    parser.add_argument("--pass-tokens", type=int, default=16384, help="most tokens of a pass of every row")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
     parser.add_argument("--dry-run", action="store_true", help="small, on CPUs: numbers without meaning")
@@ -66,7 +68,7 @@ def main() -> int:
             bench = None
             for prompt_tokens in given.prompt_tokens:
                 case = case_of(given, shape, prompt_tokens)
-                bench = bench or Bench(case, Path(place))
+                bench = bench or Bench(case, Path(place), given.pass_tokens)
                 results[case.name] = bench.rows(case, given.out, given.rows)
                 (given.out / "results.json").write_text(json.dumps(results, indent=1))
             assert bench is not None
@@ -90,7 +92,7 @@ def case_of(given: argparse.Namespace, shape: str, prompt_tokens: int) -> Case:
 class Bench:
     """An actor and a bare model in this process."""
 
-    def __init__(self, case: Case, place: Path) -> None:
+    def __init__(self, case: Case, place: Path, pass_tokens: int) -> None:
         import torch
 
         self.torch = torch
@@ -101,7 +103,7 @@ class Bench:
         config.pop("megatron", None)
         config["fsdp"] = {
             "device": "cuda" if self.cuda else "cpu",
-            "pass_tokens": 16384 if self.cuda else 512,
+            "pass_tokens": pass_tokens if self.cuda else 512,
         }
         self.actor = self._actor(config, place)
         self.bare = Bare(folder, self.actor)

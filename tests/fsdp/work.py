@@ -319,12 +319,21 @@ def _step(backend: Any, rows: Rows, ranks: int) -> float:
     return float(backend.update(count=COUNT, lr=LR))
 
 
+def whole_of(local: Any, parameter: Any) -> Any:
+    """What every rank has of a tensor that is sharded as the parameter. A call of all ranks."""
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements
+    shape, stride = parameter.shape, parameter.stride()
+    return DTensor.from_local(local, mesh, placements, shape=shape, stride=stride).full_tensor()
+
+
 def state_of(backend: Any) -> dict[str, Any]:
     """Every whole tensor that a step depends on. A call of all ranks."""
     found = on_host(dict(backend.weights()))
     for name, parameter in backend._parameters.items():
-        for what, value in backend._optimizer.state[parameter].items():
-            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        for what, value in backend._optimizer.state[backend._locals[name]].items():
+            whole = whole_of(value, parameter) if value.ndim else value
             found[f"{name}/{what}"] = whole.cpu().numpy().copy()
     return found
 

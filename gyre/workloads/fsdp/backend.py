@@ -141,6 +141,9 @@ class FsdpBackend:
             for name, tensor in self._trained.tensors.items()
             if isinstance(tensor, torch.nn.Parameter)
         }
+        self._locals = {name: local_of(parameter) for name, parameter in self._parameters.items()}
+        """This rank's part of each, the memory itself: what the optimizer steps, for it takes as long over a DTensor's
+        dispatch as over a step."""
         if self.trains:
             self._optimizer = self._new_optimizer()
             self._begin_optimizer()
@@ -152,8 +155,8 @@ class FsdpBackend:
         """Weight decay is for matrices."""
         decayed: list[Any] = []
         others: list[Any] = []
-        for name, parameter in self._parameters.items():
-            (others if parameter.ndim == 1 or name.endswith("bias") else decayed).append(parameter)
+        for name, local in self._locals.items():
+            (others if local.ndim == 1 or name.endswith("bias") else decayed).append(local)
         optim = self._optim
         return torch.optim.AdamW(
             [
@@ -169,18 +172,18 @@ class FsdpBackend:
     def _begin_optimizer(self) -> None:
         """It knows of no step. Its states exist from the start, so that their memory is known to suffice."""
         self._updates = 0
-        for parameter in self._parameters.values():
-            self._optimizer.state[parameter] = {
+        for local in self._locals.values():
+            self._optimizer.state[local] = {
                 "step": torch.zeros((), device=self.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
+                "exp_avg": torch.zeros_like(local),
+                "exp_avg_sq": torch.zeros_like(local),
             }
 
     # -- one optimizer step ----------------------------------------------------------------------------
 
     def zero(self) -> None:
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        for name, parameter in self._parameters.items():
+            parameter.grad = self._locals[name].grad = None
 
     def backward(self, passes: Sequence[Pass], loss: TokenLoss) -> list[LossSum]:
         """See `Backend.backward`. Where a loss raises, it is raised when the other passes are done, and LossFailed on
@@ -243,10 +246,11 @@ class FsdpBackend:
         return found
 
     def update(self, *, count: float, lr: float) -> float:
-        for parameter in self._parameters.values():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [local_of(parameter.grad) for parameter in self._parameters.values()]
+        gradients: list[Tensor] = []
+        for name, parameter in self._parameters.items():
+            local, found = self._locals[name], parameter.grad
+            local.grad = torch.zeros_like(local) if found is None else local_of(found)
+            gradients.append(local.grad)
         torch._foreach_mul_(gradients, 1.0 / max(count, 1.0))
         norms = torch.stack(torch._foreach_norm(gradients)).double()
         norm = math.sqrt(self.ranks.sum([float(norms.square().sum())])[0])
@@ -264,8 +268,8 @@ class FsdpBackend:
     # -- weights ---------------------------------------------------------------------------------------
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Backend.weights`, in the dtype that the model computes in. Later steps do not change them. With
-        `config.lora` they are the adapter's, in float32, by PEFT's names."""
+        """See `Backend.weights`, in the dtype that the model computes in. With `config.lora` they are the adapter's, in
+        float32, by PEFT's names."""
         return self._trained.gathered(self._dtype if self._lora is None else torch.float32)
 
     def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -284,7 +288,7 @@ class FsdpBackend:
     # -- checkpoints -----------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        self._writer.prepare(self._parts())
+        self._writer.prepare(self._parts)
 
     def save(self, path: Path, metadata: dict[str, Any], digest: Callable[[], str | None]) -> None:
         if self._record is not None:
@@ -311,7 +315,7 @@ class FsdpBackend:
     def _parts(self) -> list[Part]:
         if not self.trains:
             return parts_of(self._trained, {})
-        moments = {name: self._optimizer.state[one] for name, one in self._parameters.items()}
+        moments = {name: self._optimizer.state[local] for name, local in self._locals.items()}
         return parts_of(self._trained, moments)
 
     def status(self) -> dict[str, Any]:

@@ -73,12 +73,12 @@ class CheckpointWriter:
         trouble = {"trouble": self._buffer.trouble} if self._buffer.trouble else {}
         return {"hold_s": round(self._hold_s, 4), **trouble}
 
-    def prepare(self, parts: Sequence[Part]) -> None:
-        """Begin to take the memory for copies, so that the first checkpoint need not wait for it. On a CPU there is
-        nothing to be page-locked, and nothing to be gained."""
+    def prepare(self, parts: Callable[[], Sequence[Part]]) -> None:
+        """Begin to take the memory for copies of `parts`, so that the first checkpoint need not wait for it. On a CPU
+        there is nothing to be page-locked, and nothing to be gained."""
         if self._is_cuda and not self._is_prepared:
             self._is_prepared = True
-            self._buffer.prepare(placed([part.tensor for part in written_by(parts, self._ranks.rank)])[1])
+            self._buffer.prepare(placed([part.tensor for part in written_by(parts(), self._ranks.rank)])[1])
 
     def begin(
         self,

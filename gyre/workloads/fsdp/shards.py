@@ -148,21 +148,25 @@ class Shards:
     def gathered(
         self, dtype: torch.dtype, *, change: Callable[[str, Tensor], Tensor] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """The whole tensors by the names in files, parameters in `dtype`, in host memory of their own, on the first
-        rank; nothing on others. `change` makes another whole tensor of one by its own name, on every rank. A call of
-        all ranks: each exhausts it."""
+        """The whole tensors by the names in files, parameters in `dtype`, on the device, on the first rank; nothing on
+        others. A later step may change them. `change` makes another whole tensor of one by its own name, on every rank.
+        A call of all ranks: each exhausts it."""
         for bundle in self._names.bundles:
             whole = {name: self._whole(name, dtype) for name in bundle.names}
             if change is not None:
                 whole = {name: change(name, one) for name, one in whole.items()}
             if self._ranks.rank == 0:
-                on_host = {name: tensor.to("cpu", copy=True) for name, tensor in whole.items()}
-                for name, one in self._names.apart(on_host).items():
+                for name, one in self._names.apart(whole).items():
                     yield name, one.contiguous()
 
     def _whole(self, name: str, dtype: torch.dtype) -> Tensor:
         tensor: Any = self.tensors[name].detach()
-        whole: Tensor = tensor.to(dtype).full_tensor() if _is_sharded(tensor) else tensor
+        if not _is_sharded(tensor):
+            whole: Tensor = tensor
+        elif self._ranks.world_size == 1:
+            whole = local_of(tensor).to(dtype)
+        else:
+            whole = tensor.to(dtype).full_tensor()
         return whole
 
     def fingerprint(self) -> str:
@@ -190,9 +194,9 @@ def fingerprint_of(sums: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]
 
 def local_of(tensor: Any) -> Tensor:
     """This rank's part of a sharded tensor: the memory itself."""
-    found = tensor.detach()
-    local: Tensor = found.to_local() if _is_sharded(found) else found
-    return local
+    with torch.no_grad():  # else each of a DTensor's calls goes through autograd
+        local: Tensor = tensor.to_local() if _is_sharded(tensor) else tensor
+        return local.detach()
 
 
 def _is_sharded(tensor: Any) -> bool:
