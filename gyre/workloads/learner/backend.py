@@ -2,7 +2,7 @@
 
 A learner (`gyre.workloads.learner.learner`) makes, repeats, refuses and accounts steps. A back end has the model, its
 gradient, its optimizer and its files, and knows of none of that. Plain torch, Megatron-core and FSDP2 are three of
-them; a page of docs/bring-your-own.md makes a fourth.
+them; docs/bring-your-own.md has a fourth.
 
 This module must not know how anything is computed, and must not import a back end.
 """

@@ -28,6 +28,7 @@ from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.gang.peers import Peers
 from gyre.workloads.learner.backend import TokenLoss
+from gyre.workloads.learner.base_backend import BaseBackend
 from gyre.workloads.learner.errors import CheckpointMismatch, NotFinite
 from gyre.workloads.learner.losses import detached
 from gyre.workloads.learner.packing import Pass
@@ -36,14 +37,10 @@ from gyre.workloads.torch.saved_policy import CHECKPOINT_FORMAT, checkpoint_file
 from gyre.workloads.torch.served_policy import load_parameters
 
 
-class TorchBackend:
+class TorchBackend(BaseBackend):
     """A `gyre.workloads.learner.backend.Backend`. With `values` the model says values instead of log-probs."""
 
-    device = torch.device("cpu")
-    dtype = "float32"
-    pass_tokens = None
-    width_multiple = 1
-    memory = None
+    ranks: Peers
 
     def __init__(
         self,
@@ -149,9 +146,6 @@ class TorchBackend:
         load_parameters(self.model, self._own(source))
         self.optimizer.state.clear()
 
-    def prepare(self) -> None:
-        """There is nothing to get ready."""
-
     def save(self, path: Path, metadata: dict[str, Any], digest: Callable[[], str | None]) -> None:
         """Rank 0 writes the whole state to `rank_00000.pt`; every other rank a marker with what it holds. Each has the
         checksum of its bytes beside it. All of it is on the disk when this returns."""
@@ -171,9 +165,6 @@ class TorchBackend:
             os.fsync(file.fileno())
         write_sum(checkpoint_file(path, self.ranks.rank))
 
-    def saved(self, *, wait: bool) -> bool:
-        return True
-
     def restore(self, path: Path) -> dict[str, Any]:
         """Take rank 0's state, on every rank and for any number of ranks. Raises CheckpointMismatch also where the file
         is not what its checksum says, and WeightMismatch where it is another model's."""
@@ -184,15 +175,6 @@ class TorchBackend:
         load_parameters(self.model, content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
         return {name: content[name] for name in ("step", "trained", "metrics", "warm", "digest")}
-
-    def status(self) -> dict[str, Any]:
-        return {}
-
-    def close(self, *, keep: bool) -> None:
-        self.ranks.close()
-
-    def unlink(self) -> None:
-        """Nothing outlives the process."""
 
 
 def _split(model: nn.Module, flat: Tensor) -> list[Tensor]:
