@@ -37,7 +37,6 @@ from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.firings.vertex_firings import ids_of
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.retries import Retries
-from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
 from gyre.workloads.vertex.slim_groups import SlimGroups, joined, unscored
@@ -168,13 +167,15 @@ class SampleScoring:
             groups.append(Group(group_id, whole.prompt_ids, whole.meta, samples))
         call = ScoringCall(groups, [key for some in by_group.values() for key in some], member)
         self._in_calls.update(call.samples())
-        info = CallInfo(
+        future = self._calls.fire(
+            member,
+            self._operator,
+            SlimGroups.of(groups),
             step=step,
             index=self._groups.slot_of(groups[0].id),
-            added_only=True,
             expected=self._expected,
+            added_only=True,
         )
-        future = self._calls.submit(member, self._operator.method, SlimGroups.of(groups), info)
         future.add_done_callback(partial(self._call_ended, call))
 
     def _call_ended(self, call: ScoringCall, done: Future[Outcome]) -> None:

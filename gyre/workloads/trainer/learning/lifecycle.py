@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from gyre.workloads import protocols
 from gyre.workloads.gang.alignment import align
 from gyre.workloads.gang.gang import GangLost
 from gyre.workloads.gang.learner_gang import ActorGang, LearnerGang
@@ -297,7 +298,10 @@ class GangLifecycle:
 
     def _diverged(self, gang: ActorGang, problem: str) -> None:
         self._report_failure(
-            gang.members[0], "restore", Failure(error=problem, traceback="", user_code=False), 0
+            gang.members[0],
+            protocols.Learner.restore.__name__,
+            Failure(error=problem, traceback="", user_code=False),
+            0,
         )
 
     def _begin_with_policy(self, learner: Learner, gang: LearnerGang) -> None:
