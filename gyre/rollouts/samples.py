@@ -4,6 +4,11 @@ A prompt is sampled `n` times; the `n` samples are its group. A group is the uni
 scored, trained and accounted for: its `id` is its position in the job's endless sequence of prompts, so
 two runs of the same job name the same prompt by the same number.
 
+A group has this one form everywhere. Only at borders has it another: packed (`pack_groups`) on a wire and in a store,
+and slim (`gyre.workloads.vertex.slim_groups`) on the way to an operator and back. A sample is asked for with its group
+(`GroupRequest`), given to an instance (`Assignment` in `gyre.rollouts.protocol.frames`), generated there, and a
+`Sample` once it has ended.
+
 Invariant *every token knows its policy*: a sample's `versions` are runs that cover its tokens exactly.
 
 This module must not know about Ray, torch or databases: arrays are numpy's, the wire form is msgpack.

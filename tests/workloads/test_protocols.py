@@ -1,9 +1,11 @@
-"""The protocols say what is called: every call by name is one of theirs, and the documents show their signatures."""
+"""The protocols say what is called: the trainer has no other calls, and the documents show their signatures."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,24 @@ def test_what_the_trainer_calls_is_declared_with_these_parameters(role: str) -> 
     for name, signature in called_on(GANGS[role]).items():
         given = {one.replace("shares", "groups") for one in signature.parameters}
         assert given <= declared[name], name
+
+
+def quoted(source: str) -> Iterator[str]:
+    """The texts that are given to a call as its first or second argument, as `method` is."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            for argument in node.args[:2]:
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield argument.value
+
+
+def test_nobody_calls_a_method_of_a_protocol_by_its_name_in_quotes() -> None:
+    """A misspelt one would be found by the job alone, and another argument not even by that."""
+    methods = {name for role in REQUIRED for name in signatures(role)}
+    assert set(quoted('gang.call("state", 1); rank.submit(member, "begin")')) == {"state", "begin"}
+    for folder in ("trainer", "gang", "vertex"):
+        for path in sorted((ROOT / "gyre" / "workloads" / folder).rglob("*.py")):
+            assert not methods & set(quoted(path.read_text())), path
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))

@@ -47,7 +47,7 @@ from gyre.rollouts.core.requests import (
 from gyre.rollouts.core.sample_store import SampleStore
 from gyre.rollouts.protocol.columns import JoinedColumns, lineage
 from gyre.rollouts.protocol.fields import refuse
-from gyre.rollouts.protocol.frames import Held, Hello, Keep, Prompt, Request, Work
+from gyre.rollouts.protocol.frames import Assignment, Held, Hello, Keep, Prompt, Request
 from gyre.rollouts.protocol.progress import End, Progress, Report
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.samples import Group, GroupRequest
@@ -62,7 +62,7 @@ from gyre.rollouts.token_log.write_buffer import WriteBatch
 MOST_RESETS = 3
 """Times that a sample is quarantined and begun anew before its group is given up."""
 
-Given = dict[str, tuple[list[Prompt], list[Work]]]
+Given = dict[str, tuple[list[Prompt], list[Assignment]]]
 """Prompts that were not sent yet, and work, by instance name."""
 
 Recalled = dict[str, list[tuple[int, int]]]
@@ -595,7 +595,7 @@ def _add_work(given: Given, sample: InFlightSample, instance: Instance) -> None:
         tokens = np.ascontiguousarray(request.group.prompt_ids, dtype="<i4").tobytes()
         prompts.append(Prompt(request_id=request.number, tokens=tokens, sampling=request.sampling))
     work.append(
-        Work(
+        Assignment(
             row=sample.row,
             lease=sample.lease,
             key=sample.key,
