@@ -350,7 +350,7 @@ OPTIONAL: Mapping[str, tuple[type, ...]] = MappingProxyType(
             TellsLogprobs,
             TakesInstanceWeights,
         ),
-        "critic": (SkipsSteps, HalvesPasses, WritesInBackground, KeepsStates, TakesPolicy),
+        "critic": (HalvesPasses, WritesInBackground, KeepsStates, TakesPolicy),
         "reference": (TakesPolicy,),
     }
 )

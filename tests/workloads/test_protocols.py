@@ -20,8 +20,8 @@ from gyre.workloads.protocols import OPTIONAL, REQUIRED, methods_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "writing-workloads.md"
-GANGS = {"actor": ActorGang, "critic": LearnerGang}
-"""By role, the class by whose methods the trainer calls its ranks."""
+GANGS = {ActorGang: ("actor",), LearnerGang: ("actor", "critic")}
+"""The classes by whose methods the trainer calls ranks, with the roles of these."""
 OWN = {"take_policy", "fire"}
 """Methods of a gang that are no method of a protocol."""
 
@@ -49,16 +49,14 @@ def called_on(gang: type) -> dict[str, inspect.Signature]:
     }
 
 
-@pytest.mark.parametrize("role", sorted(GANGS))
-def test_what_the_trainer_calls_is_declared_with_these_parameters(role: str) -> None:
-    declared = {
-        name: set().union(*(inspect.signature(getattr(one, name)).parameters for one in having))
-        for name in called_on(GANGS[role])
-        if (having := [one for one in protocols_of(role) if hasattr(one, name)])
-    }
-    for name, signature in called_on(GANGS[role]).items():
-        given = {one.replace("shares", "groups") for one in signature.parameters}
-        assert given <= declared[name], name
+@pytest.mark.parametrize("gang", GANGS, ids=lambda gang: gang.__name__)
+def test_what_the_trainer_calls_is_declared_with_these_parameters(gang: type) -> None:
+    every = [protocol for role in GANGS[gang] for protocol in protocols_of(role)]
+    for name, signature in called_on(gang).items():
+        having = [protocol for protocol in every if hasattr(protocol, name)]
+        declared = {key for one in having for key in inspect.signature(getattr(one, name)).parameters}
+        given = {key.replace("shares", "groups") for key in signature.parameters}
+        assert given <= declared, name
 
 
 def quoted(source: str) -> Iterator[str]:

@@ -187,12 +187,12 @@ class Recovery:
         groups, version, checksum = self._groups, copy.version, copy.checksum
         sources = [(address, "") for address in copy.sources]
         fetching = actor.fetch_weights(version=version, checksum=checksum, sources=sources)
-        host, folder = fetching.first(timeout_s=self._timeout_s)
+        address, folder = fetching.first(timeout_s=self._timeout_s)
         groups.forget_digests(copy.version)  # they are of weights before rounding, or of the lost optimizer's
         restoring = actor.restore_weights(
             version=version,
             checksum=checksum,
-            sources=[(host, folder), *sources],
+            sources=[(address, folder), *sources],
             trained=groups.trained_by(version),
         )
         restoring.results(timeout_s=self._timeout_s)
