@@ -438,8 +438,10 @@ class FakeCluster:
         return Spawned(told["pid"], process.node, told["bound"], told["memory_kills"])
 
     async def call(
-        self, address: Address, timeout_s: float, method: Callable[..., Any], /, epoch: int, *args: Any
+        self, address: Address, timeout_s: float, method: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
+        assert not kwargs, "the master gives its arguments by position"
+        epoch, rest = args[0], args[1:]
         deadline = self.clock.monotonic() + timeout_s
         await self._sleep(min(self.latency_s, timeout_s))
         process = self.processes.get(address)
@@ -460,10 +462,10 @@ class FakeCluster:
             raise Fenced(f"{address.vertex} obeys epoch {process.epoch}; a call came with epoch {epoch}.")
         process.epoch, process.heard_at = epoch, self.clock.monotonic()
         if method is VertexHost.watch:
-            return await self._watch(process, *args, deadline=deadline)
+            return await self._watch(process, *rest, deadline=deadline)
         if method is not VertexHost.hello:
             process.told.append(method.__name__)
-        return self.obey(process, method.__name__, args)
+        return self.obey(process, method.__name__, rest)
 
     def obey(self, process: FakeProcess, method: str, args: tuple[Any, ...]) -> Any:
         """Carry out a control call on a process, and return its answer."""

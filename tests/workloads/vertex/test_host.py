@@ -170,7 +170,7 @@ def test_a_data_call_of_an_older_term_is_refused_and_not_run(host):
 def test_a_call_that_waited_while_a_newer_term_came_is_refused(host):
     holding, _ = in_thread(host.call, 1, "hold")
     assert host._workload.entered.wait(GENEROUS_S)
-    waiting, outcome = in_thread(host.call, 1, "add", 1)
+    waiting, outcome = in_thread(host.call, 1, "add", NOTHING_OFFERED, 1)
     deadline = time.monotonic() + GENEROUS_S
     while host.control_call(2, "beside")[0] != "ok":
         assert time.monotonic() < deadline
