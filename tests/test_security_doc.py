@@ -22,7 +22,7 @@ from gyre.errors import Unauthorized
 from gyre.rollouts.manager.join_tokens import JoinTokens
 from gyre.rollouts.protocol.credentials import digest_of, new_secret, weights_key
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_join_endpoint, write_endpoint
-from gyre.rollouts.protocol.frames import KINDS, FinishedSample, Held, Keep, Prompt, Work
+from gyre.rollouts.protocol.frames import KINDS, Assignment, FinishedSample, Held, Keep, Prompt
 from gyre.rollouts.protocol.progress import End, ReportBody
 from tests.doubles.standing_job import StandingJob, small_spec
 
@@ -112,7 +112,7 @@ ROWS = rows()
 
 def said_by_peers() -> set[tuple[str, str]]:
     """(frame, field) of all that comes over a connection, as the code reads it."""
-    parts = [*KINDS.values(), Held, Keep, Work, Prompt, FinishedSample]
+    parts = [*KINDS.values(), Held, Keep, Assignment, Prompt, FinishedSample]
     said = {(kind.__name__, one.name) for kind in parts for one in msgspec.structs.fields(kind)}
     said |= {("Progress", one.name) for one in msgspec.structs.fields(ReportBody)}
     said |= {("End", one.name) for one in msgspec.structs.fields(End)}

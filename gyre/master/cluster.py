@@ -6,13 +6,21 @@ Every call has a deadline, and a death shows as `ProcessDied` at whatever call i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from gyre.failover import Activity
 from gyre.graph import NodeCapacity, SubGraph
+from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.memory_kills import MemoryKills
+from gyre.workloads.vertex.messages import Binding
 from gyre.workloads.vertex.preflight import Needs
+
+P = ParamSpec("P")
+R = TypeVar("R")
+HostMethod = Callable[Concatenate[VertexHost, P], R]
+"""A method of the class of hosts, such as `VertexHost.watch`."""
 
 
 class ProcessDied(Exception):
@@ -105,11 +113,22 @@ class Cluster(Protocol):
         """Start the process of this incarnation, or find it. Raises ProcessDied, NotAnswering, CannotPlace."""
         ...
 
-    async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call a control method of the vertex's host. Raises ProcessDied, NotAnswering, and what the host raises."""
+    async def call(
+        self,
+        address: Address,
+        timeout_s: float,
+        method: HostMethod[P, R],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Call a control method of the vertex's host, and wait up to `timeout_s`. Raises ProcessDied, NotAnswering, and
+        what the host raises."""
         ...
 
-    async def bind(self, address: Address, *args: Any, timeout_s: float) -> Any:
+    async def bind(
+        self, address: Address, epoch: int, binding: Binding, *, timeout_s: float
+    ) -> tuple[str, Any]:
         """Call `bind` of the vertex's host, which runs on the host's work thread. Raises what `call` raises."""
         ...
 

@@ -51,6 +51,7 @@ from gyre.master.vertex_scheduler import Scheduler
 from gyre.process_identity import ProcessIdentity
 from gyre.workloads.plain_data import plain_fields
 from gyre.workloads.vertex.disk_room import DiskLook, DiskRoom
+from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.memory_kills import MemoryKills
 from gyre.workloads.vertex.messages import Report
 from gyre.workloads.vertex.preflight import needs_of
@@ -372,12 +373,12 @@ class DiagnosisManager:
             try:
                 answer = await self._cluster.call(
                     address,
-                    "watch",
+                    timeout_s,
+                    VertexHost.watch,
                     self._context.epoch,
                     acknowledged,
                     failover.report_interval_s,
                     self._identity,
-                    timeout_s=timeout_s,
                 )
                 report = read_report(answer)
             except ProcessDied as error:

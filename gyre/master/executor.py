@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Concatenate
 
 from gyre.config import TRAINER
 from gyre.failover.commands import (
@@ -13,7 +14,8 @@ from gyre.failover.commands import (
     StopTrainer,
     UpdateMembership,
 )
-from gyre.master.cluster import Address, Cluster
+from gyre.master.cluster import Address, Cluster, HostMethod, P
+from gyre.workloads.vertex.host import VertexHost
 
 CALL_TIMEOUT_S = 10.0
 
@@ -35,7 +37,7 @@ class Executor:
             case StartTrainer():
                 await self._call(
                     command.incarnation,
-                    "start_fit",
+                    VertexHost.start_fit,
                     command.serial,
                     command.running,
                     command.roles,
@@ -44,17 +46,29 @@ class Executor:
                 self.told_serial = max(self.told_serial, command.serial)
             case UpdateMembership():
                 await self._call(
-                    command.trainer_incarnation, "announce", command.serial, command.running, command.roles
+                    command.trainer_incarnation,
+                    VertexHost.announce,
+                    command.serial,
+                    command.running,
+                    command.roles,
                 )
                 self.told_serial = max(self.told_serial, command.serial)
             case PauseTrainer() | ResumeTrainer():
-                await self._call(command.incarnation, "set_paused", isinstance(command, PauseTrainer))
+                await self._call(
+                    command.incarnation, VertexHost.set_paused, isinstance(command, PauseTrainer)
+                )
             case StopTrainer():
-                await self._call(command.incarnation, "stop_fit")
+                await self._call(command.incarnation, VertexHost.stop_fit)
             case _:
                 raise TypeError(f"{type(command).__name__} is not a command for the trainer")
 
-    async def _call(self, incarnation: int, method: str, *args: object) -> None:
-        await self._cluster.call(
-            Address(f"{TRAINER}-0", incarnation), method, self._epoch(), *args, timeout_s=CALL_TIMEOUT_S
-        )
+    async def _call(
+        self,
+        incarnation: int,
+        method: HostMethod[Concatenate[int, P], None],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """Call a method of the trainer's host that takes the epoch first."""
+        trainer = Address(f"{TRAINER}-0", incarnation)
+        await self._cluster.call(trainer, CALL_TIMEOUT_S, method, self._epoch(), *args, **kwargs)

@@ -43,10 +43,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from gyre.config import ROLLOUT_MANAGER, TRAINER
 from gyre.failover import Activity
 from gyre.graph import NodeCapacity, SubGraph
-from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
+from gyre.master.cluster import Address, CannotPlace, HostMethod, NotAnswering, P, ProcessDied, R, Spawned
 from gyre.process_identity import ProcessIdentity
 from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.memory_kills import kills_in
+from gyre.workloads.vertex.messages import Binding
 from gyre.workloads.vertex.observed_process import cpu_activity, describe_process
 from gyre.workloads.vertex.preflight import Needs, examine
 from gyre.workloads.vertex.transport import NAMESPACE, actor_name
@@ -348,7 +349,7 @@ class RayCluster:
     async def _first_word(self, address: Address, sub_graph: SubGraph, epoch: int, timeout_s: float) -> Any:
         """What `hello` answers. Ray lets an actor whose machine dies before it is up wait for another machine, which
         its place does not allow."""
-        hello = asyncio.ensure_future(self.call(address, "hello", epoch, timeout_s=timeout_s))
+        hello = asyncio.ensure_future(self.call(address, timeout_s, VertexHost.hello, epoch))
         try:
             while not (await asyncio.wait({hello}, timeout=STANDS_EVERY_S))[0]:
                 gone = self._stand[sub_graph.id] - {node.node_id for node in await self.nodes()}
@@ -358,14 +359,26 @@ class RayCluster:
         finally:
             hello.cancel()
 
-    async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
+    async def call(
+        self,
+        address: Address,
+        timeout_s: float,
+        method: HostMethod[P, R],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
         actor = await self._actor(address)
-        reference = getattr(actor, method).options(concurrency_group="control").remote(*args)
-        return await self._answer(reference, address, timeout_s)
+        remote = getattr(actor, method.__name__).options(concurrency_group="control").remote
+        answer: R = await self._answer(remote(*args, **kwargs), address, timeout_s)
+        return answer
 
-    async def bind(self, address: Address, *args: Any, timeout_s: float) -> Any:
+    async def bind(
+        self, address: Address, epoch: int, binding: Binding, *, timeout_s: float
+    ) -> tuple[str, Any]:
         actor = await self._actor(address)
-        return await self._answer(actor.bind.remote(*args), address, timeout_s)
+        answer: tuple[str, Any] = await self._answer(actor.bind.remote(epoch, binding), address, timeout_s)
+        return answer
 
     async def _actor(self, address: Address) -> Any:
         if address not in self._actors:

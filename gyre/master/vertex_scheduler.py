@@ -40,6 +40,7 @@ from gyre.master.places import Places
 from gyre.master.start_troubles import lost, new_memory_kills, waiting
 from gyre.store import QueuedJob
 from gyre.workloads.plain_data import plain_text
+from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.messages import Binding, Failure
 
 SPAWN_TIMEOUT_S = 60.0
@@ -159,7 +160,7 @@ class Scheduler:
         if len(addresses) > 1:
             try:
                 rendezvous = await self._cluster.call(
-                    addresses[0], "address", self._epoch(), timeout_s=CONTROL_TIMEOUT_S
+                    addresses[0], CONTROL_TIMEOUT_S, VertexHost.address, self._epoch()
                 )
             except (ProcessDied, NotAnswering) as error:
                 yield lost(addresses[0], error)
@@ -309,13 +310,9 @@ class Scheduler:
         job_ends = self._state().job.phase is JobPhase.STOPPING
         # Whether the process is gone or stuck, the kill below ends it.
         with contextlib.suppress(ProcessDied, NotAnswering):
+            timeout_s = command.grace_s + 2.0
             await self._cluster.call(
-                address,
-                "shutdown",
-                self._epoch(),
-                command.grace_s,
-                job_ends,
-                timeout_s=command.grace_s + 2.0,
+                address, timeout_s, VertexHost.shutdown, self._epoch(), command.grace_s, job_ends
             )
         await self._kill_through(command.vertex, command.incarnation)
         if not job_ends:  # else `Places.release_all` does it
@@ -349,7 +346,7 @@ class Scheduler:
     async def stacks(self, address: Address) -> str:
         """Returns the vertex's stacks: its own answer, or a look from outside if it does not answer."""
         try:
-            return plain_text(await self._cluster.call(address, "stacks", self._epoch(), timeout_s=1.0))
+            return plain_text(await self._cluster.call(address, 1.0, VertexHost.stacks, self._epoch()))
         except (ProcessDied, NotAnswering):
             pid, node = self._last_seen.get((address.vertex, address.incarnation), (0, ""))
             return await self._cluster.stacks(pid=pid, node=node, timeout_s=3.0)

@@ -4,6 +4,11 @@ A prompt is sampled `n` times; the `n` samples are its group. A group is the uni
 scored, trained and accounted for: its `id` is its position in the job's endless sequence of prompts, so
 two runs of the same job name the same prompt by the same number.
 
+A group has this one form everywhere. Only at borders has it another: packed (`pack_groups`) on a wire and in a store,
+and slim (`gyre.workloads.vertex.slim_groups`) on the way to an operator and back. A sample is asked for with its group
+(`GroupRequest`), given to an instance (`Assignment` in `gyre.rollouts.protocol.frames`), generated there, and a
+`Sample` once it has ended.
+
 Invariant *every token knows its policy*: a sample's `versions` are runs that cover its tokens exactly.
 
 This module must not know about Ray, torch or databases: arrays are numpy's, the wire form is msgpack.
@@ -30,6 +35,11 @@ OWN_LIMIT = "max_new_tokens"
 
 MORE = "reward."
 """Before the name of each further number that a reward function returned, in a sample's `extras`."""
+
+SampleKey = tuple[int, int]
+"""A group's id, and a sample's index in it."""
+
+_UNKNOWN_VERSION = -1
 
 OLD_LOGPROBS = "old_logprobs"
 """The key in a sample's `extras` of the trainer's own log-probs before the first update of the step, float32 `[t]`."""
@@ -85,6 +95,13 @@ class Sample:
             raise ValueError(f"version runs cover {covered} of {len(self.token_ids)} tokens")
 
 
+def unscored(token_ids: NDArray[np.int32], finish_reason: str) -> Sample:
+    """A sample of which no more is known: its log-probs are NaN, and its policy version is -1."""
+    count = len(token_ids)
+    nothing = np.full(count, np.nan, np.float32)
+    return Sample(token_ids, nothing, (VersionRun(_UNKNOWN_VERSION, 0, count),), finish_reason)
+
+
 @dataclass(slots=True)
 class Group:
     """A prompt and its samples. `meta` is what the dataset said of the prompt (the answer, say)."""
@@ -116,6 +133,23 @@ class Group:
         """The oldest and the newest policy version among the group's tokens; None before generation."""
         runs = [run.version for sample in self.samples for run in sample.versions]
         return (min(runs), max(runs)) if runs else None
+
+
+@dataclass(slots=True, eq=False)
+class GroupRequest:
+    """A group to generate: `n` samples of its prompt, drawn as `sampling` says. `purpose` and the group's id together
+    name it.
+
+    `min_version`: no token may come from an older policy. `pinned`: no token may come from a newer one.
+    """
+
+    purpose: str
+    group: Group
+    n: int
+    sampling: dict[str, Any]
+    seed: int
+    min_version: int
+    pinned: bool = False
 
 
 def _columns(samples: Sequence[Sample]) -> tuple[Any, ...]:

@@ -34,6 +34,7 @@ from gyre.graph import SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
 from gyre.testing.clock import VirtualClock
 from gyre.workloads.vertex.disk_room import DiskRoom
+from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.memory_kills import MemoryKills
 from gyre.workloads.vertex.messages import Binding, Failure, Report
 from tests.doubles.fake_connection import Connection
@@ -433,10 +434,14 @@ class FakeCluster:
         if process is None or not process.alive:
             process = self.begin(address, epoch, self.room.machine_of(sub_graph.id, bundle))
             await self._sleep(self.start_delay_s)
-        told = await self.call(address, "hello", epoch, timeout_s=timeout_s)
+        told = await self.call(address, timeout_s, VertexHost.hello, epoch)
         return Spawned(told["pid"], process.node, told["bound"], told["memory_kills"])
 
-    async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
+    async def call(
+        self, address: Address, timeout_s: float, method: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        assert not kwargs, "the master gives its arguments by position"
+        epoch, rest = args[0], args[1:]
         deadline = self.clock.monotonic() + timeout_s
         await self._sleep(min(self.latency_s, timeout_s))
         process = self.processes.get(address)
@@ -453,15 +458,14 @@ class FakeCluster:
             self.advance()
             if not process.alive:
                 raise _death(process)
-        epoch, rest = args[0], args[1:]
         if epoch < process.epoch:
             raise Fenced(f"{address.vertex} obeys epoch {process.epoch}; a call came with epoch {epoch}.")
         process.epoch, process.heard_at = epoch, self.clock.monotonic()
-        if method == "watch":
+        if method is VertexHost.watch:
             return await self._watch(process, *rest, deadline=deadline)
-        if method != "hello":
-            process.told.append(method)
-        return self.obey(process, method, rest)
+        if method is not VertexHost.hello:
+            process.told.append(method.__name__)
+        return self.obey(process, method.__name__, rest)
 
     def obey(self, process: FakeProcess, method: str, args: tuple[Any, ...]) -> Any:
         """Carry out a control call on a process, and return its answer."""
@@ -535,9 +539,11 @@ class FakeCluster:
             disks=self.disks,
         )
 
-    async def bind(self, address: Address, epoch: int, binding: Binding, *, timeout_s: float) -> Any:
+    async def bind(
+        self, address: Address, epoch: int, binding: Binding, *, timeout_s: float
+    ) -> tuple[str, Any]:
         began = self.clock.monotonic()
-        await self.call(address, "hello", epoch, timeout_s=timeout_s)
+        await self.call(address, timeout_s, VertexHost.hello, epoch)
         process = self.processes[address]
         if process.bound:
             return "ok", {"pid": process.pid}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gyre.failover import Activity
 from gyre.graph import NodeCapacity, SubGraph
-from gyre.master.cluster import Address, Spawned
+from gyre.master.cluster import Address, HostMethod, P, R, Spawned
+from gyre.workloads.vertex.messages import Binding
 from gyre.workloads.vertex.preflight import Needs
 
 if TYPE_CHECKING:
@@ -73,11 +74,22 @@ class Connection:
     ) -> Spawned:
         return await self._through(self._world.spawn(address, sub_graph, bundle, epoch, timeout_s))
 
-    async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
-        return await self._through(self._world.call(address, method, *args, timeout_s=timeout_s))
+    async def call(
+        self,
+        address: Address,
+        timeout_s: float,
+        method: HostMethod[P, R],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        answer: R = await self._through(self._world.call(address, timeout_s, method, *args, **kwargs))
+        return answer
 
-    async def bind(self, address: Address, *args: Any, timeout_s: float) -> Any:
-        return await self._through(self._world.bind(address, *args, timeout_s=timeout_s))
+    async def bind(
+        self, address: Address, epoch: int, binding: Binding, *, timeout_s: float
+    ) -> tuple[str, Any]:
+        return await self._through(self._world.bind(address, epoch, binding, timeout_s=timeout_s))
 
     async def kill(self, address: Address, *, pid: int, node: str) -> None:
         await self._through(self._world.kill_address(address))

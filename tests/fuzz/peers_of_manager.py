@@ -17,6 +17,7 @@ from gyre.rollouts.protocol.codec import decode, encode
 from gyre.rollouts.protocol.frames import (
     Ack,
     Assign,
+    Assignment,
     Attached,
     Cancel,
     DevicesReturned,
@@ -33,7 +34,6 @@ from gyre.rollouts.protocol.frames import (
     Weights,
     Welcome,
     WindowStatus,
-    Work,
 )
 from gyre.rollouts.samples import pack_groups
 from gyre.rollouts.trainer.plane_client import RolloutClient
@@ -124,7 +124,7 @@ class Agents(Target):
 
     def _work(self, draw: Random) -> Assign:
         work = [
-            Work(
+            Assignment(
                 row=draw.randrange(9), lease=draw.randrange(9), key=draw.randrange(9), request_id=draw.randrange(3),
                 prior=draw.choice((b"", b"\1\0\0\0")), seed=4,
             )

@@ -29,6 +29,7 @@ from gyre.rollouts.protocol.frames import (
     PROTOCOL,
     Asleep,
     Assign,
+    Assignment,
     Attach,
     Awake,
     Done,
@@ -47,7 +48,6 @@ from gyre.rollouts.protocol.frames import (
     ReclaimDevices,
     Request,
     TrainerStatus,
-    Work,
 )
 from gyre.rollouts.protocol.progress import End, Progress, Report
 from gyre.rollouts.samples import Group, pack_groups
@@ -133,7 +133,7 @@ class Plane:
         self.at_trainer = self.trainer.connection("the trainer")
         self.at_agent = self.agent.connection("good")
         self.session: AgentSession
-        self.work: list[Work] = []
+        self.work: list[Assignment] = []
 
     async def open(self) -> None:
         manager = self.manager

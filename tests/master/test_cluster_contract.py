@@ -20,6 +20,7 @@ from gyre.graph import Bundle, SubGraph
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
 from gyre.master.ray_cluster import CONTROL_THREADS, RayCluster, living_nodes
 from gyre.testing.clock import VirtualClock, run_virtual
+from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.messages import Binding, Failure, Report
 from gyre.workloads.vertex.preflight import needs_of
 from gyre.workloads.vertex.transport import RayTransport
@@ -206,7 +207,7 @@ def test_setup_that_raises_is_told_and_the_process_lives_on(bench: Bench) -> Non
         assert failure.user_code
         assert failure.error.startswith("ValueError: ")
         assert "in setup" in failure.traceback
-        told = await bench.cluster.call(FIRST, "hello", 1, timeout_s=GENEROUS_S)
+        told = await bench.cluster.call(FIRST, GENEROUS_S, VertexHost.hello, 1)
         assert not told["bound"]
 
     bench.run(scenario)
@@ -217,10 +218,10 @@ def test_a_quiet_watch_ends_at_its_deadline_with_a_report(bench: Bench) -> None:
         await bench.spawn()
         await bench.bind(FIRST)
         await bench.cluster.call(
-            FIRST, "watch", 1, 0, 0.01, timeout_s=GENEROUS_S
+            FIRST, GENEROUS_S, VertexHost.watch, 1, 0, 0.01
         )  # sees the end of the set-up
         began = bench.now()
-        report = await bench.cluster.call(FIRST, "watch", 1, 0, WATCH_S, timeout_s=GENEROUS_S)
+        report = await bench.cluster.call(FIRST, GENEROUS_S, VertexHost.watch, 1, 0, WATCH_S)
         assert isinstance(report, Report)
         assert bench.now() - began >= WATCH_S * 0.9
         assert (report.busy, report.outbox, report.version) == ("", [], None)
@@ -243,7 +244,7 @@ def test_operators_that_block_keep_nobody_from_watching(bench: Bench) -> None:
             for _ in range(2 * CONTROL_THREADS)
         ]
         await asyncio.sleep(1.0)  # by then they have begun
-        report = await bench.cluster.call(FIRST, "watch", 1, 0, WATCH_S, timeout_s=BLOCKS_S / 2)
+        report = await bench.cluster.call(FIRST, BLOCKS_S / 2, VertexHost.watch, 1, 0, WATCH_S)
         assert isinstance(report, Report)
         assert not any(call.done() for call in calls)
 
@@ -255,7 +256,7 @@ def test_a_death_is_known_at_the_call_that_waits(bench: Bench) -> None:
         spawned = await bench.spawn()
         await bench.bind(FIRST)
         watch = asyncio.ensure_future(
-            bench.cluster.call(FIRST, "watch", 1, 0, 10 * GENEROUS_S, timeout_s=10 * GENEROUS_S)
+            bench.cluster.call(FIRST, 10 * GENEROUS_S, VertexHost.watch, 1, 0, 10 * GENEROUS_S)
         )
         await asyncio.sleep(0.2)
         bench.end(spawned)
@@ -264,7 +265,7 @@ def test_a_death_is_known_at_the_call_that_waits(bench: Bench) -> None:
         assert death.value.detail
         assert not death.value.node_lost
         with pytest.raises(ProcessDied):
-            await bench.cluster.call(FIRST, "hello", 1, timeout_s=GENEROUS_S)
+            await bench.cluster.call(FIRST, GENEROUS_S, VertexHost.hello, 1)
         with pytest.raises(ProcessDied):
             await bench.bind(FIRST)
 
@@ -301,7 +302,7 @@ def test_whatever_ray_raises_is_a_death_or_a_suspicion(
         await bench.spawn()
         monkeypatch.setattr("gyre.master.ray_cluster._as_future", answer)
         with pytest.raises(type(becomes)) as error:
-            await bench.cluster.call(FIRST, "hello", 1, timeout_s=GENEROUS_S)
+            await bench.cluster.call(FIRST, GENEROUS_S, VertexHost.hello, 1)
         monkeypatch.undo()
         assert str(becomes) in str(error.value)
         assert getattr(error.value, "out_of_memory", False) == isinstance(becomes, ProcessDied)
@@ -327,7 +328,7 @@ def test_a_machine_is_gone_for_all_once_a_call_was_told_so(
         assert [node.node_id for node in await bench.cluster.nodes()] == [spawned.node]
         monkeypatch.setattr("gyre.master.ray_cluster._as_future", dies)
         with pytest.raises(ProcessDied) as error:
-            await bench.cluster.call(FIRST, "hello", 1, timeout_s=GENEROUS_S)
+            await bench.cluster.call(FIRST, GENEROUS_S, VertexHost.hello, 1)
         monkeypatch.undo()
         assert error.value.node_lost
         assert await bench.cluster.nodes() == await bench.cluster.whole_nodes() == []
@@ -361,7 +362,7 @@ def test_a_machine_tells_how_many_its_kernel_has_killed_for_want_of_memory(bench
     async def scenario() -> None:
         spawned = await bench.spawn()
         await bench.bind(FIRST)
-        report = await bench.cluster.call(FIRST, "watch", 1, 0, 0.01, timeout_s=GENEROUS_S)
+        report = await bench.cluster.call(FIRST, GENEROUS_S, VertexHost.watch, 1, 0, 0.01)
         first, last = spawned.memory_kills, report.memory_kills
         assert first is not None
         assert first.counter == last.counter
@@ -379,7 +380,7 @@ def test_a_process_that_is_stopped_does_not_answer_and_can_be_looked_at_and_ende
         await bench.bind(FIRST)
         bench.stop(spawned)
         with pytest.raises(NotAnswering):
-            await bench.cluster.call(FIRST, "hello", 1, timeout_s=0.5)
+            await bench.cluster.call(FIRST, 0.5, VertexHost.hello, 1)
         seen = await bench.cluster.stacks(pid=spawned.pid, node=spawned.node, timeout_s=3.0)
         assert "T (stopped)" in seen
         activity = await bench.cluster.activity(pid=spawned.pid, node=spawned.node, over_s=0.1)
@@ -387,7 +388,7 @@ def test_a_process_that_is_stopped_does_not_answer_and_can_be_looked_at_and_ende
         assert not activity.is_slow
         await bench.cluster.kill(FIRST, pid=spawned.pid, node=spawned.node)
         with pytest.raises(ProcessDied):
-            await bench.cluster.call(FIRST, "hello", 1, timeout_s=GENEROUS_S)
+            await bench.cluster.call(FIRST, GENEROUS_S, VertexHost.hello, 1)
 
     bench.run(scenario)
 
@@ -395,9 +396,15 @@ def test_a_process_that_is_stopped_does_not_answer_and_can_be_looked_at_and_ende
 def test_an_older_master_is_refused(bench: Bench) -> None:
     async def scenario() -> None:
         await bench.spawn(epoch=3)
-        for method, *args in (("hello",), ("stacks",), ("watch", 0, 0.1), ("shutdown", 0.0)):
+        older = (
+            bench.cluster.call(FIRST, GENEROUS_S, VertexHost.hello, 2),
+            bench.cluster.call(FIRST, GENEROUS_S, VertexHost.stacks, 2),
+            bench.cluster.call(FIRST, GENEROUS_S, VertexHost.watch, 2, 0, 0.1),
+            bench.cluster.call(FIRST, GENEROUS_S, VertexHost.shutdown, 2, 0.0),
+        )
+        for call in older:
             with pytest.raises(Fenced, match="obeys epoch 3; a call came with epoch 2"):
-                await bench.cluster.call(FIRST, method, 2, *args, timeout_s=GENEROUS_S)
+                await call
 
     bench.run(scenario)
 
@@ -411,7 +418,7 @@ def test_ending_a_process_is_idempotent_and_makes_room_for_the_next(bench: Bench
         after = await bench.spawn(SECOND)
         assert after.pid != spawned.pid
         with contextlib.suppress(ProcessDied):
-            pytest.fail(str(await bench.cluster.call(FIRST, "hello", 1, timeout_s=GENEROUS_S)))
+            pytest.fail(str(await bench.cluster.call(FIRST, GENEROUS_S, VertexHost.hello, 1)))
 
     bench.run(scenario)
 
@@ -419,10 +426,10 @@ def test_ending_a_process_is_idempotent_and_makes_room_for_the_next(bench: Bench
 def test_the_address_of_a_rendezvous_stays_the_same(bench: Bench) -> None:
     async def scenario() -> None:
         await bench.spawn()
-        host, port = await bench.cluster.call(FIRST, "address", 1, timeout_s=GENEROUS_S)
+        host, port = await bench.cluster.call(FIRST, GENEROUS_S, VertexHost.address, 1)
         assert host
         assert 0 < port < 65536
-        assert tuple(await bench.cluster.call(FIRST, "address", 2, timeout_s=GENEROUS_S)) == (host, port)
+        assert tuple(await bench.cluster.call(FIRST, GENEROUS_S, VertexHost.address, 2)) == (host, port)
 
     bench.run(scenario)
 

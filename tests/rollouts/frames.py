@@ -9,6 +9,7 @@ import numpy as np
 from gyre.rollouts.protocol import frames
 from gyre.rollouts.protocol.frames import (
     Assign,
+    Assignment,
     Frame,
     Held,
     Hello,
@@ -18,7 +19,6 @@ from gyre.rollouts.protocol.frames import (
     Request,
     Weights,
     Welcome,
-    Work,
 )
 from gyre.rollouts.protocol.progress import COLUMNS, End, Progress
 from gyre.rollouts.samples import Group, pack_groups
@@ -78,7 +78,7 @@ SELDOM: list[Frame] = [
         prompts=[
             Prompt(request_id=1, tokens=b"\1\0\0\0", sampling={"max_new_tokens": 9, "stop_token_ids": [3]})
         ],
-        work=[Work(row=0, lease=1, key=65536, request_id=1, prior=b"", seed=4)],
+        work=[Assignment(row=0, lease=1, key=65536, request_id=1, prior=b"", seed=4)],
     ),
     Request(
         purpose="train",

@@ -25,6 +25,7 @@ from gyre.rollouts.protocol.frames import (
     PROTOCOL,
     Ack,
     Assign,
+    Assignment,
     Attach,
     Attached,
     Done,
@@ -36,7 +37,6 @@ from gyre.rollouts.protocol.frames import (
     Request,
     Weights,
     Welcome,
-    Work,
 )
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
@@ -328,7 +328,7 @@ class Wire:
 
 @dataclass(eq=False)
 class Sample:
-    work: Work
+    work: Assignment
     tokens: list[int]
 
 

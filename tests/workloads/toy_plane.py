@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from gyre.rollouts.samples import Group, Sample, VersionRun
-from gyre.rollouts.trainer.plane_client import CannotGenerate, SampleAhead
+from gyre.rollouts.samples import Group, Sample, SampleKey, VersionRun, unscored
+from gyre.rollouts.trainer.plane_client import CannotGenerate
 from gyre.workloads import rollout_vertices
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.trainer import rollout_requests
@@ -200,10 +200,10 @@ class ToyPlane:
 
     def _tell_ahead(self, client: ToyClient, group: Group) -> None:
         if client.on_finished is not None:
-            told = [
-                SampleAhead(group.id, index, sample.token_ids + self.lies, sample.finish_reason)
+            told = {
+                (group.id, index): unscored(sample.token_ids + self.lies, sample.finish_reason)
                 for index, sample in enumerate(group.samples[:-1])
-            ]
+            }
             client.on_finished("train", told)
 
     def _generate(self, one: Asked, version: int) -> Group:
@@ -239,7 +239,7 @@ class ToyClient:
         term: int,
         on_groups: Callable[[str, list[Group]], None],
         on_error: Callable[[Any], None],
-        on_finished: Callable[[str, list[SampleAhead]], None] | None = None,
+        on_finished: Callable[[str, dict[SampleKey, Sample]], None] | None = None,
         **others: Any,
     ) -> None:
         self.term, self.on_groups, self.on_error = term, on_groups, on_error

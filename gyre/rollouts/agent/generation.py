@@ -36,7 +36,7 @@ from gyre.rollouts.agent.held_samples import (
 )
 from gyre.rollouts.agent.prompt_batching import PromptBatching
 from gyre.rollouts.protocol.fields import refuse
-from gyre.rollouts.protocol.frames import Assign, Keep, Prompt, Work
+from gyre.rollouts.protocol.frames import Assign, Assignment, Keep, Prompt
 from gyre.rollouts.protocol.progress import EndKind
 
 SICK_WITHIN_S = 1.0
@@ -63,7 +63,7 @@ SAMPLES_READ_APART = 16
 of a request's streams, would cost more."""
 
 
-def with_prompts(frame: Assign) -> list[tuple[Work, Prompt]]:
+def with_prompts(frame: Assign) -> list[tuple[Assignment, Prompt]]:
     """Each sample that a frame assigns, with its prompt. Raises FrameError where there is none, or tokens are not
     whole."""
     prompts = {prompt.request_id: prompt for prompt in frame.prompts}
@@ -113,7 +113,7 @@ class Generation:
     def running(self) -> list[HeldSample]:
         return [held for held in self.samples.values() if not held.end]
 
-    def begin(self, given: Sequence[tuple[Work, Prompt]]) -> None:
+    def begin(self, given: Sequence[tuple[Assignment, Prompt]]) -> None:
         begun = []
         for work, prompt in given:
             held = HeldSample(

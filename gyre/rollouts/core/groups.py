@@ -37,7 +37,7 @@ from gyre.rollouts.core.quarantine import (
 from gyre.rollouts.core.report_checks import check_ends, check_runs
 from gyre.rollouts.core.requests import (
     INDEX_BITS,
-    GroupRequest,
+    InFlightRequest,
     InFlightSample,
     draw_seeds,
     requested_groups,
@@ -47,22 +47,22 @@ from gyre.rollouts.core.requests import (
 from gyre.rollouts.core.sample_store import SampleStore
 from gyre.rollouts.protocol.columns import JoinedColumns, lineage
 from gyre.rollouts.protocol.fields import refuse
-from gyre.rollouts.protocol.frames import Held, Hello, Keep, Prompt, Request, Work
+from gyre.rollouts.protocol.frames import Assignment, Held, Hello, Keep, Prompt, Request
 from gyre.rollouts.protocol.progress import End, Progress, Report
 from gyre.rollouts.sample_checks import MOST_TOKENS
-from gyre.rollouts.samples import Group
+from gyre.rollouts.samples import Group, GroupRequest
 from gyre.rollouts.scheduling.fleet import Instance
 from gyre.rollouts.scheduling.loaded_versions import LoadedByIncarnation
 from gyre.rollouts.scheduling.placement import Placement
 from gyre.rollouts.scheduling.rebalancing import Rebalancing
 from gyre.rollouts.scheduling.router import OpenInstances, Router
-from gyre.rollouts.token_log.records import RequestRecord, request_in
+from gyre.rollouts.token_log.records import request_in
 from gyre.rollouts.token_log.write_buffer import WriteBatch
 
 MOST_RESETS = 3
 """Times that a sample is quarantined and begun anew before its group is given up."""
 
-Given = dict[str, tuple[list[Prompt], list[Work]]]
+Given = dict[str, tuple[list[Prompt], list[Assignment]]]
 """Prompts that were not sent yet, and work, by instance name."""
 
 Recalled = dict[str, list[tuple[int, int]]]
@@ -79,7 +79,7 @@ class OpenGroups:
         """No token can come from a newer policy than this."""
         self.served_version = -1
         """The policy that instances should have. Samples that need a newer one wait."""
-        self.requests: dict[int, GroupRequest] = {}
+        self.requests: dict[int, InFlightRequest] = {}
         """The requests of the open groups, by number."""
         self.quarantined: list[InFlightSample] = []
         """Quarantined samples that the caller has not yet reported and cleared."""
@@ -95,16 +95,16 @@ class OpenGroups:
         """Samples that wait for their policy to be served, by key."""
         self._suspects: dict[int, InFlightSample] = {}
         """Samples that wait to be tried on another instance than where they failed, or alone on one, by key."""
-        self._by_group: dict[tuple[str, int], GroupRequest] = {}
+        self._by_group: dict[tuple[str, int], InFlightRequest] = {}
         """Open requests by purpose and group."""
-        self._pinned: dict[int, GroupRequest] = {}
+        self._pinned: dict[int, InFlightRequest] = {}
         self._next_number = 1
         self._lost = LostIncarnations()
         self._loaded = LoadedByIncarnation()
 
     # -- requests -----------------------------------------------------------------------------------
 
-    def open(self, frame: Request) -> list[GroupRequest]:
+    def open(self, frame: Request) -> list[InFlightRequest]:
         """Open the groups of the frame that are not known yet. Raises FrameError if nobody could generate them."""
         new: dict[int, Group] = {}
         for group in requested_groups(frame):
@@ -119,14 +119,14 @@ class OpenGroups:
         for group in new.values():
             prompt = Group(group.id, group.prompt_ids.astype(np.int32), group.meta)
             sampling = sampling_of(frame, prompt)
-            record = RequestRecord(
+            request = GroupRequest(
                 frame.purpose, prompt, frame.n, sampling, frame.seed, frame.min_version, frame.pinned
             )
-            self._store.write_buffer.open(self._next_number, record)
-            opened.append(self._add(self._next_number, record))
+            self._store.write_buffer.open(self._next_number, request)
+            opened.append(self._add(self._next_number, request))
         draw_seeds(opened)
-        for request in opened:
-            for sample in request.samples:
+        for one in opened:
+            for sample in one.samples:
                 self._queue(sample)
         return opened
 
@@ -150,8 +150,8 @@ class OpenGroups:
             request.samples = []  # samples refer to their request: the cycle would wait for the garbage collector
         return running
 
-    def _add(self, number: int, record: RequestRecord) -> GroupRequest:
-        request = GroupRequest(number, *record)
+    def _add(self, number: int, asked: GroupRequest) -> InFlightRequest:
+        request = InFlightRequest.of(asked, number)
         self._store.add_samples(request)
         self.requests[number] = request
         self._by_group[(request.purpose, request.group.id)] = request
@@ -165,7 +165,7 @@ class OpenGroups:
         """The newest policy that open requests allow; None if any may be served."""
         return min((request.min_version for request in self._pinned.values() if request.left), default=None)
 
-    def pinned_to(self, version: int) -> list[GroupRequest]:
+    def pinned_to(self, version: int) -> list[InFlightRequest]:
         """Open requests that no policy but this one may answer."""
         return [one for one in self._pinned.values() if one.left and one.min_version == version]
 
@@ -595,7 +595,7 @@ def _add_work(given: Given, sample: InFlightSample, instance: Instance) -> None:
         tokens = np.ascontiguousarray(request.group.prompt_ids, dtype="<i4").tobytes()
         prompts.append(Prompt(request_id=request.number, tokens=tokens, sampling=request.sampling))
     work.append(
-        Work(
+        Assignment(
             row=sample.row,
             lease=sample.lease,
             key=sample.key,

@@ -19,7 +19,7 @@ from gyre.philox import words
 from gyre.rollouts.core.token_table import TokenTable
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Request
-from gyre.rollouts.samples import Group, InstanceRun, Sample, VersionRun, unpack_groups
+from gyre.rollouts.samples import Group, GroupRequest, InstanceRun, Sample, VersionRun, unpack_groups
 from gyre.rollouts.scheduling.fleet import PlacedSample
 
 KEPT_EVIDENCE = 3
@@ -68,7 +68,7 @@ class InFlightSample:
         "table",
     )
 
-    def __init__(self, request: GroupRequest, index: int, table: TokenTable) -> None:
+    def __init__(self, request: InFlightRequest, index: int, table: TokenTable) -> None:
         self.request = request
         self.table = table
         """The table with its tokens."""
@@ -166,22 +166,29 @@ class InFlightSample:
 
 
 @dataclass(slots=True, eq=False)
-class GroupRequest:
-    """One requested group. `number` grows with every request and names the group to agents."""
+class InFlightRequest(GroupRequest):
+    """A requested group and its samples in flight. `number` grows with every request, and names the group to
+    agents."""
 
-    number: int
-    purpose: str
-    group: Group
-    n: int
-    sampling: dict[str, Any]
-    seed: int
-    min_version: int
-    pinned: bool
+    number: int = field(kw_only=True)
     samples: list[InFlightSample] = field(default_factory=list)
     left: int = 0
     """Number of samples that are not finished."""
     seeds: list[int] = field(default_factory=list)
     """The first seed of each sample; empty before one was needed."""
+
+    @classmethod
+    def of(cls, request: GroupRequest, number: int) -> InFlightRequest:
+        return cls(
+            request.purpose,
+            request.group,
+            request.n,
+            request.sampling,
+            request.seed,
+            request.min_version,
+            request.pinned,
+            number=number,
+        )
 
     @property
     def max_new_tokens(self) -> int:
@@ -246,7 +253,7 @@ _STREAM = 32
 _MASK = 0x7FFFFFFF
 
 
-def draw_seeds(requests: Sequence[GroupRequest]) -> None:
+def draw_seeds(requests: Sequence[InFlightRequest]) -> None:
     """Draw the seeds of groups that were requested together, in one pass that costs as much as a single seed."""
     if requests:
         ids = np.array([[request.group.id] for request in requests])

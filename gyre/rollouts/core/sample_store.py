@@ -18,7 +18,7 @@ import numpy as np
 from gyre.rollouts.core.accounting import TokenAccount
 from gyre.rollouts.core.leases import Leases
 from gyre.rollouts.core.report_checks import check_versions, match, trim
-from gyre.rollouts.core.requests import FailureRecord, GroupRequest, InFlightSample
+from gyre.rollouts.core.requests import FailureRecord, InFlightRequest, InFlightSample
 from gyre.rollouts.core.sample_rows import SampleRows
 from gyre.rollouts.protocol.columns import ReportColumns
 from gyre.rollouts.protocol.fields import FrameError
@@ -41,7 +41,7 @@ class SampleStore:
 
     # -- samples come and go ------------------------------------------------------------------------
 
-    def add_samples(self, request: GroupRequest) -> None:
+    def add_samples(self, request: InFlightRequest) -> None:
         request.samples = [InFlightSample(request, index, self.rows.tokens) for index in range(request.n)]
         request.left = request.n
         for sample in request.samples:

@@ -19,7 +19,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from gyre.rollouts.core.requests import GroupRequest, InFlightSample
+from gyre.rollouts.core.requests import InFlightRequest, InFlightSample
 from gyre.rollouts.manager.sessions import Connection
 from gyre.rollouts.protocol.frames import Done, Finished, FinishedSample
 from gyre.rollouts.samples import Group, Sample, pack_groups
@@ -48,13 +48,13 @@ class _Portion(NamedTuple):
 class Delivery:
     """`open_requests` are those of the open groups, by number: a group that was closed is not delivered."""
 
-    def __init__(self, open_requests: dict[int, GroupRequest]) -> None:
+    def __init__(self, open_requests: dict[int, InFlightRequest]) -> None:
         self._requests = open_requests
         self._trainer: Connection | None = None
         self._samples_ahead = False
-        self._ready: dict[str, dict[int, GroupRequest]] = defaultdict(dict)
+        self._ready: dict[str, dict[int, InFlightRequest]] = defaultdict(dict)
         """Complete groups in the ledger that the trainer has not taken, by purpose and group."""
-        self._outbox: dict[int, GroupRequest] = {}
+        self._outbox: dict[int, InFlightRequest] = {}
         """Of these, what goes to the trainer that is attached, and which of them it was sent."""
         self._sent: set[int] = set()
         self._parts: deque[_Portion] = deque()
@@ -68,7 +68,7 @@ class Delivery:
         if trainer is not None:
             self._outbox, self._sent, self._parts = {}, set(), deque()
 
-    def complete(self, requests: Iterable[GroupRequest]) -> None:
+    def complete(self, requests: Iterable[InFlightRequest]) -> None:
         """Deliver these groups, which are complete in the ledger."""
         open_ones = [request for request in requests if request.number in self._requests]
         for request in open_ones:
@@ -112,7 +112,7 @@ class Delivery:
         if not ready:
             self._ready.pop(purpose, None)
 
-    def _deliver(self, requests: list[GroupRequest]) -> None:
+    def _deliver(self, requests: list[InFlightRequest]) -> None:
         self._outbox.update(
             {request.number: request for request in requests if request.number not in self._sent}
         )

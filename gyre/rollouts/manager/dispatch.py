@@ -21,7 +21,7 @@ from gyre.rollouts.core.admission import DeviceUse
 from gyre.rollouts.core.groups import Given, OpenGroups, Recalled
 from gyre.rollouts.core.requests import InFlightSample
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions
-from gyre.rollouts.protocol.frames import Assign, Cancel, Frame, Work
+from gyre.rollouts.protocol.frames import Assign, Assignment, Cancel, Frame
 
 WORK_PORTION_BYTES = 4 << 20
 """Largest batch of continued samples in one frame; well below the frame limit, however long they are."""
@@ -180,11 +180,11 @@ class Dispatch:
             self._on_event("SamplesMoved", {"instance": name, "count": len(rows)})
 
 
-def _portions(work: list[Work]) -> Iterator[list[Work]]:
+def _portions(work: list[Assignment]) -> Iterator[list[Assignment]]:
     """Fresh samples first, for they wait for nothing; then those that go on, by size."""
     if fresh := [one for one in work if not one.prior]:
         yield fresh
-    portion: list[Work] = []
+    portion: list[Assignment] = []
     size = 0
     for one in work:
         if one.prior:

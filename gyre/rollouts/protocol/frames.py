@@ -119,8 +119,8 @@ class Welcome(Frame):
     """The job's `rollouts.deterministic`: engines are started so."""
 
 
-class Work(Frame):
-    """One sample to generate; `prior` are the tokens (int32) that it already has."""
+class Assignment(Frame):
+    """A sample that an instance is to generate; `prior` are the tokens (int32) that it already has."""
 
     row: Count
     lease: Count
@@ -141,7 +141,7 @@ class Prompt(Frame):
 
 class Assign(Frame):
     prompts: Annotated[list[Prompt], Meta(max_length=MAX_LIST)]
-    work: Annotated[list[Work], Meta(max_length=MAX_LIST)]
+    work: Annotated[list[Assignment], Meta(max_length=MAX_LIST)]
 
 
 class Cancel(Frame):

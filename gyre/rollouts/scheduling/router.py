@@ -20,15 +20,9 @@ This module must not know engines, sockets, the ledger or the time.
 from __future__ import annotations
 
 import heapq
-from typing import NamedTuple
 
 from gyre.rollouts.scheduling.fleet import Instance, PlacedSample
 from gyre.rollouts.scheduling.placement import Placement
-
-
-class Assignment(NamedTuple):
-    sample: PlacedSample
-    instance: Instance
 
 
 class OpenInstances:
@@ -88,19 +82,19 @@ class Router:
         self._placement = placement
         self._open = open_instances or OpenInstances(placement)
 
-    def assign(self, limit: int | None = None) -> list[Assignment]:
+    def assign(self, limit: int | None = None) -> list[tuple[PlacedSample, Instance]]:
         """Give queued samples to instances with room, at most `limit` of them."""
         self._open.refresh()
         queue = self._placement.queue
-        given: list[Assignment] = []
+        given: list[tuple[PlacedSample, Instance]] = []
         while queue and (limit is None or len(given) < limit):
             best = self._open.best()
             if best is None:
                 break
-            assignment = self._next(best)
-            self._placement.assign(*assignment)
-            self._open.enter(assignment.instance)
-            given.append(assignment)
+            sample, instance = self._next(best)
+            self._placement.assign(sample, instance)
+            self._open.enter(instance)
+            given.append((sample, instance))
         return given
 
     def backlog_s(self) -> float:
@@ -108,7 +102,7 @@ class Router:
         load, queue = self._placement.load, self._placement.queue
         return queue.tokens / load.rate_tokens_s if queue and load.rate_tokens_s > 0 else 0.0
 
-    def _next(self, best: Instance) -> Assignment:
+    def _next(self, best: Instance) -> tuple[PlacedSample, Instance]:
         """The sample to give out when `best` has room, to `best` or to an instance that has its group's prompt.
 
         It is the first of the queue, unless all instances that have its prompt are full. Then it may be one whose
@@ -119,19 +113,19 @@ class Router:
         assert first is not None, "an empty queue was asked for its first sample"
         group = queue.groups[first.group]
         if not group.prompt_at or best in group.prompt_at:
-            return Assignment(first, best)
+            return first, best
         saved = first.prompt_tokens * settings.prefill_cost
         able = [instance for instance in group.prompt_at if instance.has_room]
         if able:
             home = min(able, key=lambda one: (one.drain_s + self._open.slot_s(one), one.number))
             longer_s = home.drain_s + self._open.slot_s(home) - best.drain_s - self._open.slot_s(best)
             stays = longer_s - self.backlog_s() <= saved / best.rate_tokens_s
-            return Assignment(first, home if stays else best)
+            return first, home if stays else best
         patience = settings.sticky_patience * len(self._placement.instances)
         is_worth_it = not first.done_tokens and saved >= settings.sticky_worth * first.expected
         if is_worth_it and group.passed < patience:
             other = queue.first_with_prompt_at(best) or queue.first_of_new_group()
             if other is not None:
                 group.passed += 1
-                return Assignment(other, best)
-        return Assignment(first, best)
+                return other, best
+        return first, best

@@ -18,21 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.rollouts.protocol.columns import ReportColumns
-from gyre.rollouts.samples import Group, pack_groups, unpack_groups
+from gyre.rollouts.samples import GroupRequest, pack_groups, unpack_groups
 
 FORMAT = 1
-
-
-class RequestRecord(NamedTuple):
-    """One group that was requested."""
-
-    purpose: str
-    group: Group
-    n: int
-    sampling: dict[str, Any]
-    seed: int
-    min_version: int
-    pinned: bool
 
 
 class LeaseRecord(NamedTuple):
@@ -78,17 +66,26 @@ class StoredDelta(NamedTuple):
     leases: list[LeaseRecord]
 
 
-def request_out(request: RequestRecord) -> bytes:
-    purpose, group, *others = request
-    return bytes(msgpack.packb([FORMAT, purpose, pack_groups([group]), *others]))
+def request_out(request: GroupRequest) -> bytes:
+    row = [
+        FORMAT,
+        request.purpose,
+        pack_groups([request.group]),
+        request.n,
+        request.sampling,
+        request.seed,
+        request.min_version,
+        request.pinned,
+    ]
+    return bytes(msgpack.packb(row))
 
 
-def request_in(body: bytes) -> RequestRecord:
+def request_in(body: bytes) -> GroupRequest:
     """Raises ValueError for another format."""
     form, purpose, groups, *others = msgpack.unpackb(body)
     if form != FORMAT:
         raise ValueError(f"a stored request of format {form}; this Gyre reads {FORMAT}")
-    return RequestRecord(purpose, unpack_groups(groups)[0], *others)
+    return GroupRequest(purpose, unpack_groups(groups)[0], *others)
 
 
 def delta_out(delta: PendingDelta) -> bytes:

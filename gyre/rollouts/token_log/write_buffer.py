@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.rollouts.protocol.columns import ReportColumns
+from gyre.rollouts.samples import GroupRequest
 from gyre.rollouts.token_log.records import (
     LeaseRecord,
     PendingDelta,
-    RequestRecord,
     delta_out,
     request_out,
 )
@@ -103,7 +103,7 @@ class WriteBuffer:
         self._deltas = []
         return batch
 
-    def open(self, number: int, request: RequestRecord) -> None:
+    def open(self, number: int, request: GroupRequest) -> None:
         self._opened[number] = request_out(request)
 
     def close(self, number: int) -> None:

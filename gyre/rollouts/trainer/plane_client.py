@@ -18,13 +18,11 @@ import ssl
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
-from numpy.typing import NDArray
 
 from gyre.errors import Fenced, GyreError, Unauthorized
 from gyre.rollouts.protocol.codec import checked
@@ -50,7 +48,15 @@ from gyre.rollouts.protocol.frames import (
     WindowStatus,
 )
 from gyre.rollouts.protocol.progress import Progress
-from gyre.rollouts.samples import Group, pack_groups, unpack_groups
+from gyre.rollouts.samples import (
+    Group,
+    GroupRequest,
+    Sample,
+    SampleKey,
+    pack_groups,
+    unpack_groups,
+    unscored,
+)
 
 TLS_CLOSES_S = 0.25
 """aiohttp leaves the end of a TLS connection to the loop, and tells nobody when it is over."""
@@ -71,29 +77,6 @@ class CannotGenerate(GyreError):
     code = "rollouts.cannot_generate"
 
 
-@dataclass(frozen=True, slots=True)
-class SampleAhead:
-    """A sample that has finished before its group: `token_ids` is int32 `[t]`."""
-
-    group_id: int
-    index: int
-    token_ids: NDArray[np.int32]
-    finish_reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A group that was asked for, and how."""
-
-    purpose: str
-    group: Group
-    n: int
-    sampling: dict[str, Any]
-    seed: int
-    min_version: int
-    pinned: bool
-
-
 class RolloutClient:
     """`endpoint()` gives (URL, token), or None while unknown. `on_groups(purpose, groups)` and `on_error(error)` are
     called on the client's thread: Fenced where a newer trainer has attached, CannotGenerate for groups that nobody
@@ -107,12 +90,13 @@ class RolloutClient:
         on_groups: Callable[[str, list[Group]], None],
         on_error: Callable[[GyreError], None],
         on_window: Callable[[DevicesReturned | WindowStatus], None] = lambda frame: None,
-        on_finished: Callable[[str, list[SampleAhead]], None] | None = None,
+        on_finished: Callable[[str, dict[SampleKey, Sample]], None] | None = None,
         on_underway: Callable[[SampleCounts], None] = lambda frame: None,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         connection: ConnectionSettings | None = None,
     ) -> None:
-        """`on_finished(purpose, samples)`, on the client's thread, if samples are wanted before their groups are whole.
+        """`on_finished(purpose, samples)`, on the client's thread, if samples are wanted before their groups are whole;
+        they have their tokens and ends alone (`unscored`).
         `on_underway` gets the answer to each pulse, on that thread, too. `tls`, asked before each dial of an https URL:
         what to trust; None for the machine's own authorities."""
         self._on_groups = on_groups
@@ -123,7 +107,7 @@ class RolloutClient:
         self._tls = tls
         self._lent: LendDevices | ReclaimDevices | None = None
         """Devices that the plane has, or is to give back."""
-        self._asked: dict[tuple[str, int], Asked] = {}
+        self._asked: dict[tuple[str, int], GroupRequest] = {}
         self._published: dict[int, Publish] = {}
         """The newest, and those before it that a pinned request still needs."""
         self._begun: Group | None = None
@@ -179,7 +163,7 @@ class RolloutClient:
                     group.token_limit(longest)
                 except ValueError as error:
                     raise refuse("invalid", f"{error}; the data set brings it") from None
-        asked = [Asked(purpose, group, n, sampling, seed, min_version, pinned) for group in groups]
+        asked = [GroupRequest(purpose, group, n, sampling, seed, min_version, pinned) for group in groups]
         frames = _requests(asked)
         with self._lock:
             self._asked.update({(purpose, one.group.id): one for one in asked})
@@ -279,7 +263,7 @@ class RolloutClient:
             self._on_error(CannotGenerate(frame.message, details=details))
         elif isinstance(frame, Finished):
             if self._on_finished is not None:
-                self._on_finished(frame.purpose, [_ahead(one) for one in frame.samples])
+                self._on_finished(frame.purpose, dict(map(_finished, frame.samples)))
         elif isinstance(frame, DevicesReturned | WindowStatus):
             self._window_changed(frame)
         elif isinstance(frame, SampleCounts):
@@ -335,17 +319,17 @@ class RolloutClient:
         self._on_groups(frame.purpose, groups)
 
 
-def _ahead(told: FinishedSample) -> SampleAhead:
+def _finished(told: FinishedSample) -> tuple[SampleKey, Sample]:
     try:
         token_ids = np.frombuffer(told.tokens, "<i4").astype(np.int32)
     except ValueError as error:
         raise refuse("invalid", f"finished.tokens: {error}") from None
-    return SampleAhead(told.group, told.index, token_ids, told.finish)
+    return (told.group, told.index), unscored(token_ids, told.finish)
 
 
-def _requests(asked: Sequence[Asked]) -> list[Frame]:
+def _requests(asked: Sequence[GroupRequest]) -> list[Frame]:
     """As few frames as there are different ways of asking."""
-    ways: dict[tuple[Any, ...], list[Asked]] = {}
+    ways: dict[tuple[Any, ...], list[GroupRequest]] = {}
     for one in asked:
         key = (one.purpose, one.n, repr(one.sampling), one.seed, one.min_version, one.pinned)
         ways.setdefault(key, []).append(one)
@@ -365,8 +349,8 @@ def _requests(asked: Sequence[Asked]) -> list[Frame]:
     ]
 
 
-def _portions(asked: Sequence[Asked]) -> Iterator[list[Asked]]:
-    portion: list[Asked] = []
+def _portions(asked: Sequence[GroupRequest]) -> Iterator[list[GroupRequest]]:
+    portion: list[GroupRequest] = []
     tokens = 0
     for one in asked:
         portion.append(one)

@@ -16,11 +16,12 @@ from typing import Any
 from gyre.config import TRAINER, JobSpec
 from gyre.errors import VertexLost
 from gyre.graph import NodeCapacity, SubGraph
-from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
+from gyre.master.cluster import Address, CannotPlace, HostMethod, NotAnswering, P, ProcessDied, R, Spawned
 from gyre.testing.in_process.host import InProcessHost, Moments
 from gyre.testing.in_process.transport import InProcessTransport
 from gyre.testing.in_process.vertex import InProcessVertex
-from gyre.workloads.vertex.messages import thread_stacks
+from gyre.workloads.vertex.host import VertexHost
+from gyre.workloads.vertex.messages import Binding, thread_stacks
 from gyre.workloads.vertex.preflight import Needs
 
 
@@ -95,27 +96,40 @@ class InProcessCluster:
             )
             self.vertices[vertex] = InProcessVertex(host)
             self.everything.append(self.vertices[vertex])
-        told = await self.call(address, "hello", epoch, timeout_s=timeout_s)
+        told = await self.call(address, timeout_s, VertexHost.hello, epoch)
         return Spawned(pid=told["pid"], node=self._nodes[0].node_id, bound=told["bound"])
 
-    async def call(self, address: Address, method: str, *args: Any, timeout_s: float) -> Any:
-        return await self._ask(address, InProcessVertex.control, method, args, timeout_s)
+    async def call(
+        self,
+        address: Address,
+        timeout_s: float,
+        method: HostMethod[P, R],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        return await self._ask(address, InProcessVertex.control, timeout_s, method, *args, **kwargs)
 
-    async def bind(self, address: Address, *args: Any, timeout_s: float) -> Any:
-        return await self._ask(address, InProcessVertex.submit, "bind", args, timeout_s)
+    async def bind(
+        self, address: Address, epoch: int, binding: Binding, *, timeout_s: float
+    ) -> tuple[str, Any]:
+        return await self._ask(address, InProcessVertex.submit, timeout_s, VertexHost.bind, epoch, binding)
 
     async def _ask(
         self,
         address: Address,
         send: Callable[[InProcessVertex, Callable[[], Any]], Future[Any]],
-        method: str,
-        args: tuple[Any, ...],
         timeout_s: float,
-    ) -> Any:
+        method: HostMethod[P, R],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
         vertex = self.find(address.vertex, address.incarnation)
         if vertex is None:
             raise ProcessDied(f"{address.vertex} has no incarnation {address.incarnation}")
-        future = asyncio.wrap_future(send(vertex, partial(getattr(vertex.host, method), *args)))
+        bound = getattr(vertex.host, method.__name__)  # an in-process host's own, where it has one
+        future = asyncio.wrap_future(send(vertex, partial(bound, *args, **kwargs)))
         # Not `wait_for`, which in Python 3.11 forgets a cancellation that comes together with its result.
         try:
             done, _ = await asyncio.wait([future], timeout=timeout_s)
@@ -124,7 +138,7 @@ class InProcessCluster:
         if not done:
             raise NotAnswering(f"{address.vertex} did not answer within {timeout_s:g} s")
         try:
-            answer = future.result()
+            answer: R = future.result()
         except VertexLost as error:
             raise ProcessDied(error.message) from None
         with self.answered:

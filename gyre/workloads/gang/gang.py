@@ -20,7 +20,6 @@ from gyre.errors import Fenced, VertexLost
 from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.membership import Member, Membership
 from gyre.workloads.vertex.messages import Failure
-from gyre.workloads.vertex.returns import Expected
 from gyre.workloads.vertex.transport import NO_KEYWORDS, Transport
 
 SETTLE_S = 2.0
@@ -70,8 +69,6 @@ class Gang:
     transport: Transport
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered while a call is waited for: whoever waits stands still through no fault of its own."""
-    checked: bool = False
-    """Whether the ranks check what their methods return: those of the protocols, which the built-in trainer calls."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), compare=False, repr=False)
 
     @property
@@ -89,43 +86,11 @@ class Gang:
     ) -> list[Future[Outcome]]:
         """To every rank, each with its positional arguments. The call's number goes with it, by which a rank that was
         not given it is found out."""
-        info = self._checking(method, replace(info, gang_call=(self.number, next(self._numbers))))
+        info = replace(info, gang_call=(self.number, next(self._numbers)))
         return [
             self.transport.submit(*member, method, args, kwargs, info=info, bundle=bundle)
             for member, args in zip(self.members, per_rank, strict=True)
         ]
-
-    def call(
-        self,
-        method: str,
-        *args: Any,
-        timeout_s: float,
-        info: CallInfo = NOTHING_OFFERED,
-        bundle: Any = None,
-        **kwargs: Any,
-    ) -> list[Any]:
-        """The same arguments to every rank; results in rank order. Raises GangLost and Fenced."""
-        futures = self.submit(method, [args] * self.size, kwargs, info=info, bundle=bundle)
-        return self.gather(method, futures, timeout_s=timeout_s)
-
-    def call_rank0(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
-        """Rank 0 alone: for what is equal on every rank."""
-        return self.gather(method, [self.submit_rank0(method, args, kwargs)], timeout_s=timeout_s)[0]
-
-    def submit_rank0(
-        self,
-        method: str,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] = NO_KEYWORDS,
-        *,
-        info: CallInfo = NOTHING_OFFERED,
-        control: bool = False,
-    ) -> Future[Outcome]:
-        info = self._checking(method, info)
-        return self.transport.submit(*self.members[0], method, args, kwargs, info=info, control=control)
-
-    def _checking(self, method: str, info: CallInfo) -> CallInfo:
-        return info if info.expected or not self.checked else replace(info, expected=Expected(method))
 
     def gather(self, method: str, futures: Sequence[Future[Outcome]], *, timeout_s: float) -> list[Any]:
         """Wait for every rank, or for the first ones where there are fewer futures. Raises GangLost, with whom to

@@ -20,10 +20,11 @@ from functools import partial
 from typing import Any
 
 from gyre.errors import VertexLost
+from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing
 from gyre.rollouts.samples import Group
-from gyre.workloads.gang.gang import PEERS_S, Gang, Outcome, is_failure, outcome_of
-from gyre.workloads.vertex.call_info import CallInfo
+from gyre.workloads.gang.gang import PEERS_S, Outcome, is_failure, outcome_of
+from gyre.workloads.gang.learner_gang import LearnerGang
 from gyre.workloads.vertex.returns import Expected
 
 CALLS_PER_GANG = 2
@@ -37,7 +38,7 @@ class SpreadCall:
     method: str
     firings: list[Firing]
     ids: list[int]
-    gang: Gang
+    gang: LearnerGang
     outcomes: list[Outcome | VertexLost | None]
     failed_at: float | None = None
     """When the first rank failed, in monotonic seconds, while others have not ended."""
@@ -55,8 +56,8 @@ class SpreadCalls:
 
     def send(
         self,
-        gang: Gang,
-        method: str,
+        gang: LearnerGang,
+        operator: Operator,
         firings: Sequence[Firing],
         ids: Sequence[int],
         shares: Sequence[list[Group]],
@@ -66,12 +67,10 @@ class SpreadCalls:
     ) -> None:
         """`shares` are the ranks' groups, together those of `ids`; `expected` is what the ranks check. A rank with an
         empty share is called too, since the others may be its peers in a collective."""
-        call = SpreadCall(method, list(firings), list(ids), gang, [None] * gang.size)
+        call = SpreadCall(operator.method, list(firings), list(ids), gang, [None] * gang.size)
         self._calls.append(call)
-        per_rank = [(share,) for share in shares]
-        info = CallInfo(step=step, index=firings[0].index, expected=expected)
-        futures = gang.submit(method, per_rank, info=info)
-        for rank, future in enumerate(futures):
+        sent = gang.fire(operator, shares, step=step, index=firings[0].index, expected=expected)
+        for rank, future in enumerate(sent.futures):
             future.add_done_callback(partial(self._rank_ended, call, rank))
 
     def _rank_ended(self, call: SpreadCall, rank: int, done: Future[Outcome]) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gyre.errors import GyreError, VertexLost
-from gyre.rollouts.samples import Group
-from gyre.rollouts.trainer.plane_client import SampleAhead
+from gyre.rollouts.samples import Group, Sample, SampleKey
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.gang.spread import SpreadCall
 from gyre.workloads.trainer.evaluation.rollout_calls import EvaluationCall
@@ -60,7 +59,7 @@ class SpreadCallEnded:
 class SamplesFinished:
     """Samples to train on have finished before their groups."""
 
-    samples: list[SampleAhead]
+    samples: dict[SampleKey, Sample]
 
 
 @dataclass(frozen=True, slots=True)

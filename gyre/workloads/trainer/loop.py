@@ -36,6 +36,7 @@ from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
 from gyre.workloads.base import BaseTrainer
 from gyre.workloads.gang.gang import Gang, GangLost, Outcome
+from gyre.workloads.gang.learner_gang import ActorGang
 from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.tasks.task import task_of
 from gyre.workloads.trainer.inbox_messages import (
@@ -291,7 +292,7 @@ class GraphTrainer(BaseTrainer):
             return
         if call.batch is not None:
             run.gang_dispatch.micro_batch_taken(call.gang.role, call.batch)
-        elif call.firing.operator == run.graph.apply_op.ref:
+        elif isinstance(call.gang, ActorGang):  # the leader has stepped
             # The ledger has the step while the rank makes its weights ready, and before anybody is told of them.
             run.policies.begin(call.gang, run.groups.step + 1, call.firing)
             run.steps.leader_stepped(call.gang, values[0])

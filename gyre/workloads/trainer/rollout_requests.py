@@ -26,8 +26,8 @@ from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
 from gyre.rollouts.protocol.frames import DevicesReturned, SampleCounts, WindowStatus
-from gyre.rollouts.samples import Group
-from gyre.rollouts.trainer.plane_client import RolloutClient, SampleAhead
+from gyre.rollouts.samples import Group, Sample, SampleKey
+from gyre.rollouts.trainer.plane_client import RolloutClient
 from gyre.workloads.trainer.device_lending import DeviceLending
 from gyre.workloads.trainer.evaluation.held_out import Evaluation
 from gyre.workloads.trainer.wait_causes import Shares, plane_shares
@@ -97,7 +97,7 @@ class RolloutRequests:
         on_groups: Callable[[str, list[Group]], None],
         on_error: Callable[[GyreError], None],
         on_devices: Callable[[], None],
-        on_finished: Callable[[list[SampleAhead]], None] | None = None,
+        on_finished: Callable[[dict[SampleKey, Sample]], None] | None = None,
         last_share: float | None = None,
     ) -> None:
         """`on_finished(samples)` is called for samples to train on that have finished before their groups, None if
@@ -117,7 +117,7 @@ class RolloutRequests:
                 lambda frame: self._client.lend(frame), last_share=last_share, now=time.monotonic()
             )
 
-        def finished(purpose: str, samples: list[SampleAhead]) -> None:
+        def finished(purpose: str, samples: dict[SampleKey, Sample]) -> None:
             if purpose == TRAIN and on_finished is not None:
                 on_finished(samples)
 

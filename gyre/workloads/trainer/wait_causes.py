@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Flow
+from gyre.workloads.protocols import Critic, Learner, Reference, Reward, Rollout
 
 Shares = dict[str, float]
 """By activity, in words; they add up to 1."""
@@ -25,13 +26,13 @@ Shares = dict[str, float]
 SCORING = "scoring"
 
 _WORDS = {
-    "generate": "generating",
-    "evaluate": "evaluating",
-    "score": SCORING,
-    "logprobs": "computing log-probs",
-    "values": "computing values",
-    "accumulate": "training",
-    "apply": "stepping the optimizer",
+    Rollout.generate.__name__: "generating",
+    Rollout.evaluate.__name__: "evaluating",
+    Reward.score.__name__: SCORING,
+    Reference.logprobs.__name__: "computing log-probs",
+    Critic.values.__name__: "computing values",
+    Learner.accumulate.__name__: "training",
+    Learner.apply.__name__: "stepping the optimizer",
 }
 """What the methods of the recipes do. One's own go by their names."""
 

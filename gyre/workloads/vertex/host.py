@@ -38,6 +38,7 @@ from gyre.workloads.addresses import free_port as free_port
 from gyre.workloads.addresses import network_environment, reserve
 from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
 from gyre.workloads.plain_data import plain, plain_fields, plain_text
+from gyre.workloads.protocols import TakesPolicy
 from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.disk_room import SHARED_MEMORY, DiskLook
 from gyre.workloads.vertex.master_watchdog import MasterWatchdog
@@ -334,8 +335,9 @@ class VertexHost:
     ) -> tuple[str, Any]:
         """Call `load_weights(*bundle)` and then the method. The bundle is an argument of its own, so that one in the
         object store is passed by reference."""
-        if hasattr(self._workload, "load_weights"):  # a reference may have weights of its own
-            status, value = self.call(term, "load_weights", CallInfo(gang_call=info.gang_call), *bundle)
+        load = TakesPolicy.load_weights.__name__
+        if hasattr(self._workload, load):  # a reference may have weights of its own
+            status, value = self.call(term, load, CallInfo(gang_call=info.gang_call), *bundle)
             if status == "error":
                 return status, value
         return self.call(term, method, info, *args, **kwargs)

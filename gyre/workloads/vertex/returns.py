@@ -28,8 +28,10 @@ from gyre.rollouts.sample_checks import (
     shown,
 )
 from gyre.rollouts.samples import Group, Sample
+from gyre.workloads.protocols import Actor, Learner, PublishesInBackground, PublishesModel, Rollout
 
-EVALUATE = "evaluate"
+EVALUATE = Rollout.evaluate.__name__
+EXPORT_WEIGHTS = Actor.export_weights.__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +264,7 @@ def _manifest(value: Any) -> str:
 
 
 def _other_version(method: str, value: Any, asked: int | None) -> str:
-    manifest = value[0] if method == "export_weights" else value
+    manifest = value[0] if method == EXPORT_WEIGHTS else value
     if asked is None or method not in _OF_VERSIONS or manifest is None or manifest["version"] == asked:
         return ""
     return f"policy version {manifest['version']}, expected {asked}, which it was asked for"
@@ -274,19 +276,23 @@ def _manifest_or_nothing(value: Any) -> str:
 
 _CHECKS: Mapping[str, Callable[[Any], str]] = {
     EVALUATE: _evaluation,
-    "warm_start": _facts_or_nothing,
-    "begin": _facts_or_nothing,
-    "accumulate": _facts_or_nothing,
-    "apply": _facts,
-    "state": _state,
-    "export_weights": _weights,
-    "publish_model": _manifest_or_nothing,
-    "model_published": _manifest,
+    Actor.warm_start.__name__: _facts_or_nothing,
+    Learner.begin.__name__: _facts_or_nothing,
+    Learner.accumulate.__name__: _facts_or_nothing,
+    Learner.apply.__name__: _facts,
+    Learner.state.__name__: _state,
+    EXPORT_WEIGHTS: _weights,
+    PublishesModel.publish_model.__name__: _manifest_or_nothing,
+    PublishesInBackground.model_published.__name__: _manifest,
 }
 """By method, of those that do not return groups: what is wrong with a value, or ""."""
 
 
-_OF_VERSIONS = ("export_weights", "publish_model", "model_published")
+_OF_VERSIONS = (
+    EXPORT_WEIGHTS,
+    PublishesModel.publish_model.__name__,
+    PublishesInBackground.model_published.__name__,
+)
 """Methods that return the manifest of a policy version."""
 
 

@@ -16,12 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.rollouts.samples import Group, Sample, VersionRun
+from gyre.rollouts.samples import Group, unscored
 
 Extras = list[list[dict[str, Any]]]
 """Of each sample of each group."""
-
-_UNKNOWN_VERSION = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +50,6 @@ class SlimGroups:
                 at += length
             groups.append(Group(group_id, prompt_ids, meta, samples))
         return groups
-
-
-def unscored(token_ids: NDArray[np.int32], finish_reason: str) -> Sample:
-    """A sample of which no more is known."""
-    count = len(token_ids)
-    nothing = np.full(count, np.nan, np.float32)
-    return Sample(token_ids, nothing, (VersionRun(_UNKNOWN_VERSION, 0, count),), finish_reason)
 
 
 @dataclass(frozen=True, slots=True)

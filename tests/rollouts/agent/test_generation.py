@@ -13,7 +13,7 @@ from gyre.engines.dialect import GenerateRequest, StreamChunk
 from gyre.rollouts.agent.generation import Generation, with_prompts
 from gyre.rollouts.agent.prompt_batching import PromptBatching
 from gyre.rollouts.protocol.fields import FrameError
-from gyre.rollouts.protocol.frames import Assign, Keep, Prompt, Work
+from gyre.rollouts.protocol.frames import Assign, Assignment, Keep, Prompt
 from tests.rollouts.plane import until
 
 PASS_S = 0.02
@@ -74,8 +74,8 @@ async def generation(engine: SilentEngine) -> Any:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def given(key: int) -> tuple[Work, Prompt]:
-    work = Work(key=key, row=key, request_id=key, lease=key, seed=key, prior=b"")
+def given(key: int) -> tuple[Assignment, Prompt]:
+    work = Assignment(key=key, row=key, request_id=key, lease=key, seed=key, prior=b"")
     return work, Prompt(request_id=key, tokens=b"\1\0\0\0", sampling={"max_new_tokens": 8})
 
 
@@ -134,6 +134,6 @@ def test_samples_without_a_prompt_or_of_half_a_token_are_refused(
     request_id: int, prior: bytes, tokens: bytes
 ) -> None:
     """An agent ends by a refusal of the protocol then, and not by a fault of its own."""
-    work = Work(row=0, lease=1, key=2, request_id=request_id, prior=prior, seed=3)
+    work = Assignment(row=0, lease=1, key=2, request_id=request_id, prior=prior, seed=3)
     with pytest.raises(FrameError, match="assign"):
         with_prompts(Assign(prompts=[Prompt(request_id=1, tokens=tokens, sampling={})], work=[work]))

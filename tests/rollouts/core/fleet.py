@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gyre.rollouts.core.requests import EarlierLease, InFlightSample, seed_of
 from gyre.rollouts.protocol.codec import decode
-from gyre.rollouts.protocol.frames import Prompt, Request, Work
+from gyre.rollouts.protocol.frames import Assignment, Prompt, Request
 from gyre.rollouts.protocol.progress import Progress
 from gyre.rollouts.samples import Group, pack_groups
 from tests.rollouts.core.simulated_agents import Rows, SimAgent, goal_of, logprob_of, mix, picture, token_of
@@ -328,7 +328,7 @@ class Fleet(RuleBasedStateMachine):
     def assign(self, limit: int | None) -> None:
         self.send(self.open_groups.assign(limit))
 
-    def send(self, given: dict[str, tuple[list[Prompt], list[Work]]]) -> None:
+    def send(self, given: dict[str, tuple[list[Prompt], list[Assignment]]]) -> None:
         for name, (prompts, works) in given.items():
             assert self.can(name)
             known = {prompt.request_id: prompt for prompt in prompts}

@@ -13,8 +13,8 @@ import pytest
 from gyre.rollouts.manager import delivery as delivery_module
 from gyre.rollouts.protocol import connection as connection_module
 from gyre.rollouts.protocol.fields import FrameError
-from gyre.rollouts.samples import Group
-from gyre.rollouts.trainer.plane_client import LONGEST_SAMPLE_TOKENS, RolloutClient, SampleAhead
+from gyre.rollouts.samples import Group, Sample, SampleKey
+from gyre.rollouts.trainer.plane_client import LONGEST_SAMPLE_TOKENS, RolloutClient
 from tests.rollouts.plane import TOKEN, live_plane, small_folder, until
 
 
@@ -90,11 +90,12 @@ def test_a_sample_that_nobody_can_make_cannot_be_asked_for(
 async def test_a_finished_sample_is_told_ahead_to_a_trainer_that_wants_it_and_delivered_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ahead: list[tuple[str, SampleAhead]] = []
+    ahead: dict[tuple[str, SampleKey], Sample] = {}
     came: dict[int, Group] = {}
 
-    def on_finished(purpose: str, samples: list[SampleAhead]) -> None:
-        ahead.extend((purpose, one) for one in samples)
+    def on_finished(purpose: str, samples: dict[SampleKey, Sample]) -> None:
+        assert not ahead.keys() & {(purpose, key) for key in samples}, "each is announced once"
+        ahead.update({(purpose, key): sample for key, sample in samples.items()})
 
     def on_groups(purpose: str, groups: list[Group]) -> None:
         came.update({group.id: group for group in groups})
@@ -119,13 +120,8 @@ async def test_a_finished_sample_is_told_ahead_to_a_trainer_that_wants_it_and_de
             await agent.report({first: 5, second: 2}, {first: "stop"})
             await until(lambda: len(ahead) == 1)
             assert came == {}
-            ((purpose, told),) = ahead
-            assert (purpose, told.group_id, told.index, told.finish_reason) == (
-                "train",
-                7,
-                index[first],
-                "stop",
-            )
+            told = ahead["train", (7, index[first])]
+            assert (told.finish_reason, told.reward) == ("stop", None)
             assert told.token_ids.tolist() == [1, 2, 3, 4, 5]
             may_write = threading.Event()
             write = plane.manager._write
@@ -143,4 +139,4 @@ async def test_a_finished_sample_is_told_ahead_to_a_trainer_that_wants_it_and_de
         finally:
             await asyncio.to_thread(client.close)
     assert len(ahead) == 3
-    assert came[7].samples[told.index].token_ids.tolist() == [1, 2, 3, 4, 5]
+    assert came[7].samples[index[first]].token_ids.tolist() == [1, 2, 3, 4, 5]

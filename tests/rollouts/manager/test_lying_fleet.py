@@ -23,6 +23,7 @@ from gyre.rollouts.protocol.frames import (
     KINDS,
     PROTOCOL,
     Assign,
+    Assignment,
     Attach,
     Cancel,
     Frame,
@@ -34,7 +35,6 @@ from gyre.rollouts.protocol.frames import (
     Request,
     Weights,
     Welcome,
-    Work,
 )
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.sample_checks import problem_with_group
@@ -53,7 +53,7 @@ class Peer:
         self.world, self.name = world, name
         self.connection: Any = None
         self.session: AgentSession | None = None
-        self.work: dict[int, tuple[Work, int]] = {}
+        self.work: dict[int, tuple[Assignment, int]] = {}
         """Samples by row, with their lengths."""
         self.weights: Weights | None = None
         self.rejected: list[Reject] = []

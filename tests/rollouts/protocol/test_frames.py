@@ -24,9 +24,9 @@ from gyre.rollouts.protocol import codec, frames
 from gyre.rollouts.protocol.codec import checked, decode, encode
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import (
+    Assignment,
     Frame,
     Request,
-    Work,
 )
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import Group, pack_groups
@@ -252,7 +252,7 @@ def test_any_body_under_any_kind_is_a_frame_or_refused(body: Any, kind: str) -> 
         _has_code(error)
 
 
-def live_groups() -> tuple[OpenGroups, list[Work]]:
+def live_groups() -> tuple[OpenGroups, list[Assignment]]:
     open_groups = OpenGroups(epoch=1)
     open_groups.newest_version = 3
     open_groups.promote(3)

@@ -104,7 +104,8 @@ def test_ranks_that_do_nothing_are_aligned_without_a_question(cluster):
         send(cluster, rank, 1, "who").result(GENEROUS_S)
     asking = Asking(cluster)
     align(next_gang(cluster, asking), timeout_s=GENEROUS_S)
-    assert next_gang(cluster, asking).call("who", timeout_s=GENEROUS_S) == [(0, 1), (1, 1), (2, 1)]
+    gang = next_gang(cluster, asking)
+    assert gang.gather("who", gang.submit("who", [()] * 3), timeout_s=GENEROUS_S) == [(0, 1), (1, 1), (2, 1)]
 
 
 def test_a_rank_in_a_call_that_another_was_never_given_is_blamed(cluster):

@@ -41,8 +41,7 @@ def told(failure):
 
 def test_a_call_gives_every_ranks_result_in_rank_order(gang):
     assert gang.size == 3
-    assert gang.call("who", timeout_s=GENEROUS_S) == [(0, 1), (1, 1), (2, 1)]
-    assert gang.call_rank0("who", timeout_s=GENEROUS_S) == (0, 1)
+    assert gang.gather("who", gang.submit("who", [()] * 3), timeout_s=GENEROUS_S) == [(0, 1), (1, 1), (2, 1)]
     futures = gang.submit("add", [(1,), (2,), (3,)], {"two": 10})
     assert gang.gather("add", futures, timeout_s=GENEROUS_S) == [11, 12, 13]
 
@@ -50,7 +49,7 @@ def test_a_call_gives_every_ranks_result_in_rank_order(gang):
 def test_a_death_is_nobodys_fault_and_the_dead_are_doubted(gang, cluster):
     cluster.vertices["echo-1"].kill()
     with pytest.raises(GangLost) as caught:
-        gang.call("who", timeout_s=GENEROUS_S)
+        gang.gather("who", gang.submit("who", [()] * 3), timeout_s=GENEROUS_S)
     assert caught.value.blamed is None
     assert cluster.membership.members("echo") == [("echo-0", 1), ("echo-2", 1)]
     assert not gang.is_current()
@@ -116,7 +115,7 @@ def test_a_rank_that_does_not_return_is_named(gang, cluster):
     cluster.vertices["echo-1"].hang()
     cluster.vertices["echo-2"].hang()
     with pytest.raises(GangLost) as caught:
-        gang.call("who", timeout_s=1.0)
+        gang.gather("who", gang.submit("who", [()] * 3), timeout_s=1.0)
     member, operator, failure = caught.value.blamed
     assert (member, operator) == (("echo-1", 1), "who")
     assert failure.error == "who did not return within 1 s"
@@ -133,8 +132,8 @@ def test_whoever_waits_for_a_gang_is_known_to_wait(gang, cluster):
             inside.append("out")
 
     waiting = Gang(1, "echo", gang.members, cluster.membership, cluster.transport, Waiting)
-    waiting.call("who", timeout_s=GENEROUS_S)
-    waiting.call_rank0("who", timeout_s=GENEROUS_S)
+    waiting.gather("who", waiting.submit("who", [()] * 3), timeout_s=GENEROUS_S)
+    waiting.gather("who", waiting.submit("who", [()] * 3)[:1], timeout_s=GENEROUS_S)
     assert inside == ["in", "out"] * 2
 
 

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from gyre.errors import VertexLost
+from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload
 from gyre.workloads.gang import spread
-from gyre.workloads.gang.gang import Gang, GangLost
+from gyre.workloads.gang.gang import GangLost
+from gyre.workloads.gang.learner_gang import LearnerGang
 from gyre.workloads.gang.spread import SpreadCalls
 from tests.workloads import plain_workloads
 
@@ -44,7 +46,8 @@ def cluster(monkeypatch):
 
 @pytest.fixture
 def gang(cluster):
-    return Gang(1, "echo", tuple(cluster.membership.members("echo")), cluster.membership, cluster.transport)
+    members = tuple(cluster.membership.members("echo"))
+    return LearnerGang(1, "echo", members, cluster.membership, cluster.transport)
 
 
 class Heard:
@@ -64,11 +67,10 @@ def group(number: int) -> Group:
     return Group(number, np.array([1], np.int32))
 
 
-def send(heard: Heard, gang: Gang, method: str = "values") -> None:
-    ids = [5, 1, 7]
-    heard.calls.send(
-        gang, method, [Firing("critic.values", 2)], ids, [[group(7), group(5)], [], [group(1)]], step=4
-    )
+def send(heard: Heard, gang: LearnerGang, method: str = "values") -> None:
+    operator, firings = Operator("critic", method, Dispatch.SPREAD), [Firing("critic.values", 2)]
+    shares = [[group(7), group(5)], [], [group(1)]]
+    heard.calls.send(gang, operator, firings, [5, 1, 7], shares, step=4)
 
 
 def test_groups_come_back_in_the_order_in_which_they_were_given(gang) -> None:

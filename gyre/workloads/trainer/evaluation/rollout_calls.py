@@ -21,7 +21,6 @@ from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
 from gyre.workloads.trainer.retries import Retries
-from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.membership import Member
 
 
@@ -77,8 +76,15 @@ class RolloutCalls:
             expected = self._expectations.for_evaluation(
                 newest=policy.version if policy is not None else None
             )
-            info = CallInfo(step=step, index=part.firing.index, expected=expected)
-            future = self._calls.submit(member, operator.method, list(prompts), info, policy=policy)
+            future = self._calls.fire(
+                member,
+                operator,
+                list(prompts),
+                step=step,
+                index=part.firing.index,
+                expected=expected,
+                policy=policy,
+            )
             future.add_done_callback(partial(self._call_ended, EvaluationCall(part, member)))
             self._sent.add(part)
 

@@ -16,14 +16,11 @@ from gyre.errors import VertexLost
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome, outcome_of
 from gyre.workloads.trainer.evaluation.held_out import Evaluation, Part
-from gyre.workloads.trainer.firings.result_checks import SCORE
+from gyre.workloads.trainer.firings.result_checks import SCORING
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.retries import Retries
-from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.returns import Expected
-
-REWARD, _, METHOD = SCORE.partition(".")
 
 
 @dataclass(slots=True)
@@ -80,11 +77,11 @@ class EvaluationScoring:
         for call, groups in self._open.items():
             if call in self._sent or not self._retries.may(("evaluation", call), now):
                 continue
-            member = self._calls.free_member(REWARD)
+            member = self._calls.free_member(SCORING.role)
             if member is None:
                 return
-            info = CallInfo(step=step, index=0, expected=Expected(METHOD, rewards=True))
-            future = self._calls.submit(member, METHOD, groups, info)
+            expected = Expected(SCORING.method, rewards=True)
+            future = self._calls.fire(member, SCORING, groups, step=step, index=0, expected=expected)
             future.add_done_callback(partial(self._call_ended, call, member))
             self._sent.add(call)
 

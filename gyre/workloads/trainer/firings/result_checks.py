@@ -16,14 +16,19 @@ from gyre.config import JobSpec
 from gyre.graph.elements import Operator
 from gyre.rollouts.samples import Group
 from gyre.workloads.plain_data import plain
+from gyre.workloads.protocols import Critic, Reference, Reward
 from gyre.workloads.tasks.vocabulary import vocabulary_of
 from gyre.workloads.vertex.returns import EVALUATE, Expected
 
-SCORE = "reward.score"
+SCORING = Operator("reward", Reward.score.__name__)
 """The operator that gives samples their rewards."""
+SCORE = SCORING.ref
 
 EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"reference.logprobs": ("ref_logprobs",), "critic.values": ("values",)}
+    {
+        Operator("reference", Reference.logprobs.__name__).ref: ("ref_logprobs",),
+        Operator("critic", Critic.values.__name__).ref: ("values",),
+    }
 )
 """By operator, the extras that Gyre's own learners read."""
 

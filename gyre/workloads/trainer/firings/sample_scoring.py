@@ -17,7 +17,7 @@ This module must not know how samples are generated or who scores them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,8 +28,7 @@ import numpy as np
 from gyre.errors import Fenced, VertexLost
 from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.rollouts.samples import Group, Sample
-from gyre.rollouts.trainer.plane_client import SampleAhead
+from gyre.rollouts.samples import Group, Sample, SampleKey, unscored
 from gyre.workloads.gang.gang import Outcome, outcome_of
 from gyre.workloads.trainer.firings.result_checks import NOTHING_KNOWN, Expectations, problem_with_groups
 from gyre.workloads.trainer.firings.results import FiringResults
@@ -37,10 +36,9 @@ from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.firings.vertex_firings import ids_of
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.retries import Retries
-from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
-from gyre.workloads.vertex.slim_groups import SlimGroups, joined, unscored
+from gyre.workloads.vertex.slim_groups import SlimGroups, joined
 
 MOST_TOGETHER = 512
 """Samples in one call: a vertex that dies has no more to do again."""
@@ -51,19 +49,16 @@ TOKENS_A_WRITE = 4 << 20
 KEPT = 4096
 """Samples of groups that were given up are forgotten when there are so many more than are wanted."""
 
-Key = tuple[int, int]
-"""A group's id, and a sample's index in it."""
-
 
 @dataclass(frozen=True, slots=True)
 class ScoringCall:
     """`groups` have the samples that are scored, and `keys` name them, in order."""
 
     groups: list[Group]
-    keys: list[Key]
+    keys: list[SampleKey]
     member: Member
 
-    def samples(self) -> Iterator[tuple[Key, Sample]]:
+    def samples(self) -> Iterator[tuple[SampleKey, Sample]]:
         return zip(self.keys, (sample for group in self.groups for sample in group.samples), strict=True)
 
 
@@ -95,12 +90,12 @@ class SampleScoring:
         self._report_failure = report_failure
         self._on_result = on_result
         self._expected = expectations.for_groups(operator)
-        self._samples: dict[Key, Sample] = {}
+        self._samples: dict[SampleKey, Sample] = {}
         """A sample that was announced early or is in a firing, with its reward once it has one; no log-probs or
         versions."""
-        self._waiting: dict[Key, None] = {}
+        self._waiting: dict[SampleKey, None] = {}
         """Of these, in order, those that are in no call and have no reward."""
-        self._in_calls: dict[Key, Sample] = {}
+        self._in_calls: dict[SampleKey, Sample] = {}
         self._begun: dict[int, tuple[Firing, list[int]]] = {}
         """The firings that have begun, by their index, with their groups."""
         self._scored_by: Member | None = None
@@ -109,11 +104,11 @@ class SampleScoring:
 
     # -- what there is to score ---------------------------------------------------------------------
 
-    def finished(self, samples: Sequence[SampleAhead]) -> None:
+    def finished(self, samples: Mapping[SampleKey, Sample]) -> None:
         """Samples have finished before their groups."""
-        for told in samples:
-            if told.group_id in self._groups.unscored and not self._groups[told.group_id].samples:
-                self._add((told.group_id, told.index), unscored(told.token_ids, told.finish_reason))
+        for key, sample in samples.items():
+            if key[0] in self._groups.unscored and not self._groups[key[0]].samples:
+                self._add(key, sample)
         if len(self._samples) > self._forget_beyond:
             self._forget([key for key in self._samples if key[0] not in self._groups.unscored])
             self._forget_beyond = 2 * len(self._samples) + KEPT
@@ -128,13 +123,13 @@ class SampleScoring:
                 for index, sample in enumerate(self._groups[group_id].samples):
                     self._add((group_id, index), unscored(sample.token_ids, sample.finish_reason))
 
-    def _add(self, key: Key, sample: Sample) -> None:
+    def _add(self, key: SampleKey, sample: Sample) -> None:
         known = self._samples.get(key)
         if known is None or not _is_same(known, sample):
             self._samples[key] = sample
             self._waiting[key] = None
 
-    def _forget(self, keys: Iterable[Key]) -> None:
+    def _forget(self, keys: Iterable[SampleKey]) -> None:
         for key in keys:
             del self._samples[key]
             self._waiting.pop(key, None)
@@ -153,8 +148,8 @@ class SampleScoring:
             share = max(1, -(-len(self._waiting) // max(1, self._vertices())))
             self._score(member, list(self._waiting)[: min(share, MOST_TOGETHER)], step)
 
-    def _score(self, member: Member, keys: Sequence[Key], step: int) -> None:
-        by_group: dict[int, list[Key]] = {}
+    def _score(self, member: Member, keys: Sequence[SampleKey], step: int) -> None:
+        by_group: dict[int, list[SampleKey]] = {}
         for key in keys:
             del self._waiting[key]
             if key[0] in self._groups.unscored:  # else it was given up meanwhile
@@ -168,13 +163,15 @@ class SampleScoring:
             groups.append(Group(group_id, whole.prompt_ids, whole.meta, samples))
         call = ScoringCall(groups, [key for some in by_group.values() for key in some], member)
         self._in_calls.update(call.samples())
-        info = CallInfo(
+        future = self._calls.fire(
+            member,
+            self._operator,
+            SlimGroups.of(groups),
             step=step,
             index=self._groups.slot_of(groups[0].id),
-            added_only=True,
             expected=self._expected,
+            added_only=True,
         )
-        future = self._calls.submit(member, self._operator.method, SlimGroups.of(groups), info)
         future.add_done_callback(partial(self._call_ended, call))
 
     def _call_ended(self, call: ScoringCall, done: Future[Outcome]) -> None:

@@ -54,7 +54,7 @@ class SpreadFirings:
             for firing in some:
                 self._flow.start(firing)
             expected = self._expectations.for_groups(operator)
-            self._calls.send(gang, operator.method, some, ids, shares, step=step, expected=expected)
+            self._calls.send(gang, operator, some, ids, shares, step=step, expected=expected)
 
     def is_current(self, call: SpreadCall) -> bool:
         """Whether the call is still waited for, rather than one to a gang that was lost."""

@@ -3,18 +3,20 @@
 Invariant *no old weights*: a vertex is sent the newest version together with the call that needs it, and is taken to
 hold that version until one of its calls fails.
 
-This module must not know what is called, or what becomes of the result.
+This module must not know which operators there are, or what becomes of a result.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import Future
 
+from gyre.graph.elements import Operator
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.trainer.learning.publishing import Published
 from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.membership import Member, Membership
+from gyre.workloads.vertex.returns import Expected
 from gyre.workloads.vertex.slim_groups import SlimGroups
 from gyre.workloads.vertex.transport import Transport
 
@@ -42,22 +44,27 @@ class VertexCalls:
         best = min(members, key=lambda member: self._in_flight.get(member, 0))
         return best if self._in_flight.get(best, 0) < CALLS_PER_VERTEX else None
 
-    def submit(
+    def fire(
         self,
         member: Member,
-        method: str,
+        operator: Operator,
         groups: list[Group] | SlimGroups,
-        info: CallInfo,
         *,
+        step: int,
+        index: int,
+        expected: Expected,
+        added_only: bool = False,
         policy: Published | None = None,
     ) -> Future[Outcome]:
-        """Call a vertex. The policy is sent along unless the vertex holds it."""
+        """Have a vertex run an operator of the graph on these groups. The policy is sent along unless the vertex holds
+        it. `expected` is what the vertex checks; with `added_only` the result is `Additions`."""
         bundle = None
         if policy is not None and self._loaded.get(member) != policy.identity:
             bundle = policy.bundle
             self._loaded[member] = policy.identity
         self._in_flight[member] = self._in_flight.get(member, 0) + 1
-        return self._transport.submit(*member, method, (groups,), info=info, bundle=bundle)
+        info = CallInfo(step=step, index=index, expected=expected, added_only=added_only)
+        return self._transport.submit(*member, operator.method, (groups,), info=info, bundle=bundle)
 
     def ended(self, member: Member) -> None:
         """A call to the vertex has ended, in whatever way."""

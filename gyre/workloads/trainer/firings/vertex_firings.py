@@ -25,7 +25,6 @@ from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
-from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.slim_groups import joined
 
@@ -93,15 +92,16 @@ class VertexFirings:
             for firing in some:
                 self._flow.start(firing)
             newest = policy.version if takes_weights and policy is not None else None
-            info = CallInfo(
+            future = self._calls.fire(
+                member,
+                operator,
+                groups,
                 step=step,
                 index=some[0].index,
+                expected=self._expectations.for_groups(operator, newest=newest),
                 added_only=any(group.samples for group in groups),
-                expected=self._expectations.for_groups(operator, newest=newest)
-                if ids
-                else self._expectations.for_evaluation(),
+                policy=policy,
             )
-            future = self._calls.submit(member, operator.method, groups, info, policy=policy)
             future.add_done_callback(partial(self._call_ended, VertexCall(some, ids, member)))
 
     def _call_ended(self, call: VertexCall, done: Future[Outcome]) -> None:

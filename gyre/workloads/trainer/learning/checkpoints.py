@@ -25,10 +25,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gyre.workloads.gang.gang import Gang
+from gyre.workloads.gang.learner_gang import LearnerGang
 from gyre.workloads.gang.state_files import sync_folder, write_json
 from gyre.workloads.trainer.groups.group_state import GroupState
-from gyre.workloads.vertex.call_info import CallInfo
 
 KEPT_CHECKPOINTS = 2
 MARKER = "COMPLETE"
@@ -38,7 +37,7 @@ MARKER = "COMPLETE"
 class _Unfinished:
     step: int
     folder: Path
-    writing: list[Gang]
+    writing: list[LearnerGang]
     """Gangs that have not answered yet that all of their part is on the disk."""
 
 
@@ -64,14 +63,14 @@ class Checkpoints:
 
     # -- writing -------------------------------------------------------------------------------------
 
-    def keep_up(self, leader: Gang, auxiliary: Mapping[str, Gang], *, every: int) -> None:
+    def keep_up(self, leader: LearnerGang, auxiliary: Mapping[str, LearnerGang], *, every: int) -> None:
         """Commit the checkpoint that was begun, if it is written by now, and `begin_if_due`. Raises like the gangs'
         calls."""
         with self._if_room():
             self.settle(wait=False)
         self.begin_if_due(leader, auxiliary, every=every)
 
-    def begin_if_due(self, leader: Gang, auxiliary: Mapping[str, Gang], *, every: int) -> None:
+    def begin_if_due(self, leader: LearnerGang, auxiliary: Mapping[str, LearnerGang], *, every: int) -> None:
         """Unless one is still being written, begin a checkpoint of the last step where a multiple of `every` steps has
         passed since the last. Nothing is waited for. Raises like the gangs' calls."""
         step, last = self._groups.step, self._groups.checkpoint_step
@@ -89,7 +88,7 @@ class Checkpoints:
                 raise
             self.give_up()
 
-    def write_last(self, leader: Gang, auxiliary: Mapping[str, Gang]) -> None:
+    def write_last(self, leader: LearnerGang, auxiliary: Mapping[str, LearnerGang]) -> None:
         """Have a checkpoint of the last step, since nothing comes after it. One of an earlier step that is still being
         written is given up, for it would be waited for and be of no use. Raises like the gangs' calls."""
         step = self._groups.step
@@ -98,7 +97,7 @@ class Checkpoints:
         if self._groups.checkpoint_step != step:
             self.write(leader, auxiliary, wait=True)
 
-    def write(self, leader: Gang, auxiliary: Mapping[str, Gang], *, wait: bool) -> None:
+    def write(self, leader: LearnerGang, auxiliary: Mapping[str, LearnerGang], *, wait: bool) -> None:
         """Checkpoint the last step. Each auxiliary gang writes into a subfolder named after its role. Without `wait`
         ranks may still be writing when this returns; `settle` commits then. Raises like the gangs' calls."""
         self.settle(wait=True)
@@ -109,10 +108,8 @@ class Checkpoints:
         unfinished = _Unfinished(step, partial, [])
         for role, each in {"": leader, **auxiliary}.items():
             (partial / role).mkdir(exist_ok=True)
-            background = each.call(
-                "checkpoint", partial / role, info=CallInfo(background=not wait), timeout_s=self._timeout_s
-            )
-            if any(background):
+            sent = each.checkpoint(partial / role, background=not wait)
+            if any(sent.results(timeout_s=self._timeout_s)):
                 unfinished.writing.append(each)
         self._unfinished = unfinished
         self.settle(wait=wait)
@@ -124,7 +121,7 @@ class Checkpoints:
         if unfinished is None:
             return
         for gang in list(unfinished.writing):
-            if not all(gang.call("checkpoint_written", wait=wait, timeout_s=self._timeout_s)):
+            if not all(gang.checkpoint_written(wait=wait).results(timeout_s=self._timeout_s)):
                 return
             unfinished.writing.remove(gang)
         self._unfinished = None

@@ -21,12 +21,12 @@ from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.sample_ledger import RecordedBatch
-from gyre.workloads.gang.gang import PEERS_S, Gang, Outcome, is_failure, outcome_of
+from gyre.workloads.gang.gang import PEERS_S, Outcome, is_failure, outcome_of
+from gyre.workloads.gang.learner_gang import LearnerGang, Sent
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.groups.micro_batches import StepAssembly, is_made
 from gyre.workloads.trainer.learning.learners import Learner
 from gyre.workloads.trainer.learning.lifecycle import GangLifecycle
-from gyre.workloads.vertex.call_info import CallInfo
 
 GANG_CALLS = 2
 """Micro-batches that a gang has at a time: one in work, one waiting. Samples that arrive meanwhile make the next one
@@ -39,7 +39,7 @@ class GangCall:
 
     firing: Firing
     batch: RecordedBatch | None
-    gang: Gang
+    gang: LearnerGang
     outcomes: list[Outcome | VertexLost | None]
     skips: bool = False
     """Whether the optimizer's step is to leave the weights as they are."""
@@ -159,9 +159,8 @@ class GangDispatch:
             if firing.index not in self._flow.running(firing.operator):
                 self._flow.start(firing)
             progress.sent.add(batch.index)
-            per_rank = [(share,) for share in shares]
             call = GangCall(firing, batch, gang, [None] * gang.size)
-            self._send(call, learner.accumulate_op, per_rank, CallInfo(step=step, index=batch.index))
+            self._await(call, gang.accumulate(shares, step=step, index=batch.index))
 
     def _firing_of(self, learner: Learner, batch: RecordedBatch) -> Firing:
         """The accumulate operator's firing that a micro-batch belongs to: its own, or that of the whole step where
@@ -177,12 +176,9 @@ class GangDispatch:
             return
         self._flow.start(firing)
         step = firing.index + 1
-        self._send(
-            GangCall(firing, None, gang, [None] * gang.size),
-            operator,
-            [()] * gang.size,
-            CallInfo(step=step, indices=len(self._groups.batches[step]), group_ids=self._groups.ids_of(step)),
-        )
+        indices, ids = len(self._groups.batches[step]), self._groups.ids_of(step)
+        call = GangCall(firing, None, gang, [None] * gang.size)
+        self._await(call, gang.apply(step=step, indices=indices, group_ids=ids))
 
     def skip_batch(self, call: GangCall) -> str:
         """Have the ranks skip the step that all of them refuse because its gradient is not finite, which leaves them
@@ -196,24 +192,13 @@ class GangDispatch:
             return ""
         skipping = GangCall(call.firing, None, call.gang, [None] * call.gang.size, skips=True)
         # With all that an apply has, so that a class that knows no skipping refuses the batch again.
-        self._send(
-            skipping,
-            self._leader.apply_op,
-            [()] * call.gang.size,
-            CallInfo(
-                step=step,
-                indices=len(self._groups.batches[step]),
-                group_ids=self._groups.ids_of(step),
-                skip=True,
-            ),
-        )
+        indices, ids = len(self._groups.batches[step]), self._groups.ids_of(step)
+        self._await(skipping, call.gang.apply(step=step, indices=indices, group_ids=ids, skip=True))
         return str(failures[0].error)
 
-    def _send(
-        self, call: GangCall, operator: Operator, per_rank: Sequence[tuple[Any, ...]], info: CallInfo
-    ) -> None:
+    def _await(self, call: GangCall, sent: Sent[Any]) -> None:
         self._calls[call.key] = call
-        for rank, future in enumerate(call.gang.submit(operator.method, per_rank, info=info)):
+        for rank, future in enumerate(sent.futures):
             future.add_done_callback(partial(self._rank_ended, call, rank))
 
     def _rank_ended(self, call: GangCall, rank: int, done: Future[Outcome]) -> None:

@@ -22,9 +22,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
+from gyre.workloads import protocols
 from gyre.workloads.gang.alignment import align
-from gyre.workloads.gang.gang import Gang, GangLost
+from gyre.workloads.gang.gang import GangLost
+from gyre.workloads.gang.learner_gang import ActorGang, LearnerGang
 from gyre.workloads.gang.weight_copy import newest_copy
 from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.trainer.groups.group_state import GroupState
@@ -36,13 +39,14 @@ from gyre.workloads.trainer.learning.pass_sizes import PassSizes
 from gyre.workloads.trainer.learning.publishing import OtherBytes, Prepared, ServedPolicies
 from gyre.workloads.trainer.learning.recovery import Recovery
 from gyre.workloads.trainer.retries import pause_s
-from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
 
 END_WITHIN_S = 10.0
 """Deadline for the ranks to forget what they keep in memory, at the end of a job. They have nothing else to do then, or
 are stuck, and the job's result waits for them."""
+
+G = TypeVar("G", bound=LearnerGang)
 
 ReportFailure = Callable[[Member, str, Failure, int], None]
 
@@ -90,9 +94,9 @@ class GangLifecycle:
         """Gangs, by number, and steps whose weights came out differently and were reported."""
         self._failures = 0
         self._not_before = 0.0
-        self.leader: Gang | None = None
+        self.leader: ActorGang | None = None
         """The leading learner's gang; None while a rank of any learner is missing."""
-        self._auxiliary: dict[str, Gang] = {}
+        self._auxiliary: dict[str, LearnerGang] = {}
 
     # -- coming and going ---------------------------------------------------------------------------
 
@@ -108,23 +112,26 @@ class GangLifecycle:
                 return False
             complete[role] = members
         number = next(runtime.gang_numbers)
-        gangs = {
-            role: Gang(
+
+        def gang(kind: type[G], learner: Learner) -> G:
+            return kind(
                 number,
-                role,
-                tuple(members),
+                learner.role,
+                tuple(complete[learner.role]),
                 runtime.membership,
                 runtime.transport,
                 runtime.waiting,
-                checked=True,
+                accumulate_name=learner.accumulate_op.method,
+                apply_name=learner.apply_op.method,
             )
-            for role, members in complete.items()
+
+        leader = gang(ActorGang, self._leading_learner)
+        self._auxiliary = {
+            role: gang(LearnerGang, learner) for role, learner in self._auxiliary_learners.items()
         }
-        leader = gangs.pop(self._leading_learner.role)
-        self._auxiliary = gangs
         try:
-            for gang in (leader, *self._auxiliary.values()):
-                align(gang, timeout_s=self._run.call_timeout_s)
+            for each in (leader, *self._auxiliary.values()):
+                align(each, timeout_s=self._run.call_timeout_s)
             self._bring_up(leader)
             if self._groups.checkpoint_step != self._groups.step:
                 self.checkpoint_if_due(leader)  # one that an earlier gang or trainer did not live to write
@@ -135,7 +142,7 @@ class GangLifecycle:
         self._steps.begin_clock()
         return True
 
-    def gang_of(self, role: str) -> Gang | None:
+    def gang_of(self, role: str) -> LearnerGang | None:
         """The gang of a learner; None while a rank of any learner is missing."""
         if self.leader is None or role == self._leading_learner.role:
             return self.leader
@@ -152,7 +159,7 @@ class GangLifecycle:
         published, step = self._policies.published, self._groups.step
         return step if published is None else min(published.version, step)
 
-    def _gangs(self) -> tuple[Gang, ...]:
+    def _gangs(self) -> tuple[LearnerGang, ...]:
         return () if self.leader is None else (self.leader, *self._auxiliary.values())
 
     def drop(self, lost: GangLost) -> None:
@@ -176,7 +183,7 @@ class GangLifecycle:
         """Commit a checkpoint that is written by now. Called when the gangs have nothing else to do."""
         self._checkpoints.settle(wait=False)
 
-    def checkpoint_if_due(self, leader: Gang, *, settled: bool = False) -> None:
+    def checkpoint_if_due(self, leader: ActorGang, *, settled: bool = False) -> None:
         """Begin a checkpoint where one is due or overdue, and unless that was `settled`, commit an earlier one that is
         written by now. The last checkpoint of the job is complete when this returns."""
         if self._groups.step == self._run.steps:
@@ -186,7 +193,7 @@ class GangLifecycle:
         else:
             self._checkpoints.keep_up(leader, self._auxiliary, every=self._run.checkpoint_every)
 
-    def checkpoint_last(self, leader: Gang) -> None:
+    def checkpoint_last(self, leader: ActorGang) -> None:
         """Have a checkpoint of the last step, which is complete when this returns."""
         self._checkpoints.write_last(leader, self._auxiliary)
 
@@ -194,16 +201,16 @@ class GangLifecycle:
         """The job ends with its last state on disk: let the ranks forget what they keep in memory. Raises GangLost."""
         until = time.monotonic() + END_WITHIN_S
         for gang in self._gangs():
-            states = gang.call("state", timeout_s=until - time.monotonic())
+            states = gang.state().results(timeout_s=until - time.monotonic())
             if all(state.get("memory") for state in states):
-                gang.call("forget_memory", timeout_s=until - time.monotonic())
+                gang.forget_memory().results(timeout_s=until - time.monotonic())
 
     # -- from any state to the ledger's --------------------------------------------------------------
 
-    def _bring_up(self, leader: Gang) -> None:
+    def _bring_up(self, leader: ActorGang) -> None:
         groups, timeout_s = self._groups, self._run.call_timeout_s
         if groups.checkpoint_step is None or groups.checkpoint_path is None:
-            leader.call("warm_start", timeout_s=timeout_s)
+            leader.warm_start().results(timeout_s=timeout_s)
             if self._keeps_initial_policy:
                 self._policies.keep_initial(leader)
                 self._policies.serve_initial()
@@ -214,15 +221,13 @@ class GangLifecycle:
             newest, self._replayed = groups.checkpoint_step, False
             # Only a step whose micro-batches are all recorded can have been applied without the ledger's knowing.
             exactly = not is_made(groups, groups.step + 1)
-            at = self._catch_up(self._leading_learner, leader, "", groups.step, exactly=exactly)
+            at = self._catch_up(leader, "", groups.step, exactly=exactly)
             for role, gang in self._auxiliary.items():
-                self._catch_up(self._auxiliary_learners[role], gang, role, at, exactly=True)
+                self._catch_up(gang, role, at, exactly=True)
             if at == groups.step + 1:
                 # The optimizer stepped, but the trainer died before the ledger had it.
-                method = self._leading_learner.apply_op.method
-                info = CallInfo(step=at, indices=0, group_ids=[])
-                again = leader.call(method, info=info, timeout_s=timeout_s)
-                step = self._steps.leader_stepped(leader, again[0])
+                again = leader.apply(step=at, indices=0, group_ids=[]).first(timeout_s=timeout_s)
+                step = self._steps.leader_stepped(leader, again)
                 self._steps.publish(leader, self._policies.prepare(leader, step))
                 self.checkpoint_if_due(leader)
             if not groups.checkpoint_path.is_dir():  # the next death would find nothing on the disk
@@ -231,15 +236,8 @@ class GangLifecycle:
                 self._checkpoints.write(leader, self._auxiliary, wait=False)
         self._policies.serve_initial()
         for gang in (leader, *self._auxiliary.values()):
-            self._passes.begun(
-                gang.role,
-                gang.call(
-                    "begin",
-                    groups.step + 1,
-                    info=CallInfo(halved=self._passes.halved(gang.role)),
-                    timeout_s=timeout_s,
-                ),
-            )
+            begun = gang.begin(groups.step + 1, halved=self._passes.halved(gang.role))
+            self._passes.begun(gang.role, begun.results(timeout_s=timeout_s))
         published = self._policies.published
         if published is None or published.version < groups.step:
             self._publish_last(leader)
@@ -250,7 +248,7 @@ class GangLifecycle:
         ):  # else each step was compared when it was replayed
             self._problem_with(leader, self._policies.prepare(leader, groups.step))
 
-    def _publish_last(self, gang: Gang) -> None:
+    def _publish_last(self, gang: ActorGang) -> None:
         prepared = self._policies.prepare(gang, self._groups.step)
         problem = self._problem_with(gang, prepared)
         if problem:
@@ -263,7 +261,7 @@ class GangLifecycle:
         else:
             self._steps.publish(gang, prepared)
 
-    def _publish_again(self, gang: Gang) -> None:
+    def _publish_again(self, gang: ActorGang) -> None:
         """The rank that served the last version has gone. Where the replay gave other weights (training may be set to
         be quick rather than deterministic), the version stays what the instances have; if none of them has it, it is
         lost, and the gang is to blame."""
@@ -279,7 +277,7 @@ class GangLifecycle:
         if copy is None or copy.version < self._groups.step:
             self._diverged(gang, f"{problem}; no instance has that version any more")
 
-    def _problem_with(self, gang: Gang, prepared: Prepared) -> str:
+    def _problem_with(self, gang: ActorGang, prepared: Prepared) -> str:
         """How the weights that were brought up differ from those that the ledger knows; "" where they do not. A
         difference is reported, once for each gang and step."""
         step, known = prepared.version, self._groups.digests.get(prepared.version)
@@ -298,20 +296,22 @@ class GangLifecycle:
             )
         return problem
 
-    def _diverged(self, gang: Gang, problem: str) -> None:
+    def _diverged(self, gang: ActorGang, problem: str) -> None:
         self._report_failure(
-            gang.members[0], "restore", Failure(error=problem, traceback="", user_code=False), 0
+            gang.members[0],
+            protocols.Learner.restore.__name__,
+            Failure(error=problem, traceback="", user_code=False),
+            0,
         )
 
-    def _begin_with_policy(self, learner: Learner, gang: Gang) -> None:
+    def _begin_with_policy(self, learner: Learner, gang: LearnerGang) -> None:
         initial = self._policies.initial
         if learner.begins_with_policy and initial is not None:
-            gang.call("state", bundle=initial.bundle, timeout_s=self._run.call_timeout_s)
+            gang.take_policy(initial.bundle).results(timeout_s=self._run.call_timeout_s)
 
     def _catch_up(
         self,
-        learner: Learner,
-        gang: Gang,
+        gang: LearnerGang,
         part: str,
         target: int,
         *,
@@ -322,9 +322,10 @@ class GangLifecycle:
         (`gyre.workloads.trainer.learning.recovery`) only where they cannot go on from their own: ranks at step 0 may be
         new ones that began differently."""
         timeout_s, groups = self._run.call_timeout_s, self._groups
+        actor = gang if isinstance(gang, ActorGang) else None
         assert groups.checkpoint_step is not None
         assert groups.checkpoint_path is not None
-        states = gang.call("state", timeout_s=timeout_s)
+        states = gang.state().results(timeout_s=timeout_s)
         steps = {state["step"] for state in states}
         living = len(steps) == 1 and len({state["digest"] for state in states}) == 1
         at: int = max(steps)
@@ -337,31 +338,29 @@ class GangLifecycle:
                 groups.checkpoint_path,
                 groups.checkpoint_step,
                 at_most=target + (not exactly),
-                has_copies=learner is self._leading_learner and not self._auxiliary_learners,
+                actor=actor if not self._auxiliary_learners else None,
                 part=part,
             )
         for step in range(at + 1, target + 1):
-            self._replay(learner, gang, step)
-            if learner is self._leading_learner:
+            self._replay(gang, step)
+            if actor is not None:
                 self._replayed = True
                 if self._policies.in_calls:
-                    self._problem_with(gang, self._policies.prepare(gang, step))
+                    self._problem_with(actor, self._policies.prepare(actor, step))
         return max(at, target)
 
-    def _replay(self, learner: Learner, gang: Gang, step: int) -> None:
+    def _replay(self, gang: LearnerGang, step: int) -> None:
         """Train a step again that the restored state lacks: the same groups in the same micro-batches."""
         groups, timeout_s = self._groups, self._run.call_timeout_s
-        gang.call("begin", step, timeout_s=timeout_s)
+        gang.begin(step).results(timeout_s=timeout_s)
         if step in groups.skipped:
-            skip = CallInfo(step=step, indices=0, group_ids=[], skip=True)  # its groups are gone
-            gang.call(learner.apply_op.method, info=skip, timeout_s=timeout_s)
+            skipping = gang.apply(step=step, indices=0, group_ids=[], skip=True)  # its groups are gone
+            skipping.results(timeout_s=timeout_s)
             return
         batches = groups.batches[step]
         for batch in batches:
-            per_rank = [(share,) for share in groups.shares(batch, gang.size)]
-            info = CallInfo(step=step, index=batch.index)
-            futures = gang.submit(learner.accumulate_op.method, per_rank, info=info)
-            gang.gather(learner.accumulate_op.method, futures, timeout_s=timeout_s)
-        info = CallInfo(step=step, indices=len(batches), group_ids=groups.ids_of(step))
-        gang.call(learner.apply_op.method, info=info, timeout_s=timeout_s)
+            shares = groups.shares(batch, gang.size)
+            gang.accumulate(shares, step=step, index=batch.index).results(timeout_s=timeout_s)
+        applying = gang.apply(step=step, indices=len(batches), group_ids=groups.ids_of(step))
+        applying.results(timeout_s=timeout_s)
         self._runtime.context.progress.tick(replayed_step=step)

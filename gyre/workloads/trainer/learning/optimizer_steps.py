@@ -17,7 +17,7 @@ from typing import Any
 from gyre.observe.samples.writer import Logprobs, SampleWriter
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.sample_ledger import NOT_FINITE_BATCH
-from gyre.workloads.gang.gang import Gang
+from gyre.workloads.gang.learner_gang import ActorGang
 from gyre.workloads.plain_data import plain
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.publishing import Prepared, ServedPolicies
@@ -74,7 +74,7 @@ class OptimizerSteps:
         """An auxiliary gang has stepped. Its metrics are reported with the step's, as `role_…`."""
         self._auxiliary_metrics |= {f"{role}_{key}": value for key, value in metrics.items() if key != "step"}
 
-    def leader_stepped(self, gang: Gang, metrics: dict[str, Any]) -> int:
+    def leader_stepped(self, gang: ActorGang, metrics: dict[str, Any]) -> int:
         """The leader's optimizer has stepped, after those of the auxiliary gangs: record and report the step, which is
         returned. Raises Fenced."""
         step = self._groups.step + 1
@@ -99,7 +99,7 @@ class OptimizerSteps:
         self._log.completed(reported)
         return step
 
-    def _own_logprobs(self, step: int, gang: Gang) -> Logprobs | None:
+    def _own_logprobs(self, step: int, gang: ActorGang) -> Logprobs | None:
         """Ask the ranks for them, if anybody wants to see them and they have them."""
         if not self._knows_logprobs or not self._samples.wants(step):
             return None
@@ -121,7 +121,7 @@ class OptimizerSteps:
             error=self.why_skipped,
         )
 
-    def publish(self, gang: Gang, prepared: Prepared) -> None:
+    def publish(self, gang: ActorGang, prepared: Prepared) -> None:
         """Serve the weights of a step that is recorded. Raises Fenced, and OtherBytes."""
         if prepared.version > 0:
             self._groups.record_digest(prepared.version, prepared.checksum)

@@ -15,7 +15,7 @@ This module must not know when a policy is published.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,15 @@ import msgpack
 
 from gyre.errors import VertexLost
 from gyre.graph.flow import Firing
-from gyre.workloads.gang.gang import Gang, GangLost, Outcome, outcome_of
+from gyre.workloads.gang.gang import GangLost, Outcome, outcome_of
+from gyre.workloads.gang.learner_gang import ActorGang, Sent
+from gyre.workloads.protocols import Actor, PublishesModel
 from gyre.workloads.trainer.rollout_requests import RolloutRequests
-from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
-from gyre.workloads.vertex.transport import NO_KEYWORDS, Transport
+from gyre.workloads.vertex.transport import Transport
 
-PUBLISH, EXPORT = "publish_model", "export_weights"
+PUBLISH, EXPORT = PublishesModel.publish_model.__name__, Actor.export_weights.__name__
 
 INITIAL_POLICY = "initial_policy.msgpack"
 
@@ -81,7 +82,7 @@ class Publication:
     """A step's weights, which the first rank of `gang` makes ready. `missing` are the methods that have not answered,
     `answers` what the others said, and `until` is the deadline in monotonic seconds."""
 
-    gang: Gang
+    gang: ActorGang
     version: int
     firing: Firing
     until: float
@@ -130,47 +131,41 @@ class ServedPolicies:
         """Whether the weights of a step pass the trainer and nothing else."""
         return self._plane is None
 
-    def are_served(self, gang: Gang) -> bool:
+    def are_served(self, gang: ActorGang) -> bool:
         """Whether the newest version outlived the gang before `gang`. The weights that calls carry are with the
         trainer; those that instances fetch are with the rank that published them, and go with its process."""
         return self._plane is None or self._publisher == gang.members[0]
 
-    def prepare(self, gang: Gang, version: int) -> Prepared:
+    def prepare(self, gang: ActorGang, version: int) -> Prepared:
         """Make the gang's weights ready to be published as this version. Raises like the gang's calls.
 
         The rollout plane fetches them from the first rank. They pass the trainer only where calls carry them.
         """
         served = weights = None
         if self._plane is not None:
-            served = gang.call_rank0("publish_model", version=version, timeout_s=self._timeout_s)
+            served = gang.publish_model(version=version).first(timeout_s=self._timeout_s)
         if self._plane is None or self._in_calls:
-            weights = gang.call_rank0("export_weights", version=version, timeout_s=self._timeout_s)
+            weights = gang.export_weights(version=version).first(timeout_s=self._timeout_s)
         return Prepared(version, served, weights)
 
     # -- beside training ----------------------------------------------------------------------------
 
-    def begin(self, gang: Gang, version: int, firing: Firing) -> None:
+    def begin(self, gang: ActorGang, version: int, firing: Firing) -> None:
         """Begin to make the gang's weights ready, as `prepare` does, without waiting. `firing` is the step's."""
-        methods = [EXPORT] if self._plane is None or self._in_calls else []
-        if self._plane is not None:
-            methods.append(PUBLISH)
         until = time.monotonic() + self._timeout_s
-        publication = self._publication = Publication(gang, version, firing, until, set(methods))
-        for method in methods:
-            self._ask(publication, method, method, info=CallInfo(background=True))
+        calls: list[Sent[Any]] = []
+        if self._plane is None or self._in_calls:
+            calls.append(gang.export_weights(version=version))
+        if self._plane is not None:
+            calls.append(gang.publish_model(version=version, background=True))
+        missing = {sent.method for sent in calls}
+        publication = self._publication = Publication(gang, version, firing, until, missing)
+        for sent in calls:
+            self._await(publication, sent, answers=sent.method)
 
-    def _ask(
-        self,
-        publication: Publication,
-        answers: str,
-        method: str,
-        kwargs: Mapping[str, Any] = NO_KEYWORDS,
-        *,
-        info: CallInfo = NOTHING_OFFERED,
-        control: bool = False,
-    ) -> None:
-        kwargs = {"version": publication.version, **kwargs}
-        future = publication.gang.submit_rank0(method, (), kwargs, info=info, control=control)
+    def _await(self, publication: Publication, sent: Sent[Any], *, answers: str) -> None:
+        """Hear the first rank's answer, as that of the method `answers`."""
+        (future,) = sent.futures
         future.add_done_callback(lambda done: self._on_answer(publication, answers, outcome_of(done)))
 
     def is_current(self, publication: Publication) -> bool:
@@ -183,7 +178,8 @@ class ServedPolicies:
         (value,) = publication.gang.settle(method, [outcome])
         if method == PUBLISH and value is None:  # it goes on beside the calls that follow
             left_s = max(0.0, publication.until - time.monotonic())
-            self._ask(publication, PUBLISH, "model_published", {"timeout_s": left_s}, control=True)
+            sent = publication.gang.model_published(version=publication.version, timeout_s=left_s)
+            self._await(publication, sent, answers=PUBLISH)
             return None
         publication.missing.discard(method)
         publication.answers[method] = value
@@ -207,7 +203,7 @@ class ServedPolicies:
 
     # -- to the instances ---------------------------------------------------------------------------
 
-    def publish(self, gang: Gang, prepared: Prepared) -> None:
+    def publish(self, gang: ActorGang, prepared: Prepared) -> None:
         """Serve what was prepared; its version may have been published before. Raises OtherBytes."""
         before, version = self.published, prepared.version
         is_new = before is None or before.version < version
@@ -233,10 +229,10 @@ class ServedPolicies:
                 base=before.version if before else None,
             )
 
-    def keep_initial(self, gang: Gang) -> None:
+    def keep_initial(self, gang: ActorGang) -> None:
         """Save the initial policy. Called before the first checkpoint commits, so that whoever finds a checkpoint finds
         this file too."""
-        bundle = gang.call_rank0("export_weights", version=0, timeout_s=self._timeout_s)
+        bundle = gang.export_weights(version=0).first(timeout_s=self._timeout_s)
         partial = self._file.with_suffix(".partial")
         partial.write_bytes(msgpack.packb(bundle))
         partial.rename(self._file)

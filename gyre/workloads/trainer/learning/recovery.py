@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from gyre.rollouts.trainer.sample_ledger import Restore
-from gyre.workloads.gang.gang import Gang, GangLost
+from gyre.workloads.gang.gang import GangLost
+from gyre.workloads.gang.learner_gang import ActorGang, LearnerGang
 from gyre.workloads.gang.weight_copy import WeightCopy
 from gyre.workloads.learner.errors import CheckpointMismatch
 from gyre.workloads.trainer.groups.group_state import GroupState
@@ -65,7 +66,7 @@ class Recovery:
         self._reported: set[int] = set()
         """The numbers of the restores that this trainer has reported."""
 
-    def report_earlier(self, gang: Gang, at: int | None) -> None:
+    def report_earlier(self, gang: LearnerGang, at: int | None) -> None:
         """Report a restore that an earlier trainer may not have reported. `at` is the step of the ranks where they can
         go on from it, None where they cannot. These ranks could not when their restore began, so if they can now, that
         restore ended."""
@@ -79,19 +80,19 @@ class Recovery:
 
     def restore(
         self,
-        gang: Gang,
+        gang: LearnerGang,
         states: Sequence[dict[str, Any]],
         folder: Path,
         checkpoint_step: int,
         *,
         at_most: int,
-        has_copies: bool,
+        actor: ActorGang | None,
         part: str = "",
     ) -> int:
         """Bring all ranks to one step up to `at_most`, and return it: not before `checkpoint_step`, unless that
         checkpoint, in `folder`, is damaged. This gang's is in the subfolder `part`. `states` are what the ranks
-        answered to `state`. `has_copies` is whether the policy is all that the job trains, so that an instance has
-        everything worth restoring. Raises like the gang's calls."""
+        answered to `state`. `actor` is the gang where the policy is all that the job trains, so that an instance has
+        everything worth restoring; else None. Raises like the gang's calls."""
         began, why_not, at = time.monotonic(), "", None
 
         def begin(source: str, covered: int) -> Restore:
@@ -106,7 +107,7 @@ class Recovery:
         if at is None and not problem:
             restore, at = begin("disk", checkpoint_step), checkpoint_step
             try:
-                gang.call("restore", folder / part, timeout_s=self._timeout_s)
+                gang.restore(folder / part).results(timeout_s=self._timeout_s)
             except GangLost as error:
                 if not _is_damage(error):
                     raise
@@ -115,18 +116,18 @@ class Recovery:
         if at is None and (older := self._go_back(problem)) is not None:
             at = older[0]
             restore = begin("disk", at)
-            gang.call("restore", older[1] / part, timeout_s=self._timeout_s)
-        if at is None and has_copies and self._takes_weights and not folder.is_dir():
+            gang.restore(older[1] / part).results(timeout_s=self._timeout_s)
+        if at is None and actor is not None and self._takes_weights and not folder.is_dir():
             copy, why_not = self._wait_for_copy(gang, checkpoint_step)
             if copy is not None:
                 restore = begin("instance", checkpoint_step)
-                at = self._from_copy(gang, copy)
+                at = self._from_copy(actor, copy)
         if at is None:
             restore, at = begin("disk", checkpoint_step), checkpoint_step
             try:
                 if lost is not None:
                     raise lost
-                gang.call("restore", folder / part, timeout_s=self._timeout_s)
+                gang.restore(folder / part).results(timeout_s=self._timeout_s)
             except GangLost as error:
                 if error.blamed is None or not why_not:
                     raise
@@ -149,16 +150,13 @@ class Recovery:
             number=restore.number,
         )
 
-    def _from_memory(self, gang: Gang, checkpoint_step: int, at_most: int) -> int | None:
-        found = gang.call(
-            "restore_from_memory", newer_than=checkpoint_step - 1, at_most=at_most, timeout_s=self._timeout_s
-        )
-        at: int | None = found[0]
-        return at
+    def _from_memory(self, gang: LearnerGang, checkpoint_step: int, at_most: int) -> int | None:
+        sent = gang.restore_from_memory(newer_than=checkpoint_step - 1, at_most=at_most)
+        return sent.first(timeout_s=self._timeout_s)
 
     # -- the weights that instances have -------------------------------------------------------------------------
 
-    def _wait_for_copy(self, gang: Gang, checkpoint_step: int) -> tuple[WeightCopy | None, str]:
+    def _wait_for_copy(self, gang: LearnerGang, checkpoint_step: int) -> tuple[WeightCopy | None, str]:
         """A copy that the job can go on from, or None and the reason."""
         until = time.monotonic() + self._copy_within_s
         with gang.waiting():
@@ -185,19 +183,19 @@ class Recovery:
             return f"version {copy.newest} was published, and instances have {copy.version} only"
         return ""
 
-    def _from_copy(self, gang: Gang, copy: WeightCopy) -> int:
-        groups = self._groups
-        served: dict[str, Any] = {"version": copy.version, "checksum": copy.checksum}
+    def _from_copy(self, actor: ActorGang, copy: WeightCopy) -> int:
+        groups, version, checksum = self._groups, copy.version, copy.checksum
         sources = [(address, "") for address in copy.sources]
-        first = gang.call_rank0("fetch_weights", **served, sources=sources, timeout_s=self._timeout_s)
+        fetching = actor.fetch_weights(version=version, checksum=checksum, sources=sources)
+        address, folder = fetching.first(timeout_s=self._timeout_s)
         groups.forget_digests(copy.version)  # they are of weights before rounding, or of the lost optimizer's
-        gang.call(
-            "restore_weights",
-            **served,
-            sources=[tuple(first), *sources],
-            trained=groups.trained_by(copy.version),
-            timeout_s=self._timeout_s,
+        restoring = actor.restore_weights(
+            version=version,
+            checksum=checksum,
+            sources=[(address, folder), *sources],
+            trained=groups.trained_by(version),
         )
+        restoring.results(timeout_s=self._timeout_s)
         return copy.version
 
 

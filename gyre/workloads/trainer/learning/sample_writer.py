@@ -22,7 +22,7 @@ from gyre.observe.samples.texts import Texts
 from gyre.observe.samples.writer import Logprobs, SampleWriter
 from gyre.rollouts.samples import Group
 from gyre.workloads.algorithms.advantages import GROUP_ESTIMATORS, advantages_of
-from gyre.workloads.gang.gang import Gang
+from gyre.workloads.gang.learner_gang import ActorGang
 from gyre.workloads.trainer.groups.group_state import GroupState
 
 LOGPROBS_S = 10.0
@@ -49,14 +49,11 @@ def is_own(spec: JobSpec, learner: str) -> bool:
     return entrypoint is None or entrypoint.module.startswith(OWN_CLASSES)
 
 
-def asked_of(gang: Gang, step: int) -> Logprobs | None:
+def asked_of(gang: ActorGang, step: int) -> Logprobs | None:
     """Ask the ranks, beside whatever they do, for their own log-probs of the step that they have just made. None where
     they cannot be asked."""
     try:
-        futures = [
-            gang.transport.submit(*member, "step_logprobs", (), {"step": step}, control=True)
-            for member in gang.members
-        ]
+        futures = gang.step_logprobs(step=step).futures
     except (
         Exception
     ):  # whatever it is, the next call of the gang's meets it too: no step fails for people to look at

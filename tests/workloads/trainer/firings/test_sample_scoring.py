@@ -62,7 +62,7 @@ class Around:
     def free_member(self, role: str) -> Any:
         return MEMBER
 
-    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def fire(self, *args: Any, **kwargs: Any) -> Future[Any]:
         return Future()
 
     def problem_with(self, firings: Sequence[Firing], ids: Sequence[int], value: Any) -> None:

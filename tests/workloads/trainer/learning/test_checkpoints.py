@@ -33,6 +33,18 @@ class Groups:
         return True
 
 
+class Answers:
+    """A call on its way."""
+
+    def __init__(self, values: list[Any], *, lost: bool) -> None:
+        self.values, self.lost = values, lost
+
+    def results(self, *, timeout_s: float) -> list[Any]:
+        if self.lost:
+            raise GangLost
+        return self.values
+
+
 class Ranks:
     """A gang of two. `writes` is how often it says that it is not done yet; None: it writes while it is called."""
 
@@ -43,17 +55,16 @@ class Ranks:
         self.begun = 0
         self.lost = False
 
-    def call(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> list[Any]:
-        if self.lost:
-            raise GangLost
-        if method == "checkpoint":
-            (args[0] / "part").write_text("here")
+    def checkpoint(self, path: Path, *, background: bool) -> Answers:
+        if not self.lost:
+            (path / "part").write_text("here")
             self.begun += 1
             self.left = self.writes or 0
-            return [None, None] if self.writes is None else [kwargs["info"].background] * 2
-        assert method == "checkpoint_written"
-        self.left = -1 if kwargs["wait"] else self.left - 1
-        return [True, self.left < 0]
+        return Answers([None, None] if self.writes is None else [background] * 2, lost=self.lost)
+
+    def checkpoint_written(self, *, wait: bool) -> Answers:
+        self.left = -1 if wait else self.left - 1
+        return Answers([True, self.left < 0], lost=self.lost)
 
 
 @pytest.fixture
