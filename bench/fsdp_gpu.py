@@ -15,7 +15,8 @@ a while is so for all of them:
     any kernels          the actor without the first of these
     weights              what the engines' copy of all weights takes, beside a step
 
-A row has the median over its steps, and the best of them. `profile_<row>_<case>.txt` has the kernels of one step by
+A row has the median over its steps, and the best of them; "by bare" is the median of its batches' ratios, each to the
+bare loop's time for the same batch, a moment before. `profile_<row>_<case>.txt` has the kernels of one step by
 their time.
 """
 
@@ -132,7 +133,9 @@ class Bench:
             self._profiled(path, lambda name=name: self._timed(name, batches[0]))
         found = {name: summary(rows[WARM:]) for name, rows in took.items()}
         for name, row in found.items():
-            row["of_bare"] = found["bare"]["seconds"] / row["seconds"] if "bare" in found else None
+            pairs = zip(found.get("bare", {"steps_s": []})["steps_s"], row["steps_s"], strict=False)
+            ratios = [bare / own for bare, own in pairs]
+            row["of_bare"] = statistics.median(ratios) if ratios else None
             print(case.name, name, json.dumps(row), file=sys.stderr, flush=True)
         if self.cuda:
             memory = self.torch.cuda.max_memory_allocated() / 2**30
