@@ -35,31 +35,30 @@ PROBE_S = 2.0
 
 def is_lost(store: Store, row: JobRow) -> bool:
     """Whether a live job's master and cluster, both of this machine, are gone."""
-    return may_be_lost(row) and _is_gone(row, state_from(store.journal(row.job_id).snapshot()))
-
-
-def may_be_lost(row: JobRow) -> bool:
-    """Whether the job is said to run on a cluster of this machine, without a look at anything."""
-    return row.live and bool(row.ray_address) and is_own_host(_host_of(row))
+    address = _own_cluster(row)
+    return bool(address) and _is_gone(row, address, state_from(store.journal(row.job_id).snapshot()))
 
 
 def lost_state(row: JobRow, state: JobState) -> JobState | None:
     """How the job, which reads as `state`, will read once its end is written, if its master and its cluster are gone;
     else None. Nothing is written: a read leaves no trace."""
-    if not state.job.job_id or state.job.phase.ended or not may_be_lost(row) or not _is_gone(row, state):
+    address = _own_cluster(row)
+    if not address or not state.job.job_id or state.job.phase.ended or not _is_gone(row, address, state):
         return None
-    detail = f"its Ray cluster at {row.ray_address} is gone, and its master with it"
+    detail = f"its Ray cluster at {address} is gone, and its master with it"
     return coordinator_of(parse_job(row.spec)).decide(state, ClusterLost(detail), time.time()).state
 
 
-def _is_gone(row: JobRow, state: JobState) -> bool:
+def _own_cluster(row: JobRow) -> str:
+    """The address of the cluster on this machine that a live job is said to run on; empty if there is none."""
+    address = (row.ray_address or "") if row.live else ""
+    return address if address and is_own_host(address.rpartition(":")[0].strip("[]")) else ""
+
+
+def _is_gone(row: JobRow, address: str, state: JobState) -> bool:
     if state.job.master_node not in ("", socket.gethostname()):
         return False
-    return not master_answers(row) and not answers(row.ray_address, timeout_s=PROBE_S)
-
-
-def _host_of(row: JobRow) -> str:
-    return row.ray_address.rpartition(":")[0].strip("[]")
+    return not master_answers(row) and not answers(address, timeout_s=PROBE_S)
 
 
 def master_answers(row: JobRow) -> bool:

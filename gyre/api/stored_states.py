@@ -2,8 +2,8 @@
 
 A snapshot of 10,000 vertices takes a third of a second of CPU to read, and a page asks five questions of it at once.
 
-Invariant: *never behind the journal*: a state is kept with the sequence number that was read before it, so that an event
-that came meanwhile is seen by the next question.
+Invariant: *never behind the journal*: a state is kept with the sequence number that was read before it, so that an
+event that came meanwhile is seen by the next question.
 """
 
 from __future__ import annotations

@@ -54,9 +54,7 @@ def write(store: Store, *events: Event) -> None:
     for event in events:
         decision = coordinator_of(small_spec()).decide(state, event, 1.0)
         state, seq = decision.state, seq + 1
-        journal.append(
-            epoch, [entry_of(decision, event, seq=seq, event_id=f"e{seq}", at=1.0, actor="test")]
-        )
+        journal.append(epoch, [entry_of(decision, event, seq=seq, event_id=f"e{seq}", at=1.0, actor="test")])
 
 
 def test_a_state_is_read_again_only_after_an_event(store: Store, reads: list[str]) -> None:
