@@ -34,7 +34,7 @@ def main() -> int:
                 "up_cooldown_s": 1.2,
                 "down_cooldown_s": 2.0,
                 "cores_full": 2.0,  # however busy this machine is
-                "machines_timeout_s": 60.0,
+                "machines_timeout_s": 150.0,  # a busy machine starts a raylet slowly
             },
             reward="SwitchedReward",
             actors=1,
