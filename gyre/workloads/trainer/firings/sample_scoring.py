@@ -38,7 +38,6 @@ from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.retries import Retries
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
-from gyre.workloads.vertex.slim_groups import SlimGroups, joined
 
 MOST_TOGETHER = 512
 """Samples in one call: a vertex that dies has no more to do again."""
@@ -166,10 +165,11 @@ class SampleScoring:
         future = self._calls.fire(
             member,
             self._operator,
-            SlimGroups.of(groups),
+            groups,
             step=step,
             index=self._groups.slot_of(groups[0].id),
             expected=self._expected,
+            slim=True,
             added_only=True,
         )
         future.add_done_callback(partial(self._call_ended, call))
@@ -189,7 +189,7 @@ class SampleScoring:
             self._put_back(call)
             return
         status, value = outcome
-        failure = value if status == "error" else self._take_in(call, joined(call.groups, value))
+        failure = value if status == "error" else self._take_in(call, value)
         if failure is None:
             self._retries.succeeded(self._operator.ref)
             self._end_firings()

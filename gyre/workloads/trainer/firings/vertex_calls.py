@@ -16,8 +16,9 @@ from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.trainer.learning.publishing import Published
 from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.membership import Member, Membership
+from gyre.workloads.vertex.messages import Failure
 from gyre.workloads.vertex.returns import Expected
-from gyre.workloads.vertex.slim_groups import SlimGroups
+from gyre.workloads.vertex.slim_groups import SlimGroups, joined
 from gyre.workloads.vertex.transport import Transport
 
 CALLS_PER_VERTEX = 2
@@ -48,23 +49,27 @@ class VertexCalls:
         self,
         member: Member,
         operator: Operator,
-        groups: list[Group] | SlimGroups,
+        groups: list[Group],
         *,
         step: int,
         index: int,
         expected: Expected,
+        slim: bool = False,
         added_only: bool = False,
         policy: Published | None = None,
     ) -> Future[Outcome]:
         """Have a vertex run an operator of the graph on these groups. The policy is sent along unless the vertex holds
-        it. `expected` is what the vertex checks; with `added_only` the result is `Additions`."""
+        it. `expected` is what the vertex checks. With `slim` the operator gets what scoring needs, and no more; with
+        `added_only` only what it added travels back. The result has the groups whole."""
         bundle = None
         if policy is not None and self._loaded.get(member) != policy.identity:
             bundle = policy.bundle
             self._loaded[member] = policy.identity
         self._in_flight[member] = self._in_flight.get(member, 0) + 1
         info = CallInfo(step=step, index=index, expected=expected, added_only=added_only)
-        return self._transport.submit(*member, operator.method, (groups,), info=info, bundle=bundle)
+        given = SlimGroups.of(groups) if slim else groups
+        answer = self._transport.submit(*member, operator.method, (given,), info=info, bundle=bundle)
+        return _whole(answer, groups) if added_only else answer
 
     def ended(self, member: Member) -> None:
         """A call to the vertex has ended, in whatever way."""
@@ -78,3 +83,24 @@ class VertexCalls:
         """A call that has ended did so as if the vertex had died."""
         self._membership.doubt(*member)
         self.failed(member)
+
+
+def _whole(answer: Future[Outcome], groups: list[Group]) -> Future[Outcome]:
+    """The outcome with what an operator added to these groups joined to them."""
+    whole: Future[Outcome] = Future()
+
+    def finish(done: Future[Outcome]) -> None:
+        error = done.exception()
+        if error is not None:
+            whole.set_exception(error)
+            return
+        status, value = done.result()
+        try:
+            outcome = status, joined(groups, value)
+        except Exception as error:  # whatever is in an answer: without an outcome the call would never end
+            text = f"what it returned cannot be read: {type(error).__name__}: {error}"
+            outcome = "error", Failure(error=text, traceback="", user_code=True)
+        whole.set_result(outcome)
+
+    answer.add_done_callback(finish)
+    return whole

@@ -26,7 +26,6 @@ from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
 from gyre.workloads.vertex.membership import Member
-from gyre.workloads.vertex.slim_groups import joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,6 @@ class VertexFirings:
                 self._flow.cancel(firing)
             return
         status, value = outcome
-        value = joined([self._groups[group_id] for group_id in call.ids], value)
         failure = value if status == "error" else self._results.problem_with(firings, call.ids, value)
         if failure is not None:
             self._calls.failed(member)
