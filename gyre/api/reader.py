@@ -41,7 +41,7 @@ from gyre.errors import (
 from gyre.failover import FailoverCoordinator, JobPhase, JobState
 from gyre.logs.reading import PARTIAL_S, LogQuery
 from gyre.master.logs import logs_page
-from gyre.master.master_api import View, tokens_of, view_of
+from gyre.master.master_api import View, tokens_of
 from gyre.master.moment_view import moment_of
 from gyre.master.store_notes import LostNote, notes_below
 from gyre.observe.history import JobHistory
@@ -578,15 +578,15 @@ class JobReader:
         yield from ()
 
     def _state(self, row: JobRow) -> JobState:
+        return self._kept_states().state(row)
+
+    def _kept_states(self) -> StoredStates:
         if self._states is None:
             self._states = StoredStates(self.store)
-        return self._states.state(row)
+        return self._states
 
     def _stored_view(self, row: JobRow) -> View:
-        state = self._truth(row)
-        progress = {"step": state.job.step, "version": state.job.version, **state.job.result}
-        seq = self.store.journal(row.job_id).last_seq()
-        return view_of(state, seq=seq, progress=progress, answering=False)
+        return self._kept_states().view(row, self._truth(row))
 
     def _truth(self, row: JobRow) -> JobState:
         """The stored state; as lost where nothing of a live job is left that could write its end."""

@@ -1,8 +1,6 @@
 """The jobs of a store, each as a master would show it: what `gyre ui` serves.
 
-Invariants:
-- *the journal is enough*: every read works when the job's cluster is long gone (`gyre.api.reader`);
-- *an end is read once*: the view of a job that has ended is kept until its journal grows.
+Invariant: *the journal is enough*: every read works when the job's cluster is long gone (`gyre.api.reader`).
 
 This module must not know HTTP.
 """
@@ -18,7 +16,6 @@ from typing import Any
 from gyre.api.reader import JobReader
 from gyre.config import parse_job
 from gyre.errors import NotFound
-from gyre.failover import JobPhase
 from gyre.graph import CompiledJob, as_dict, compile_job
 from gyre.logs.reading import LogQuery
 from gyre.master.master_api import MasterApi, View, spec_of
@@ -55,20 +52,12 @@ class StoredJob:
         self._reader = reader
         self.job_id = job_id
         self._lock = threading.Lock()
-        self._ended: View | None = None
         self._compiled: CompiledJob | None = None
         self._graphs: dict[bool, dict[str, Any]] = {}
         """With the placement of each vertex, and without."""
 
     def view(self) -> View:
-        with self._lock:
-            known = self._ended
-        if known is not None and self._last_seq() == known["seq"]:
-            return known
-        view = self._reader.view(self.job_id)
-        with self._lock:
-            self._ended = view if JobPhase(view["job"]["phase"]).ended else None
-        return view
+        return self._reader.view(self.job_id)
 
     def tokens(self) -> list[dict[str, Any]]:
         return self._reader.tokens(self.job_id)

@@ -10,13 +10,21 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gyre.failover import JobPhase, JobRecord, JobState, Reason, state_from
+from gyre.master.master_api import View, view_of
 from gyre.store import JobRow, Store
 
 JOBS_KEPT = 8
 """Jobs whose states are kept, those that were asked for last."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    seq: int
+    state: JobState
+    view: View | None = None
 
 
 class StoredStates:
@@ -25,21 +33,36 @@ class StoredStates:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[int, JobState]] = OrderedDict()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     def state(self, row: JobRow) -> JobState:
         """The snapshot's state; the directory's fields where the journal is still empty. Raises StoreCorrupt."""
         with self._lock:
             journal = self._store.journal(row.job_id)
             seq = journal.last_seq()
-            known_seq, state = self._kept.get(row.job_id, (None, None))
-            if state is None or known_seq != seq:
-                state = state_from(journal.snapshot())
-                self._kept[row.job_id] = (seq, state)
+            kept = self._kept.get(row.job_id)
+            if kept is None or kept.seq != seq:
+                kept = self._kept[row.job_id] = _Kept(seq, state_from(journal.snapshot()))
             self._kept.move_to_end(row.job_id)
             while len(self._kept) > JOBS_KEPT:
                 self._kept.popitem(last=False)
-        return state if state.job.job_id else _unwritten(row, state)
+        return kept.state if kept.state.job.job_id else _unwritten(row, kept.state)
+
+    def view(self, row: JobRow, state: JobState) -> View:
+        """The view of the job without its master, in this state: what `state` returned, or another. Nobody may change
+        it: while it is of what `state` returned, all have the same."""
+        with self._lock:
+            kept = self._kept.get(row.job_id)
+            if kept is None or kept.state is not state:
+                return _view_of(state, self._store.journal(row.job_id).last_seq())
+            if kept.view is None:
+                kept.view = _view_of(state, kept.seq)
+            return kept.view
+
+
+def _view_of(state: JobState, seq: int) -> View:
+    progress = {"step": state.job.step, "version": state.job.version, **state.job.result}
+    return view_of(state, seq=seq, progress=progress, answering=False)
 
 
 def _unwritten(row: JobRow, state: JobState) -> JobState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,10 +64,24 @@ def test_a_state_is_read_again_only_after_an_event(store: Store, reads: list[str
     states, row = StoredStates(store), store.job("j-0")
     first = states.state(row)
     assert states.state(row) is first
+    assert states.view(row, first) is states.view(row, first)
     assert reads == ["j-0"]
     write(store, SUBMITTED, MasterStarted(1, 1, "box"))
-    assert states.state(row).job.master_node == "box"
+    second = states.state(row)
     assert reads == ["j-0"] * 2
+    assert states.view(row, second)["master"]["node"] == "box"
+    assert states.view(row, second)["seq"] == store.journal("j-0").last_seq()
+
+
+def test_another_state_has_a_view_of_its_own(store: Store) -> None:
+    """Such as that of a job whose end nobody has written yet."""
+    create(store, "j-0")
+    write(store, SUBMITTED)
+    states, row = StoredStates(store), store.job("j-0")
+    state = states.state(row)
+    other = replace(state, job=replace(state.job, message="lost"))
+    assert states.view(row, other)["job"]["message"] == "lost"
+    assert states.view(row, state)["job"]["message"] == ""
 
 
 def test_a_job_that_nobody_has_written_of_is_as_the_directory_says(store: Store) -> None:
