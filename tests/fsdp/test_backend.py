@@ -14,6 +14,7 @@ from gyre.errors import NOT_FINITE
 from tests.fsdp.work import (
     CONFIG,
     MODELS,
+    VARIANTS,
     a_loss_that_raises,
     a_model_that_packs_wrongly,
     fsdp,
@@ -61,7 +62,7 @@ def agrees(told: list[dict[str, Any]], plain: dict[str, Any]) -> None:
     assert relative(first["norms"], plain["norms"]) < 1e-3
 
 
-KINDS = list(MODELS)
+KINDS = [*MODELS, *VARIANTS]
 
 
 @pytest.mark.parametrize("kind", KINDS)

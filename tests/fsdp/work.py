@@ -69,6 +69,28 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 """By transformers' type: what differs from a small decoder."""
+_LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "qwen3+biases in attention": {"attention_bias": True},
+    "llama+biases in both": {"attention_bias": True, "mlp_bias": True},
+    "llama+llama3": {"rope_parameters": _LLAMA3},
+    "qwen3+yarn": {"rope_parameters": _YARN},
+}
+"""The same of models that Gyre's own decoder knows too, and of their variants."""
 
 LR, COUNT = 1e-2, 37.0
 CONFIG: dict[str, Any] = {
@@ -90,7 +112,8 @@ def save_model(rank: int, ranks: int, port: int, kind: str, folder: Path) -> Non
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(5)
-    config = AutoConfig.for_model(kind, **{**_SMALL, **MODELS[kind]})
+    changes = {**MODELS, **VARIANTS}[kind]
+    config = AutoConfig.for_model(kind.partition("+")[0], **{**_SMALL, **changes})
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
