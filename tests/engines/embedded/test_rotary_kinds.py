@@ -14,8 +14,8 @@ from gyre.engines.embedded.decoder_model import DecoderModel
 from gyre.engines.embedded.model_choice import served_model
 from gyre.engines.embedded.transformers_model import TransformersModel
 from tests.engines.embedded.test_transformers_model import drawn, is_as_whole
-from tests.engines.embedded.tiny import ask, run
 from tests.engines.embedded.tiny import Model as OwnModel
+from tests.engines.embedded.tiny import ask, run
 from tests.engines.embedded.tiny_transformers import Model, whole_logprobs, write_folder
 
 
