@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 from gyre.engines.embedded.decoder_model import DecoderModel
 from gyre.engines.embedded.model_choice import served_model
