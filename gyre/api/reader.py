@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gyre.api.client import GyreClient
 from gyre.api.home import Home, home
-from gyre.api.stored_states import StoredStates
+from gyre.api.stored_states import StoredStates, with_job
 from gyre.api.tls import trust_of
 from gyre.config import parse_job
 from gyre.errors import (
@@ -578,7 +578,7 @@ class JobReader:
         yield from ()
 
     def _state(self, row: JobRow) -> JobState:
-        return self._kept_states().state(row)
+        return with_job(self._kept_states().state(row), row)
 
     def _kept_states(self) -> StoredStates:
         if self._states is None:
@@ -592,8 +592,8 @@ class JobReader:
         """The stored state; as lost where nothing of a live job is left that could write its end."""
         from gyre.api.orphaned_jobs import lost_state
 
-        state = self._state(row)
-        return (lost_state(row, state) if row.live else None) or state
+        state = self._kept_states().state(row)
+        return (lost_state(row, state) if row.live else None) or with_job(state, row)
 
     def _item(self, row: JobRow) -> dict[str, Any]:
         job = self._truth(row).job

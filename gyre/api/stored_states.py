@@ -36,7 +36,7 @@ class StoredStates:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     def state(self, row: JobRow) -> JobState:
-        """The snapshot's state; the directory's fields where the journal is still empty. Raises StoreCorrupt."""
+        """The snapshot's state, which has no job where the journal is still empty. Raises StoreCorrupt."""
         with self._lock:
             journal = self._store.journal(row.job_id)
             seq = journal.last_seq()
@@ -46,7 +46,7 @@ class StoredStates:
             self._kept.move_to_end(row.job_id)
             while len(self._kept) > JOBS_KEPT:
                 self._kept.popitem(last=False)
-        return kept.state if kept.state.job.job_id else _unwritten(row, kept.state)
+        return kept.state
 
     def view(self, row: JobRow, state: JobState) -> View:
         """The view of the job without its master, in this state: what `state` returned, or another. Nobody may change
@@ -65,8 +65,10 @@ def _view_of(state: JobState, seq: int) -> View:
     return view_of(state, seq=seq, progress=progress, answering=False)
 
 
-def _unwritten(row: JobRow, state: JobState) -> JobState:
-    """The state of a job whose master has written nothing yet."""
+def with_job(state: JobState, row: JobRow) -> JobState:
+    """The state; with the directory's fields of the job where its master has written nothing yet."""
+    if state.job.job_id:
+        return state
     job = JobRecord(
         job_id=row.job_id,
         name=row.name,

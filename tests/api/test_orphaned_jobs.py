@@ -100,6 +100,19 @@ def test_resume_ends_a_lost_job_first_and_asks_no_master(
         assert replay_job(store, "j-1").differences == []
 
 
+def test_a_job_whose_master_never_wrote_anything_reads_as_the_directory_says(
+    home: Home, nowhere: str
+) -> None:
+    """Its journal holds nothing that a cluster could have lost."""
+    with open_store(home.database_url()) as store:
+        written(store, address=nowhere)
+        store.update_job("j-1", url="http://127.0.0.1:9", phase="running")
+    with JobReader(home.database_url(), at=home) as reader:
+        (job,) = reader.jobs()
+        assert (job["phase"], job["job_id"]) == ("running", "j-1")
+        assert reader.master_state(job) == "away"
+
+
 def test_a_job_whose_master_never_wrote_anything_ends_too(store: Store, nowhere: str) -> None:
     written(store, address=nowhere)
     end_lost_job(store, store.job("j-1"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gyre.api.job_replay import coordinator_of
-from gyre.api.stored_states import JOBS_KEPT, StoredStates
+from gyre.api.stored_states import JOBS_KEPT, StoredStates, with_job
 from gyre.failover import JobPhase, JobState
 from gyre.failover.events import Event, JobSubmitted, MasterStarted
 from gyre.graph import compile_job
@@ -86,11 +86,12 @@ def test_another_state_has_a_view_of_its_own(store: Store) -> None:
 
 def test_a_job_that_nobody_has_written_of_is_as_the_directory_says(store: Store) -> None:
     create(store, "j-0")
-    states = StoredStates(store)
-    assert states.state(store.job("j-0")).job.phase is JobPhase.SUBMITTED
+    state = StoredStates(store).state(store.job("j-0"))
+    assert not state.job.job_id
+    assert with_job(state, store.job("j-0")).job.phase is JobPhase.SUBMITTED
     store.update_job("j-0", phase="failed", message="no room")
-    job = states.state(store.job("j-0")).job
-    assert (job.phase, job.message) == (JobPhase.FAILED, "no room")
+    job = with_job(state, store.job("j-0")).job
+    assert (job.job_id, job.phase, job.message) == ("j-0", JobPhase.FAILED, "no room")
 
 
 def test_the_jobs_asked_for_last_are_kept(store: Store, reads: list[str]) -> None:
