@@ -4,10 +4,7 @@ Ranks that differ in their tensor or pipeline place alone work on the same sampl
 deals groups out to ranks without knowing of that, so the ranks of a replica put their shares together
 (`Ranks.pool_shares`).
 
-Invariants:
-- *every wait has a deadline*: a peer that is gone turns into an error after `timeout_s`, never into a hang;
-- *bytes, not objects*: what ranks tell each other is numbers, or msgpack; nothing is unpickled;
-- *one actor a process*: Megatron keeps its groups in globals.
+Invariant: *one actor a process*: Megatron keeps its groups in globals. See those of `gyre.workloads.gang.world` too.
 
 This module must not be imported before `seam.open_seam`.
 """
@@ -16,8 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,11 +24,12 @@ from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.gang.peers import exchange_bytes
-from gyre.workloads.gang.rendezvous import join
+from gyre.workloads.gang.world import World
 
 
-class Ranks:
-    """Joins the groups for `context`'s rank; `close` leaves them. Raises ConfigError where the layout does not fit."""
+class Ranks(World):
+    """Joins the groups for `context`'s rank; `close` leaves them. Raises RanksMissing, and ConfigError, also where the
+    layout does not fit."""
 
     def __init__(
         self,
@@ -44,28 +40,15 @@ class Ranks:
         timeout_s: float,
         seed: int,
     ) -> None:
-        self.rank, self.world_size = context.rank, context.world_size
         self.tensor, self.pipeline = settings.tensor_parallel, settings.pipeline_parallel
         self.replica_size = self.tensor * self.pipeline
-        if self.world_size % self.replica_size:
+        if context.world_size % self.replica_size:
             raise ConfigError(
-                f"{context.role} has {self.world_size} ranks, not a multiple of tensor_parallel x pipeline_parallel "
+                f"{context.role} has {context.world_size} ranks, not a multiple of tensor_parallel x pipeline_parallel "
                 f"({self.tensor} x {self.pipeline}).",
                 hint=f"Give the role a total that {self.replica_size} divides.",
             )
-        if dist.is_initialized():
-            raise ConfigError(
-                "This process is in a process group already.",
-                hint="A Megatron actor needs a process of its own.",
-            )
-        # Small things go over Gloo on every machine: no device has to wait for them.
-        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        timeout = timedelta(seconds=timeout_s)
-        if self.world_size == 1:
-            dist.init_process_group(backend, store=_store_of_one(), rank=0, world_size=1, timeout=timeout)
-        else:
-            join(context, backend, timeout_s)
-        self._joined = True
+        super().__init__(context, device=device, timeout_s=timeout_s)
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=self.tensor,
             pipeline_model_parallel_size=self.pipeline,
@@ -108,30 +91,6 @@ class Ranks:
         dist.all_reduce(said, group=self.replica_group)
         return bool(said > 0)
 
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums over all ranks, in float64; the same bits on each."""
-        total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total)
-        return total.tolist()
-
-    def broadcast(self, buffer: torch.Tensor) -> None:
-        """Replace a CPU `buffer` by the first rank's."""
-        dist.broadcast(buffer, src=0)
-
-    def from_first(self, text: str) -> str:
-        """The first rank's text, on every rank."""
-        length = torch.tensor([len(text.encode())])
-        dist.broadcast(length, src=0)
-        blob = torch.zeros(int(length), dtype=torch.uint8)
-        if self.rank == 0:
-            blob = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        dist.broadcast(blob, src=0)
-        return blob.numpy().tobytes().decode()
-
-    def exchange(self, blob: bytes) -> list[bytes]:
-        """Everybody's bytes, by rank."""
-        return exchange_bytes(blob, self.world_size) if self.world_size > 1 else [blob]
-
     def from_last_stage(self, values: torch.Tensor | None, count: int) -> torch.Tensor:
         """The float32 `[count]` that the last stage's ranks have, on every rank of the replica, in host memory."""
         told = torch.zeros(count) if values is None else values
@@ -143,13 +102,5 @@ class Ranks:
     def close(self) -> None:
         """Leave the groups. Safe to call twice."""
         if self._joined:
-            self._joined = False
             parallel_state.destroy_model_parallel()
-            dist.destroy_process_group()
-
-
-def _store_of_one() -> Any:
-    """Nobody else has to find it."""
-    from torch.distributed import HashStore  # type: ignore[attr-defined]
-
-    return HashStore()
+        super().close()
