@@ -142,3 +142,22 @@ def test_an_ignored_signal_ends_nothing_at_once() -> None:
             signal.raise_signal(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+ENDED_BY_A_LIBRARY = """
+import atexit, ctypes, sys
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(ctypes.cast(libc.abort, ctypes.c_void_p), None, None)
+sys.argv = ["gyre", *{arguments!r}]
+from gyre.api.__main__ import main
+atexit.register(print, "what Python does at its end is done")
+main()
+"""
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["no-such-verb"], 2)])
+def test_a_librarys_destructors_do_not_change_the_commands_code(arguments: list[str], code: int) -> None:
+    script = ENDED_BY_A_LIBRARY.format(arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=110)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.splitlines()[-1] == "what Python does at its end is done"
