@@ -176,7 +176,7 @@ class GyreClient:
 
     def command(self, job: str, verb: str, body: Mapping[str, Any] | None = None) -> int:
         """`scale` (role, count), `drain` (target, reason), `undrain` (target), `pause`, `resume`, `stop` (reason),
-        `create_token` (name, digest, expires_at) or `revoke_token` (name). Returns the event's seq."""
+        `create_token` (name, digest, expires_at, scopes) or `revoke_token` (name). Returns the event's seq."""
         response = self._send(
             "POST", f"{_job(job)}:{verb}", json=dict(body) if body else None, timeout=COMMAND_TIMEOUT_S
         )

@@ -21,6 +21,7 @@ from typing import Any
 
 from gyre.api.home import home
 from gyre.api.reader import COMMAND_DEADLINE_S, JobReader
+from gyre.config import JOIN_SCOPE
 from gyre.errors import GyreError, JobFailed, StoreLost, Unreachable
 from gyre.failover import JobPhase
 from gyre.logs.moments import moment_of
@@ -196,16 +197,23 @@ class JobHandle:
     # -- join tokens --------------------------------------------------------------------------------
 
     def create_token(
-        self, name: str, *, expires_in_s: float | None = None, deadline_s: float = COMMAND_DEADLINE_S
+        self,
+        name: str,
+        *,
+        expires_in_s: float | None = None,
+        scopes: Sequence[str] = (JOIN_SCOPE,),
+        deadline_s: float = COMMAND_DEADLINE_S,
     ) -> str:
-        """A token with which machines may join the job's rollout plane, good for so long or until it is revoked. It is
-        told here once. Raises as `scale`."""
+        """A token with which machines may join the job's rollout plane, good for so long or until it is revoked; or one
+        for a fleet's door, with the scopes `generate` and `publish`. It is told here once. Raises as `scale`."""
         expires_at = None if expires_in_s is None else time.time() + expires_in_s
-        made, _ = self._jobs.create_token(self.job_id, name, expires_at=expires_at, deadline_s=deadline_s)
+        made, _ = self._jobs.create_token(
+            self.job_id, name, expires_at=expires_at, scopes=scopes, deadline_s=deadline_s
+        )
         return made
 
     def tokens(self) -> list[dict[str, Any]]:
-        """The job's join tokens without their secrets: name, by, created_at, expires_at, revoked_at."""
+        """The job's join tokens without their secrets: name, by, created_at, expires_at, revoked_at, scopes."""
         return self._jobs.tokens(self.job_id)
 
     def revoke_token(self, name: str, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
@@ -294,10 +302,15 @@ class AsyncJobHandle:
         return await asyncio.to_thread(self._handle.undrain, target, deadline_s=deadline_s)
 
     async def create_token(
-        self, name: str, *, expires_in_s: float | None = None, deadline_s: float = COMMAND_DEADLINE_S
+        self,
+        name: str,
+        *,
+        expires_in_s: float | None = None,
+        scopes: Sequence[str] = (JOIN_SCOPE,),
+        deadline_s: float = COMMAND_DEADLINE_S,
     ) -> str:
         return await asyncio.to_thread(
-            self._handle.create_token, name, expires_in_s=expires_in_s, deadline_s=deadline_s
+            self._handle.create_token, name, expires_in_s=expires_in_s, scopes=scopes, deadline_s=deadline_s
         )
 
     async def tokens(self) -> list[dict[str, Any]]:

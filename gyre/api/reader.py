@@ -26,7 +26,7 @@ from gyre.api.client import GyreClient
 from gyre.api.home import Home, home
 from gyre.api.stored_states import StoredStates, with_job
 from gyre.api.tls import trust_of
-from gyre.config import parse_job
+from gyre.config import JOIN_SCOPE, parse_job
 from gyre.errors import (
     Conflict,
     Fenced,
@@ -292,18 +292,19 @@ class JobReader:
         name: str,
         *,
         expires_at: float | None = None,
+        scopes: Sequence[str] = (JOIN_SCOPE,),
         deadline_s: float = COMMAND_DEADLINE_S,
     ) -> tuple[str, int]:
-        """Make a join token, good until `expires_at` (seconds since 1970). Returns it, which nobody can tell again, and
-        the event's sequence number. Raises as `command`."""
+        """Make a token with these of `gyre.config.TOKEN_SCOPES`, good until `expires_at` (seconds since 1970). Returns
+        it, which nobody can tell again, and the event's sequence number. Raises as `command`."""
         from gyre.rollouts.protocol.credentials import digest_of, new_secret
 
         made = new_secret()
-        body = {"name": name, "digest": digest_of(made), "expires_at": expires_at}
+        body = {"name": name, "digest": digest_of(made), "expires_at": expires_at, "scopes": list(scopes)}
         return made, self.command(job_id, "create_token", body, deadline_s=deadline_s)
 
     def tokens(self, job_id: str) -> list[dict[str, Any]]:
-        """The join tokens: name, by, created_at, expires_at, revoked_at."""
+        """The tokens: name, by, created_at, expires_at, revoked_at, scopes."""
         if self._url is not None:
             return self._client(self._url).tokens(job_id)
         row = self.store.job(job_id)

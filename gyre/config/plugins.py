@@ -80,7 +80,7 @@ LOSS = PluginKind("loss", "config.loss.loss_mode", "gyre.losses", ("vanilla",))
 ADVANTAGE = PluginKind(
     "advantage estimator", "config.loss.adv_estimator", "gyre.advantages", ("grpo", "dr_grpo", "rloo", "gae")
 )
-RECIPE = PluginKind("recipe", "recipe", "gyre.recipes", ("grpo", "dr_grpo", "dapo", "rloo", "ppo"))
+RECIPE = PluginKind("recipe", "recipe", "gyre.recipes", ("grpo", "dr_grpo", "dapo", "rloo", "ppo", "fleet"))
 TASK = PluginKind("task", "config.task.name", "gyre.tasks", ("arithmetic", "rows"))
 ENGINE = PluginKind("engine", "rollouts.engine", "gyre.engines", ("embedded", "sglang"))
 BACKEND = PluginKind("trainer back end", "backend", "gyre.backends", ("torch", "megatron", "fsdp"))

@@ -26,9 +26,14 @@ JOIN_TOKEN = "join_token"
 """The kind of the snapshot's rows in which the rollout manager finds the join tokens."""
 DEFAULT_TOKEN = "default"
 """The name of the join token that the rollout manager makes when it first starts."""
-"""The role that a recipe adds if its rollouts are the rollout plane's instances."""
+JOIN_SCOPE, GENERATE_SCOPE, PUBLISH_SCOPE = "join", "generate", "publish"
+TOKEN_SCOPES = (JOIN_SCOPE, GENERATE_SCOPE, PUBLISH_SCOPE)
+"""What the owner of a token may do: join as an instance; ask a fleet's door for samples; publish policies there."""
 LOCAL_ROLLOUT = "local_rollout"
 """The role of instances on the actor's devices, added for `rollouts.local`."""
+
+FLEET = "fleet"
+"""The recipe of a job without a trainer, whose role `trainer` is filled by a keeper."""
 
 BUILTIN_ROLES = ("trainer", "actor", "rollout", "reference", "reward", "critic")
 """The roles with a builder method of their own. Any other name is the user's own role."""
@@ -403,6 +408,21 @@ class StalenessSpec(Model):
         return f"{value.__module__}:{value.__qualname__}"
 
 
+class DoorSpec(Model):
+    """The door of a fleet: what it keeps, and how much of it one key may use."""
+
+    keep_s: Seconds = 900.0
+    """How long an answer stays in the ledger after it was whole: as long, the same id gets the same tokens. Then it is
+    forgotten, and the id is free."""
+    keep_tokens: PositiveInt = 64 << 20
+    """Most tokens of answers that are kept, 8 bytes each in the manager's memory; while there are more, new requests
+    are refused."""
+    most_open: PositiveInt = 4096
+    """Most requests of one key that are not answered yet."""
+    answer_within_s: Seconds = 600.0
+    """How long a client may wait for an answer. It is then told to ask again with the same id, and nothing is lost."""
+
+
 class RolloutsSpec(Model):
     """The rollout plane: its manager and the engines of its instances."""
 
@@ -446,6 +466,8 @@ class RolloutsSpec(Model):
     """Time from the start of an engine to its first answer."""
     rebalance_every_s: Seconds = 1.0
     """How often queued and running samples are looked at for a better place."""
+    door: DoorSpec | None = None
+    """The door of a fleet, which the recipe `fleet` opens. Other recipes have none."""
 
 
 class WeightsSpec(Model):
@@ -726,6 +748,11 @@ class JobSpec(Model):
     """What is kept of the job for people to look at."""
     python_path: list[str] = Field(default_factory=list)
     """Folders put on `sys.path` of every vertex, so that the user's modules import there."""
+
+    @property
+    def counts_own_steps(self) -> bool:
+        """Whether the trainer says what a step is: a script's `fit()`, or a fleet's keeper."""
+        return self.recipe is None or self.recipe == FLEET
 
     @field_validator("device_type", mode="before", json_schema_input_type=Literal["CPU", "GPU", "cpu", "gpu"])
     @classmethod

@@ -15,6 +15,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from gyre.config import JOIN_SCOPE
 from gyre.failover.state import fields_of
 
 
@@ -479,12 +480,13 @@ class MachineExamined(Event):
 
 @dataclass(frozen=True, slots=True)
 class JoinTokenCreated(Event):
-    """Who presents the token of this SHA-256 (in hex) may join the rollout plane, until `expires_at`."""
+    """Who presents the token of this SHA-256 (in hex) may do what its `scopes` say, until `expires_at`."""
 
     name: str
     digest: str
     expires_at: float | None = None
     by: str = "user"
+    scopes: tuple[str, ...] = (JOIN_SCOPE,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class StepWatch:
         if now - self._told_at <= limit_s or (not measured and still_s <= limit_s):
             return None
         self._told_at = now
-        built_in = self._spec.recipe is not None
+        built_in = not self._spec.counts_own_steps
         return Stall(job.step, now - self._step_at, limit_s, built_in and still_s > STILL_SHARE * limit_s)
 
 

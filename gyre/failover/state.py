@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from gyre.config import JOIN_TOKEN
+from gyre.config import JOIN_SCOPE, JOIN_TOKEN
 from gyre.errors import StoreCorrupt
 
 TRAINING = "training"
@@ -253,8 +253,8 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class JoinToken:
-    """A token with which machines join the rollout plane, by its name. The token itself is nowhere: `digest` is its
-    SHA-256 in hex, and empty for the one that the rollout manager made itself."""
+    """A token with which machines join the rollout plane, or others use a fleet's door, by its name. The token itself
+    is nowhere: `digest` is its SHA-256 in hex, and empty for the one that the rollout manager made itself."""
 
     name: str
     digest: str = ""
@@ -262,6 +262,8 @@ class JoinToken:
     created_at: float = 0.0
     expires_at: float | None = None
     revoked_at: float | None = None
+    scopes: tuple[str, ...] = (JOIN_SCOPE,)
+    """What its owner may do, of `gyre.config.TOKEN_SCOPES`."""
 
     def is_valid(self, now: float) -> bool:
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
@@ -338,6 +340,15 @@ def fields_of(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
+def _token_row(token: JoinToken) -> dict[str, Any]:
+    """Rows of before tokens had scopes have none: those of a join token are left out, so that the same history gives
+    the same row."""
+    row = {**fields_of(token), "scopes": list(token.scopes)}
+    if token.scopes == (JOIN_SCOPE,):
+        del row["scopes"]
+    return row
+
+
 def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     """The snapshot row under `key`, as JSON-able data; None if the state has none."""
     kind, name = key
@@ -348,7 +359,7 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
         return None if uses is None else {"uses": list(uses), "attempts": state.attempts.get(name, 0)}
     if kind == JOIN_TOKEN:
         token = state.tokens.get(name)
-        return None if token is None else fields_of(token)
+        return None if token is None else _token_row(token)
     if kind == "evaluation":
         evaluation = state.evaluations.get(name)
         return None if evaluation is None else fields_of(evaluation)
@@ -429,7 +440,7 @@ def _state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
         elif kind == "machine":
             machines[name] = MachineRecord(**{**row, "deaths": tuple(row["deaths"])})
         elif kind == JOIN_TOKEN:
-            tokens[name] = JoinToken(**row)
+            tokens[name] = JoinToken(**{**row, "scopes": tuple(row.get("scopes", (JOIN_SCOPE,)))})
         elif kind == "evaluation":
             evaluations[name] = Evaluation(**row)
         elif kind == "warning":

@@ -16,9 +16,11 @@ from html import escape
 from math import gcd
 
 from gyre.config import (
+    FLEET,
     LOCAL_ROLLOUT,
     ROLLOUT_MANAGER,
     TRAINER,
+    DoorSpec,
     EdgeSpec,
     Entrypoint,
     JobSpec,
@@ -98,6 +100,7 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
         for name, role in resolved.roles.items():
             if role.entrypoint is None and name in recipe.defaults:
                 role.entrypoint = default_with(resolved, name, recipe.defaults[name])
+        _open_door(resolved)
         _fill_pools(resolved)
         _add_rollout_manager(resolved, recipe.defaults.get(ROLLOUT_MANAGER, DEFAULT_CLASSES[ROLLOUT_MANAGER]))
         _add_local_rollouts(resolved)
@@ -118,6 +121,22 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
             )
         trainer.resources.accelerator = 0.0
     return resolved
+
+
+def _open_door(spec: JobSpec) -> None:
+    """A fleet has a door, and nothing else has one."""
+    if spec.recipe == FLEET:
+        if spec.rollouts.local:
+            raise GraphError(
+                f"rollouts.local: {spec.rollouts.local} given, but a fleet has no trainer whose devices it could use.",
+                hint="Leave it out.",
+            )
+        spec.rollouts.door = spec.rollouts.door or DoorSpec()
+    elif spec.rollouts.door is not None:
+        raise GraphError(
+            f"rollouts.door: is given, but recipe {spec.recipe!r} has a trainer and no door.",
+            hint="Leave it out, or take the recipe fleet.",
+        )
 
 
 def _add_rollout_manager(spec: JobSpec, entrypoint: Entrypoint) -> None:

@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gyre.config import ROLLOUT_MANAGER, Entrypoint, JobSpec
+from gyre.config import FLEET, ROLLOUT_MANAGER, Entrypoint, JobSpec
 from gyre.config.plugins import RECIPE
 from gyre.errors import GraphError
 from gyre.graph.elements import Dispatch, Edge, EdgeKind, Operator
@@ -167,6 +167,19 @@ def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ..
     return tuple(operators), tuple(edges)
 
 
+def _fleet(spec: JobSpec) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:
+    """Instances without a trainer: what they generate is asked for at the rollout manager's door."""
+    entrypoint = spec.roles["rollout"].entrypoint
+    if entrypoint != ROLLOUT_INSTANCE:
+        raise GraphError(
+            f"roles.rollout.entrypoint: {entrypoint} given, but a fleet consists of instances of the rollout plane.",
+            hint="Leave the class out; rollouts.engine says what generates.",
+        )
+    asked = Operator("trainer", "fit", Dispatch.CONTROLLER)
+    generate = Operator("rollout", "generate", Dispatch.PLANE)
+    return (asked, generate), (Edge(asked.ref, generate.ref, EdgeKind.CONTROL),)
+
+
 def _ahead(spec: JobSpec) -> int:
     """Returns how many steps generation may run ahead of training. Raises GraphError if the job contradicts itself."""
     staleness, bound = spec.staleness, spec.max_staleness
@@ -229,6 +242,13 @@ RECIPES: dict[str, Recipe] = {
             defaults=DEFAULT_CLASSES | {"critic": _entry("gyre.workloads.torch.critic:TorchCritic")},
             build=_ppo,
             loss={"adv_estimator": "gae", "lam": 0.95, "clip_ratio_high": 0.2},
+        ),
+        Recipe(
+            name=FLEET,
+            required=("trainer", "rollout"),
+            optional=(ROLLOUT_MANAGER,),
+            defaults=DEFAULT_CLASSES | {"trainer": _entry("gyre.workloads.fleet_keeper:FleetKeeper")},
+            build=_fleet,
         ),
     )
 }

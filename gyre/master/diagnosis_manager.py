@@ -439,7 +439,7 @@ class DiagnosisManager:
         next fault is decided: of what makes none, attempts are counted."""
         step = self.progress.get("step")
         if (
-            self._spec.recipe is None
+            self._spec.counts_own_steps
             and type(step) is int
             and self._context.state.job.step < step < MOST_STEPS
         ):

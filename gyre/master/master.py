@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gyre.config import JobSpec, parse_job
+from gyre.config import JOIN_SCOPE, JobSpec, parse_job
 from gyre.config.sections.model import source_of
 from gyre.errors import ConfigError, Conflict, Fenced, GyreError, NotFound, StoreFull, Unreachable
 from gyre.failover import FailoverCoordinator, JobPhase, JobState
@@ -565,7 +565,11 @@ def _token_event(verb: str, body: Mapping[str, Any], by: str) -> JoinTokenCreate
         return JoinTokenRevoked(str(body["name"]), by)
     expires_at = body.get("expires_at")
     return JoinTokenCreated(
-        str(body["name"]), str(body["digest"]), None if expires_at is None else float(expires_at), by
+        str(body["name"]),
+        str(body["digest"]),
+        None if expires_at is None else float(expires_at),
+        by,
+        tuple(map(str, body.get("scopes") or (JOIN_SCOPE,))),
     )
 
 

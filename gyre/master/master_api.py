@@ -78,7 +78,7 @@ class MasterApi(Protocol):
 
     def command(self, verb: str, body: Mapping[str, Any], *, by: str, timeout_s: float = 10.0) -> int:
         """Submit `scale` (role, count), `drain` (target, reason), `undrain` (target), `pause`, `resume`, `stop`
-        (reason), `create_token` (name, digest, expires_at) or `revoke_token` (name). Returns the event's seq.
+        (reason), `create_token` (name, digest, expires_at, scopes) or `revoke_token` (name). Returns the event's seq.
 
         Raises Conflict, NotFound or ConfigError if the coordinator refuses, Unreachable past the deadline.
         """
@@ -267,7 +267,7 @@ def _evaluations(state: JobState) -> dict[str, list[dict[str, Any]]]:
 
 
 def tokens_of(tokens: Mapping[str, JoinToken]) -> list[dict[str, Any]]:
-    """The join tokens without their digests: name, by, created_at, expires_at, revoked_at."""
+    """The tokens without their digests: name, by, created_at, expires_at, revoked_at, scopes."""
     return [{key: value for key, value in asdict(one).items() if key != "digest"} for one in tokens.values()]
 
 

@@ -25,13 +25,14 @@ from typing import Any
 
 from gyre.config import Elastic, RoleSpec, RolloutsSpec, WeightsSpec
 from gyre.config.sections import WorkloadSettings
+from gyre.data.tokenizer import TextTokenizer
 from gyre.engines.process import EngineCommand
 from gyre.errors import ConfigError
 from gyre.malloc_tuning import calm_collector
 from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
 from gyre.rollouts.agent.join import engine_commands
 from gyre.rollouts.manager.rollout_manager import RolloutManager
-from gyre.rollouts.manager.settings import ManagerSettings
+from gyre.rollouts.manager.settings import DoorSettings, ManagerSettings
 from gyre.rollouts.protocol.credentials import new_secret, server_context
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_join_endpoint, read_trust, write_endpoint
 from gyre.rollouts.sample_checks import MOST_TOKENS
@@ -187,6 +188,7 @@ class RolloutManagerVertex(BaseWorkload):
                 pools=_elastic_pools(self.context.pools),
                 prices={role: pool["price_per_hour"] for role, pool in self.context.pools.items()},
                 on_cores=all(pool["engine"] == "embedded" for pool in self.context.pools.values()),
+                door=self._door(spec),
             ),
             on_event=self._tell,
             on_fatal=self._loop.fail,
@@ -197,6 +199,7 @@ class RolloutManagerVertex(BaseWorkload):
             tls = server_context(Path(spec.tls_cert), Path(spec.tls_key))
             certificate = Path(spec.tls_cert).read_text()
         port = self._listen(spec.host, port, tls)
+        self._publish_first()
         host = url_host(_reachable(spec.host, self.context.address))
         write_endpoint(
             self.context.directory,
@@ -219,6 +222,28 @@ class RolloutManagerVertex(BaseWorkload):
                 raise
             return int(self._loop.call(self.manager.start(host, 0, tls), START_TIMEOUT_S))
 
+    def _door(self, spec: RolloutsSpec) -> DoorSettings | None:
+        if spec.door is None:
+            return None
+        folder = _base_model(self.context.config)
+        return DoorSettings(
+            keep_s=spec.door.keep_s,
+            keep_tokens=spec.door.keep_tokens,
+            most_open=spec.door.most_open,
+            answer_within_s=spec.door.answer_within_s,
+            model=self.context.job,
+            vocabulary=vocabulary_of(self.context.config) or MOST_TOKENS,
+            context_length=spec.context_length,
+            tokenizer=_tokenizer(folder),
+            address=url_host(_reachable(spec.host, self.context.address)),
+        )
+
+    def _publish_first(self) -> None:
+        """Of a fleet: the model's folder is version 0, unless something was published."""
+        folder = _base_model(self.context.config)
+        if self.manager.door is not None and folder is not None:
+            self._loop.call(self.manager.door.publish_first(folder.absolute()), START_TIMEOUT_S)
+
     def _tell(self, what: str, details: dict[str, Any]) -> None:
         print(f"{what} {json.dumps(details)[:2000]}", flush=True)
         teller = {"vertex": f"{self.role}-{self.rank}", "incarnation": self.context.incarnation}
@@ -237,6 +262,15 @@ class RolloutManagerVertex(BaseWorkload):
 
     async def _status(self) -> dict[str, Any]:
         return self.manager.status()
+
+    @operator(kind="control", control=True)
+    def look(self, wanted: dict[str, int]) -> dict[str, Any]:
+        """Of a fleet: `wanted` is how many vertices each role is to have. Returns how many instances serve, how many
+        requests are open, and how many tokens were generated."""
+        return self._loop.call(self._look(wanted), 5.0)  # type: ignore[no-any-return]
+
+    async def _look(self, wanted: dict[str, int]) -> dict[str, Any]:
+        return self.manager.looked_at(wanted)
 
     @operator(kind="control", control=True)
     def status(self) -> dict[str, Any]:
@@ -295,6 +329,13 @@ class RolloutInstance(BaseWorkload):
             self._loop.loop.call_soon_threadsafe(self.agent.drain, "the vertex is stopped", 5.0)
             self._loop.wait(8.0)
         self._loop.stop()
+
+
+def _tokenizer(folder: Path | None) -> TextTokenizer | None:
+    """That of the model's folder; None where it has none, and prompts are token ids."""
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        return None
+    return TextTokenizer(folder)
 
 
 def _elastic_pools(pools: dict[str, dict[str, Any]]) -> dict[str, Pool]:

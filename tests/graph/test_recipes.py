@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gyre.config import parse_job
+from gyre.config import FLEET, parse_job
 from gyre.config.sections import WorkloadSettings
+from gyre.errors import GraphError
 from gyre.graph import RECIPES, compile_job
 
 
@@ -14,8 +15,10 @@ def job(recipe: str, **keys):
     return compile_job(parse_job({"recipe": recipe, "roles": {**roles, **keys.pop("roles", {})}, **keys}))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize(
+    ("recipe", "reference"),
+    [(name, False) for name in RECIPES] + [(name, True) for name in RECIPES if name != FLEET],
+)
 def test_a_recipe_compiles_to_the_same_graph_again(recipe, reference):
     first = job(recipe, roles={"reference": {}} if reference else {})
     again = compile_job(first.spec)
@@ -52,3 +55,35 @@ def test_the_job_as_it_was_given_is_not_changed():
     given = parse_job({"recipe": "rloo", "roles": {"actor": {}, "rollout": {}, "reward": {}}})
     compile_job(given)
     assert given.config == {}
+
+
+def test_a_fleet_has_a_door_and_a_keeper() -> None:
+    made = job(FLEET)
+    assert made.spec.rollouts.door is not None
+    assert str(made.spec.roles["trainer"].entrypoint) == "gyre.workloads.fleet_keeper:FleetKeeper"
+    assert set(made.spec.roles) == {"trainer", "rollout", "rollout_manager"}
+    assert job("grpo").spec.rollouts.door is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "keys", "sentence"),
+    [
+        ("grpo", {"rollouts": {"door": {}}}, "rollouts.door: is given, but recipe 'grpo' has a trainer"),
+        (FLEET, {"rollouts": {"local": 1}}, "a fleet has no trainer whose devices it could use"),
+        (
+            FLEET,
+            {"roles": {"rollout": {"entrypoint": "gyre.workloads.torch:TorchRollout"}}},
+            "a fleet consists of instances of the rollout plane",
+        ),
+        (FLEET, {"roles": {"reference": {}}}, "roles.reference: nothing feeds or calls it"),
+        (FLEET, {"roles": {"actor": {}}}, "roles.actor"),
+    ],
+)
+def test_what_no_fleet_can_be_is_refused(recipe, keys, sentence):
+    with pytest.raises(GraphError, match=sentence):
+        job(recipe, **keys)
+
+
+def test_a_fleet_may_have_pools() -> None:
+    made = job(FLEET, roles={"rollout_spot": {"pool": {"price_per_hour": 1.0}}})
+    assert str(made.spec.roles["rollout_spot"].entrypoint).endswith("RolloutInstance")

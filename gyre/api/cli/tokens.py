@@ -1,4 +1,4 @@
-"""`token`: who may join a job's rollout plane from another machine."""
+"""`token`: who may join a job's rollout plane from another machine, or use a fleet's door."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ import click
 from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import remark, write_json
+from gyre.config import GENERATE_SCOPE, JOIN_SCOPE, PUBLISH_SCOPE, TOKEN_SCOPES
+
+_MAY = {
+    JOIN_SCOPE: "join as an instance",
+    GENERATE_SCOPE: "ask for samples",
+    PUBLISH_SCOPE: "publish policies",
+}
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @click.group()
 def token() -> None:
-    """Create, list and revoke the tokens with which machines join a job: gyre token create JOB --name spot"""
+    """Create, list and revoke the tokens of machines that join a job, and of a fleet's users: gyre token create JOB
+    --name spot"""
 
 
 def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
@@ -42,21 +50,36 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     callback=_seconds,
     help="How long it is valid, such as 90s, 30m, 12h or 7d; by default until it is revoked.",
 )
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    type=click.Choice(TOKEN_SCOPES),
+    default=(JOIN_SCOPE,),
+    show_default=True,
+    help="What its owner may do: join as an instance; at a fleet's door, generate or publish. May be given again.",
+)
 @_JSON
-def create(session: Session, job: str | None, name: str, expires_in_s: float | None, as_json: bool) -> None:
+def create(
+    session: Session,
+    job: str | None,
+    name: str,
+    expires_in_s: float | None,
+    scopes: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Create a token and print it once. Only its SHA-256 is stored."""
     expires_at = None if expires_in_s is None else time.time() + expires_in_s
     with session.reader() as reader:
         found = reader.find(job, live_first=True)
-        made, seq = reader.create_token(found.job_id, name, expires_at=expires_at)
+        made, seq = reader.create_token(found.job_id, name, expires_at=expires_at, scopes=scopes)
     if as_json:
         told = {"job_id": found.job_id, "seq": seq, "name": name, "expires_at": expires_at, "token": made}
-        write_json(told)
+        write_json({**told, "scopes": list(scopes)})
         return
     click.echo(made)
-    remark(
-        f"{found.name}: whoever has this token may join as an instance; it is not shown again (event {seq})"
-    )
+    may = " and ".join(_MAY[scope] for scope in TOKEN_SCOPES if scope in scopes)
+    remark(f"{found.name}: whoever has this token may {may}; it is not shown again (event {seq})")
 
 
 @verb()
@@ -71,7 +94,7 @@ def ls(session: Session, job: str | None, as_json: bool) -> None:
         return
     now = time.time()
     for one in tokens:
-        click.echo(f"{one['name']}\t{_state(one, now)}")
+        click.echo(f"{one['name']}\t{_state(one, now)}\t{', '.join(one['scopes'])}")
 
 
 def _state(one: dict[str, Any], now: float) -> str:

@@ -6,7 +6,7 @@ on; a workload's own report and later additions pass through beside them.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -481,6 +481,7 @@ class JoinToken(Out):
     created_at: float
     expires_at: float | None = None
     revoked_at: float | None = None
+    scopes: list[str] = ["join"]
 
 
 class JoinTokenList(BaseModel):
@@ -497,6 +498,9 @@ class CreateTokenBody(In):
     name: TokenName
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     expires_at: Annotated[float, Field(gt=0, le=1e11)] | None = None
+    scopes: Annotated[list[Literal["join", "generate", "publish"]], Field(min_length=1, max_length=3)] = [
+        "join"
+    ]
 
 
 class RevokeTokenBody(In):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gyre.config import DEFAULT_TOKEN, ROLLOUT_MANAGER
+from gyre.config import DEFAULT_TOKEN, JOIN_SCOPE, ROLLOUT_MANAGER, TOKEN_SCOPES
 from gyre.errors import ConfigError, Conflict, NotFound, nearest
 from gyre.failover import commands as c
 from gyre.failover import events as e
@@ -39,6 +39,15 @@ def check_create(layout: JobLayout, state: JobState, event: e.JoinTokenCreated, 
         )
     if not _DIGEST.fullmatch(event.digest):
         raise ConfigError("digest: expected the token's SHA-256 in hex, 64 digits in lower case.")
+    if not event.scopes or not set(event.scopes) <= set(TOKEN_SCOPES):
+        raise ConfigError(
+            f"scopes: {', '.join(event.scopes) or 'none'} given, expected some of {', '.join(TOKEN_SCOPES)}."
+        )
+    if set(event.scopes) != {JOIN_SCOPE} and layout.spec.rollouts.door is None:
+        raise Conflict(
+            f"job {state.job.name} has no door: only the scope {JOIN_SCOPE} means anything.",
+            hint="A job of the recipe fleet has one.",
+        )
     if event.expires_at is not None and not now < event.expires_at < float("inf"):
         raise Conflict(f"token {event.name!r} would have expired before it is there.")
     known = join_tokens(layout, state).get(event.name)
@@ -73,7 +82,9 @@ def join_token_created(
         check_create(layout, draft.done(), event, now)
     except (ConfigError, Conflict):
         return ()  # told before the event was written, unless another one came between
-    draft.set_token(JoinToken(event.name, event.digest, event.by, now, event.expires_at))
+    draft.set_token(
+        JoinToken(event.name, event.digest, event.by, now, event.expires_at, scopes=tuple(event.scopes))
+    )
     return ()
 
 

@@ -117,7 +117,7 @@ def _is_attempt(layout: JobLayout, draft: Draft, record: VertexRecord, fault: Fa
 
 def _is_silent(layout: JobLayout, draft: Draft, fault: Fault) -> bool:
     """Whether the trainer is a script that has reported no step, so that progress cannot be seen."""
-    return layout.spec.recipe is None and not draft.job.step and not fault.user_code
+    return layout.spec.counts_own_steps and not draft.job.step and not fault.user_code
 
 
 def _excused(

@@ -70,8 +70,8 @@ Recalled = dict[str, list[tuple[int, int]]]
 
 
 class OpenGroups:
-    def __init__(self, *, epoch: int, vocabulary: int = MOST_TOKENS) -> None:
-        """Token ids are below `vocabulary`."""
+    def __init__(self, *, epoch: int, vocabulary: int = MOST_TOKENS, most_resets: int = MOST_RESETS) -> None:
+        """Token ids are below `vocabulary`. A sample may be begun anew `most_resets` times."""
         self.placement = Placement()
         self.required_version = -1
         """The oldest policy that may generate now: an instance with an older one gets nothing."""
@@ -87,6 +87,7 @@ class OpenGroups:
         """Samples that failed on every instance and with every seed, by key."""
         self.cancelled: list[tuple[str, int, int]] = []
         """(instance, row, lease) of samples to stop, which the caller has not yet stopped and cleared."""
+        self._most_resets = most_resets
         self._store = SampleStore(epoch=epoch, vocabulary=vocabulary)
         open_instances = OpenInstances(self.placement)
         self._router = Router(self.placement, open_instances)
@@ -163,11 +164,28 @@ class OpenGroups:
     @property
     def pinned_version(self) -> int | None:
         """The newest policy that open requests allow; None if any may be served."""
-        return min((request.min_version for request in self._pinned.values() if request.left), default=None)
+        return min((one.min_version for one in self._pinned.values() if self._is_wanted(one)), default=None)
 
     def pinned_to(self, version: int) -> list[InFlightRequest]:
         """Open requests that no policy but this one may answer."""
-        return [one for one in self._pinned.values() if one.left and one.min_version == version]
+        return [one for one in self._pinned.values() if one.min_version == version and self._is_wanted(one)]
+
+    def _is_wanted(self, request: InFlightRequest) -> bool:
+        """Whether it is not complete, and can be."""
+        return bool(request.left) and not any(sample.key in self.given_up for sample in request.samples)
+
+    def give_up(self, request: InFlightRequest, why: str) -> None:
+        """No sample of the request that is not finished can be generated any more."""
+        for sample in request.samples:
+            if not sample.finish and sample.key not in self.given_up:
+                if sample.instance is not None:
+                    self.cancelled.append((sample.instance, sample.row, sample.lease))
+                self._detach(sample)
+                sample.add_evidence(why)
+                while sample.resets <= self._most_resets:
+                    self._store.reset(sample)
+                self._store.note_record(sample)
+                self._queue(sample)
 
     def promote(self, version: int) -> None:
         """Note that instances should have this version: samples that waited for it may be assigned."""
@@ -184,7 +202,7 @@ class OpenGroups:
         self._detach(sample)
         if (kind := sample.finished_as) is not None:  # its engine died after its last token, before its end
             self._finish(sample, kind)
-        elif sample.resets > MOST_RESETS:
+        elif sample.resets > self._most_resets:
             self.given_up[sample.key] = sample
         elif request.min_version > self.served_version:
             self._early[sample.key] = sample

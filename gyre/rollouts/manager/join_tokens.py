@@ -3,6 +3,8 @@
 Invariants:
 - *an instance and nothing else*: a join token admits an instance; it never is the trainer, sees the plane's status, or
   drains what joined otherwise;
+- *what its scopes say and nothing else*: a key of a fleet's door asks for samples, or publishes, and admits no
+  instance unless it may `join`;
 - *hashed and compared in constant time*: a token is known by its SHA-256, and how long a refusal takes says nothing;
 - *valid now*: a caller is looked at again for as long as it is connected; a revoked or expired token is no longer one.
 
@@ -16,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gyre.config import DEFAULT_TOKEN
+from gyre.config import DEFAULT_TOKEN, JOIN_SCOPE
 from gyre.errors import Unauthorized
 from gyre.rollouts.protocol.credentials import digest_of
 
@@ -31,10 +33,16 @@ class Caller:
 
     token: str = ""
     digest: str = ""
+    scopes: frozenset[str] = frozenset({JOIN_SCOPE})
 
     @property
     def is_ours(self) -> bool:
         return not self.token
+
+    def check(self, scope: str, what: str) -> None:
+        """Raises Unauthorized where its token has not this scope. The job's own processes may do everything."""
+        if not self.is_ours and scope not in self.scopes:
+            raise Unauthorized(f"The token {self.token!r} may not {what}: it has not the scope {scope}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,7 @@ class _Token:
     digest: str
     expires_at: float | None = None
     revoked_at: float | None = None
+    scopes: frozenset[str] = frozenset({JOIN_SCOPE})
 
 
 class JoinTokens:
@@ -58,7 +67,13 @@ class JoinTokens:
         """Take in the tokens that the journal has, by name: each has digest, expires_at and revoked_at."""
         own = {DEFAULT_TOKEN: _Token(DEFAULT_TOKEN, self._default)} if self._default else {}
         stored = {
-            name: _Token(name, row["digest"], row["expires_at"], row["revoked_at"])
+            name: _Token(
+                name,
+                row["digest"],
+                row["expires_at"],
+                row["revoked_at"],
+                frozenset(row.get("scopes", (JOIN_SCOPE,))),  # older rows have none, and were join tokens
+            )
             for name, row in rows.items()
         }
         default = stored.get(DEFAULT_TOKEN)
@@ -78,7 +93,7 @@ class JoinTokens:
             return Caller()
         if found is None:
             raise Unauthorized(UNKNOWN)
-        caller = Caller(found.name, found.digest)
+        caller = Caller(found.name, found.digest, found.scopes)
         if why := self.why_not(caller, at):
             raise Unauthorized(why)
         return caller

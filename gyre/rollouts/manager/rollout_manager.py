@@ -28,22 +28,26 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from gyre.config import JOIN_TOKEN
+from gyre.config import JOIN_SCOPE, JOIN_TOKEN
 from gyre.errors import GyreError, StoreError, Unauthorized
 from gyre.ports.bounds import PortBounds
 from gyre.ports.http_gate import Credentials
 from gyre.ports.listener import Listener, bind
-from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.core.groups import MOST_RESETS, OpenGroups
 from gyre.rollouts.core_usage import CoreUsage
 from gyre.rollouts.manager.autoscaler import Autoscaler, Fleet
 from gyre.rollouts.manager.delivery import Delivery
 from gyre.rollouts.manager.device_sharing import TRAINER_AWAY_S, DeviceSharing
 from gyre.rollouts.manager.dispatch import Dispatch
+from gyre.rollouts.manager.door.dialects import DIALECTS
+from gyre.rollouts.manager.door.door import BODY_BYTES, Door
+from gyre.rollouts.manager.door.publishing import FolderServer, Publishing
 from gyre.rollouts.manager.instance_lifecycle import InstanceLifecycle
 from gyre.rollouts.manager.join_tokens import Caller, JoinTokens
 from gyre.rollouts.manager.peer_events import PeerEvents
@@ -52,7 +56,7 @@ from gyre.rollouts.manager.policy_push import PolicyPush
 from gyre.rollouts.manager.policy_versions import PolicyVersions
 from gyre.rollouts.manager.report_queue import ReportQueue
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, Connection
-from gyre.rollouts.manager.settings import ManagerSettings
+from gyre.rollouts.manager.settings import DoorSettings, ManagerSettings
 from gyre.rollouts.manager.status import (
     groups_status,
     instance_status,
@@ -66,7 +70,7 @@ from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, checked, encode, unpac
 from gyre.rollouts.protocol.connection import watch_acknowledgements
 from gyre.rollouts.protocol.credentials import weights_key
 from gyre.rollouts.protocol.fields import FrameError, refuse
-from gyre.rollouts.protocol.frames import PROTOCOL, Attached, Drain, Frame, Reject
+from gyre.rollouts.protocol.frames import PROTOCOL, Attached, Drain, Frame, Reject, TrainerStatus
 from gyre.rollouts.protocol.progress import Report
 from gyre.rollouts.token_log.group_commit import GroupCommit
 from gyre.rollouts.token_log.write_buffer import WriteBatch
@@ -113,7 +117,12 @@ class RolloutManager:
         bounds: PortBounds | None = None,
     ) -> None:
         self.settings = settings or ManagerSettings()
-        self.groups = OpenGroups(epoch=term, vocabulary=self.settings.vocabulary)
+        door = self.settings.door
+        self.groups = OpenGroups(
+            epoch=term,
+            vocabulary=self.settings.vocabulary,
+            most_resets=MOST_RESETS if door is None else 0,  # a door never takes back what it told
+        )
         self.sessions = AgentSessions(self.groups)
         self.weights = PolicyVersions()
         self.refused = 0
@@ -178,7 +187,9 @@ class RolloutManager:
             underway=lambda: underway(self.groups, self.sessions.values(), now()),
             on_event=on_event,
             now=now,
+            has_door=door is not None,
         )
+        self.door = None if door is None else self._door(door, weights_key(token))
         self.instances = InstanceLifecycle(
             self.groups,
             self.sessions,
@@ -209,6 +220,29 @@ class RolloutManager:
             grace_s=self.settings.restart_grace_s + TRAINER_AWAY_S,
         )
 
+    def _door(self, settings: DoorSettings, key: str) -> Door:
+        server = FolderServer(f"manager of {key}", key, self.settings.weights, root=settings.cache)
+        publishing = Publishing(
+            self.weights,
+            self.trainer.publish,
+            server=server if settings.serves_folders else None,
+            tokenizer=settings.tokenizer,
+            context_length=settings.context_length,
+        )
+        return Door(
+            self.groups,
+            self.weights,
+            self.dispatch,
+            self.policies,
+            self._commits,
+            publishing,
+            settings,
+            caller=self._caller,
+            why_not=lambda caller: self._tokens.why_not(caller, self._clock()),
+            now=self._now,
+            clock=self._clock,
+        )
+
     # -- life ---------------------------------------------------------------------------------------
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
@@ -218,15 +252,22 @@ class RolloutManager:
             self._restore(await loop.run_in_executor(self._commits.thread, self._take_over))
             self._restored = True
         bounds = self._bounds
-        application = web.Application(client_max_size=bounds.body_bytes, middlewares=[self._refuse_strangers])
+        if self.door is not None:
+            large = {dialect.path: BODY_BYTES for dialect in DIALECTS}
+            bounds = replace(bounds, body_bytes_of={**large, **bounds.body_bytes_of})
+        largest = max(bounds.body_bytes, *bounds.body_bytes_of.values(), 0)
+        application = web.Application(client_max_size=largest, middlewares=[self._refuse_strangers])
         application.add_routes(
             [
                 web.get("/v1/agent", self._agent_route),
-                web.get("/v1/trainer", self._trainer_route),
                 web.post("/v1/drain", self._drain_route),
                 web.get("/v1/status", self._status_route),
             ]
         )
+        if self.door is not None:
+            application.add_routes(self.door.routes())
+        else:
+            application.add_routes([web.get("/v1/trainer", self._trainer_route)])
         self._runner = web.AppRunner(
             application, access_log=None, handle_signals=False, keepalive_timeout=bounds.keep_alive_s
         )
@@ -247,7 +288,10 @@ class RolloutManager:
         self._listener.start()
         for work in (self._commits.run, self._tick_loop, self._token_loop):
             self._tasks.append(asyncio.create_task(self._guarded(work)))
-        return int(sockets[0].getsockname()[1])
+        bound = int(sockets[0].getsockname()[1])
+        if self.door is not None:
+            self._tasks.append(asyncio.create_task(self._guarded(partial(self.door.opened, host, bound))))
+        return bound
 
     def _restore(self, rows: RolloutRows) -> None:
         counters = rows.counters
@@ -259,6 +303,8 @@ class RolloutManager:
         self.dispatch.committed_seq = max((seq for seq, _ in rows.deltas), default=0)
         self.policies.promote()
         self.trainer.tell_failures()
+        if self.door is not None:
+            self.door.restore()
         # Complete groups were not delivered yet; they are sent when the trainer attaches.
         self._commits.now()
         if any(not state.finish for state in self.groups.samples()):
@@ -271,6 +317,8 @@ class RolloutManager:
 
     async def stop(self) -> None:
         """Stop without a word to agents: they keep their samples and dial the next manager."""
+        if self.door is not None:
+            self.door.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -289,6 +337,8 @@ class RolloutManager:
 
     async def let_go(self) -> None:
         """Close the sockets and write nothing, as a death does. Harmless after `stop`."""
+        if self.door is not None:
+            self.door.close()
         if self._listener is not None:
             self._listener.close()
             await self._listener.wait_closed()
@@ -357,6 +407,7 @@ class RolloutManager:
 
     async def _agent_route(self, request: web.Request) -> web.StreamResponse:
         caller = self._caller(request)
+        caller.check(JOIN_SCOPE, "join as an instance")
         if not caller.is_ours and (wait_s := self._dials.wait_s((caller.token, request.remote), self._now())):
             self.refused += 1
             raise web.HTTPTooManyRequests(headers={"Retry-After": str(math.ceil(wait_s))})
@@ -465,6 +516,8 @@ class RolloutManager:
             return None
         batch = self.groups.take_batch()
         batch.counters |= self.weights.take_counters()
+        if self.door is not None:
+            self.door.collect(batch)
         finished = [self.groups.sample(key) for key in batch.finished]
         self._delivery.finished(sample for sample in finished if sample is not None)
         return batch
@@ -485,7 +538,10 @@ class RolloutManager:
             self.dispatch.committed_seq = batch.deltas[-1].seq
         self.instances.committed(batch)
         complete = [one for number in batch.complete if (one := self.groups.requests.get(number)) is not None]
-        self._delivery.complete(complete)
+        if self.door is None:
+            self._delivery.complete(complete)
+        else:
+            self.door.committed()
         if self.weights.committed(batch.counters) or any(request.pinned for request in complete):
             self.policies.promote()
 
@@ -504,6 +560,8 @@ class RolloutManager:
                 recall_timeout_s=self.settings.recall_timeout_s,
             )
             self.windows.look(now)
+            if self.door is not None:
+                self.door.look(now)
             self._advise(now)
 
     async def _token_loop(self) -> None:
@@ -575,6 +633,19 @@ class RolloutManager:
         self._only_ours(request, "see the plane's status")
         return web.json_response(self.status())
 
+    def looked_at(self, wanted: dict[str, int]) -> dict[str, Any]:
+        """Of a fleet: `wanted` is how many vertices each role is to have. The clients of the door are to the elasticity
+        policy what a trainer is: it waits while one of their samples has no place."""
+        now = self._now()
+        if self._autoscaler is not None and self.door is not None:
+            waited_s = self.door.waited_s
+            self._autoscaler.pulse(TrainerStatus(at_s=now, waited_s=waited_s, wanted=wanted), now)
+        return {
+            "serving": sum(one.admitted for one in self.groups.instances.values()),
+            "open": self.door.ledger.open_count if self.door is not None else 0,
+            "generated": self.groups.account.generated,
+        }
+
     def status(self) -> dict[str, Any]:
         """The plane's status, as plain data."""
         self._reports.take_in()
@@ -584,6 +655,7 @@ class RolloutManager:
             "served_version": self.groups.served_version,
             **groups_status(self.groups),
             "refused": self.refused,
+            **({"door": self.door.status()} if self.door is not None else {}),
             "local_window": self.windows.status(self._now()),
             "pools": pools_status(self.sessions.values(), self.settings.prices),
             "instances": [

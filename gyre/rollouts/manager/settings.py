@@ -4,11 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from gyre.config import WeightsSpec
+from gyre.config import DoorSpec, WeightsSpec
+from gyre.rollouts.manager.door.words import Tokenizer
 from gyre.rollouts.protocol.connection import HEARTBEAT_S
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.scheduling.pools import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class DoorSettings:
+    """The door of a fleet; the first four as in `gyre.config.DoorSpec`."""
+
+    keep_s: float = DoorSpec.model_fields["keep_s"].default
+    keep_tokens: int = DoorSpec.model_fields["keep_tokens"].default
+    most_open: int = DoorSpec.model_fields["most_open"].default
+    answer_within_s: float = DoorSpec.model_fields["answer_within_s"].default
+    model: str = "fleet"
+    """The name of the model in OpenAI's dialect."""
+    vocabulary: int = MOST_TOKENS
+    """Token ids are below this."""
+    context_length: int | None = None
+    """Most tokens of prompt and answer; None for the model's own limit."""
+    tokenizer: Tokenizer | None = None
+    """None where prompts are token ids."""
+    serves_folders: bool = True
+    """Whether the manager serves the chunks of folders that are published; else instances read them from the disk."""
+    address: str = ""
+    """At which other machines reach this one, an IPv6 address in brackets; "" for the one that the manager listens
+    on."""
+    cache: Path | None = None
+    """Where it links them; None for shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,5 +78,7 @@ class ManagerSettings:
     vocabulary: int = MOST_TOKENS
     """Token ids are below this."""
     rebalance_every_s: float = 1.0
+    door: DoorSettings | None = None
+    """Where the manager is a fleet's: it has a door, and no trainer."""
     tokens_every_s: float = 1.0
     """How often the join tokens are read: a revoked one is good for so long."""

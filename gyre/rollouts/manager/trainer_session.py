@@ -66,7 +66,9 @@ class TrainerSession:
         underway: Callable[[], SampleCounts],
         on_event: Callable[[str, dict[str, Any]], None],
         now: Callable[[], float],
+        has_door: bool = False,
     ) -> None:
+        """`has_door`: nobody attaches, and requests come from the door."""
         self.connection: Connection | None = None
         self.term = -1
         """Of the newest that has attached."""
@@ -82,6 +84,7 @@ class TrainerSession:
         self._underway = underway
         self._on_event = on_event
         self._now = now
+        self._has_door = has_door
         self._failures_told: set[int] = set()
 
     def attach(self, first: Frame | Report, connection: Connection) -> None:
@@ -144,14 +147,7 @@ class TrainerSession:
             self._commits.soon()
             self._policies.promote()
         elif isinstance(frame, Publish):
-            known = self._versions.served
-            if self._versions.publish(frame, model):
-                self._groups.newest_version = self._versions.newest
-                self._commits.at_once()  # once a step, and every instance waits for it
-                if self._autoscaler is not None:
-                    self._autoscaler.step_done(self._now())
-            if self._versions.served is not known:
-                self._policies.sources_moved()
+            self.publish(frame, model)
         elif isinstance(frame, LendDevices):
             self._windows().lend(frame, self._now())
         elif isinstance(frame, ReclaimDevices):
@@ -162,6 +158,17 @@ class TrainerSession:
                 self._autoscaler.pulse(frame, self._now())
         else:
             raise refuse("unexpected", f"a trainer does not send {type(frame).__name__}")
+
+    def publish(self, frame: Publish, model: str) -> None:
+        """Take a published version. Raises FrameError if it was published with other bytes before."""
+        known = self._versions.served
+        if self._versions.publish(frame, model):
+            self._groups.newest_version = self._versions.newest
+            self._commits.at_once()  # once a step, and every instance waits for it
+            if self._autoscaler is not None and not self._has_door:  # others' steps say nothing of this fleet
+                self._autoscaler.step_done(self._now())
+        if self._versions.served is not known:
+            self._policies.sources_moved()
 
     def tell_failures(self) -> None:
         """Tell the trainer of quarantined samples and of groups that are given up."""
@@ -183,7 +190,7 @@ class TrainerSession:
         """An instance cannot load a version that only pinned requests keep served, and no other instance has it: its
         publisher and everybody who had it have died. The requests fail, or nobody would ever generate again."""
         served = self._versions.served
-        if self.connection is None or served is None or served.version != frame.version:
+        if served is None or served.version != frame.version:
             return
         if any(instance.version == served.version for instance in self._groups.instances.values()):
             return
@@ -191,9 +198,11 @@ class TrainerSession:
         if served.version < self._versions.durable:
             for request in self._groups.pinned_to(served.version):
                 ids = [request.group.id]
-                self.connection.send(
-                    Failed(purpose=request.purpose, ids=ids, message=message[:MESSAGE_CHARS])
-                )
+                if self._has_door:
+                    self._groups.give_up(request, message[:2000])
+                self.answer(Failed(purpose=request.purpose, ids=ids, message=message[:MESSAGE_CHARS]))
+            self._dispatch.cancel_superseded()
+            self._commits.soon()
 
 
 def _description(state: InFlightSample) -> dict[str, Any]:

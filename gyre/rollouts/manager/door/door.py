@@ -1,0 +1,431 @@
+"""The door of a fleet, a front of the rollout manager: the HTTP routes by which others' trainers ask for samples and
+publish policies.
+
+    POST /generate, /v1/completions    a request, answered whole or streamed
+    GET, DELETE /v1/requests/{id}      how far one is; forget it
+    POST, GET /v1/policies             publish a version; what is published and served
+    GET /v1/models, /health            what OpenAI's and SGLang's clients ask for first
+
+A request is a group like a trainer's: admission, balance, continuation and the ledger are the manager's, and
+`DoorLedger` knows whose it is and what may be told.
+
+Invariants:
+- *written before answered*, *same id same tokens*, *a key sees its own*: see `gyre.rollouts.core.door_ledger`;
+- *published means durable*: a publish is answered after the commit that holds it;
+- *every wait has an end*: a client that waited so long is told to ask again with the same id; what it asked for goes
+  on;
+- *the newest hears*: of many that wait for one id the oldest are sent away, so that nobody who is gone is in the way.
+
+This module must not know how samples are generated or given out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from gyre.config import GENERATE_SCOPE, PUBLISH_SCOPE
+from gyre.errors import GyreError, Unauthorized
+from gyre.rollouts.core.door_ledger import DoorLedger, DoorRefused, DoorRequest, refused
+from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.manager.dispatch import Dispatch
+from gyre.rollouts.manager.door.dialects import (
+    DIALECTS,
+    Dialect,
+    Told,
+    decoded,
+    encode,
+)
+from gyre.rollouts.manager.door.publishing import Publishing
+from gyre.rollouts.manager.door.words import ModelWords
+from gyre.rollouts.manager.join_tokens import Caller
+from gyre.rollouts.manager.policy_push import PolicyPush
+from gyre.rollouts.manager.policy_versions import PolicyVersions
+from gyre.rollouts.manager.settings import DoorSettings
+from gyre.rollouts.token_log.group_commit import GroupCommit
+from gyre.rollouts.token_log.write_buffer import WriteBatch
+
+BODY_BYTES = 8 << 20
+"""Largest body of a request: a prompt of a million tokens."""
+
+MOST_WAITING = 8
+"""Most clients that wait for one id; one more, and the oldest is sent away."""
+
+KEEP_ALIVE_S = 15.0
+"""Silence of a stream after which a comment is sent, so that nobody between cuts it; a key is looked at as often."""
+
+READ_APART_BYTES = 64 << 10
+"""A body of this size is read on a thread of its own: the loop has other work."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    """A client that waits for a request."""
+
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    sent_away: bool = False
+
+
+class Door:
+    """`caller(request)` says who asks, and raises Unauthorized; `why_not(caller)` says why its key is good no longer.
+    `now` is monotonic, `clock` seconds since 1970."""
+
+    def __init__(
+        self,
+        groups: OpenGroups,
+        versions: PolicyVersions,
+        dispatch: Dispatch,
+        policies: PolicyPush,
+        commits: GroupCommit[WriteBatch],
+        publishing: Publishing,
+        settings: DoorSettings,
+        *,
+        caller: Callable[[web.Request], Caller],
+        why_not: Callable[[Caller], str],
+        now: Callable[[], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self.ledger = DoorLedger(
+            groups,
+            keep_s=settings.keep_s,
+            keep_tokens=settings.keep_tokens,
+            most_open=settings.most_open,
+        )
+        self._groups = groups
+        self._versions = versions
+        self._dispatch = dispatch
+        self._policies = policies
+        self._commits = commits
+        self._publishing = publishing
+        self._settings = settings
+        self._caller = caller
+        self._why_not = why_not
+        self._now = now
+        self._clock = clock
+        self._waiting: dict[int, deque[_Waiter]] = {}
+        """By the number of the request."""
+        self._is_closed = False
+        self.waited_s = 0.0
+        """How long in all a sample has waited for a place."""
+        self._looked_at = now()
+
+    def routes(self) -> list[web.RouteDef]:
+        asks = [web.post(dialect.path, self._route(partial(self._ask, dialect))) for dialect in DIALECTS]
+        return [
+            *asks,
+            web.get("/v1/requests/{id:.+}", self._route(self._look_at)),
+            web.delete("/v1/requests/{id:.+}", self._route(self._delete)),
+            web.post("/v1/policies", self._route(self._publish)),
+            web.get("/v1/policies", self._route(self._list_policies)),
+            web.get("/v1/models", self._route(self._list_models)),
+            web.get("/health", self._health),
+        ]
+
+    # -- what the manager tells ---------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """The groups are restored."""
+        self.ledger.restore(self._now())
+        published = self._versions.published
+        if published is not None and published.local_path:
+            self._publishing.learn(Path(published.local_path))
+
+    async def opened(self, host: str, port: int) -> None:
+        """The manager listens there: folders that an earlier one served are served from here."""
+        self._publishing.url = f"http://{self._settings.address or host}:{port}"
+        await self._publishing.again()
+
+    async def publish_first(self, folder: Path) -> None:
+        """Publish the folder as version 0, unless something was published. Raises DoorRefused."""
+        if self._versions.newest < 0:
+            await self._publishing.publish({"version": 0, "path": str(folder)})
+
+    def collect(self, batch: WriteBatch) -> None:
+        self.ledger.collect(batch)
+
+    def committed(self) -> None:
+        changed = self.ledger.committed(self._now())
+        for known in changed:
+            for waiter in self._waiting.get(known.request.number, ()):
+                waiter.wake.set()
+        if any(known.failed and known.request.pinned for known in changed):
+            self._policies.promote()
+        self._publishing.committed()
+
+    def look(self, now: float) -> None:
+        """Periodic: forget what was kept for long enough, and count the time in which samples wait for a place."""
+        if len(self._groups.placement.queue):
+            self.waited_s += now - self._looked_at
+        self._looked_at = now
+        over = self.ledger.forget(now)
+        if over:
+            self._closed(over)
+
+    def close(self) -> None:
+        """Send everybody away: they ask the next manager."""
+        self._is_closed = True
+        for waiters in self._waiting.values():
+            for waiter in waiters:
+                waiter.wake.set()
+        self._publishing.close()
+
+    def status(self) -> dict[str, Any]:
+        """How many requests are open and kept, and the tokens of those that have ended."""
+        return {
+            "open": self.ledger.open_count,
+            "kept": len(self.ledger),
+            "kept_tokens": self.ledger.kept_tokens,
+            "waiting": sum(map(len, self._waiting.values())),
+        }
+
+    def _closed(self, some: list[DoorRequest]) -> None:
+        """These requests were closed."""
+        for known in some:
+            for waiter in self._waiting.get(known.request.number, ()):
+                waiter.wake.set()
+        self._dispatch.cancel_superseded()
+        self._commits.soon()
+        self._policies.promote()
+
+    # -- samples ------------------------------------------------------------------------------------
+
+    def _route(
+        self, handler: Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            caller = self._caller(request)
+            try:
+                return await handler(request, caller)
+            except DoorRefused as error:
+                return _refusal(error)
+
+        return handle
+
+    async def _ask(self, dialect: Dialect, request: web.Request, caller: Caller) -> web.StreamResponse:
+        caller.check(GENERATE_SCOPE, "ask for samples")
+        words = self._publishing.words
+        body = await _body_of(request)
+        read = partial(dialect.read, body, request.headers.get("X-Request-Id"), words, self._settings.model)
+        told: Told = await asyncio.to_thread(read) if len(body) > READ_APART_BYTES else read()
+        self._check_tokens(told)
+        known, is_new = self.ledger.ask(
+            _owner(caller), told.asked, newest=self._versions.newest, now=self._clock()
+        )
+        if is_new:
+            self._commits.now()
+            self._dispatch.soon()
+        with self._waits(known) as waiter:
+            if told.stream:
+                return await self._stream(request, caller, dialect, told, known, waiter, words)
+            while known.ended_at is None:
+                await self._more(caller, known, waiter, self._settings.answer_within_s)
+        if known.failed:
+            raise _failed(known)
+        return _json(dialect.answer(known, told, words), known.id)
+
+    def _check_tokens(self, told: Told) -> None:
+        if int(told.asked.prompt_ids.max()) >= self._settings.vocabulary:
+            raise refused(
+                422,
+                "invalid",
+                f"{int(told.asked.prompt_ids.max())} is no token of the model, which has "
+                f"{self._settings.vocabulary}.",
+            )
+
+    @contextlib.contextmanager
+    def _waits(self, known: DoorRequest) -> Iterator[_Waiter]:
+        """A block that waits for the request."""
+        number = known.request.number
+        waiters = self._waiting.setdefault(number, deque())
+        waiter = _Waiter()
+        waiters.append(waiter)
+        if len(waiters) > MOST_WAITING:
+            oldest = waiters.popleft()
+            oldest.sent_away = True
+            oldest.wake.set()
+        try:
+            yield waiter
+        finally:
+            if not waiter.sent_away:
+                waiters.remove(waiter)
+            if not waiters and self._waiting.get(number) is waiters:
+                del self._waiting[number]
+
+    async def _more(self, caller: Caller, known: DoorRequest, waiter: _Waiter, within_s: float) -> None:
+        """Wait until more can be told of the request. Raises DoorRefused where nobody waits any longer, and
+        Unauthorized where the key was revoked."""
+        try:
+            async with asyncio.timeout(within_s):
+                await waiter.wake.wait()
+        except TimeoutError:
+            raise _unfinished(f"It is not whole after {self._settings.answer_within_s:g} s") from None
+        waiter.wake.clear()
+        self._check_waits(caller, known, waiter)
+
+    def _check_waits(self, caller: Caller, known: DoorRequest, waiter: _Waiter) -> None:
+        if why := self._why_not(caller):
+            raise Unauthorized(why)
+        if self._is_closed:
+            raise _unfinished("The manager is being replaced", status=503)
+        if waiter.sent_away:
+            raise refused(
+                409, "asked_again", "The request was asked for again, by others that now wait for it."
+            )
+        if self.ledger.requests().get(known.id) is not known:
+            raise refused(410, "deleted", f"The request {known.id!r} was deleted.")
+
+    async def _stream(
+        self,
+        request: web.Request,
+        caller: Caller,
+        dialect: Dialect,
+        told: Told,
+        known: DoorRequest,
+        waiter: _Waiter,
+        words: ModelWords,
+    ) -> web.StreamResponse:
+        """Server-sent events, each with what came into the ledger since the last. What goes wrong after the first is an
+        event too."""
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream",
+                "Cache-Control": "no-cache",
+                "X-Request-Id": known.id,
+            }
+        )
+        await response.prepare(request)
+        sent, ended = [0] * known.request.n, [False] * known.request.n
+        until = self._now() + self._settings.answer_within_s
+        try:
+            while True:
+                if known.failed:
+                    raise _failed(known)
+                for event in dialect.events(known, told, words, sent, ended):
+                    await response.write(b"data: " + encode(event) + b"\n\n")
+                if known.ended_at is not None:
+                    break
+                left_s = until - self._now()
+                if left_s <= 0:
+                    raise _unfinished(f"It is not whole after {self._settings.answer_within_s:g} s")
+                try:
+                    async with asyncio.timeout(min(left_s, KEEP_ALIVE_S)):
+                        await waiter.wake.wait()
+                except TimeoutError:
+                    await response.write(b": it goes on\n\n")
+                waiter.wake.clear()
+                self._check_waits(caller, known, waiter)
+        except (DoorRefused, Unauthorized) as error:
+            await response.write(b"data: " + encode(_error_of(error)) + b"\n\n")
+        except (ConnectionError, RuntimeError):  # the client has gone; what it asked for goes on
+            return response
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            await response.write(b"data: [DONE]\n\n")
+            await response.write_eof()
+        return response
+
+    async def _look_at(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        caller.check(GENERATE_SCOPE, "look at requests")
+        known = self.ledger.find(_owner(caller), request.match_info["id"])
+        state = "failed" if known.failed else "running" if known.ended_at is None else "done"
+        told: dict[str, Any] = {
+            "id": known.id,
+            "state": state,
+            "created": known.at,
+            "samples": [{"tokens": length, "finish": finish or None} for length, finish in known.told],
+        }
+        if known.failed:
+            told["error"] = known.failed
+        return _json(told, known.id)
+
+    async def _delete(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        caller.check(GENERATE_SCOPE, "delete requests")
+        known = self.ledger.find(_owner(caller), request.match_info["id"])
+        self.ledger.close([known])
+        self._closed([known])
+        return _json({"id": known.id, "deleted": True}, known.id)
+
+    # -- policies -----------------------------------------------------------------------------------
+
+    async def _publish(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        caller.check(PUBLISH_SCOPE, "publish")
+        told = await self._publishing.publish(decoded(await _body_of(request)))
+        return _json(told)
+
+    async def _list_policies(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        instances = {one.name: one.version for one in self._groups.instances.values() if one.version >= 0}
+        newest, served = self._versions.newest, self._groups.served_version
+        return _json(
+            {
+                "newest": newest if newest >= 0 else None,
+                "served": served if served >= 0 else None,
+                "instances": instances,
+            }
+        )
+
+    async def _list_models(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        model = {
+            "id": self._settings.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "gyre",
+            "policy_version": self._groups.served_version,
+            "max_model_len": self._publishing.words.positions,
+        }
+        return _json({"object": "list", "data": [model]})
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        """Whether an instance serves a policy. It needs no key and says no more."""
+        is_serving = any(one.admitted for one in self._groups.instances.values())
+        return web.Response(status=200 if is_serving else 503)
+
+
+def _owner(caller: Caller) -> str:
+    """Whose a request is: the same name again, for another token, is another key."""
+    return f"{caller.token}:{caller.digest}"
+
+
+async def _body_of(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except (web.RequestPayloadError, ValueError) as error:  # a body that is not as its head says
+        raise refused(400, "invalid", f"The body cannot be read: {str(error)[:200]}.") from None
+
+
+def _failed(known: DoorRequest) -> DoorRefused:
+    return refused(500, "cannot_generate", f"The request {known.id!r} cannot be generated: {known.failed}")
+
+
+def _unfinished(why: str, *, status: int = 504) -> DoorRefused:
+    return refused(status, "unfinished", f"{why}; it goes on.", "Ask again with the same id.")
+
+
+def _error_of(error: GyreError) -> dict[str, Any]:
+    """The form that OpenAI's clients read, with `reason` as the code."""
+    reason = error.details.get("reason", "unauthorised")
+    message = str(error)
+    return {
+        "code": reason,
+        "message": message,
+        "error": {"message": message, "type": "invalid_request_error", "code": reason, "param": None},
+    }
+
+
+def _refusal(error: DoorRefused) -> web.Response:
+    status = int(error.details["status"])
+    headers = {"Retry-After": "1"} if status in (429, 503, 504) else {}
+    return web.Response(
+        status=status, body=encode(_error_of(error)), content_type="application/json", headers=headers
+    )
+
+
+def _json(told: Any, request_id: str = "") -> web.Response:
+    headers = {"X-Request-Id": request_id} if request_id else {}
+    return web.Response(body=encode(told), content_type="application/json", headers=headers)

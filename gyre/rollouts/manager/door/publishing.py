@@ -1,0 +1,223 @@
+"""Publishing at the door: a folder on the manager's machine, or a source on the weight plane, becomes a version.
+
+The manager has a part in the weight plane for folders: it links the version's files into a folder of its own and serves
+their chunks, so that instances on other machines find them.
+
+Invariants:
+- *published means durable*: `publish` returns after the commit that holds the version;
+- *one number, one policy*: the same number with other bytes is refused; the same again is answered as the first time.
+
+This module must not know about HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gyre.config import WeightsSpec
+from gyre.errors import GyreError
+from gyre.rollouts.core.door_ledger import refused
+from gyre.rollouts.manager.door.words import ModelWords, Tokenizer, words_of
+from gyre.rollouts.manager.policy_versions import PolicyVersions
+from gyre.rollouts.protocol.codec import checked
+from gyre.rollouts.protocol.fields import FrameError
+from gyre.rollouts.protocol.frames import Publish
+from gyre.rollouts.weight_peer import WeightPeer
+from gyre.weights.owned_dirs import default_root
+from gyre.weights.transfer.chunk_transports import Source
+from gyre.weights.version.model_folder import ModelFolder, list_model_folder
+
+SERVE_WITHIN_S = 600.0
+"""For linking or copying a version's files."""
+
+DURABLE_WITHIN_S = 60.0
+"""For the commit; a full disk is waited for longer, and then the client asks again."""
+
+_KEYS = frozenset({"version", "path", "checksum", "sources", "model"})
+
+
+class FolderServer:
+    """The manager's part in the weight plane, made with the first folder. `key` is the weights key, `url` where the
+    manager listens."""
+
+    def __init__(self, purpose: str, key: str, weights: WeightsSpec, *, root: Path | None = None) -> None:
+        self._purpose, self._key, self._weights = purpose, key, weights
+        self._root = root or default_root()
+        self._peer: WeightPeer | None = None
+
+    def serve(self, folder: ModelFolder, url: str) -> str:
+        """Serve the folder's chunks; returns the address, host:port. Raises GyreError and OSError."""
+        if self._peer is None:
+            self._peer = WeightPeer(self._root, self._purpose, self._key, self._weights, url=url)
+        receiver = self._peer.receiver(give_up_s=SERVE_WITHIN_S, incident=lambda what, evidence: None)
+        receiver.fetch(
+            folder.manifest,
+            lambda: [Source("", str(folder.path))],
+            serving=None,
+            superseded=lambda: False,
+            verify_links=False,
+        )
+        self._peer.settle()
+        return self._peer.server.address
+
+    def close(self) -> None:
+        if self._peer is not None:
+            self._peer.close()
+
+
+class Publishing:
+    """`take(frame, model)` publishes a version; `server` serves folders, None where that is left to shared disks.
+    `context_length` bounds what the model takes, None for its own limit."""
+
+    def __init__(
+        self,
+        versions: PolicyVersions,
+        take: Callable[[Publish, str], None],
+        *,
+        server: FolderServer | None = None,
+        tokenizer: Tokenizer | None = None,
+        context_length: int | None = None,
+    ) -> None:
+        self.words = ModelWords((), context_length, tokenizer)
+        """Of the newest version whose folder could be read."""
+        self.url = ""
+        self._versions = versions
+        self._take = take
+        self._server = server
+        self._tokenizer = tokenizer
+        self._context_length = context_length
+        self._turn = asyncio.Lock()
+        """Publishes one after another."""
+        self._committed = asyncio.Event()
+
+    def committed(self) -> None:
+        """A batch is in the ledger."""
+        self._committed.set()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def again(self) -> None:
+        """After a restart: serve the newest version's folder, if it is there still, from where this manager listens."""
+        newest = self._versions.published
+        if newest is None or not newest.local_path:
+            return
+        with contextlib.suppress(
+            GyreError, OSError, ValueError
+        ):  # instances have it, or a newer one is published
+            folder = await asyncio.to_thread(ModelFolder.read, Path(newest.local_path))
+            if folder.checksum == newest.checksum:
+                await self._publish_folder(folder, newest.version)
+
+    async def publish(self, told: Any) -> dict[str, Any]:
+        """Publish what a client says: `version`, and `path`, or `checksum` and `sources`. Raises DoorRefused."""
+        if not isinstance(told, dict):
+            raise refused(422, "invalid", "Expected an object with version, and path or sources.")
+        if strange := sorted(told.keys() - _KEYS):
+            raise refused(
+                422, "invalid", f"{strange[0][:60]!r} is not known; known are {', '.join(sorted(_KEYS))}."
+            )
+        version, path = told.get("version"), told.get("path")
+        if type(version) is not int or not 0 <= version < 2**31:
+            raise refused(422, "invalid", f"version: {version!r:.60} given, expected a number from 0.")
+        async with self._turn:
+            self._check_newer(version)
+            if path is not None:
+                checksum = await self._of_folder(version, path, told)
+            else:
+                checksum = self._of_sources(version, told)
+            await self._durable(version)
+        return {"version": version, "checksum": checksum}
+
+    def _check_newer(self, version: int) -> None:
+        if version < self._versions.newest:
+            raise refused(
+                409,
+                "policy_old",
+                f"Version {version} is older than {self._versions.newest}, which is published.",
+            )
+
+    async def _of_folder(self, version: int, path: Any, told: dict[str, Any]) -> str:
+        if not isinstance(path, str) or not path.startswith("/") or "\0" in path or len(path) > 4096:
+            raise refused(422, "invalid", f"path: {path!r:.60} given, expected an absolute path.")
+        if told.get("sources") or told.get("checksum"):
+            raise refused(422, "invalid", "Expected path, or checksum and sources, not both.")
+        return await self.publish_folder(version, Path(path))
+
+    async def publish_folder(self, version: int, path: Path) -> str:
+        """Publish a folder in Hugging Face's layout, and return its checksum. Raises DoorRefused."""
+        try:
+            folder = await asyncio.to_thread(_listed, path, version)
+        except (GyreError, OSError, ValueError) as error:
+            raise refused(
+                422,
+                "no_policy",
+                f"{path} cannot be published: {str(error)[:500]}",
+                "Expected a folder with config.json and safetensors that the manager may read, and write gyre.json to.",
+            ) from None
+        await self._publish_folder(folder, version)
+        return folder.checksum
+
+    async def _publish_folder(self, folder: ModelFolder, version: int) -> None:
+        """Raises DoorRefused."""
+        sources = []
+        if self._server is not None:
+            try:
+                sources = [await asyncio.to_thread(self._server.serve, folder, self.url)]
+            except (GyreError, OSError, ValueError) as error:
+                raise refused(
+                    500, "not_served", f"{folder.path} cannot be served: {str(error)[:500]}", "Try it again."
+                ) from None
+        self._check_newer(version)
+        self._offer(version, folder.checksum, str(folder.path), sources, folder.fingerprint())
+        self.learn(folder.path)
+
+    def _of_sources(self, version: int, told: dict[str, Any]) -> str:
+        sources, checksum = told.get("sources"), told.get("checksum")
+        if not sources or not isinstance(checksum, str):
+            raise refused(422, "invalid", "Expected path, or checksum and sources (a list of host:port).")
+        self._offer(version, checksum, "", sources, told.get("model", ""))
+        return checksum
+
+    def _offer(self, version: int, checksum: str, path: str, sources: Any, model: Any) -> None:
+        """Raises DoorRefused."""
+        try:
+            frame = checked(
+                Publish, version=version, checksum=checksum, path=path, sources=sources, model=model
+            )
+            self._take(frame, frame.model)
+        except FrameError as error:
+            status = 409 if error.details.get("reason") == "checksum" else 422
+            raise refused(status, "policy_refused", error.message) from None
+
+    def learn(self, folder: Path) -> None:
+        """Read what the folder says of the model."""
+        found = words_of(folder, self._tokenizer)
+        known = [one for one in (found.positions, self._context_length) if one is not None]
+        self.words = ModelWords(found.stops, min(known, default=None), self._tokenizer)
+
+    async def _durable(self, version: int) -> None:
+        """Raises DoorRefused where the commit does not come in time."""
+        try:
+            async with asyncio.timeout(DURABLE_WITHIN_S):
+                while self._versions.durable < version:
+                    self._committed.clear()
+                    await self._committed.wait()
+        except TimeoutError:
+            raise refused(
+                504, "unfinished", f"Version {version} is not in the ledger yet.", "Ask again."
+            ) from None
+
+
+def _listed(path: Path, version: int) -> ModelFolder:
+    """The folder with a manifest of what it has now. Raises OSError, and ValueError where it is no model's."""
+    if not (path / "config.json").is_file():
+        raise ValueError("it has no config.json")
+    if not any(path.glob("*.safetensors")):
+        raise ValueError("it has no safetensors")
+    return list_model_folder(path, version=version)

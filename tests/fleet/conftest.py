@@ -1,0 +1,23 @@
+"""A live manager with a door for each test, with short ticks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gyre.rollouts.manager import rollout_manager as manager_module
+from tests.fleet.fleet_plane import FleetPlane, fleet_plane
+
+
+@pytest.fixture(autouse=True)
+def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_module, "TICK_S", 0.02)
+
+
+@pytest.fixture
+async def plane(tmp_path: Path) -> AsyncIterator[FleetPlane]:
+    async with fleet_plane(tmp_path) as plane:
+        yield plane
+        plane.exact()

@@ -1,0 +1,316 @@
+"""The door of a fleet over real sockets and a real ledger: requests, ids, streams, policies, keys."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.fleet.fleet_plane import PROMPT, FleetPlane, finish, generate_body
+from tests.rollouts.plane import until
+
+COMPLETION = {"prompt": PROMPT, "max_tokens": 100}
+
+
+async def test_generate_answers_as_sglang_does(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    asking = plane.asking("one", return_logprob=True)
+    await finish(agent, 3)
+    status, told = await asking
+    assert status == 200
+    assert told["output_ids"] == [1, 2, 3]
+    meta = told["meta_info"]
+    assert meta["id"] == "one"
+    assert meta["finish_reason"] == {"type": "stop", "matched": 3}
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (2, 3)
+    assert meta["weight_version"] == "0"
+    assert meta["policy_versions"] == [[0, 0, 3]]
+    assert meta["output_token_logprobs"] == [[-1.0, 1, None], [-2.0, 2, None], [-3.0, 3, None]]
+
+
+async def test_completions_answer_as_openai_does(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    body = {**COMPLETION, "n": 2, "logprobs": 1, "rid": "two"}
+    asking = asyncio.create_task(plane.post("/v1/completions", body, "lab-key"))
+    await finish(agent, 2, count=2)
+    status, told = await asking
+    assert status == 200
+    assert (told["object"], told["id"], told["model"]) == ("text_completion", "two", "fleet")
+    assert [choice["index"] for choice in told["choices"]] == [0, 1]
+    assert told["choices"][0]["token_ids"] == [1, 2]
+    assert told["choices"][0]["logprobs"]["token_logprobs"] == [-1.0, -2.0]
+    assert told["choices"][0]["finish_reason"] == "stop"
+    assert told["choices"][0]["policy_versions"] == [[0, 0, 2]]
+    assert told["usage"] == {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6}
+
+
+async def test_nothing_is_told_before_it_is_in_the_ledger(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    written = plane.manager._write
+    held = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def write(batch: Any) -> None:
+        asyncio.run_coroutine_threadsafe(held.wait(), loop).result(60.0)
+        written(batch)
+
+    plane.manager._write = write  # type: ignore[method-assign]
+    asking = plane.asking("one")
+    await finish(agent, 3)
+    for _ in range(5):
+        ticks = plane.ticks
+        await until(lambda ticks=ticks: plane.ticks > ticks + 1)
+    assert not asking.done()
+    held.set()
+    status, _ = await asking
+    assert status == 200
+
+
+async def test_the_same_id_gets_the_same_tokens(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    first = plane.asking("one")
+    await plane.open(1)
+    second = plane.asking("one")
+    await finish(agent, 3)
+    answers = [await first, await second, await plane.generate("one")]
+    assert answers[0] == answers[1] == answers[2]
+    assert plane.manager.groups.account.generated == 3
+    with_stream = await plane.heard("/generate", generate_body("one", stream=True))
+    assert [with_stream[-1], with_stream[-2]] == ["[DONE]", answers[0][1]]
+
+
+async def test_an_id_outlives_its_manager(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    done = plane.asking("done")
+    await finish(agent, 2)
+    before = await done
+    asking = plane.asking("under-way")
+    (sample,) = await agent.work(1)
+    await agent.report({sample.work.row: 4})
+    await plane.told_tokens("under-way", 4)
+    await plane.kill()
+    assert (await asking)[0] == 503
+    await plane.start()
+    assert await plane.generate("done") == before
+    again = plane.asking("under-way")
+    await agent.back()
+    (row,) = agent.samples
+    await agent.report({row: 2}, {row: "stop"})
+    status, told = await again
+    assert status == 200
+    assert told["output_ids"] == [1, 2, 3, 4, 5, 6]
+    assert plane.manager.groups.missing_tokens() == 0
+
+
+async def test_a_sample_goes_on_when_its_instance_dies(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    stream = plane.stream("/v1/completions", {**COMPLETION, "rid": "one", "stream": True})
+    first = asyncio.create_task(anext(stream))
+    (sample,) = await agent.work(1)
+    await agent.report({sample.work.row: 4})
+    assert (await first)["choices"][0]["token_ids"] == [1, 2, 3, 4]
+    await agent.wire.socket.close()
+    other = await plane.working("b")
+    (sample,) = await other.work(1)
+    assert sample.tokens == [1, 2, 3, 4]
+    await other.report({sample.work.row: 2}, {sample.work.row: "length"})
+    rest = [event async for event in stream]
+    assert rest[-1] == "[DONE]"
+    assert [token for one in rest[:-1] for token in one["choices"][0]["token_ids"]] == [5, 6]
+    assert rest[-2]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_an_answer_says_which_version_made_which_token(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    asking = plane.asking("one")
+    (sample,) = await agent.work(1)
+    await agent.report({sample.work.row: 2})
+    assert (await plane.publish(1))[0] == 200
+    agent.weights = None
+    await agent.load()
+    await agent.report({sample.work.row: 3}, {sample.work.row: "stop"})
+    _, told = await asking
+    assert told["meta_info"]["policy_versions"] == [[0, 0, 2], [1, 2, 5]]
+    assert told["meta_info"]["weight_version"] == "1"
+
+
+async def test_an_exact_version_holds_a_publish_up_until_it_is_answered(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    asking = plane.asking("pinned", policy={"exact": 0})
+    (sample,) = await agent.work(1)
+    assert (await plane.publish(1))[0] == 200
+    late = await plane.generate("late", policy={"exact": 0})
+    assert (late[0], late[1]["code"]) == (409, "policy_gone")
+    await plane.settled()
+    assert plane.manager.groups.served_version == 0
+    await agent.report({sample.work.row: 3}, {sample.work.row: "stop"})
+    _, told = await asking
+    assert told["meta_info"]["policy_versions"] == [[0, 0, 3]]
+    await until(lambda: plane.manager.groups.served_version == 1)
+
+
+async def test_a_bounded_version_waits_until_it_is_served(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    assert (await plane.generate("soon", policy={"at_least": 1}))[1]["code"] == "policy_unknown"
+    pinned = plane.asking("pinned", policy={"exact": 0})
+    (sample,) = await agent.work(1)
+    await plane.publish(1)
+    asking = plane.asking("one", policy={"at_least": 1})
+    await plane.open(2)
+    await agent.report({sample.work.row: 1}, {sample.work.row: "stop"})
+    assert (await pinned)[0] == 200
+    agent.weights = None
+    await agent.load()
+    await finish(agent, 2)
+    _, told = await asking
+    assert told["meta_info"]["policy_versions"] == [[1, 0, 2]]
+
+
+async def test_a_publish_is_durable_when_it_is_answered(plane: FleetPlane) -> None:
+    status, told = await plane.publish(3)
+    assert status == 200
+    assert told["version"] == 3
+    assert plane.manager.weights.durable == 3
+    assert await plane.publish(3) == (200, told)
+    assert (await plane.publish(2))[1]["code"] == "policy_old"
+    (plane.tmp_path / "v3" / "model.safetensors").write_bytes(b"other")
+    assert (await plane.publish(3))[0] == 409
+    await plane.kill()
+    await plane.start()
+    assert plane.manager.weights.newest == 3
+
+
+async def test_a_source_on_the_weight_plane_is_a_publish(plane: FleetPlane) -> None:
+    body = {"version": 1, "checksum": "c" * 16, "sources": ["10.0.0.5:7000"], "model": "unset"}
+    assert await plane.post("/v1/policies", body, "trainer-key") == (
+        200,
+        {"version": 1, "checksum": "c" * 16},
+    )
+    agent = await plane.agent("a")
+    assert agent.weights is not None
+    assert agent.weights.sources == ["10.0.0.5:7000"]
+
+
+async def test_a_folder_is_served_to_other_machines(plane: FleetPlane) -> None:
+    await plane.publish(0)
+    published = plane.manager.weights.published
+    assert published is not None
+    (source,) = published.sources
+    await plane.kill()
+    await plane.start()
+    weights = plane.manager.weights
+    await until(lambda: weights.published is not None and weights.published.sources != [source])
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "status"),
+    [
+        ("lab", "/generate", 401),
+        ("trainer", "/generate", 401),
+        ("spot", "/v1/completions", 401),
+        ("other", "/v1/policies", 401),
+        ("spot", "/v1/policies", 401),
+    ],
+)
+async def test_a_key_may_do_what_its_scopes_say(plane: FleetPlane, key: str, path: str, status: int) -> None:
+    if key == "lab":
+        await plane.revoke("lab")
+    assert (await plane.post(path, {}, f"{key}-key"))[0] == status
+
+
+async def test_a_door_key_admits_no_instance(plane: FleetPlane) -> None:
+    with pytest.raises(Exception, match="401"):
+        await plane.agent("a", token="lab-key")
+    await plane.agent("b", token="spot-key")
+
+
+async def test_another_keys_id_is_refused(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    asking = plane.asking("one")
+    await finish(agent, 1)
+    await asking
+    status, told = await plane.generate("one", key="other")
+    assert (status, told["code"]) == (403, "not_yours")
+    assert "output_ids" not in told
+    for path in ("/v1/requests/one",):
+        assert (await plane.get(path, "other-key"))[0] == 403
+        async with plane.session().delete(
+            f"{plane.url}{path}", headers={"Authorization": "Bearer other-key"}
+        ) as reply:
+            assert reply.status == 403
+    assert (await plane.generate("one"))[0] == 200
+
+
+async def test_an_id_stands_for_one_request(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    asking = plane.asking("one")
+    await finish(agent, 1)
+    await asking
+    for other in ({"input_ids": [9]}, {"params": {"temperature": 0.5}}, {"policy": {"at_least": 0}}):
+        status, told = await plane.generate("one", **other)
+        if other == {"policy": {"at_least": 0}}:  # the same as no policy
+            assert status == 200
+        else:
+            assert (status, told["code"]) == (422, "other_request")
+
+
+async def test_a_revoked_key_hears_no_more(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    asking = plane.asking("one", key="other")
+    (sample,) = await agent.work(1)
+    await plane.revoke("other")
+    await agent.report({sample.work.row: 1}, {sample.work.row: "stop"})
+    assert (await asking)[0] == 401
+
+
+async def test_ten_thousand_of_one_id_are_one_sample(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    first = [plane.asking("one") for _ in range(60)]
+    (sample,) = await agent.work(1)
+    door = plane.manager.door
+    assert door is not None
+    await until(lambda: sum(task.done() for task in first) >= 52)
+    assert door.status()["waiting"] <= 8
+    assert door.ledger.open_count == 1
+    await agent.report({sample.work.row: 1}, {sample.work.row: "stop"})
+    statuses = [(await task)[0] for task in first]
+    assert statuses.count(200) == 8
+    assert statuses.count(409) == 52
+
+
+async def test_a_deleted_request_is_gone(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    asking = plane.asking("one")
+    await agent.work(1)
+    headers = {"Authorization": "Bearer lab-key"}
+    async with plane.session().delete(f"{plane.url}/v1/requests/one", headers=headers) as reply:
+        assert reply.status == 200
+    assert (await asking)[1]["code"] == "deleted"
+    assert (await plane.get("/v1/requests/one", "lab-key"))[0] == 404
+
+
+async def test_a_prompt_that_kills_engines_fails_for_good(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    asking = plane.asking("poison")
+    for _ in range(3):
+        (sample,) = await agent.work(1)
+        await agent.report({}, {sample.work.row: "failed"}, message="no such token")
+    status, told = await asking
+    assert (status, told["code"]) == (500, "cannot_generate")
+    assert "no such token" in told["message"]
+    assert await plane.generate("poison") == (status, told)
+    await plane.kill()
+    await plane.start()
+    assert await plane.generate("poison") == (status, told)
+
+
+async def test_models_and_health(plane: FleetPlane) -> None:
+    assert (await plane.get("/health", "lab-key"))[0] == 503
+    await plane.serving("a")
+    await until(lambda: any(one.admitted for one in plane.manager.groups.instances.values()))
+    assert (await plane.get("/health", "nobody"))[0] == 200
+    _, body = await plane.get("/v1/models", "lab-key")
+    assert b'"id":"fleet"' in body
+    _, body = await plane.get("/v1/policies", "lab-key")
+    assert body == b'{"newest":0,"served":0,"instances":{"a":0}}'
