@@ -68,6 +68,8 @@ class GenerateRequest:
 
     `input_ids`: int32 `[p]`, the prompt and whatever was generated of the sample already. Requests of different
     `cache_key` share no cached prefix. `chunk_tokens`: how many new tokens a chunk has; 0 for the engine's own number.
+    `adapter`: the name of the adapter that the tokens are drawn with; "" for the model alone. An engine that has none of
+    this name refuses the request.
     """
 
     rid: str
@@ -75,6 +77,7 @@ class GenerateRequest:
     sampling: SamplingParams
     cache_key: str = ""
     chunk_tokens: int = 0
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from gyre.errors import ConfigError
+from gyre.models.adapters import A, B, in_file
 from gyre.models.architecture import architecture_of
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.models.saving import Written, refuse_taken, save_adapter_folder, save_model_folder
@@ -30,7 +31,7 @@ from gyre.weights.version.manifest import checksum_of_weights
 from gyre.workloads.fsdp.checkpoints import DAMAGED, StoredCheckpoint
 from gyre.workloads.fsdp.file_names import FileNames
 from gyre.workloads.fsdp.formats import ADAPTER
-from gyre.workloads.fsdp.lora import A, B, in_file, merged, peft_config
+from gyre.workloads.fsdp.lora import merged, peft_config
 from gyre.workloads.fsdp.model import build_causal
 from gyre.workloads.fsdp.parts import WEIGHT, Part
 from gyre.workloads.fsdp.shards import bit_sum, fingerprint_of, named_tensors
