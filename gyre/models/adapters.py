@@ -1,5 +1,5 @@
-"""An adapter (LoRA) as a folder in PEFT's layout: `adapter_config.json` beside safetensors, whose names say which linear
-layer of the model each tensor is for.
+"""An adapter (LoRA) as a folder in PEFT's layout: `adapter_config.json` beside safetensors, whose names say which
+linear layer of the model each tensor is for.
 
 Invariants:
 - *of one model*: an adapter that Gyre publishes says which weights it was trained beside (`model_print`), and is loaded
@@ -26,11 +26,15 @@ from gyre.models.safetensors_files import TensorEntry, read_header, weight_files
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFIG_FILE: Final = "adapter_config.json"
+ADAPTER_CONFIG: Final = "adapter_config.json"
 A: Final = "lora_A"
 B: Final = "lora_B"
 _PRINT: Final = "gyre_model_print"
+_BASE: Final = "base_model_name_or_path"
 _PEFTS, _WEIGHT = "base_model.model.", ".weight"
+
+ALL_LAYERS: Final = "all"
+"""Engines' word for adapters of any layer."""
 
 _PRINTED_BYTES = 4096
 """Of the beginning and of the end of each tensor: weights that were trained differ everywhere."""
@@ -50,12 +54,13 @@ _MUST_BE: Mapping[str, Sequence[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What `adapter_config.json` says. `layers` are the linear layers or the ends of their names; `model_print` is that
-    of the model beside it, "" where the file does not say."""
+    """What `adapter_config.json` says. `layers` are the linear layers or the ends of their names; `base` is the folder
+    of the model beside it, where it was trained, and `model_print` that model's; "" where the file does not say."""
 
     rank: int
     alpha: float
     layers: tuple[str, ...]
+    base: str
     model_print: str
 
     @property
@@ -68,13 +73,43 @@ class AdapterConfig:
         return tuple(sorted({name.rpartition(".")[2] for name in self.layers}))
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """What adapters an engine is started for. `layers` are the last parts of layers' names; none for any layer."""
+
+    max_rank: int
+    layers: tuple[str, ...] = ()
+
+    @property
+    def flags(self) -> list[str]:
+        """An engine's arguments for them, as the embedded engine has them."""
+        layers = self.layers or (ALL_LAYERS,)
+        return ["--enable-lora", "--max-lora-rank", str(self.max_rank), "--lora-target-modules", *layers]
+
+    def require(self, config: AdapterConfig, folder: Path) -> None:
+        """Raises ModelFolderError for an adapter beyond the limits."""
+        if config.rank > self.max_rank:
+            raise ModelFolderError(
+                f"{folder}: the adapter's rank is {config.rank}, and the engine was started for at most "
+                f"{self.max_rank} (--max-lora-rank).",
+                hint="Start the engine anew for the larger rank.",
+            )
+        others = sorted(set(config.layer_ends) - set(self.layers)) if self.layers else []
+        if others:
+            raise ModelFolderError(
+                f"{folder}: the adapter has a part for {others[0]}, and the engine was started for "
+                f"{', '.join(sorted(self.layers))} (--lora-target-modules).",
+                hint="Start the engine anew for these layers.",
+            )
+
+
 def is_adapter(folder: Path) -> bool:
-    return (folder / CONFIG_FILE).is_file()
+    return (folder / ADAPTER_CONFIG).is_file()
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """Raises ModelFolderError for what is no adapter, or one that is computed otherwise than `alpha / r * x A B`."""
-    path = folder / CONFIG_FILE
+    path = folder / ADAPTER_CONFIG
     try:
         told = json.loads(path.read_text())
         rank, alpha, layers = told["r"], told["lora_alpha"], told["target_modules"]
@@ -92,7 +127,8 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
                 f"{path}: {key} is {told[key]!r:.80}, which is not served here.",
                 hint="Plain LoRA is: alpha / r * x A B, added to linear layers.",
             )
-    return AdapterConfig(rank, float(alpha), tuple(layers), str(told.get(_PRINT, "")))
+    base, seen = (str(told.get(key) or "") for key in (_BASE, _PRINT))
+    return AdapterConfig(rank, float(alpha), tuple(layers), base, seen)
 
 
 def config_of_published(peft_config: Mapping[str, Any], model_print: str) -> bytes:
@@ -134,6 +170,25 @@ def in_file(name: str) -> str:
 def from_file(name: str) -> str:
     """The same backwards."""
     return name.removeprefix(_PEFTS).removesuffix(_WEIGHT)
+
+
+def base_of(adapter: Path, own: Path | None) -> Path:
+    """The folder of the model beside which the adapter was trained: `own`, where it is given, else where the trainer
+    had it. Raises ModelFolderError where it is not on this machine, or holds other weights."""
+    config = read_adapter_config(adapter)
+    base = own or Path(config.base)
+    if not (own or config.base) or not (base / "config.json").is_file():
+        raise ModelFolderError(
+            f"{adapter} is an adapter of the model in {config.base or 'an unnamed folder'}, which is not on this "
+            "machine.",
+            hint="Put the model's folder there, or say where it is: `gyre join --model FOLDER`.",
+        )
+    if config.model_print and model_print(base) != config.model_print:
+        raise ModelFolderError(
+            f"{adapter} is an adapter of other weights than those in {base}.",
+            hint="Copy the folder that the trainer has as config.model_path.",
+        )
+    return base
 
 
 def model_print(folder: Path) -> str:

@@ -1,7 +1,8 @@
 """SGLang's routes for adapters: loaded beside those that serve, and dropped.
 
 Invariants:
-- *nothing pauses*: an adapter is read and checked in a thread of its own, and requests may name it from the next step on;
+- *nothing pauses*: an adapter is read and checked in a thread of its own, and requests may name it from the next step
+  on;
 - *a failed load changes nothing*;
 - *who uses it keeps it*: running requests end with the adapter that they name, also when it is dropped.
 
@@ -47,7 +48,9 @@ class AdapterRoutes:
         name, path = body.get("lora_name"), body.get("lora_path")
         try:
             if not isinstance(name, str) or not name or not isinstance(path, str) or not path:
-                raise BadRequest("load_lora_adapter needs lora_name, and lora_path, the folder of an adapter.")
+                raise BadRequest(
+                    "load_lora_adapter needs lora_name, and lora_path, the folder of an adapter."
+                )
             adapter = await asyncio.to_thread(self._model.load_adapter, Path(path), self._dtype)
             await self._ask(lambda core: core.add_adapter(name, adapter))
         except (ModelFolderError, BadRequest) as error:

@@ -1,4 +1,5 @@
-"""Adapters (LoRA) beside one causal model of transformers: their tensors, and linear layers that add the one that is on.
+"""Adapters (LoRA) beside one causal model of transformers: their tensors, and linear layers that add the one that is
+on.
 
 Invariants:
 - *the model stays as it is*: an adapter is tensors of its own; without one the layers say what they said before;
@@ -10,46 +11,19 @@ This module must not know about requests.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gyre.errors import nearest
-from gyre.models.adapters import A, B, AdapterConfig, AdapterFolder, in_file
+from gyre.models.adapters import A, AdapterFolder, AdapterLimits, B, in_file
 from gyre.models.errors import ModelFolderError
-
-ALL_MODULES: Final = "all"
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterLimits:
-    """What an engine is started for. `target_modules` are the last parts of layers' names; None for any layer."""
-
-    max_rank: int
-    target_modules: Collection[str] | None = None
-
-    def require(self, config: AdapterConfig, folder: Path) -> None:
-        """Raises ModelFolderError for an adapter beyond the limits."""
-        if config.rank > self.max_rank:
-            raise ModelFolderError(
-                f"{folder}: the adapter's rank is {config.rank}, and the engine was started for at most {self.max_rank} "
-                "(--max-lora-rank).",
-                hint="Start the engine anew for the larger rank.",
-            )
-        known = self.target_modules
-        others = [] if known is None else sorted(set(config.layer_ends) - set(known))
-        if others:
-            raise ModelFolderError(
-                f"{folder}: the adapter has a part for {others[0]}, and the engine was started for "
-                f"{', '.join(sorted(known or ()))} (--lora-target-modules).",
-                hint="Start the engine anew for these layers.",
-            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -193,7 +193,9 @@ class EngineCore:
     def add_adapter(self, name: str, adapter: LoadedAdapter) -> None:
         """Let requests name this adapter from now on. Raises BadRequest where there is one of this name."""
         if name in self._adapters:
-            raise BadRequest(f"There is an adapter {name!r} already.", hint="Unload it, or take another name.")
+            raise BadRequest(
+                f"There is an adapter {name!r} already.", hint="Unload it, or take another name."
+            )
         self._adapters_had += 1
         self._adapters[name] = _NamedAdapter(adapter, self._adapters_had)
 

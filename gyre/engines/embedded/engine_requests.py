@@ -47,9 +47,8 @@ class EngineRequest:
     """One sample's next tokens, from arrival to ending. The core's thread alone changes it.
 
     `tokens`: the prompt and what was generated since. `filled`: how many of them have keys and values in the cache.
-    `epoch`: which weights and adapter those were made with. `adapter_name` is "" for the model alone. `stream_interval`: tokens in an update; 0 for one update
-    at the end.
-    """
+    `epoch`: which weights and adapter those were made with. `adapter_name` is "" for the model alone.
+    `stream_interval`: tokens in an update; 0 for one update at the end."""
 
     rid: str
     tokens: list[int]

@@ -27,7 +27,6 @@ from aiohttp import web
 
 from gyre.engines.dialect import FinishKind, PauseMode
 from gyre.engines.embedded.adapter_routes import AdapterRoutes
-from gyre.engines.embedded.adapters import ALL_MODULES, AdapterLimits
 from gyre.engines.embedded.core import EngineCore, Limits, Swap
 from gyre.engines.embedded.engine_loop import SHUTTING_DOWN, EngineLoop
 from gyre.engines.embedded.engine_requests import EngineRequest, RequestUpdate
@@ -44,6 +43,7 @@ from gyre.engines.embedded.wire import (
     read_generate,
 )
 from gyre.errors import ConfigError
+from gyre.models.adapters import ALL_LAYERS, AdapterLimits
 from gyre.models.errors import ModelFolderError
 
 ENGINE_VERSION = "gyre-embedded-1 (dialect of SGLang 0.5.23)"
@@ -76,16 +76,19 @@ class EngineSettings:
     api_key: str | None = None
     enable_lora: bool = False
     max_lora_rank: int | None = None
-    lora_target_modules: Sequence[str] = (ALL_MODULES,)
+    lora_target_modules: Sequence[str] = (ALL_LAYERS,)
+    """The last parts of the names of layers that adapters may change."""
 
     def adapters(self) -> AdapterLimits | None:
         """What adapters it takes. Raises ConfigError where nobody says of which rank."""
         if not self.enable_lora:
             return None
         if self.max_lora_rank is None:
-            raise ConfigError("--enable-lora needs --max-lora-rank.", hint="Give the largest rank of an adapter.")
+            raise ConfigError(
+                "--enable-lora needs --max-lora-rank.", hint="Give the largest rank of an adapter."
+            )
         names = self.lora_target_modules
-        return AdapterLimits(self.max_lora_rank, None if ALL_MODULES in names else frozenset(names))
+        return AdapterLimits(self.max_lora_rank, () if ALL_LAYERS in names else tuple(names))
 
 
 class EngineServer:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gyre.engines.embedded.adapters import AdapterLimits
 from gyre.engines.embedded.decoder_model import DecoderModel
 from gyre.engines.embedded.served_model import ServedModel
+from gyre.models.adapters import AdapterLimits
 from gyre.models.architecture import read_architecture, read_config
 from gyre.models.errors import NotComputed
 from gyre.models.transformers_models import refuse_not_causal

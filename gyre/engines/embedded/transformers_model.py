@@ -25,16 +25,11 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as their_logging
 
-from gyre.engines.embedded.adapters import (
-    Adapter,
-    AdapterLimits,
-    layers_of,
-    make_adaptable,
-    read_adapter,
-)
+from gyre.engines.embedded.adapters import Adapter, layers_of, make_adaptable, read_adapter
 from gyre.engines.embedded.served_model import ModelWeights, Runner
 from gyre.engines.embedded.transformers_steps import fitting_runner
 from gyre.errors import nearest
+from gyre.models.adapters import AdapterLimits
 from gyre.models.architecture import read_config, read_eos_token_ids
 from gyre.models.errors import ModelFolderError
 from gyre.models.safetensors_files import ANOTHER_MODEL

@@ -109,7 +109,9 @@ def read_generate(body: Any, *, vocab: int, limits: Limits) -> GenerateBody:
             raise BadRequest(f"rid must be a string, not {rid!r}.")
         sampling, interval = read_sampling(given, vocab=vocab)
         _check_tokens(row, vocab, sampling, limits)
-        prompts.append(AskedSample(rid or uuid.uuid4().hex, row, sampling, bool(wanted), interval, adapter or ""))
+        prompts.append(
+            AskedSample(rid or uuid.uuid4().hex, row, sampling, bool(wanted), interval, adapter or "")
+        )
     if len({prompt.rid for prompt in prompts}) < count:
         raise BadRequest("Duplicate request ID detected in one body: each prompt needs a rid of its own.")
     return GenerateBody(prompts, batched, body.get("stream", False) is True)

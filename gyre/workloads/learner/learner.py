@@ -119,6 +119,11 @@ class Learner(BaseWorkload):
         """The loss of a pass, with a gradient: see `backend.TokenLoss`."""
         raise NotImplementedError
 
+    def judged(self, groups: list[Group]) -> list[Group]:
+        """The groups with what a part of the model that is not trained says of them; `groups` stay as they are. Every
+        rank calls it."""
+        return groups
+
     def prepared(self, groups: list[Group]) -> list[Group]:
         """The groups with whatever must be of the weights before a step's first update; `groups` stay as they are."""
         return groups
@@ -221,7 +226,7 @@ class Learner(BaseWorkload):
             return {"already_applied": True}
         if index in self._pending.records:
             return self._pending.records[index]
-        groups = self.ranks.pool_shares(groups)
+        groups = self.judged(self.ranks.pool_shares(groups))
         rows = self._together(lambda: self._admitted(groups))
         self.report_progress(step=step, index=index)
         ids = [group.id for group in groups]
