@@ -68,8 +68,8 @@ def _check_adapter(spec: JobSpec, settings: WorkloadSettings) -> None:
     judges = settings.loss.kl_reward_coef > 0 and "critic" in spec.roles
     for is_wrong, problem, hint in (
         (
-            spec.backend != "fsdp",
-            f"backend {spec.backend} trains no adapter.",
+            spec.backend != "fsdp" and not _is_of_fsdp(spec),
+            "only FSDP2's back end trains an adapter.",
             "Give backend: fsdp, or leave config.lora out.",
         ),
         (
@@ -95,6 +95,11 @@ def _check_adapter(spec: JobSpec, settings: WorkloadSettings) -> None:
     ):
         if is_wrong:
             raise ConfigError(f"config.lora: given, but {problem}", hint=hint)
+
+
+def _is_of_fsdp(spec: JobSpec) -> bool:
+    entrypoint = spec.roles["actor"].entrypoint if "actor" in spec.roles else None
+    return entrypoint is not None and entrypoint.module.startswith("gyre.workloads.fsdp")
 
 
 _LARGEST_USUAL_RATE = 0.1

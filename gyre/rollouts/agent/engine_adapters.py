@@ -3,8 +3,8 @@
 Invariants:
 - *asked with it, ended with it*: an adapter is unloaded when every sample that was asked of the engine with it has
   ended here;
-- *bounded*: before one more than `MOST` would be loaded, the samples of the oldest are called off. They go on under the
-  newest, with the tokens that they have.
+- *bounded*: before one more than `MOST` would be loaded, the samples of the oldest are called off. They go on under a
+  newer one, with the tokens that they have.
 
 This module must not know about frames, or how an engine is started.
 """

@@ -40,7 +40,7 @@ from gyre.engines.process import EngineCommand, EngineDeath, EngineProcess
 from gyre.engines.weight_loading import EngineLoader, LoadReport
 from gyre.errors import GyreError
 from gyre.logs.output import engine_lines
-from gyre.models.adapters import base_of, is_adapter
+from gyre.models.adapters import base_of, is_adapter, read_adapter_config
 from gyre.rollouts.agent.engine_adapters import EngineAdapters
 from gyre.rollouts.agent.engine_sleep import fall_asleep, wake_up
 from gyre.rollouts.protocol.frames import Asleep, Awake
@@ -111,6 +111,8 @@ class EngineHost:
         """Whether the engine is idle between windows, and has given its memory back if it can."""
         self._released = False
         self._adapters: EngineAdapters | None = None
+        self._stands_on = ""
+        """What the adapters say of the model beside them."""
         self._adapters_in_use = adapters_in_use
         self._recall_adapter = recall_adapter or (lambda name: recall_all())
         self._base = base
@@ -179,8 +181,12 @@ class EngineHost:
 
             started = await self._started_early(folder, load) or await self._started_with(base, load)
             self._take(started, folder)
-            report = None
+            self._stands_on, report = read_adapter_config(folder).model_print, None
         elif self._adapters is not None and self.adapter:
+            if read_adapter_config(folder).model_print != self._stands_on:
+                raise EngineRefused(
+                    f"Version {version} is an adapter of other weights than the engine serves."
+                )
             began = self._now()
             try:
                 await self._adapters.load(version, folder)
