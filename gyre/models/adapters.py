@@ -15,16 +15,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import xxhash
 
 from gyre.models.architecture import read_config
 from gyre.models.errors import ModelFolderError
-from gyre.models.safetensors_files import TensorEntry, read_header, weight_files
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from gyre.models.safetensors_files import weight_files
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
 A: Final = "lora_A"
@@ -134,32 +131,6 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 def config_of_published(peft_config: Mapping[str, Any], model_print: str) -> bytes:
     """The content of the `adapter_config.json` of a policy version. `model_print` is that of the model beside it."""
     return json.dumps({**peft_config, _PRINT: model_print}, indent=1).encode()
-
-
-class AdapterFolder:
-    """`source(name)` gives a tensor of the adapter by PEFT's name. Raises ModelFolderError for what is no adapter."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.config = read_adapter_config(folder)
-        self.entries: dict[str, TensorEntry] = {}
-        self._paths: dict[str, Path] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            for entry in read_header(path):
-                self.entries[entry.name], self._paths[entry.name] = entry, path
-
-    def __call__(self, name: str) -> Tensor:
-        """The tensor; it may be a view of the file. Raises ModelFolderError where there is none of this name."""
-        from safetensors import SafetensorError, safe_open
-
-        if name not in self._paths:
-            raise ModelFolderError(f"there is no tensor {name} in {self.folder}.")
-        try:
-            with safe_open(self._paths[name], framework="pt") as file:
-                tensor: Tensor = file.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise ModelFolderError(f"{self._paths[name]}: {name} cannot be read: {error}.") from None
-        return tensor
 
 
 def in_file(name: str) -> str:

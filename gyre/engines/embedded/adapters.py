@@ -22,8 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gyre.errors import nearest
-from gyre.models.adapters import A, AdapterFolder, AdapterLimits, B, in_file
+from gyre.models.adapters import A, AdapterLimits, B, in_file, read_adapter_config
 from gyre.models.errors import ModelFolderError
+from gyre.models.safetensors_folder import SafetensorsFolder, TensorSource
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +89,7 @@ def read_adapter(
     folder: Path, layers: Mapping[str, tuple[int, int]], limits: AdapterLimits, dtype: torch.dtype
 ) -> Adapter:
     """The adapter in a folder, in memory of its own. Raises ModelFolderError where it is none for these layers."""
-    source = AdapterFolder(folder)
-    config = source.config
+    config, source = read_adapter_config(folder), SafetensorsFolder(folder, adapter=True)
     limits.require(config, folder)
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for asked in config.layers:
@@ -102,10 +102,10 @@ def read_adapter(
             )
         for name in named:
             inside, outside = layers[name]
-            a = _checked(source, f"{name}.{A}", (config.rank, inside))
-            b = _checked(source, f"{name}.{B}", (outside, config.rank))
+            a = _checked(folder, source, f"{name}.{A}", (config.rank, inside))
+            b = _checked(folder, source, f"{name}.{B}", (outside, config.rank))
             pairs[name] = a.to(dtype, copy=True), (b.float() * config.scale).to(dtype)
-    unknown = sorted(source.entries.keys() - {in_file(f"{name}.{part}") for name in pairs for part in (A, B)})
+    unknown = sorted(source.names - {in_file(f"{name}.{part}") for name in pairs for part in (A, B)})
     if unknown:
         raise ModelFolderError(
             f"{folder} holds {len(unknown)} tensors that are of no layer of the adapter, {unknown[0]} among them."
@@ -113,11 +113,11 @@ def read_adapter(
     return Adapter(pairs)
 
 
-def _checked(source: AdapterFolder, name: str, shape: tuple[int, int]) -> Tensor:
+def _checked(folder: Path, source: TensorSource, name: str, shape: tuple[int, int]) -> Tensor:
     tensor = source(in_file(name))
     if tuple(tensor.shape) != shape:
         raise ModelFolderError(
-            f"{source.folder}: {in_file(name)} is {tuple(tensor.shape)}, and beside this model it would be {shape}.",
+            f"{folder}: {in_file(name)} is {tuple(tensor.shape)}, and beside this model it would be {shape}.",
             hint="It is an adapter of another model.",
         )
     return tensor

@@ -25,7 +25,6 @@ from gyre.config.plugins import LOSS
 from gyre.config.sections import OptimSettings
 from gyre.models.architecture import Architecture
 from gyre.models.modules import Decoder
-from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.models.saving import save_model_folder
 from gyre.models.tensor_names import from_names, to_names
 from gyre.rollouts.samples import OLD_LOGPROBS, Group
@@ -385,7 +384,7 @@ class PolicyLearner(Learner):
         Raises WeightsUnreachable, and WeightMismatch or ModelFolderError where it is another model's; then nothing has
         changed.
         """
-        self.backend.load(SafetensorsFolder(self.fetched(version, checksum, sources).path))
+        self.backend.load(self.fetched(version, checksum, sources).source())
         self.ranks.sum([0.0])  # nobody takes a folder away that others may have linked, or still fetch
         self.let_go()
         self.take({"step": version, "trained": trained, "metrics": {}, "warm": {"steps": 0}})

@@ -11,6 +11,7 @@ import torch
 
 from gyre.config import WeightsSpec
 from gyre.errors import Unreachable
+from gyre.models.errors import ModelFolderError
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.rollouts.protocol.credentials import weights_key
 from gyre.weights import publisher
@@ -119,8 +120,10 @@ def test_an_adapter_is_published_as_it_is(job: Path, tmp_path: Path, settings: d
     begun = source.begin(given, CONFIG, version=1, step=1, files={"adapter_config.json": b"{}"})
     folder = ModelFolder.read(Path(begun.result()["path"]))
     folder.verify()
-    for name, tensor in SafetensorsFolder(folder.path).tensors().items():
+    for name, tensor in SafetensorsFolder(folder.path, adapter=True).tensors().items():
         assert torch.equal(tensor, given[name])
+    with pytest.raises(ModelFolderError, match="not a whole model"):
+        SafetensorsFolder(folder.path)
     assert (folder.path / "adapter_config.json").read_bytes() == b"{}"
     source.close()
 
