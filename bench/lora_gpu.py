@@ -15,7 +15,8 @@ one that takes adapters; "by the model" is the ratio to the first.
 came, after the first.
 
 Log-probs: of samples of each adapter, the engine's against transformers' model with the adapter added by hand, in
-bfloat16 and in float32; and against the next adapter's, which is what a mistake would look like. With `--dry-run` the
+bfloat16 and in float32; against the next adapter's, which is what a mistake would look like; and of samples without an
+adapter, against the model's. With `--dry-run` the
 embedded engine does all of it on a CPU, small.
 """
 
@@ -40,6 +41,9 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from job_plane.case import SHAPES, TRITON, Case, Row  # noqa: E402
 from job_plane.generation import CHUNK_TOKENS, READY_WITHIN_S  # noqa: E402
+
+ENGINE_PATH = "LORA_GPU_ENGINE_PATH"
+"""The PYTHONPATH of SGLang, where it wants other packages than FSDP2's back end."""
 
 ADAPTERS = ("1", "2", "3")
 TOGETHER = 16
@@ -136,7 +140,10 @@ def engine_command(case: Case, rank: int) -> Any:
         weight_version="base",
         adapters=limits,
         extra=[*TRITON, *large],
-        env={"HF_HUB_OFFLINE": "1"},
+        env={
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": os.environ.get(ENGINE_PATH, os.environ.get("PYTHONPATH", "")),
+        },
     )
 
 
@@ -200,8 +207,10 @@ async def measure(case: Case, folders: dict[str, Path], rank: int, samples: int)
                 await client.freeze_gc()
                 asking = Asking(case, client)
                 await asking.all(samples, [""])  # kernels are compiled, graphs touched
-                rows["none" if takes else "the model"] = (await asking.all(samples, [""]))[0]
+                name = "none" if takes else "the model"
+                rows[name], made = await asking.all(samples, [""])
                 if takes:
+                    rows["samples"] = made[:CHECKED]
                     await with_adapters(asking, client, folders, samples, rows)
             finally:
                 await client.close()
@@ -215,7 +224,7 @@ async def with_adapters(
     await asking.all(samples, ADAPTERS)  # the first use of each brings it to the device
     rows["one"], _ = await asking.all(samples, ADAPTERS[:1])
     rows["three"], made = await asking.all(samples, ADAPTERS)
-    rows["samples"] = [
+    rows["samples"] += [
         one for name in ADAPTERS for one in [one for one in made if one["adapter"] == name][:CHECKED]
     ]
     unloads: list[float] = []
@@ -259,6 +268,8 @@ def compare(case: Case, folders: dict[str, Path], samples: list[Row], *, dry: bo
     on: dict[str, Any] = {}
 
     def added(layer: Any, given: tuple[Any], said: Any) -> Any:
+        if not on["now"]:
+            return said
         a, b = (on["now"][f"base_model.model.{layer.own_name}.lora_{one}.weight"] for one in "AB")
         return said + torch.nn.functional.linear(torch.nn.functional.linear(given[0], a), b) * 2.0
 
@@ -269,10 +280,19 @@ def compare(case: Case, folders: dict[str, Path], samples: list[Row], *, dry: bo
             if type(layer) is torch.nn.Linear and name != "lm_head":
                 layer.own_name = name
                 layer.register_forward_hook(added)
-        for what, shift in (("", 0), (", of another adapter", 1)):
+        alone = [one for one in samples if not one["adapter"]]
+        named = [one for one in samples if one["adapter"]]
+        for what, some, shift in (
+            ("", named, 0),
+            (", of another adapter", named, 1),
+            (", of none", alone, 0),
+        ):
             differences = []
-            for one in samples:
-                on["now"] = adapters[ADAPTERS[(ADAPTERS.index(one["adapter"]) + shift) % len(ADAPTERS)]]
+            for one in some:
+                on["now"] = (
+                    one["adapter"]
+                    and adapters[ADAPTERS[(ADAPTERS.index(one["adapter"]) + shift) % len(ADAPTERS)]]
+                )
                 prompt = torch.tensor(one["prompt"].tolist(), device=device)
                 tokens = torch.tensor(one["tokens"].tolist(), device=device)
                 with torch.no_grad():

@@ -45,7 +45,7 @@ class FsdpActor(PolicyLearner):
         if self.settings.lora is None or not self.settings.loss.needs_reference:
             return groups
         with self.backend.without_adapter():
-            found = self.by_group(groups)
+            found = self.by_sample(groups)
         return with_extras(groups, "ref_logprobs", found)
 
     def servable_files(self) -> dict[str, bytes]:

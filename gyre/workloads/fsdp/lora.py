@@ -50,7 +50,10 @@ class AdaptedLinear(nn.Linear):
         said = super().forward(input)
         if not self.is_on:
             return said
-        return said + F.linear(F.linear(input, self.lora_A), self.lora_B) * self.scale
+        low = F.linear(input, self.lora_A)
+        # Product, scale and sum in one kernel: apart they pass over what is said three times, and over its gradient.
+        rows = torch.addmm(said.flatten(0, -2), low.flatten(0, -2), self.lora_B.t(), alpha=self.scale)
+        return rows.view_as(said)
 
 
 def add_adapter(causal: nn.Module, settings: LoraSettings) -> list[str]:
