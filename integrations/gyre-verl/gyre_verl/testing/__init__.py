@@ -1,0 +1,1 @@
+"""What tests need to run verl without a GPU."""
