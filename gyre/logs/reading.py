@@ -150,11 +150,15 @@ def read_page(
             page = _forward(parts, query, finds, dict(after) if after else None, limit_bytes, now)
         else:
             page = _backward(parts, query, finds, tail, limit_bytes, now)
-        there = {part.key: part.inode for part in list_parts(folder, query)}
-        if all(there.get(part.key) == part.inode for part in parts):
+        if _identities(parts) == _identities(list_parts(folder, query)):
             return page
-        # A part was begun meanwhile, and what was read may be of another one.
+        # A part was begun meanwhile: what was read may be of another one, and a folder that is listed while names in it
+        # change may lack one.
     return {**page, "lines": [], "next": dict(after), "more": True} if after else page
+
+
+def _identities(parts: list[_Part]) -> dict[str, int]:
+    return {part.key: part.inode for part in parts}
 
 
 def last_lines(folder: Path, vertex: str, incarnation: int, *, lines: int, most_bytes: int) -> list[str]:
