@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SGLANG := .venv-sglang
+VERL := .venv-verl
 DOCS := .venv-docs
 SGLANG_TESTS ?= $(MAKE) test-sglang
 
@@ -10,7 +11,7 @@ SGLANG_TESTS ?= $(MAKE) test-sglang
 # whatever the shell says: else each worker rewrites every assertion anew.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help install hooks demo test test-long test-all sglang test-sglang soak search fuzz coverage lint types layers docs picture ui ui-check recorded bench clean
+.PHONY: help install hooks demo test test-long test-all sglang test-sglang verl test-verl soak search fuzz coverage lint types layers docs picture ui ui-check recorded bench clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -40,7 +41,7 @@ test: install  ## what to run before a commit: the fast tests, and a real job wh
 test-long: install  ## the rest but SGLang: all kills, the command line on real jobs, PostgreSQL, all examples of properties
 	$(BIN)/python -m compileall -q gyre
 	GYRE_TEST_EXAMPLES=1 $(PYTEST) -m "hypothesis and not slow and not postgres and not sglang" $(ARGS)
-	$(PYTEST) -m "(slow or postgres) and not sglang" $(ARGS)
+	$(PYTEST) -m "(slow or postgres) and not sglang and not verl" $(ARGS)
 
 test-all:  ## everything: test-sglang, test and test-long
 	$(SGLANG_TESTS)
@@ -58,6 +59,18 @@ $(SGLANG)/.installed: constraints-sglang.txt
 # One worker has the job, the other what needs an engine alone: an engine takes half a minute of a core to start.
 test-sglang: install sglang  ## the real SGLang on the CPU: conformance, weight loading, a job that is killed
 	$(BIN)/python -m pytest -m sglang -n 2 --dist loadfile tests/sglang $(ARGS)
+
+# verl wants other versions than Gyre, too (2 GB).
+verl: $(VERL)/.installed
+
+$(VERL)/.installed: constraints-verl.txt integrations/gyre-verl/pyproject.toml
+	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/python -m pip install --quiet -c constraints-verl.txt torch
+	$(VERL)/bin/python -m pip install --quiet -c constraints-verl.txt -e integrations/gyre-verl
+	touch $@
+
+test-verl: install verl  ## verl's own trainer over a fleet, on CPUs, while its processes are killed
+	$(BIN)/python -m pytest -m verl -n 0 tests/verl $(ARGS)
 
 soak: install  ## a job on several machines under random faults for an hour, as root; SOAK_S=600 for ten minutes
 	$(BIN)/python -m tests.soak --out bench/results $(ARGS)
@@ -115,4 +128,4 @@ bench: install  ## every bench that needs no GPU
 	for script in $(filter-out %_gpu.py,$(wildcard bench/*.py)); do $(BIN)/python $$script || exit 1; done
 
 clean:  ## remove environments and caches
-	rm -rf $(VENV) $(SGLANG) $(DOCS) ui/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SGLANG) $(VERL) $(DOCS) ui/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,99 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from gyre.api.handle import JobHandle
-from gyre.api.home import home
-from gyre.rollouts.protocol.endpoint import read_endpoint
-from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults
 from tests.e2e.conftest import ENDS_WITHIN_S, Shared
+from tests.e2e.fleets import PROMPT, Fleet, fleet_on
 from tests.engines.embedded.tiny import write_checkpoint
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
-
-PROMPT = [3, 1, 4, 1, 5]
-
-
-@dataclass
-class Fleet:
-    """A running fleet, and a client of its door. The door's address outlives its manager."""
-
-    shared: Shared
-    handle: JobHandle
-    key: str
-    session: aiohttp.ClientSession | None = None
-    seen: dict[str, list[int]] = field(default_factory=dict)
-    """By id, the tokens that a stream has told so far."""
-
-    @property
-    def url(self) -> str:
-        found = read_endpoint(home(self.shared.home).job_directory(self.handle.job_id))
-        assert found is not None
-        return found[0]
-
-    async def ask(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        assert self.session is not None
-        headers = {"Authorization": f"Bearer {self.key}"}
-        async with self.session.post(f"{self.url}{path}", json=body, headers=headers) as reply:
-            return reply.status, json.loads(await reply.read())
-
-    async def until_asked(self, path: str, body: dict[str, Any]) -> Any:
-        """The answer, whatever dies before: the same again, as a client does."""
-        deadline = time.monotonic() + ENDS_WITHIN_S
-        while True:
-            try:
-                status, told = await self.ask(path, body)
-                if status == 200:
-                    return told
-                assert status in (503, 504), (status, told)
-            except aiohttp.ClientError:
-                pass
-            assert time.monotonic() < deadline, f"{body} was not answered"
-            await asyncio.sleep(0.2)
-
-    async def listen(self, request_id: str, new: int) -> None:
-        """Listen to a request's stream, as far as it goes."""
-        assert self.session is not None
-        headers = {"Authorization": f"Bearer {self.key}"}
-        body = {"rid": request_id, "prompt": PROMPT, "max_tokens": new, "ignore_eos": True, "stream": True}
-        tokens = self.seen[request_id] = []
-        try:
-            async with self.session.post(f"{self.url}/v1/completions", json=body, headers=headers) as reply:
-                async for line in reply.content:
-                    if line.startswith(b"data: {") and "choices" in (told := json.loads(line[6:])):
-                        tokens += told["choices"][0]["token_ids"]
-        except aiohttp.ClientError:  # its manager was killed
-            return
-
-    async def heard(self, tokens: int) -> None:
-        """So many tokens came by all streams together."""
-        deadline = time.monotonic() + ENDS_WITHIN_S
-        while sum(len(one) for one in self.seen.values()) < tokens:
-            assert time.monotonic() < deadline, "no tokens come"
-            await asyncio.sleep(0.01)
-
-    async def healthy(self) -> None:
-        assert self.session is not None
-        deadline = time.monotonic() + ENDS_WITHIN_S
-        while True:
-            try:
-                async with self.session.get(f"{self.url}/health") as reply:
-                    if reply.status == 200:
-                        return
-            except (aiohttp.ClientError, AssertionError):
-                pass
-            assert time.monotonic() < deadline, "no instance serves"
-            await asyncio.sleep(0.2)
 
 
 def body_of(request_id: str, new: int, **more: Any) -> dict[str, Any]:
@@ -111,28 +31,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture
 def fleet(shared: Shared, folders: list[Path], tmp_path: Path) -> Iterator[Fleet]:
-    name = f"fleet-{tmp_path.name[-12:].strip('_-')}"
-    file = tmp_path / "fleet.json"
-    spec = {
-        "name": name,
-        "recipe": "fleet",
-        "config": {"model_path": str(folders[0])},
-        "rollouts": {"report_interval_s": 0.05, "max_running": 16},
-        "roles": {"rollout": {"total": 2}},
-    }
-    file.write_text(json.dumps(spec))
-    began = shared.gyre("submit", str(file), "--ray-address", shared.address)
-    assert began.code == 0, began.err
-    store_url = f"sqlite:///{shared.home / 'gyre.db'}"
-    with open_store(store_url) as store:
-        (job_id,) = [row.job_id for row in store.jobs(live=True) if row.name == name]
-    handle = JobHandle(job_id, store_url, home_path=str(shared.home))
-    made = shared.gyre("token", "create", name, "--name", "lab", "--scope", "generate", "--scope", "publish")
-    assert made.code == 0, made.err
-    yield Fleet(shared, handle, made.out.strip())
-    handle.stop("the test is over")
-    handle.wait(ENDS_WITHIN_S)
-    handle.close()
+    with fleet_on(shared, folders[0], f"fleet-{tmp_path.name[-12:].strip('_-')}", tmp_path) as fleet:
+        yield fleet
 
 
 async def test_it_answers_publishes_and_answers_with_the_new_version(

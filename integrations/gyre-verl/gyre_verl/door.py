@@ -1,8 +1,8 @@
 """A fleet's door as verl's processes see it.
 
-Invariant *again is the same*: whatever a connection, an engine or the manager dies of, a request is asked again with its
-id, and the door gives the tokens that it has of it already. What the door says about the request itself is an error.
-"""
+Invariant *again is the same*: whatever a connection, an engine or the manager dies of, a request is asked again with
+its id, and the door gives the tokens that it has of it already. What the door says about the request itself is an
+error."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class Door:
         given = config.trainer.v1.get("gyre", {})
         if not given.get("url") or not given.get("key"):
             raise DoorError("trainer.v1.gyre.url and .key are not set: say where the fleet's door is.")
-        return cls(str(given["url"]).rstrip("/"), str(given["key"]), float(given.get("patience_s", cls.patience_s)))
+        return cls(
+            str(given["url"]).rstrip("/"), str(given["key"]), float(given.get("patience_s", cls.patience_s))
+        )
 
     @property
     def headers(self) -> dict[str, str]:
@@ -77,7 +79,9 @@ class Door:
             except (urllib.error.URLError, ConnectionError, TimeoutError, OSError) as error:
                 why = f"{type(error).__name__}: {error}"
             if time.monotonic() > until:
-                raise DoorError(f"{method} {path}: the fleet's door was away for {self.patience_s:g} s: {why}")
+                raise DoorError(
+                    f"{method} {path}: the fleet's door was away for {self.patience_s:g} s: {why}"
+                )
             time.sleep(pause)
             pause = min(2 * pause, AGAIN_S[1])
 
@@ -97,7 +101,7 @@ class Door:
                     why = (await reply.text())[:1000]
                     if reply.status not in AWAY:
                         raise DoorError(f"request {body['rid']}: {reply.status} {why}")
-            except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            except (TimeoutError, aiohttp.ClientError) as error:
                 why = f"{type(error).__name__}: {error}"
             if time.monotonic() > until:
                 raise DoorError(f"request {body['rid']}: no answer within {self.patience_s:g} s: {why}")
@@ -113,7 +117,7 @@ class Door:
             timeout = aiohttp.ClientTimeout(total=DELETE_WITHIN_S)
             async with session.delete(url, headers=self.headers, timeout=timeout):
                 pass
-        except (aiohttp.ClientError, asyncio.TimeoutError):  # it forgets by itself
+        except (TimeoutError, aiohttp.ClientError):  # it forgets by itself
             return
 
 

@@ -31,7 +31,9 @@ def overrides_of(given: Sequence[str]) -> list[str]:
     if missing:
         raise SystemExit(f"gyre-verl: {PREFIX}{missing[0]} is not given. See gyre-verl's README.")
     folder = own.pop("folder")
-    model = next((one.partition("=")[2] for one in theirs if one.startswith("actor_rollout_ref.model.path=")), "")
+    model = next(
+        (one.partition("=")[2] for one in theirs if one.startswith("actor_rollout_ref.model.path=")), ""
+    )
     if not model:
         raise SystemExit("gyre-verl: actor_rollout_ref.model.path is not given.")
     rollout = "actor_rollout_ref.rollout"

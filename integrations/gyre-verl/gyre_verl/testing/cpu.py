@@ -21,7 +21,6 @@ ENVIRONMENT = {
     "VERL_USE_EXTERNAL_MODULES": "gyre_verl.testing.cpu",
     "VERL_PLATFORM": "cpu",
     "VERL_ENGINE_DEVICE": "cuda",  # the engines' names, which run on any device
-    "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -57,8 +56,8 @@ class _Device(types.ModuleType):
         return "cpu"
 
     @staticmethod
-    def current_device() -> int:
-        return 0
+    def current_device() -> torch.device:
+        return torch.device("cpu")
 
     @staticmethod
     def device_count() -> int:
@@ -76,8 +75,9 @@ class CpuPlatform(PlatformBase):
     def is_available(self) -> bool:
         return True
 
-    def current_device(self) -> int:
-        return 0
+    def current_device(self) -> Any:
+        """It goes wherever the number of a device goes: `tensor.to(...)`."""
+        return torch.device("cpu")
 
     def device_count(self) -> int:
         return 1
