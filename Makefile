@@ -70,7 +70,7 @@ $(VERL)/.installed: constraints-verl.txt integrations/gyre-verl/pyproject.toml
 	touch $@
 
 test-verl: install verl  ## verl's own trainer over a fleet, on CPUs, while its processes are killed
-	$(BIN)/python -m pytest -m verl -n 0 tests/verl $(ARGS)
+	$(BIN)/python -m pytest -m verl -n 0 tests/e2e/test_verl.py $(ARGS)
 
 soak: install  ## a job on several machines under random faults for an hour, as root; SOAK_S=600 for ten minutes
 	$(BIN)/python -m tests.soak --out bench/results $(ARGS)

@@ -1,10 +1,10 @@
 """`gyre-verl`: verl's `main_ppo` with a fleet. It takes verl's own overrides, and
 
-    gyre.url, gyre.key     the fleet's door, and a key with the scopes generate and publish
-    gyre.folder            where policy versions are written: a disk that the fleet's manager has too
-    gyre.num_warmup_batches, gyre.patience_s
+    fleet.url, fleet.key   the fleet's door, and a key with the scopes generate and publish
+    fleet.folder            where policy versions are written: a disk that the fleet's manager has too
+    fleet.num_warmup_batches, fleet.patience_s
 
-    gyre-verl gyre.url=http://10.0.0.5:7171 gyre.key=$KEY gyre.folder=/shared/policies \\
+    gyre-verl fleet.url=http://10.0.0.5:7171 fleet.key=$KEY fleet.folder=/shared/policies \\
         actor_rollout_ref.model.path=/models/Qwen3-0.6B data.train_files=... algorithm.adv_estimator=grpo
 """
 
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-PREFIX = "gyre."
+PREFIX = "fleet."
 
 
 def overrides_of(given: Sequence[str]) -> list[str]:

@@ -99,9 +99,9 @@ def verl(fleet: Fleet, place: Path, steps: int) -> subprocess.Popen[str]:
     temp = place / "ray"
     temp.mkdir(exist_ok=True)
     own = [
-        f"gyre.url={fleet.url}",
-        f"gyre.key={fleet.key}",
-        f"gyre.folder={place / 'policies'}",
+        f"fleet.url={fleet.url}",
+        f"fleet.key={fleet.key}",
+        f"fleet.folder={place / 'policies'}",
         f"actor_rollout_ref.model.path={place / 'model'}",
         f"data.train_files={place / 'prompts.parquet'}",
         f"data.val_files={place / 'prompts.parquet'}",
@@ -188,9 +188,9 @@ class Followed:
             if match := re.search(r"step:(\d+) - (.*)", line):
                 pairs = (part.partition(":") for part in match[2].split(" - "))
                 found[int(match[1])] = {
-                    key: float(number[0])
+                    key: float(number[1])
                     for key, _, value in pairs
-                    if (number := re.findall(r"-?[\d.]+(?:e-?\d+)?", value))
+                    if (number := re.search(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)\)?\s*$", value))
                 }
         return found
 
@@ -259,3 +259,5 @@ def stop(process: subprocess.Popen[str]) -> None:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
