@@ -24,6 +24,7 @@ from pathlib import Path
 
 from gyre.engines.process import EngineCommand
 from gyre.engines.sglang import sglang_command
+from gyre.models.adapters import AdapterLimits
 
 SHIM = Path(__file__).with_name("path")
 
@@ -46,6 +47,7 @@ def sglang_on_cpu(
     max_tokens: int = 65_536,
     max_running: int = 64,
     dtype: str = "float32",
+    adapters: AdapterLimits | None = None,
     extra: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> EngineCommand:
@@ -58,6 +60,7 @@ def sglang_on_cpu(
         python=python,
         weight_version=weight_version,
         deterministic=deterministic,
+        adapters=adapters,
         stream_interval=stream_interval,
         extra=(
             *cpu_arguments(max_tokens=max_tokens, dtype=dtype),
