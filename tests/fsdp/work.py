@@ -551,19 +551,22 @@ def a_loss_that_raises(
 def loads(
     rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], other: Path
 ) -> dict[str, Any]:
-    """Weights of another shape, weights that lack one on the first rank alone, and then the model's own twice over."""
+    """Weights of another shape, weights that lack one on the first rank alone, weights with NaN on the last, and then the
+    model's own twice over."""
     from gyre.models.errors import ModelFolderError
     from gyre.models.safetensors_folder import SafetensorsFolder
     from gyre.weights.version.manifest import WeightMismatch
 
     own = SafetensorsFolder(folder).tensors()
     lacking = {name: one for name, one in own.items() if rank or not name.endswith("model.norm.weight")}
+    broken = {name: one.clone() for name, one in own.items()}
+    broken["lm_head.weight"][-1, 0] = float("nan")
     rows = random_rows(6, seed=4)
     told: dict[str, Any] = {"refused": []}
     with backend_on(rank, ranks, port, folder, config) as backend:
         first = _step(backend, rows, ranks)
         before = state_of(backend)
-        for source in (SafetensorsFolder(other), lacking.__getitem__):
+        for source in (SafetensorsFolder(other), lacking.__getitem__, broken.__getitem__):
             try:
                 backend.load(source)
             except (WeightMismatch, ModelFolderError) as error:

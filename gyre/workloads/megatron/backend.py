@@ -74,17 +74,21 @@ class MegatronBackend:
         )
         dtype = dtype_of(layout, self.device)
         self.dtype = str(dtype).removeprefix("torch.")
-        self.policy = MegatronPolicy(
-            architecture,
-            layout,
-            optim,
-            self.ranks,
-            source,
-            device=self.device,
-            dtype=dtype,
-            seam=self._seam,
-            values=values,
-        )
+        try:
+            self.policy = MegatronPolicy(
+                architecture,
+                layout,
+                optim,
+                self.ranks,
+                source,
+                device=self.device,
+                dtype=dtype,
+                seam=self._seam,
+                values=values,
+            )
+        except BaseException:
+            self.ranks.close()  # a set-up that is tried again joins them anew
+            raise
         self.width_multiple = self.ranks.tensor if layout.sequence_parallel else 1
         self.writer = CheckpointWriter(self.policy, self._seam)
         self.memory: MemoryCheckpoints | None = None
