@@ -551,8 +551,8 @@ def a_loss_that_raises(
 def loads(
     rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], other: Path
 ) -> dict[str, Any]:
-    """Weights of another shape, weights that lack one on the first rank alone, weights with NaN on the last, and then the
-    model's own twice over."""
+    """Weights of another shape, weights that lack one on the first rank alone, weights with NaN on the last, and then
+    the model's own twice over."""
     from gyre.models.errors import ModelFolderError
     from gyre.models.safetensors_folder import SafetensorsFolder
     from gyre.weights.version.manifest import WeightMismatch

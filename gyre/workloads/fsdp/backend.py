@@ -46,6 +46,11 @@ from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.fsdp.shards import Shards, local_of
 from gyre.workloads.fsdp.token_model import TokenModel
 from gyre.workloads.learner.backend import TokenLoss
+from gyre.workloads.learner.checkpoint_identity import (
+    another_model,
+    known_architecture,
+    refuse_another_writer,
+)
 from gyre.workloads.learner.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.learner.errors import NotFinite
 from gyre.workloads.learner.losses import detached
@@ -101,6 +106,7 @@ class FsdpBackend:
             make_deterministic()
         seed_everything(settings.seed)
         causal = build_causal(hugging_face_config, own.attention)
+        self._known = known_architecture(hugging_face_config)
         self._lora = settings.lora if trains and not values else None
         self._layers = add_adapter(causal, self._lora) if self._lora is not None else []
         self._model: Any = TokenModel(causal, values=values)
@@ -301,16 +307,21 @@ class FsdpBackend:
     def restore(self, path: Path) -> dict[str, Any]:
         """See `Backend.restore`. A model that does not train takes the weights of one that does. An adapter is refused
         that was trained beside another model, or is of another `config.lora`."""
+        refuse_another_writer(path, "fsdp")
         parts = self._parts()
-        metadata, self._updates = restore(
-            path, parts, self.ranks, judge=lambda told: problem_with(told.get(ADAPTER), self._record)
-        )
+        metadata, self._updates = restore(path, parts, self.ranks, judge=self._problem_with)
         take_random(parts)
         if self.trains:
             for state in self._optimizer.state.values():
                 state["step"].fill_(self._updates)
             self.zero()
         return metadata
+
+    def _problem_with(self, told: dict[str, Any]) -> str:
+        """Why a checkpoint is not this job's, by its metadata; "" where it is."""
+        model = told.get("model")
+        theirs = model.get("config") if isinstance(model, dict) else None
+        return another_model(theirs, self._known) or problem_with(told.get(ADAPTER), self._record)
 
     def _parts(self) -> list[Part]:
         if not self.trains:

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gyre.workloads.fsdp.formats import FORMAT, METADATA, read_metadata
+from gyre.workloads.fsdp.formats import FORMAT, read_metadata
 from gyre.workloads.fsdp.parts import RANDOM, Part, written_by
 from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.gang.host_buffer import HostBuffer, placed
@@ -47,6 +47,7 @@ from gyre.workloads.gang.state_files import (
     write_json,
     write_state,
 )
+from gyre.workloads.learner.checkpoint_identity import METADATA, OWN_MODEL
 from gyre.workloads.learner.devices import page_locked
 from gyre.workloads.learner.errors import CheckpointMismatch
 
@@ -204,10 +205,10 @@ def restore(
     problem, hint = "", DAMAGED
     try:
         stored = StoredCheckpoint(path)
-        if problem := judge(stored.metadata):
-            hint = "It is of another job."
+        problem = judge(stored.metadata) or stored.difference(parts)
+        if problem:
+            hint = OWN_MODEL
         else:
-            stored.check(parts)
             problem = stored.damage(range(ranks.rank, stored.rank_count, ranks.world_size))
     except (StateDamaged, CheckpointMismatch) as error:
         problem = str(error)
@@ -271,6 +272,14 @@ class StoredCheckpoint:
                     at = max(at, one.end)
             if at < part.end or not self._ranges(part):
                 raise CheckpointMismatch(f"it lacks elements {at} to {part.end} of {part.name}")
+
+    def difference(self, parts: Sequence[Part]) -> str:
+        """What `check` says; "" where there is nothing to say."""
+        try:
+            self.check(parts)
+        except CheckpointMismatch as error:
+            return error.message
+        return ""
 
     def shape(self, key: str, what: str) -> tuple[int, ...]:
         """Of a whole tensor. Raises CheckpointMismatch where there is none."""

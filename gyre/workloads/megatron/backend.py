@@ -20,6 +20,7 @@ from gyre.models.safetensors_folder import TensorSource
 from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.learner.backend import TokenLoss
+from gyre.workloads.learner.checkpoint_identity import refuse_another_model, refuse_another_writer
 from gyre.workloads.learner.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.learner.errors import CheckpointMismatch
 from gyre.workloads.learner.losses import detached
@@ -193,9 +194,13 @@ class MegatronBackend:
     def restore(self, path: Path) -> dict[str, Any]:
         """Load a checkpoint of any layout. Raises CheckpointMismatch also if it would be unpickled and does not lie in
         the job's own folder."""
-        from gyre.workloads.megatron.checkpoints.formats import refuse_strangers_pickle
+        from gyre.workloads.megatron.checkpoints.formats import read_metadata, refuse_strangers_pickle
 
+        refuse_another_writer(path, "megatron")
         refuse_strangers_pickle(path, own=self.context.directory)
+        model = read_metadata(path).get("model")
+        theirs = model.get("config") if isinstance(model, dict) else None
+        refuse_another_model(path, theirs, self.policy.architecture)
         from gyre.workloads.megatron.checkpoints.on_disk import restore
 
         metadata = restore(self.policy, self._seam, path, load_first_model=self._load_first_model)

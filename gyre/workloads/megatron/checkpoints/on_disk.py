@@ -36,13 +36,13 @@ from typing import Any
 
 from gyre.workloads.gang.host_buffer import HostBuffer, placed
 from gyre.workloads.gang.state_files import StateDamaged, sealed, write_json, write_state
+from gyre.workloads.learner.checkpoint_identity import METADATA
 from gyre.workloads.learner.devices import page_locked
 from gyre.workloads.learner.errors import CheckpointMismatch
 from gyre.workloads.megatron.checkpoints import megatron_format
 from gyre.workloads.megatron.checkpoints.formats import (
     FORMAT,
     MEGATRONS_FORMAT,
-    METADATA,
     read_metadata,
     refuse_broken,
 )
