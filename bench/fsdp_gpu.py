@@ -1,7 +1,7 @@
 """What a step of the job's FSDP2 actor costs beyond a bare FSDP2 loop over the same model, on one GPU.
 
     python bench/fsdp_gpu.py --out DIR [--shape 0.6B 1.7B] [--prompt-tokens 48 1024] [--pass-tokens 16384] [--json]
-        [--dry-run]
+        [--lora RANK] [--dry-run]
 
 All rows of a case are of one process and the same batches, in turn batch by batch, so that a machine that is busy for
 a while is so for all of them:
@@ -14,6 +14,9 @@ a while is so for all of them:
                          the trainer deals them out, metrics, log-probs kept for people to look at
     any kernels          the actor without the first of these
     weights              what the engines' copy of all weights takes, beside a step
+
+With `--lora` both train an adapter beside the model: "bare" is then transformers' own model on the device, in bfloat16,
+whose linear layers add the adapter by a hook.
 
 A row has the median over its steps, and the best of them; "by bare" is the median of its batches' ratios, each to the
 bare loop's time for the same batch, a moment before. `profile_<row>_<case>.txt` has the kernels of one step by
@@ -54,6 +57,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--pass-tokens", type=int, default=16384, help="most tokens of a pass of every row")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
+    parser.add_argument("--lora", type=int, default=0, help="train an adapter of this rank")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
     parser.add_argument("--dry-run", action="store_true", help="small, on CPUs: numbers without meaning")
     return parser
@@ -69,8 +73,9 @@ def main() -> int:
             bench = None
             for prompt_tokens in given.prompt_tokens:
                 case = case_of(given, shape, prompt_tokens)
-                bench = bench or Bench(case, Path(place), given.pass_tokens)
-                results[case.name] = bench.rows(case, given.out, given.rows)
+                bench = bench or Bench(case, Path(place), given.pass_tokens, given.lora)
+                name = f"{case.name}, an adapter of rank {given.lora}" if given.lora else case.name
+                results[name] = bench.rows(case, given.out, given.rows)
                 (given.out / "results.json").write_text(json.dumps(results, indent=1))
             assert bench is not None
             bench.close()
@@ -93,7 +98,7 @@ def case_of(given: argparse.Namespace, shape: str, prompt_tokens: int) -> Case:
 class Bench:
     """An actor and a bare model in this process."""
 
-    def __init__(self, case: Case, place: Path, pass_tokens: int) -> None:
+    def __init__(self, case: Case, place: Path, pass_tokens: int, rank: int = 0) -> None:
         import torch
 
         self.torch = torch
@@ -106,8 +111,10 @@ class Bench:
             "device": "cuda" if self.cuda else "cpu",
             "pass_tokens": pass_tokens if self.cuda else 512,
         }
+        if rank:
+            config["lora"] = {"rank": rank, "alpha": 2.0 * rank}
         self.actor = self._actor(config, place)
-        self.bare = Bare(folder, self.actor)
+        self.bare = BareAdapter(folder, self.actor) if rank else Bare(folder, self.actor)
         self.step = 0
 
     def _actor(self, config: Row, place: Path) -> Any:
@@ -211,19 +218,25 @@ class Bare:
 
     def __init__(self, folder: Path, actor: Any) -> None:
         import torch
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-        from transformers import AutoModelForCausalLM
 
         self.torch, self.settings = torch, actor.settings
         backend = actor.backend
         self.device, self.pass_tokens = backend.device, backend.pass_tokens
+        self._make(folder, backend)
+        self.trained = [one for one in self.model.parameters() if one.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.trained, lr=0.0, fused=True)
+
+    def _make(self, folder: Path, backend: Any) -> None:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from transformers import AutoModelForCausalLM
+
+        torch = self.torch
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model.to(self.device)
         policy = MixedPrecisionPolicy(param_dtype=getattr(torch, backend.dtype), reduce_dtype=torch.float32)
         for layer in self.model.model.layers:
             fully_shard(layer, mesh=backend.ranks.mesh, mp_policy=policy)
         fully_shard(self.model, mesh=backend.ranks.mesh, mp_policy=policy)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.0, fused=True)
 
     def passes(self, batch: list[list[Any]]) -> list[Any]:
         from gyre.workloads.learner.losses import policy_rows
@@ -248,9 +261,34 @@ class Bare:
                 logits.index_select(0, part.columns).float(), part.targets, reduction="sum"
             )
             (loss / count).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+class BareAdapter(Bare):
+    """Transformers' model with an adapter at each of its linear layers but the output layer."""
+
+    def _make(self, folder: Path, backend: Any) -> None:
+        from transformers import AutoModelForCausalLM
+
+        torch, lora = self.torch, self.settings.lora
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, backend.dtype))
+        self.model.to(self.device).requires_grad_(False)
+
+        def added(layer: Any, given: tuple[Any], said: Any) -> Any:
+            (x,) = given
+            low = torch.nn.functional.linear(x, layer.lora_A.to(x.dtype))
+            return said + torch.nn.functional.linear(low, layer.lora_B.to(x.dtype)) * (lora.alpha / lora.rank)
+
+        for name, layer in self.model.named_modules():
+            if type(layer) is torch.nn.Linear and name != "lm_head":
+                layer.lora_A = self._parameter(lora.rank, layer.in_features)
+                layer.lora_B = self._parameter(layer.out_features, lora.rank)
+                layer.register_forward_hook(added)
+
+    def _parameter(self, rows: int, columns: int) -> Any:
+        return self.torch.nn.Parameter(0.01 * self.torch.randn(rows, columns, device=self.device))
 
 
 def summary(rows: list[Row]) -> Row:

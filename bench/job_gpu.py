@@ -72,6 +72,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--prompt-tokens", type=int)
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--groups", type=int, help="groups of 8 in a step")
+    parser.add_argument("--example", default=Case.example, help="of examples/, whose job is run")
     parser.add_argument(
         "--steps", type=int, help="of the job; 60 of the 0.6B with lognormal lengths, else 15"
     )
@@ -107,6 +108,7 @@ def case_of(given: argparse.Namespace) -> Case:
         prompt_tokens=given.prompt_tokens or case.prompt_tokens,
         groups=given.groups or case.groups,
         engines=given.engines,
+        example=given.example,
     )
 
 

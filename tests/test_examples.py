@@ -136,7 +136,9 @@ def test_the_custom_workload_arrives(tmp_path: Path) -> None:
 
 
 @pytest.mark.many_cases(quick=1)
-@pytest.mark.parametrize("name", ["grpo_gsm8k.yaml", "grpo_openr1_qwen3.yaml", "ppo_gsm8k.yaml"])
+@pytest.mark.parametrize(
+    "name", ["grpo_gsm8k.yaml", "grpo_openr1_qwen3.yaml", "ppo_gsm8k.yaml", "lora_gsm8k.yaml"]
+)
 def test_an_example_on_a_data_set_trains_with_a_small_model_instead(name: str, tmp_path: Path) -> None:
     """Data set, chat template, tokenizer and mathematical reward as in the file; another actor and other rollouts."""
     pytest.importorskip("math_verify")
@@ -169,6 +171,8 @@ def test_an_example_on_a_data_set_trains_with_a_small_model_instead(name: str, t
         "roles.reward": {"total": 1},
     }
     changes |= {"config": {"model_path": ""}}
+    if "lora" in name:  # an adapter stands beside a folder's model
+        changes |= {"config": {"model_path": "", "lora": None, "loss": {"kl_loss_coef": 0.0}}}
     if "ppo" in name:
         changes |= {"roles.critic": {"entrypoint": None}}
     with short_job(name, changes, tmp_path / "job") as job:

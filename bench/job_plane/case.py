@@ -49,10 +49,12 @@ class Case:
     steps: int = 15
     engines: int = 1
     dry: bool = False
+    example: str = "grpo_gsm8k.yaml"
 
     @property
     def name(self) -> str:
-        return f"{self.shape} {self.lengths}, prompts of {self.prompt_tokens}"
+        by = "" if self.example == Case.example else f", {self.example.partition('.')[0]}"
+        return f"{self.shape} {self.lengths}, prompts of {self.prompt_tokens}{by}"
 
     @property
     def new_tokens(self) -> int:
@@ -120,7 +122,7 @@ class Case:
         """The shipped example, over the bench's model, data and reward."""
         import yaml
 
-        spec: Row = yaml.safe_load((BENCH.parent / "examples" / "grpo_gsm8k.yaml").read_text())
+        spec: Row = yaml.safe_load((BENCH.parent / "examples" / self.example).read_text())
         config = spec["config"]
         del config["data"]
         config["task"] = {"name": "job_plane.load:RandomPrompts", "options": self.task}
@@ -139,7 +141,7 @@ class Case:
         if self.dry:
             spec |= {"device_type": "CPU", "device_per_node": 4}
             spec["rollouts"] = {"engine": "embedded"}
-            config["megatron"] |= {"pass_tokens": 512}
+            config["megatron" if "megatron" in config else "fsdp"] |= {"pass_tokens": 512}
             spec["run"] |= {"min_tokens_per_micro_batch": 256}
         else:
             spec["device_per_node"] = 1 + self.engines

@@ -21,6 +21,9 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+ADAPTERS_AT_ONCE = 8
+"""How many models one batch of an engine may have: adapters, and the model alone. SGLang keeps memory for each."""
+
 
 class PauseMode(StrEnum):
     """What happens to running requests while an engine is paused.
@@ -68,13 +71,15 @@ class GenerateRequest:
 
     `input_ids`: int32 `[p]`, the prompt and whatever was generated of the sample already. Requests of different
     `cache_key` share no cached prefix. `chunk_tokens`: how many new tokens a chunk has; 0 for the engine's own number.
-    """
+    `adapter`: the name of the adapter that the tokens are drawn with; "" for the model alone. An engine that has none
+    of this name refuses the request."""
 
     rid: str
     input_ids: NDArray[np.int32]
     sampling: SamplingParams
     cache_key: str = ""
     chunk_tokens: int = 0
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

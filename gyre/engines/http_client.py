@@ -282,6 +282,24 @@ class EngineClient:
             )
         return reply["ranks"]
 
+    async def load_adapter(self, name: str, path: Path | str) -> None:
+        """Have requests be able to name the adapter in the folder `path` (as the engine sees it), in PEFT's layout.
+        What runs goes on. Raises EngineRefused where it cannot be loaded, or there is one of this name."""
+        body = {"lora_name": name, "lora_path": str(path)}
+        self._require_success(await self._post("/load_lora_adapter", body, self._deadlines.update_s), name)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. SGLang answers when no request uses it any more. Raises EngineRefused where there is none
+        of this name."""
+        reply = await self._post("/unload_lora_adapter", {"lora_name": name}, self._deadlines.update_s)
+        self._require_success(reply, name)
+
+    def _require_success(self, reply: Any, name: str) -> None:
+        if not isinstance(reply, dict) or reply.get("success") is not True:
+            raise EngineRefused(
+                f"The engine refuses adapter {name}: {words_of(reply)}", details={"status": 200}
+            )
+
     async def flush_cache(self) -> None:
         """Forget all cached prefixes. Raises EngineRefused while requests run."""
         await self._post("/flush_cache", {}, self._deadlines.answer_s)

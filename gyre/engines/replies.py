@@ -66,7 +66,7 @@ _UNREADABLE = (LookupError, TypeError, ValueError, OverflowError, AttributeError
 def generate_body(request: GenerateRequest) -> bytes:
     """The JSON that asks for `request` as a stream with log-probs."""
     ids = np.ascontiguousarray(request.input_ids)
-    return _body(request.rid, ids, _params(request), request.cache_key)
+    return _body(request.rid, ids, _params(request), request.cache_key, request.adapter)
 
 
 def generate_many_body(requests: Sequence[GenerateRequest]) -> bytes:
@@ -76,10 +76,11 @@ def generate_many_body(requests: Sequence[GenerateRequest]) -> bytes:
         [np.ascontiguousarray(request.input_ids) for request in requests],
         [_params(request) for request in requests],
         [request.cache_key for request in requests],
+        [request.adapter for request in requests],
     )
 
 
-def _body(rid: Any, input_ids: Any, params: Any, cache_key: Any) -> bytes:
+def _body(rid: Any, input_ids: Any, params: Any, cache_key: Any, adapter: Any) -> bytes:
     body = {
         "rid": rid,
         "input_ids": input_ids,
@@ -89,6 +90,8 @@ def _body(rid: Any, input_ids: Any, params: Any, cache_key: Any) -> bytes:
     }
     if any(cache_key):  # of a list: if any of them has one
         body["extra_key"] = cache_key
+    if any(adapter):
+        body["lora_path"] = adapter
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 

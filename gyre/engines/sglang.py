@@ -11,10 +11,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gyre.engines.dialect import ADAPTERS_AT_ONCE
 from gyre.engines.limits import RequestLimits
 from gyre.engines.process import EngineCommand
 from gyre.engines.weight_loading import LOADER, LOADER_KEY, LOADER_PATH
 from gyre.errors import ConfigError
+from gyre.models.adapters import AdapterLimits
 from gyre.models.architecture import read_config, vocabulary_of
 from gyre.models.errors import ModelFolderError
 
@@ -35,6 +37,9 @@ _OURS = (
     *("--skip-tokenizer-init", "--incremental-streaming-output"),
 )
 
+_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers of a dense decoder. SGLang's word for all layers means embedding and output layer too."""
+
 LAUNCHER = "gyre_launch_server"
 """The module that Python runs, in the folder `LOADER_PATH`: SGLang, with the key that `LAUNCHER_KEY` holds."""
 
@@ -49,6 +54,7 @@ def sglang_command(
     deterministic: bool = False,
     stream_interval: int = STREAM_INTERVAL,
     api_key: str = "",
+    adapters: AdapterLimits | None = None,
     extra: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> EngineCommand:
@@ -56,14 +62,15 @@ def sglang_command(
 
     `deterministic` makes a sample's tokens depend on its seed and the weights alone, and not on what runs beside it
     (`--enable-deterministic-inference`: without it SGLang ignores seeds, with it a request without one gets seed 42).
-    It costs throughput. `extra` are the user's own arguments, last, so that they win. Raises
-    ConfigError for an argument in `extra` that is Gyre's to give.
+    It costs throughput. With `adapters` it takes adapters of that size beside its model, which stays as it is. `extra`
+    are the user's own arguments, last, so that they win. Raises ConfigError for an argument in `extra` that is Gyre's
+    to give.
 
     It answers only requests with `api_key`, "" for a random one: some of its endpoints unpickle what they are sent, and
     every user of the machine can reach its port. The key is in its environment, not on its command line.
 
     Gyre's weight loader goes with it, but where the weights are quantised in the engine (a copy of what was published
-    is not what it holds), or the user has a loader of his own.
+    is not what it holds), the user has a loader of his own, or only adapters are loaded.
     """
     for argument in extra:
         name = argument.partition("=")[0]
@@ -87,7 +94,11 @@ def sglang_command(
     if weight_version is not None:
         argv += ["--weight-version", weight_version]
     api_key = api_key or secrets.token_hex(16)
-    loader_key = "" if _loads_otherwise(model_path, extra) else secrets.token_hex(16)
+    if adapters is not None:
+        argv += AdapterLimits(adapters.max_rank, adapters.layers or _LINEAR).flags
+        argv += ["--max-loras-per-batch", str(ADAPTERS_AT_ONCE)]
+    has_no_loader = adapters is not None or _loads_otherwise(model_path, extra)
+    loader_key = "" if has_no_loader else secrets.token_hex(16)
     if loader_key:
         argv += ["--custom-weight-loader", LOADER]
     argv += extra

@@ -159,7 +159,7 @@ class LoadReport:
     """How a version was loaded into an engine. Times are in seconds, those of the slowest rank."""
 
     version: str
-    how: Literal["loader", "disk"] = "disk"
+    how: Literal["loader", "disk", "adapter"] = "disk"
     why_disk: str = ""
     """Why the loader was not used, or how it failed."""
     stage: str = ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from gyre.config import Entrypoint, JobSpec
 from gyre.config.plugins import BACKEND
-from gyre.config.sections import LossSettings, WorkloadSettings
+from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError, GraphError
 from gyre.graph.backends import backend_named
 
@@ -117,19 +117,20 @@ def check_integrations(spec: JobSpec) -> None:
                 f"pipeline_parallel ({replica}), the ranks that hold one copy of the model.",
                 hint=f"Take {-(-total // replica) * replica}.",
             )
-    _check_losses(spec, settings.loss)
+    _check_losses(spec, settings)
     _check_groups(spec, settings)
     _check_mini_batches(spec, settings)
 
 
-def _check_losses(spec: JobSpec, loss: LossSettings) -> None:
+def _check_losses(spec: JobSpec, settings: WorkloadSettings) -> None:
     """Check that every term of the loss has the role that it needs."""
+    loss = settings.loss
     if loss.adv_estimator == "gae" and "critic" not in spec.roles:
         raise GraphError(
             f"config.loss.adv_estimator: 'gae' needs the values of a critic, which recipe {spec.recipe!r} has not.",
             hint='Take the recipe "ppo".',
         )
-    if "reference" not in spec.roles:
+    if "reference" not in spec.roles and settings.lora is None:
         for key in ("kl_loss_coef", "kl_reward_coef"):
             if getattr(loss, key) > 0:
                 raise GraphError(

@@ -73,14 +73,15 @@ def read_header(path: Path) -> tuple[TensorEntry, ...]:
     return tuple(entries)
 
 
-def weight_files(folder: Path) -> dict[Path, tuple[TensorEntry, ...]]:
-    """The safetensors files of the folder's model, each with what it holds: those that the index names; without an
-    index `model.safetensors`, or else all.
+def weight_files(folder: Path, *, adapter: bool = False) -> dict[Path, tuple[TensorEntry, ...]]:
+    """The safetensors files of the folder's model, or with `adapter` of what may be an adapter, each with what it
+    holds: those that the index names; without an index `model.safetensors`, or else all.
 
     Raises ModelFolderError for a file that is absent or cannot be read, and where it is open which tensors are meant:
     two files hold one tensor, the index says otherwise than the files, or there is an index beside a whole model.
     """
-    _refuse_adapter(folder)
+    if not adapter:
+        _refuse_adapter(folder)
     index = folder / INDEX
     if not index.exists():
         return _unindexed(folder)

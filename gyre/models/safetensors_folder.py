@@ -33,14 +33,14 @@ TensorSource = Callable[[str], Tensor]
 class SafetensorsFolder:
     """`source(name)` gives a tensor of the folder. The headers are read at once, a tensor when it is asked for.
 
-    Raises ModelFolderError for a file that is absent or cannot be read.
-    """
+    Raises ModelFolderError for a file that is absent or cannot be read, and for an adapter where a model is meant:
+    without `adapter`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, adapter: bool = False) -> None:
         self._folder = folder
         self._entries: dict[str, tuple[Path, TensorEntry]] = {}
         self._files: dict[Path, Any] = {}
-        for path, entries in weight_files(folder).items():
+        for path, entries in weight_files(folder, adapter=adapter).items():
             self._entries |= {entry.name: (path, entry) for entry in entries}
 
     def __bool__(self) -> bool:

@@ -20,19 +20,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from safetensors.torch import save_file
 from torch import Tensor
 
 from gyre.errors import ConfigError
+from gyre.models.adapters import ADAPTER_CONFIG
 from gyre.models.tensor_names import EMBEDDING, HEAD
 
 SHARD_BYTES = 5_000_000_000
 """Largest size of one file: the default of transformers."""
 
-ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-"""The files of an adapter in PEFT's layout."""
+ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
+"""PEFT's name of the file with an adapter's tensors."""
 
 _DTYPE_KEYS = ("torch_dtype", "dtype")
 """The key of `config.json` that transformers has always read, and that of newer versions."""

@@ -25,9 +25,11 @@ from typing import Any
 
 from gyre.config import Elastic, RoleSpec, RolloutsSpec, WeightsSpec
 from gyre.config.sections import WorkloadSettings
+from gyre.config.sections.lora import ALL_LINEAR
 from gyre.engines.process import EngineCommand
 from gyre.errors import ConfigError
 from gyre.malloc_tuning import calm_collector
+from gyre.models.adapters import AdapterLimits
 from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
 from gyre.rollouts.agent.join import engine_commands
 from gyre.rollouts.manager.rollout_manager import RolloutManager
@@ -181,6 +183,7 @@ class RolloutManagerVertex(BaseWorkload):
                 reconnect_grace_s=spec.reconnect_grace_s,
                 update_mode=spec.update_mode,
                 deterministic=spec.deterministic,
+                adapters=_adapters(self.context.config),
                 vocabulary=vocabulary_of(self.context.config) or MOST_TOKENS,
                 rebalance_every_s=spec.rebalance_every_s,
                 weights=WeightsSpec.model_validate(self.context.weights),
@@ -274,7 +277,7 @@ class RolloutInstance(BaseWorkload):
                 base=None if self.context.local else _base_model(self.context.config),
             ),
             lambda: read_endpoint(self.context.directory),
-            engine_command(spec, local=self.context.local),
+            engine_command(spec, local=self.context.local, adapters=_adapters(self.context.config)),
             on_progress=lambda fields: self.context.progress.tick(**fields),
             tls=lambda: read_trust(self.context.directory),
         )
@@ -328,7 +331,21 @@ def _base_model(config: dict[str, Any]) -> Path | None:
     return None
 
 
-def engine_command(spec: RolloutsSpec, *, local: bool = False) -> Callable[[Path, str], EngineCommand]:
+def _adapters(config: dict[str, Any]) -> AdapterLimits | None:
+    """Of what size the job's versions are adapters; None for whole models."""
+    try:
+        lora = WorkloadSettings.read(config).lora
+    except ConfigError:  # of a job without Gyre's classes, whose sections mean something else
+        return None
+    if lora is None:
+        return None
+    asked = () if lora.target_modules == ALL_LINEAR else lora.target_modules
+    return AdapterLimits(lora.rank, tuple(sorted({name.rpartition(".")[2] for name in asked})))
+
+
+def engine_command(
+    spec: RolloutsSpec, *, local: bool = False, adapters: AdapterLimits | None = None
+) -> Callable[[Path, str], EngineCommand]:
     """A function that returns the command of the job's engine. A `local` engine can give its memory back."""
     saver = ["--enable-memory-saver"] if local and spec.engine == "sglang" else []
     context = ["--context-length", str(spec.context_length)] if spec.context_length is not None else []
@@ -336,7 +353,7 @@ def engine_command(spec: RolloutsSpec, *, local: bool = False) -> Callable[[Path
         spec.engine,
         max_running=spec.max_running,
         kv_tokens=spec.kv_tokens,
-        wishes=JobWishes(deterministic=spec.deterministic),
+        wishes=JobWishes(deterministic=spec.deterministic, adapters=adapters),
         python=spec.engine_python or None,
         extra=[*context, *saver, *spec.engine_args],
     )

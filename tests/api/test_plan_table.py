@@ -140,7 +140,7 @@ IN_YAML = {
     "a section at the top": ("recipe: grpo", "recipe: grpo\noptim: {}", "optim: {}", "did you mean 'config.optim'"),
     "a typo of another section's key": ("recipe: grpo", "recipe: grpo\nstesp: 5", "stesp", "did you mean 'run.steps'?"),
     "a typo in a section": ("digits: 1", "digts: 1", "task:", "config.task.digts: unknown key; did you mean 'digits'?"),
-    "an adapter": ("  optim:", "  lora: {rank: 8}\n  optim:", "lora:", "config.lora: given, but the engines of a job"),
+    "an adapter": ("  optim:", "  lora: {rank: 8}\n  optim:", "lora:", "config.lora: given, but only FSDP2's"),
     "a typo of a section": ("  model:", "  modle:", "modle:", "config.modle: unknown key; did you mean 'model'?"),
     "a typo of a recipe": ("grpo", "gpro", "recipe", "recipe: 'gpro' is neither a known recipe"),
     "a key by its name elsewhere": ("  model:", "  model: {path: m}\n  critic:", "model: {path",

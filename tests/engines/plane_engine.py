@@ -29,6 +29,7 @@ class Engine:
         self.weights = self.read(asked.model_path)
         self.running: dict[str, asyncio.Event] = {}
         self.paused = False
+        self.adapters: dict[str, int] = {}
 
     @staticmethod
     def read(path: str) -> int:
@@ -54,11 +55,15 @@ class Engine:
         rids, prompts, params = (
             [body[key]] if not many else body[key] for key in ("rid", "input_ids", "sampling_params")
         )
+        named = body.get("lora_path") or ""
+        adapters = named if isinstance(named, list) else [named] * len(rids)
+        if unknown := [one for one in adapters if one and one not in self.adapters]:
+            return web.json_response({"error": {"message": f"no adapter {unknown[0]}"}}, status=400)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         streams = [
-            self.stream(response, at if many else None, rid, list(ids), sampling)
-            for at, (rid, ids, sampling) in enumerate(zip(rids, prompts, params, strict=True))
+            self.stream(response, at if many else None, rid, list(ids), sampling, self.adapters.get(one, 0))
+            for at, (rid, ids, sampling, one) in enumerate(zip(rids, prompts, params, adapters, strict=True))
         ]
         await asyncio.gather(*streams)
         await response.write(b"data: [DONE]\n\n")
@@ -66,7 +71,13 @@ class Engine:
         return response
 
     async def stream(
-        self, response: web.StreamResponse, at: int | None, rid: str, ids: list[int], sampling: dict[str, Any]
+        self,
+        response: web.StreamResponse,
+        at: int | None,
+        rid: str,
+        ids: list[int],
+        sampling: dict[str, Any],
+        adapter: int,
     ) -> None:
         aborted = self.running[rid] = asyncio.Event()
         total = 0
@@ -80,7 +91,7 @@ class Engine:
                 if aborted.is_set():
                     finish = {"type": "abort", "message": "aborted"}
                 else:
-                    state = f"{ids}{sampling['sampling_seed']}{self.weights}".encode()
+                    state = f"{ids}{sampling['sampling_seed']}{self.weights}{adapter or ''}".encode()
                     new = [zlib.crc32(state) % 30_000]
                     ids += new
                     total += 1
@@ -132,6 +143,26 @@ class Engine:
         self.weights, self.version = self.read(body["model_path"]), body["weight_version"]
         return web.json_response({"success": True, "message": "ok"})
 
+    async def load_adapter(self, request: web.Request) -> web.Response:
+        body = orjson.loads(await request.read())
+        name = body["lora_name"]
+        problem = "it is there already" if name in self.adapters else "full" if self.told("no_load") else ""
+        if not problem:
+            self.adapters[name] = self.read(body["lora_path"])
+            self.note(f"load {name}")
+        body = {"success": not problem, "error_message": problem}
+        return web.json_response(body, status=400 if problem else 200)
+
+    async def unload_adapter(self, request: web.Request) -> web.Response:
+        name = orjson.loads(await request.read())["lora_name"]
+        del self.adapters[name]
+        self.note(f"unload {name}")
+        return web.json_response({"success": True})
+
+    def note(self, text: str) -> None:
+        with open(self.say / "adapters", "a") as file:
+            file.write(text + "\n")
+
     async def flush(self, _: web.Request) -> web.Response:
         if self.running and self.told("no_flush"):  # as SGLang 0.5.17 while requests wait
             return web.Response(status=400, text="pending requests")
@@ -162,6 +193,8 @@ async def main(asked: argparse.Namespace) -> None:
             web.post("/continue_generation", engine.resume),
             web.post("/update_weights_from_disk", engine.update),
             web.post("/flush_cache", engine.flush),
+            web.post("/load_lora_adapter", engine.load_adapter),
+            web.post("/unload_lora_adapter", engine.unload_adapter),
             web.get("/ready", engine.ready),
             web.get("/model_info", engine.ready),
         ]

@@ -178,6 +178,83 @@ def reference_logprobs(
     return found, np.concatenate(wanted)
 
 
+def trains_an_adapter(
+    rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps, groups: list[Group], out: Path
+) -> dict[str, Any]:
+    """An actor with an adapter takes steps whose samples no reference has judged; then what it says of `groups`, with
+    its adapter and as the reference, the version that it publishes, below `out`, and the model that it saves."""
+    from safetensors.torch import save_file
+
+    bare = copy.deepcopy(steps)
+    for sample in (one for step in bare for micro in step for group in micro for one in group.samples):
+        sample.extras.clear()
+    with bound("FsdpActor", rank, ranks, port, config) as actor:
+        metrics = _steps_of("FsdpActor", actor, bare)
+        judged = [sample for group in actor.judged(copy.deepcopy(groups)) for sample in group.samples]
+        told = {
+            "metrics": metrics,
+            "reference": [sample.extras.get("ref_logprobs") for sample in judged],
+            "said": actor.by_group(groups),
+        }
+        if rank == 0:
+            named, described = actor.servable()
+            folder = out / "version"
+            folder.mkdir(parents=True)
+            save_file(named, folder / "model.safetensors")
+            for name, content in actor.servable_files().items():
+                (folder / name).write_bytes(content)
+            told["config"] = described
+            actor.save_model(out / "saved")
+        return told
+
+
+def said_by_folder(rank: int, ranks: int, port: int, folder: Path, groups: list[Group]) -> list[Any]:
+    """What transformers' own model says of the samples, at temperature 1."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return [one.numpy() for one in _said_of(model, groups)]
+
+
+def said_by_engine(
+    rank: int, ranks: int, port: int, base: Path, adapter: Path, groups: list[Group]
+) -> list[Any]:
+    """What the embedded engine's model says of them with the adapter in a folder."""
+    import torch
+
+    from gyre.engines.embedded.adapters import adapted
+    from gyre.engines.embedded.model_choice import served_model
+    from gyre.models.adapters import AdapterLimits
+
+    served = served_model(base, AdapterLimits(config_rank(adapter)))
+    model = served.load(base, torch.float32)
+    with adapted(model, served.load_adapter(adapter, torch.float32)):
+        return [one.numpy() for one in _said_of(model, groups)]
+
+
+def config_rank(adapter: Path) -> int:
+    from gyre.models.adapters import read_adapter_config
+
+    return read_adapter_config(adapter).rank
+
+
+def _said_of(model: Any, groups: list[Group]) -> list[Any]:
+    import torch
+
+    found = []
+    with torch.no_grad():
+        for group in groups:
+            for sample in group.samples:
+                tokens = torch.from_numpy(
+                    np.concatenate([group.prompt_ids, sample.token_ids]).astype(np.int64)
+                )
+                log_p = torch.log_softmax(model(tokens[None]).logits[0].float(), dim=-1)
+                rows = log_p[len(group.prompt_ids) - 1 : -1]
+                found.append(rows.gather(1, tokens[len(group.prompt_ids) :, None])[:, 0])
+    return found
+
+
 def save_reward_model(rank: int, ranks: int, port: int, kind: str, folder: Path, labels: int) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,25 @@ from tests.rank_pool import RankPool
 
 @pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize(
-    ("name", "kind"), [("actor", ""), ("critic", "mistral"), ("critic", ""), ("actor", "mistral")]
+    ("name", "kind", "changes"),
+    [
+        ("actor", "", {}),
+        ("critic", "mistral", PPO),
+        ("critic", "", PPO),
+        ("actor", "mistral", {}),
+        ("actor", "mistral", {"lora": {"rank": 4}}),
+    ],
 )
 def test_a_learner_in_fsdp_keeps_its_contract(
-    pool: RankPool, folder_of: Callable[[str], Path], tmp_path: Path, name: str, kind: str
+    pool: RankPool,
+    folder_of: Callable[[str], Path],
+    tmp_path: Path,
+    name: str,
+    kind: str,
+    changes: dict[str, Any],
 ) -> None:
     config = of_folder(folder_of(kind)) if kind else CONFIG
-    pool.run(check, 1, name, {**config, **(PPO if name == "critic" else {})}, tmp_path)
+    pool.run(check, 1, name, {**config, **changes}, tmp_path)
 
 
 def test_a_reference_in_fsdp_keeps_its_contract(

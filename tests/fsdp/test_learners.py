@@ -21,8 +21,11 @@ from tests.fsdp.learner_work import (
     reference_logprobs,
     refused,
     restore_and_go_on,
+    said_by_engine,
+    said_by_folder,
     save_reward_model,
     scores,
+    trains_an_adapter,
 )
 from tests.fsdp.work import VOCAB
 from tests.megatron.work import random_groups
@@ -81,6 +84,30 @@ def test_a_reference_has_transformers_log_probs(
 ) -> None:
     ((found, wanted),) = pool.run(reference_logprobs, 1, of_folder(folder_of(kind)), conversations(VOCAB))
     np.testing.assert_allclose(found, wanted, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("gemma3_text", 2), ("qwen3", 1)])
+def test_an_adapter_is_served_and_saved_as_it_was_trained_and_judged_by_the_model_beside_it(
+    pool: RankPool, folder_of: Callable[[str], Path], tmp_path: Path, kind: str, ranks: int
+) -> None:
+    """No second model: the reference of the KL term is the actor's own, without its adapter."""
+    folder, groups = folder_of(kind), conversations(VOCAB)
+    config = of_folder(
+        folder,
+        lora={"rank": 4, "alpha": 16.0},
+        sampling={"n": 4, "max_new_tokens": 12, "temperature": 1.0},
+        loss={"kl_loss_coef": 0.1},
+    )
+    told = pool.run(trains_an_adapter, ranks, config, STEPS, groups, tmp_path)[0]
+    assert all(metrics["kl"] > 0 for metrics in told["metrics"][1:])
+    (base,), (saved,) = (pool.run(said_by_folder, 1, path, groups) for path in (folder, tmp_path / "saved"))
+    (version,) = (tmp_path / "version").glob("*.safetensors")
+    assert all(".lora_" in name for name in load_file(version))
+    (engine,) = pool.run(said_by_engine, 1, folder, tmp_path / "version", groups)
+    said = np.concatenate(told["said"])
+    assert np.abs(said - np.concatenate(base)).max() > 1e-3, "nothing was learnt"
+    for found, wanted in ((saved, said), (engine, said), (told["reference"], np.concatenate(base))):
+        np.testing.assert_allclose(np.concatenate(found), wanted, atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["mistral", "qwen3"])

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gyre.config import JobSpec
+from gyre.config.plugins import ENGINE
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError
+from gyre.graph import is_instance, rollouts_of
 from gyre.graph.integrations import model_path, trains_by_section
 
 
@@ -14,10 +16,7 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     """Yields warnings; raises ConfigError or GraphError for the first mistake."""
     settings = WorkloadSettings.read(spec.config)
     if settings.lora is not None:
-        raise ConfigError(
-            "config.lora: given, but the engines of a job take no adapter yet: nobody would serve what is trained.",
-            hint="Leave it away, and the whole model is trained.",
-        )
+        _check_adapter(spec, settings)
     if spec.recipe is None:
         return
     run, sampling, loss, optim = spec.run, settings.sampling, settings.loss, settings.optim
@@ -60,6 +59,47 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
             )
         if at.lr is not None and at.lr > _LARGEST_USUAL_RATE:
             yield f"{key}.lr: {at.lr:g} is beyond what AdamW bears; usual are 1e-6 to 1e-3."
+
+
+def _check_adapter(spec: JobSpec, settings: WorkloadSettings) -> None:
+    """Raises ConfigError unless the job can train an adapter and serve it."""
+    engines = sorted({rollouts_of(spec, name).engine for name in spec.roles if is_instance(spec, name)})
+    others = [engine for engine in engines if engine not in ENGINE.built_in]
+    judges = settings.loss.kl_reward_coef > 0 and "critic" in spec.roles
+    for is_wrong, problem, hint in (
+        (
+            spec.backend != "fsdp" and not _is_of_fsdp(spec),
+            "only FSDP2's back end trains an adapter.",
+            "Give backend: fsdp, or leave config.lora out.",
+        ),
+        (
+            not settings.model_path,
+            "there is no model for an adapter to stand beside: config.model_path is missing.",
+            "Give a model's folder as config.model_path, or leave config.lora out.",
+        ),
+        (
+            bool(others),
+            f"it is not known whether the engine {'' if not others else others[0]} takes adapters.",
+            "Take rollouts.engine: embedded or sglang.",
+        ),
+        (
+            "reference" in spec.roles,
+            "the role reference would hold the model a second time.",
+            "Leave the role out: the actor's model without its adapter is the reference.",
+        ),
+        (
+            judges,
+            "config.loss.kl_reward_coef is above 0, and a critic does not hear what the reference says.",
+            "Take config.loss.kl_loss_coef.",
+        ),
+    ):
+        if is_wrong:
+            raise ConfigError(f"config.lora: given, but {problem}", hint=hint)
+
+
+def _is_of_fsdp(spec: JobSpec) -> bool:
+    entrypoint = spec.roles["actor"].entrypoint if "actor" in spec.roles else None
+    return entrypoint is not None and entrypoint.module.startswith("gyre.workloads.fsdp")
 
 
 _LARGEST_USUAL_RATE = 0.1

@@ -41,7 +41,7 @@ def _checked(url: str) -> str:
 @click.option(
     "--model",
     type=click.Path(exists=True, path_type=Path),
-    help="Local model folder, which replaces {model} in FLAGS.",
+    help="Local model folder, which replaces {model} in FLAGS; of a job that trains an adapter, the model beside it.",
 )
 @click.option("--python", metavar="PATH", help="Python interpreter that has the engine installed.")
 @click.option(
@@ -150,6 +150,7 @@ def join(
         engine=engine,
         bind=weights_bind,
         ports=weights_ports,
+        base=model if model is not None and any(model.glob("*.safetensors")) else None,
     )
     _check_weights(weights_bind, weights_ports)
     if engine == "embedded" and python is None and not installed("torch"):

@@ -53,12 +53,13 @@ class LossSettings(Section):
     loss_scale_factor: NotNegative = 0.0
     """The constant of `seq-mean-token-sum-norm`; 0 takes `sampling.max_new_tokens`."""
     kl_loss_coef: NotNegative = 0.0
-    """Weight of the KL divergence to the reference policy, in the loss. It needs a reference role."""
+    """Weight of the KL divergence to the reference policy, in the loss. It needs a reference role, unless `lora` is
+    given: the reference is then the model without its adapter."""
     kl_loss_type: KlType = "k3"
     """The estimator of that divergence."""
     kl_reward_coef: NotNegative = 0.0
     """Weight of `k1` as a penalty in the reward, token by token for `gae`, summed for the others. It needs a reference
-    role."""
+    as `kl_loss_coef` does."""
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus."""
     tis_imp_ratio_cap: NotNegative = 0.0
@@ -66,6 +67,11 @@ class LossSettings(Section):
     trainer's own log-probs before the step; without, to the engine's."""
     cliprange_value: Annotated[float, Field(gt=0)] = 0.5
     """How far a critic's value may move from what it was, in the clipped value loss."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a term is a divergence to the reference policy."""
+        return self.kl_loss_coef > 0 or self.kl_reward_coef > 0
 
     @property
     def needs_every_sample(self) -> bool:

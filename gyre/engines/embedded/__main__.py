@@ -63,6 +63,16 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="accepted for SGLang's sake; it is always on with --threads 1, for models of Gyre's own decoder",
     )
+    parser.add_argument(
+        "--enable-lora", action="store_true", help="take adapters; transformers then computes"
+    )
+    parser.add_argument("--max-lora-rank", type=positive, help="largest rank of an adapter")
+    parser.add_argument(
+        "--lora-target-modules",
+        nargs="+",
+        default=["all"],
+        help="last parts of the names of layers that adapters may change, or all",
+    )
     return parser
 
 

@@ -12,6 +12,8 @@ Invariants:
   older weights are never given to another request;
 - *a swap waits*: unless paused, weights are swapped when all earlier requests have ended, and later requests start with
   the new ones;
+- *one adapter a request*: a request is computed with the adapter that it names, from its first token to its last,
+  whatever is loaded or dropped meanwhile; what an adapter left in the cache is given to no other's requests;
 - *one ending*: each submitted request gets exactly one update with an ending, its last.
 
 All methods are called by one thread. This module must not know about threads, HTTP or files.
@@ -29,7 +31,14 @@ from gyre.engines.embedded.engine_requests import Ending, EngineRequest, Request
 from gyre.engines.embedded.errors import BadRequest
 from gyre.engines.embedded.prefixes import Prefixes
 from gyre.engines.embedded.row_moves import RowMoves
-from gyre.engines.embedded.served_model import ModelWeights, PrefillRows, Runner, ServedModel, StepBatch
+from gyre.engines.embedded.served_model import (
+    LoadedAdapter,
+    ModelWeights,
+    PrefillRows,
+    Runner,
+    ServedModel,
+    StepBatch,
+)
 from gyre.engines.embedded.token_sampling import choose
 
 _ABORTED = Ending(FinishKind.ABORT, message="Aborted")
@@ -64,7 +73,15 @@ class _Held:
 
     tokens: list[int]
     filled: int
-    epoch: int
+    epoch: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedAdapter:
+    """`number` tells it from all others that the engine has had."""
+
+    adapter: LoadedAdapter
+    number: int
 
 
 class EngineCore:
@@ -90,6 +107,8 @@ class EngineCore:
         self._weights = weights
         self._eos = model.eos_token_ids
         self._epoch = 0
+        self._adapters: dict[str, _NamedAdapter] = {}
+        self._adapters_had = 0
         self._running: list[EngineRequest] = []
         self._held: list[_Held | None] = [None] * limits.max_running
         self._rows = RowMoves(limits.max_running)
@@ -101,7 +120,12 @@ class EngineCore:
     # Requests
 
     def submit(self, *requests: EngineRequest) -> None:
-        """Queue requests, which the caller has checked against the limits."""
+        """Queue requests, which the caller has checked against the limits. Raises BadRequest, and queues none, where
+        one names an adapter that is not there."""
+        for request in requests:
+            if request.adapter_name:
+                named = self._named(request.adapter_name)
+                request.adapter, request.epoch = named.adapter, (-1, named.number)
         (self._behind_swap if self._swaps else self._waiting).extend(requests)
 
     def abort(self, chosen: Callable[[EngineRequest], bool], ending: Ending = _ABORTED) -> None:
@@ -159,6 +183,34 @@ class EngineCore:
             )
         self._held = [None] * self.limits.max_running
 
+    # Adapters
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names that requests may give."""
+        return list(self._adapters)
+
+    def add_adapter(self, name: str, adapter: LoadedAdapter) -> None:
+        """Let requests name this adapter from now on. Raises BadRequest where there is one of this name."""
+        if name in self._adapters:
+            raise BadRequest(
+                f"There is an adapter {name!r} already.", hint="Unload it, or take another name."
+            )
+        self._adapters_had += 1
+        self._adapters[name] = _NamedAdapter(adapter, self._adapters_had)
+
+    def drop_adapter(self, name: str) -> None:
+        """Let no further request name this adapter; it goes with the last one that does. Raises BadRequest where there
+        is none of this name."""
+        self._named(name)
+        del self._adapters[name]
+
+    def _named(self, name: str) -> _NamedAdapter:
+        if name not in self._adapters:
+            there = ", ".join(self._adapters) or "none"
+            raise BadRequest(f"There is no adapter {name!r} here; there is {there}.", hint="Load it first.")
+        return self._adapters[name]
+
     # State
 
     @property
@@ -208,13 +260,13 @@ class EngineCore:
         version = self.weight_version
         for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
             if math.isfinite(logprob):
-                request.append(token, logprob, version)
+                request.append(token, logprob, request.adapter_name or version)
                 ending = self._ending(request, token)
             else:
                 ending = Ending(
                     FinishKind.ABORT,
                     message=f"The logits after {len(request.tokens)} tokens are not finite: the weights of version "
-                    f"{version} are broken.",
+                    f"{request.adapter_name or version} are broken.",
                     status_code=500,
                 )
             self._progress(request, ending)
@@ -228,7 +280,7 @@ class EngineCore:
         if not self._waiting or len(self._running) >= self.limits.max_running:
             return
         reserved = sum(request.reserved for request in self._running)
-        prefixes = self._prefixes()
+        known: dict[tuple[int, int], Prefixes] = {}
         prompts = 0
         while self._waiting and len(self._running) < self.limits.max_running:
             if self.runner.whole_prompts and prompts >= self.limits.prefill_tokens:
@@ -238,6 +290,10 @@ class EngineCore:
             if reserved > self.limits.max_tokens:
                 break
             slot = len(self._running)
+            epoch = (self._epoch, request.epoch[1])
+            if epoch not in known:
+                known[epoch] = self._prefixes(epoch)
+            prefixes = known[epoch]
             source, shared, soon = (
                 prefixes.longest(request.tokens, slot) if self.runner.shares_prefixes else (0, 0, 0)
             )
@@ -245,19 +301,21 @@ class EngineCore:
                 break
             self._waiting.popleft()
             self._rows.move(source, slot, shared)
-            request.filled, request.epoch = shared, self._epoch
+            request.filled, request.epoch = shared, epoch
             request.cached = max(request.cached, min(shared, request.prompt_length))
             self._held[slot] = None
             self._running.append(request)
             prompts += len(request.tokens)
+            for other in known.values():
+                other.drop(slot)
             prefixes.put(slot, request.tokens, shared)
         self._rows.apply(self.runner)
 
-    def _prefixes(self) -> Prefixes:
-        """What the slots hold of the present weights."""
+    def _prefixes(self, epoch: tuple[int, int]) -> Prefixes:
+        """What the slots hold of these weights and this adapter."""
         prefixes = Prefixes(self.limits.max_running)
         for slot, holder in enumerate((*self._running, *self._held[len(self._running) :])):
-            if holder is not None and holder.epoch == self._epoch:
+            if holder is not None and holder.epoch == epoch:
                 prefixes.put(slot, holder.tokens, holder.filled)
         return prefixes
 
@@ -289,7 +347,16 @@ class EngineCore:
         length = self.runner.key_length(max(positions) + 1)
         if length > self.runner.capacity:
             self._grow_cache(length)
-        batch = StepBatch(tokens + more_tokens, positions + more_positions, rows, prefills, sampled, length)
+        adapters = [request.adapter for request in self._running]
+        batch = StepBatch(
+            tokens + more_tokens,
+            positions + more_positions,
+            rows,
+            prefills,
+            sampled,
+            length,
+            adapters if any(one is not None for one in adapters) else [],
+        )
         return batch, sampled, taken
 
     def _grow_cache(self, length: int) -> None:

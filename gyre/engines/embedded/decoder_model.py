@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from gyre.engines.embedded.invariance import Scheme, measure
 from gyre.engines.embedded.served_model import StepBatch
 from gyre.models.architecture import Architecture
 from gyre.models.decoder import Weights, load_weights
+from gyre.models.errors import ModelFolderError
 
 _FIRST_CAPACITY = 256
 
@@ -41,6 +43,13 @@ class DecoderModel:
 
     def load(self, folder: Path, dtype: torch.dtype) -> Weights:
         return load_weights(folder, self.architecture, dtype)
+
+    takes_adapters = False
+
+    def load_adapter(self, folder: Path, dtype: torch.dtype) -> NoReturn:
+        raise ModelFolderError(
+            f"{folder}: the engine was started for no adapters.", hint="Start it with --enable-lora."
+        )
 
     def runner(
         self, weights: Weights, *, slots: int, prefill_tokens: int, context_length: int

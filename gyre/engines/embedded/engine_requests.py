@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gyre.engines.dialect import FinishKind, VersionSpan
 from gyre.engines.embedded.token_sampling import Sampling, dice
@@ -46,9 +47,8 @@ class EngineRequest:
     """One sample's next tokens, from arrival to ending. The core's thread alone changes it.
 
     `tokens`: the prompt and what was generated since. `filled`: how many of them have keys and values in the cache.
-    `epoch`: which weights the first of those were made with. `stream_interval`: tokens in an update; 0 for one update
-    at the end.
-    """
+    `epoch`: which weights and adapter those were made with. `adapter_name` is "" for the model alone.
+    `stream_interval`: tokens in an update; 0 for one update at the end."""
 
     rid: str
     tokens: list[int]
@@ -59,7 +59,9 @@ class EngineRequest:
     prompt_length: int = field(init=False)
     logprobs: list[float] = field(default_factory=list)
     filled: int = 0
-    epoch: int = -1
+    epoch: tuple[int, int] = (-1, 0)
+    adapter_name: str = ""
+    adapter: Any = None
     cached: int = 0
     delivered: int = 0
     retractions: int = 0

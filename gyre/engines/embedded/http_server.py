@@ -15,7 +15,7 @@ import asyncio
 import hmac
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ import torch
 from aiohttp import web
 
 from gyre.engines.dialect import FinishKind, PauseMode
+from gyre.engines.embedded.adapter_routes import AdapterRoutes
 from gyre.engines.embedded.core import EngineCore, Limits, Swap
 from gyre.engines.embedded.engine_loop import SHUTTING_DOWN, EngineLoop
 from gyre.engines.embedded.engine_requests import EngineRequest, RequestUpdate
@@ -42,6 +43,7 @@ from gyre.engines.embedded.wire import (
     read_generate,
 )
 from gyre.errors import ConfigError
+from gyre.models.adapters import ALL_LAYERS, AdapterLimits
 from gyre.models.errors import ModelFolderError
 
 ENGINE_VERSION = "gyre-embedded-1 (dialect of SGLang 0.5.23)"
@@ -72,6 +74,21 @@ class EngineSettings:
     weight_version: str = "default"
     seed: int = 0
     api_key: str | None = None
+    enable_lora: bool = False
+    max_lora_rank: int | None = None
+    lora_target_modules: Sequence[str] = (ALL_LAYERS,)
+    """The last parts of the names of layers that adapters may change."""
+
+    def adapters(self) -> AdapterLimits | None:
+        """What adapters it takes. Raises ConfigError where nobody says of which rank."""
+        if not self.enable_lora:
+            return None
+        if self.max_lora_rank is None:
+            raise ConfigError(
+                "--enable-lora needs --max-lora-rank.", hint="Give the largest rank of an adapter."
+            )
+        names = self.lora_target_modules
+        return AdapterLimits(self.max_lora_rank, () if ALL_LAYERS in names else tuple(names))
 
 
 class EngineServer:
@@ -80,7 +97,7 @@ class EngineServer:
     def __init__(self, settings: EngineSettings) -> None:
         """Reads `config.json`. Raises ConfigError."""
         self.settings = settings
-        self.model = served_model(Path(settings.model_path))
+        self.model = served_model(Path(settings.model_path), settings.adapters())
         context = _context_length(self.model, settings)
         self.limits = Limits(
             max_running=settings.max_running_requests,
@@ -125,6 +142,7 @@ class EngineServer:
         app.on_startup.append(started)
         app.on_shutdown.append(shutting_down)
         app.on_cleanup.append(closed)
+        app.add_routes(AdapterRoutes(self.model, _DTYPES[self.settings.dtype], self._ask, _json).routes())
         app.add_routes(
             [
                 web.post("/generate", self.generate),
@@ -242,6 +260,7 @@ class EngineServer:
             seed=self._seeds.getrandbits(62) if seed is None else seed,
             stream_interval=(prompt.stream_interval or self.settings.stream_interval) if stream else 0,
             deliver=progress.put_nowait,
+            adapter_name=prompt.adapter,
         )
 
     async def abort_request(self, http: web.Request) -> web.StreamResponse:

@@ -1,4 +1,5 @@
-"""Who computes a folder's model: Gyre's own decoder where it knows the model, else transformers."""
+"""Who computes a folder's model: Gyre's own decoder where it knows the model, else transformers, and transformers
+always where adapters are wanted."""
 
 from __future__ import annotations
 
@@ -6,18 +7,22 @@ from pathlib import Path
 
 from gyre.engines.embedded.decoder_model import DecoderModel
 from gyre.engines.embedded.served_model import ServedModel
+from gyre.models.adapters import AdapterLimits
 from gyre.models.architecture import read_architecture, read_config
 from gyre.models.errors import NotComputed
 from gyre.models.transformers_models import refuse_not_causal
 
 
-def served_model(folder: Path) -> ServedModel:
-    """The folder's model. Raises ModelFolderError where nobody here serves it, or where transformers would and is not
-    installed."""
+def served_model(folder: Path, adapters: AdapterLimits | None = None) -> ServedModel:
+    """The folder's model, with `adapters` one that takes those. Raises ModelFolderError where nobody here serves it, or
+    where transformers would and is not installed."""
     try:
-        return DecoderModel(read_architecture(folder))
+        architecture = read_architecture(folder)
+        if adapters is None:
+            return DecoderModel(architecture)
     except NotComputed:
-        refuse_not_causal(read_config(folder), str(folder / "config.json"))
+        pass
+    refuse_not_causal(read_config(folder), str(folder / "config.json"))
     from gyre.engines.embedded.transformers_model import TransformersModel
 
-    return TransformersModel(folder)
+    return TransformersModel(folder, adapters)

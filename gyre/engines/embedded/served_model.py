@@ -19,7 +19,7 @@ This module must not know about requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,9 @@ from torch import Tensor
 
 ModelWeights = Any
 """What `ServedModel.load` returned. Nobody but the model and its runners looks into it."""
+
+LoadedAdapter = Any
+"""What `ServedModel.load_adapter` returned. Nobody but the model and its runners looks into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ class StepBatch:
 
     `tokens`, `positions`: one for each row. First come `slots` rows of slots 0, 1, ...; then the rows of `prefills`,
     which are earlier tokens of their slots. `sampled`: the rows whose logits are wanted, all of them below `slots`.
-    `key_length`: at least the longest position + 1.
+    `key_length`: at least the longest position + 1. `adapters`: of each slot the one that its rows are computed with,
+    None for the model alone; empty where no slot has one.
     """
 
     tokens: list[int]
@@ -54,6 +58,16 @@ class StepBatch:
     prefills: list[PrefillRows]
     sampled: list[int]
     key_length: int
+    adapters: list[LoadedAdapter | None] = field(default_factory=list)
+
+    def by_adapter(self) -> list[tuple[LoadedAdapter | None, list[int]]]:
+        """The slots of each adapter."""
+        if not self.adapters:
+            return [(None, list(range(self.slots)))]
+        found: dict[int, tuple[LoadedAdapter | None, list[int]]] = {}
+        for slot, adapter in enumerate(self.adapters):
+            found.setdefault(id(adapter), (adapter, []))[1].append(slot)
+        return list(found.values())
 
 
 class Slots(Protocol):
@@ -115,6 +129,14 @@ class ServedModel(Protocol):
     def load(self, folder: Path, dtype: torch.dtype) -> ModelWeights:
         """The weights in a folder, in memory of their own: it may be written anew while they are used. May be called
         in any thread while a step runs. Raises ModelFolderError where it holds none, or another model's."""
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether it was made for adapters."""
+
+    def load_adapter(self, folder: Path, dtype: torch.dtype) -> LoadedAdapter:
+        """The adapter in a folder, in PEFT's layout, in memory of its own. May be called in any thread while a step
+        runs, after `load`. Raises ModelFolderError where it holds none that the model takes."""
 
     def runner(
         self, weights: ModelWeights, *, slots: int, prefill_tokens: int, context_length: int

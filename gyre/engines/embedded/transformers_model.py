@@ -25,9 +25,11 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as their_logging
 
+from gyre.engines.embedded.adapters import Adapter, layers_of, make_adaptable, read_adapter
 from gyre.engines.embedded.served_model import ModelWeights, Runner
 from gyre.engines.embedded.transformers_steps import fitting_runner
 from gyre.errors import nearest
+from gyre.models.adapters import AdapterLimits
 from gyre.models.architecture import read_config, read_eos_token_ids
 from gyre.models.errors import ModelFolderError
 from gyre.models.safetensors_files import ANOTHER_MODEL
@@ -41,10 +43,10 @@ _log = logging.getLogger(__name__)
 
 
 class TransformersModel:
-    """The causal language model that a folder's `config.json` describes. Raises ModelFolderError where transformers has
-    no such model."""
+    """The causal language model that a folder's `config.json` describes; with `adapters` it takes those. Raises
+    ModelFolderError where transformers has no such model."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, adapters: AdapterLimits | None = None) -> None:
         told = read_config(folder)
         self.family = str(told.get("model_type"))
         self._config = _parsed(told, folder)
@@ -55,6 +57,13 @@ class TransformersModel:
         self._class = _class_of(self._config, folder)
         self._attention: str | None = None
         self._first: _Kept | None = None
+        self._adapters = adapters
+        self._layers: dict[str, tuple[int, int]] = {}
+        """Inputs and outputs of the layers that take adapters, once the model is loaded."""
+
+    @property
+    def takes_adapters(self) -> bool:
+        return self._adapters is not None
 
     def load(self, folder: Path, dtype: torch.dtype) -> ModelWeights:
         source = SafetensorsFolder(folder)
@@ -69,7 +78,17 @@ class TransformersModel:
             self._attention = _working_attention(causal)
             first = self._first = _Kept(causal)
         first.take_over(causal)
+        if self._adapters is not None:
+            make_adaptable(causal)
+            self._layers = layers_of(causal)
         return causal
+
+    def load_adapter(self, folder: Path, dtype: torch.dtype) -> Adapter:
+        if self._adapters is None:
+            raise ModelFolderError(
+                f"{folder}: the engine was started for no adapters.", hint="Start it with --enable-lora."
+            )
+        return read_adapter(folder, self._layers, self._adapters, dtype)
 
     def runner(self, weights: nn.Module, *, slots: int, prefill_tokens: int, context_length: int) -> Runner:
         found, said = fitting_runner(weights, slots=slots, context_length=context_length)

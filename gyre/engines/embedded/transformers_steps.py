@@ -36,6 +36,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from gyre.engines.embedded.adapters import adapted
 from gyre.engines.embedded.served_model import PrefillRows, Runner, StepBatch
 from gyre.engines.embedded.zero_pages import zero_pages
 from gyre.models.errors import ModelFolderError
@@ -298,23 +299,35 @@ class SlotRunner:
 
     def step(self, weights: Any, batch: StepBatch) -> Tensor:
         tokens, positions = torch.tensor(batch.tokens), torch.tensor(batch.positions)
-        for parts in self._together(batch.prefills):
-            self._prefill(weights.base_model, parts, tokens, positions)
-        count = batch.slots
-        rows = _Rows(
-            torch.arange(count)[:, None],
-            positions[:count, None],
-            slice(0, count),
-            batch.key_length,
-            goes_on=True,
-        )
-        if not batch.sampled:
-            self._run(weights.base_model, tokens[:count, None], rows)
-            return torch.empty(0)
-        logits: Tensor = self._run(weights, tokens[:count, None], rows).logits[:, -1]
-        if len(batch.sampled) < count:
-            logits = logits.index_select(0, torch.tensor(batch.sampled))
-        return logits.float()
+        found: list[tuple[Tensor, Tensor]] = []
+        for adapter, slots in batch.by_adapter():
+            with adapted(weights, adapter):
+                own = set(slots)
+                for parts in self._together([part for part in batch.prefills if part.slot in own]):
+                    self._prefill(weights.base_model, parts, tokens, positions)
+                for some in self._forwards(slots):
+                    at = torch.tensor(some)
+                    rows = _Rows(
+                        at[:, None], positions[at, None], _seen(some), batch.key_length, goes_on=True
+                    )
+                    if batch.sampled:
+                        logits = self._run(weights, tokens[at, None], rows).logits[:, -1]
+                        found.append((at, logits))
+                    else:
+                        self._run(weights.base_model, tokens[at, None], rows)
+        return _rows_of(found, batch) if found else torch.empty(0)
+
+    def _forwards(self, slots: list[int]) -> list[list[int]]:
+        """Slots that share a forward. A state is written to as a view, which only neighbours have."""
+        if not self._has_states:
+            return [slots]
+        found = [[slots[0]]]
+        for slot in slots[1:]:
+            if slot == found[-1][-1] + 1:
+                found[-1].append(slot)
+            else:
+                found.append([slot])
+        return found
 
     def _together(self, prefills: list[PrefillRows]) -> list[list[PrefillRows]]:
         """Prompts that share a forward. No more than half of a row is padding. A state takes no padding."""
@@ -355,6 +368,23 @@ class SlotRunner:
 def _cache_name(causal: nn.Module) -> str:
     """The argument by which the model takes its cache: another one where layers keep nothing but states."""
     return "cache_params" if "cache_params" in signature(causal.forward).parameters else "past_key_values"
+
+
+def _seen(slots: list[int]) -> slice | Tensor:
+    """What rows of these slots, which ascend, see of a cache: a view where the slots are neighbours."""
+    first, last = slots[0], slots[-1]
+    return slice(first, last + 1) if last - first + 1 == len(slots) else torch.tensor(slots)
+
+
+def _rows_of(found: list[tuple[Tensor, Tensor]], batch: StepBatch) -> Tensor:
+    """The logits of the sampled rows, from those of slots; float32 `[sampled, vocab]`."""
+    (slots, logits), *others = found
+    if others:
+        slots, logits = (torch.cat(parts) for parts in zip(*found, strict=True))
+        logits = logits.index_select(0, slots.argsort())
+    if len(batch.sampled) < batch.slots:
+        logits = logits.index_select(0, torch.tensor(batch.sampled))
+    return logits.float()
 
 
 def _size(part: PrefillRows) -> int:
@@ -445,13 +475,15 @@ class RowRunner:
             self._caches[target] = before[source] if keep else None
 
     def step(self, weights: Any, batch: StepBatch) -> Tensor:
+        adapters = batch.adapters or [None] * batch.slots
         for part in batch.prefills:
             first = batch.positions[part.start]
-            self._run(weights, part.slot, batch.tokens[part.start : part.end], first)
-        logits = [
-            self._run(weights, slot, [batch.tokens[slot]], batch.positions[slot])
-            for slot in range(batch.slots)
-        ]
+            with adapted(weights, adapters[part.slot]):
+                self._run(weights, part.slot, batch.tokens[part.start : part.end], first)
+        logits = []
+        for slot in range(batch.slots):
+            with adapted(weights, adapters[slot]):
+                logits.append(self._run(weights, slot, [batch.tokens[slot]], batch.positions[slot]))
         return (
             torch.stack([logits[row] for row in batch.sampled]).float() if batch.sampled else torch.empty(0)
         )

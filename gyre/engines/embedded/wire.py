@@ -60,13 +60,15 @@ _SEED_LIMIT = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class AskedSample:
-    """One sample that a `/generate` body asks for. `stream_interval` None is the server's own."""
+    """One sample that a `/generate` body asks for. `stream_interval` None is the server's own; `adapter` is the name of
+    the one that it is generated with, "" for the model alone."""
 
     rid: str
     input_ids: list[int]
     sampling: Sampling
     return_logprob: bool
     stream_interval: int | None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,18 @@ def read_generate(body: Any, *, vocab: int, limits: Limits) -> GenerateBody:
     rids = _spread(body.get("rid"), count, "rid")
     params = _spread(body.get("sampling_params"), count, "sampling_params")
     wants_logprob = _spread(body.get("return_logprob", False), count, "return_logprob")
+    adapters = _spread(body.get("lora_path"), count, "lora_path")
     prompts = []
-    for row, rid, given, wanted in zip(rows, rids, params, wants_logprob, strict=True):
+    for row, rid, given, wanted, adapter in zip(rows, rids, params, wants_logprob, adapters, strict=True):
+        if adapter is not None and not isinstance(adapter, str):
+            raise BadRequest(f"lora_path must be the name of an adapter, not {adapter!r}.")
         if rid is not None and not isinstance(rid, str):
             raise BadRequest(f"rid must be a string, not {rid!r}.")
         sampling, interval = read_sampling(given, vocab=vocab)
         _check_tokens(row, vocab, sampling, limits)
-        prompts.append(AskedSample(rid or uuid.uuid4().hex, row, sampling, bool(wanted), interval))
+        prompts.append(
+            AskedSample(rid or uuid.uuid4().hex, row, sampling, bool(wanted), interval, adapter or "")
+        )
     if len({prompt.rid for prompt in prompts}) < count:
         raise BadRequest("Duplicate request ID detected in one body: each prompt needs a rid of its own.")
     return GenerateBody(prompts, batched, body.get("stream", False) is True)

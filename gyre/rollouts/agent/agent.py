@@ -32,6 +32,7 @@ from gyre.engines.errors import EngineError
 from gyre.engines.process import EngineCommand
 from gyre.engines.weight_loading import LoadReport
 from gyre.errors import GyreError
+from gyre.models.adapters import AdapterLimits
 from gyre.rollouts.agent.engine_host import EngineHost
 from gyre.rollouts.agent.engine_limits import limits_of, limits_unknown
 from gyre.rollouts.agent.generation import Generation, with_prompts
@@ -99,6 +100,8 @@ class JobWishes:
 
     deterministic: bool = False
     """As `rollouts.deterministic`."""
+    adapters: AdapterLimits | None = None
+    """The adapters that the job trains instead of a model (`config.lora`)."""
 
 
 class Agent:
@@ -149,6 +152,9 @@ class Agent:
             lost=self._engine_lost,
             died=self._engine_died,
             now=monotonic,
+            adapters_in_use=lambda: self._generation.adapters_in_use(),
+            recall_adapter=lambda name: self._generation.recall_adapter(name),
+            base=settings.base,
         )
         self._report_now = asyncio.Event()
         self._generation = Generation(
@@ -299,6 +305,8 @@ class Agent:
         self._weights.settle(frame.plane)
         self._where = (url, frame.weights_key)
         self.wishes.deterministic = frame.deterministic
+        if frame.adapter_rank:
+            self.wishes.adapters = AdapterLimits(frame.adapter_rank, tuple(frame.adapter_layers))
         self._interval_s = frame.interval_s
         self._update_mode = frame.update_mode
         self._reports.seq = 0

@@ -7,6 +7,8 @@ Invariants:
 - *armed before it has work*: an engine's loader is in place before the engine is given a sample;
 - *early is not served*: an engine that was started early is nobody's before it has loaded a version; one that cannot
   is replaced by one that is started over that version;
+- *an adapter pauses nothing*: of a version that is an adapter alone the engine serves the model's folder, takes the
+  adapter beside earlier ones, and each sample ends under the one that it was asked with;
 - *an engine that does not work is dead*: an engine that answers and fails, or does not take its memory back, is ended
   and handled like one that died.
 
@@ -19,7 +21,7 @@ import asyncio
 import contextlib
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +40,8 @@ from gyre.engines.process import EngineCommand, EngineDeath, EngineProcess
 from gyre.engines.weight_loading import EngineLoader, LoadReport
 from gyre.errors import GyreError
 from gyre.logs.output import engine_lines
+from gyre.models.adapters import base_of, is_adapter, read_adapter_config
+from gyre.rollouts.agent.engine_adapters import EngineAdapters
 from gyre.rollouts.agent.engine_sleep import fall_asleep, wake_up
 from gyre.rollouts.protocol.frames import Asleep, Awake
 from gyre.weights.version.model_folder import fingerprint, same_config
@@ -46,7 +50,11 @@ ENGINE_STOP_S = 1.0
 """How long an engine may take to stop by itself. It has nothing to save."""
 
 EARLY = "early"
-"""The version of an engine that was started early, until it has loaded one."""
+"""The version of an engine over a model that is nobody's policy: of one that was started early, until it has loaded a
+version, and of one that serves adapters."""
+
+Load = Callable[["_Started"], Awaitable[object]]
+"""Loads a version into an engine that has not served yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +64,16 @@ class _Started:
     engine: EngineProcess
     client: EngineClient
     loader: EngineLoader
+    adapters: EngineAdapters
     command: EngineCommand
 
 
 class EngineHost:
     """The engine of an agent. `command_for(folder, version)` returns the command that starts one over a model folder.
     `recall_all()` takes all samples back from the engine. `changed(version, made)` is called in the pause of an update,
-    `lost()` when there is no engine any more, and `died(reason, tail)` when nothing of it is left."""
+    `lost()` when there is no engine any more, and `died(reason, tail)` when nothing of it is left. `base` is this
+    machine's folder of the model, where another one than the trainer's; `adapters_in_use` and `recall_adapter` are
+    those of `EngineAdapters`."""
 
     def __init__(
         self,
@@ -75,12 +86,17 @@ class EngineHost:
         lost: Callable[[], None],
         died: Callable[[str, str], None],
         now: Callable[[], float],
+        adapters_in_use: Callable[[], Collection[str]] = tuple,
+        recall_adapter: Callable[[str], Awaitable[None]] | None = None,
+        base: Path | None = None,
     ) -> None:
         self.engine: EngineProcess | None = None
         self.engines: list[EngineProcess] = []
         """All engines that may still have a process."""
         self.client: EngineClient | None = None
         self.loader: EngineLoader | None = None
+        self.adapter = ""
+        """The adapter that requests name; "" for none."""
         self.model = "unset"
         """Fingerprint of the engine's model without its weights."""
         self.given = -1
@@ -94,6 +110,12 @@ class EngineHost:
         self.is_asleep = False
         """Whether the engine is idle between windows, and has given its memory back if it can."""
         self._released = False
+        self._adapters: EngineAdapters | None = None
+        self._stands_on = ""
+        """What the adapters say of the model beside them."""
+        self._adapters_in_use = adapters_in_use
+        self._recall_adapter = recall_adapter or (lambda name: recall_all())
+        self._base = base
         self._early: tuple[Path, asyncio.Task[_Started]] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -108,8 +130,9 @@ class EngineHost:
 
     @property
     def why_disk(self) -> str:
-        """Why the engine reads versions from the disk; "" while its loader has them, and without an engine."""
-        return self.loader.why_not if self.loader is not None else ""
+        """Why the engine reads versions from the disk; "" while its loader has them, without an engine, and of one that
+        serves adapters."""
+        return self.loader.why_not if self.loader is not None and not self.adapter else ""
 
     async def serve(
         self, folder: Path, version: str, update_mode: str, check: Callable[[], Awaitable[None]]
@@ -120,16 +143,73 @@ class EngineHost:
         Raises what `check` does, EngineNotStarted with the engine's last words, another EngineError if the update
         failed, and EngineRefused if the engine goes on with its earlier version."""
         self.given = max(self.given, int(version))
+        if is_adapter(folder):
+            return await self._serve_adapter(folder, version, check)
+        if self.adapter:
+            raise EngineRefused(f"Version {version} is a whole model, and the engine serves adapters.")
         if self.engine is not None and self.loader is not None:
             return await self._update(self.loader, folder, version, update_mode, check)
         await check()
-        started = await self._started_early(folder, version) or await self._start(folder, version)
-        self.engine, self.client, self.loader = started.engine, started.client, started.loader
-        self.reads_apart = started.command.reads_apart
+
+        async def load(started: _Started) -> None:
+            await started.loader.load(version, folder, keep=False, call_off=self._recall_all)
+
+        started = await self._started_early(folder, load) or await self._start(folder, version)
+        self._take(started, folder)
         self.counts_from = -1 if started.loader.why_not else int(version)
+        return None
+
+    def _take(self, started: _Started, folder: Path) -> None:
+        """Serve by this engine from now on. `folder` describes its model."""
+        self.engine, self.client, self.loader = started.engine, started.client, started.loader
+        self._adapters = started.adapters
+        self.reads_apart = started.command.reads_apart
         self._watching = asyncio.create_task(self._watch(started.engine))
         self.model = fingerprint(folder)
-        return None
+
+    async def _serve_adapter(
+        self, folder: Path, version: str, check: Callable[[], Awaitable[None]]
+    ) -> LoadReport | None:
+        """As `serve`, of a version that is an adapter alone. Raises ModelFolderError too, where the model beside which
+        it was trained is not on this machine."""
+        await check()
+        if self.engine is None:
+            base = await asyncio.to_thread(base_of, folder, self._base)
+
+            async def load(started: _Started) -> None:
+                await started.adapters.load(version, folder)
+
+            started = await self._started_early(folder, load) or await self._started_with(base, load)
+            self._take(started, folder)
+            self._stands_on, report = read_adapter_config(folder).model_print, None
+        elif self._adapters is not None and self.adapter:
+            if read_adapter_config(folder).model_print != self._stands_on:
+                raise EngineRefused(
+                    f"Version {version} is an adapter of other weights than the engine serves."
+                )
+            began = self._now()
+            try:
+                await self._adapters.load(version, folder)
+            except EngineRefused:
+                raise
+            except EngineError as error:
+                self.end(f"it did not load version {version}: {error}"[:2000])
+                raise
+            report = LoadReport(version, "adapter", load_s=self._now() - began)
+        else:
+            raise EngineRefused(f"Version {version} is an adapter, and the engine serves whole models.")
+        self.adapter, self.counts_from = version, int(version)
+        return report
+
+    async def _started_with(self, base: Path, load: Load) -> _Started:
+        """An engine over `base` with a version loaded. Raises as `_start` and `load`, and leaves no engine then."""
+        started = await self._start(base, EARLY)
+        try:
+            await load(started)
+        except BaseException:
+            await self._end_unserved(started)
+            raise
+        return started
 
     def start_early(self, folder: Path) -> None:
         """Begin to start an engine over a model's folder, for the first version to be loaded into. Does nothing where
@@ -141,8 +221,9 @@ class EngineHost:
             )  # nobody may come for it
             self._early = folder, task
 
-    async def _started_early(self, folder: Path, version: str) -> _Started | None:
-        """The engine that was started early, with this version loaded. None if there is none, or it is of no use."""
+    async def _started_early(self, folder: Path, load: Load) -> _Started | None:
+        """The engine that was started early, with the version in `folder` loaded. None if there is none, or it is of no
+        use."""
         early, self._early = self._early, None
         if early is None:
             return None
@@ -156,7 +237,7 @@ class EngineHost:
                 raise started.engine.death.error("It ended before it had a version")
             if not same_config(base, folder):
                 raise EngineRefused(f"The policy has another config.json than {base}.")
-            await started.loader.load(version, folder, keep=False, call_off=self._recall_all)
+            await load(started)
         except (GyreError, OSError) as error:
             print(f"the engine that was started early is ended: {error}", file=sys.stderr, flush=True)
             await self._end_unserved(started)
@@ -198,7 +279,8 @@ class EngineHost:
                 why = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
                 raise _not_started(why, engine.tail) from error
             raise
-        return _Started(engine, client, loader, command)
+        adapters = EngineAdapters(client, in_use=self._adapters_in_use, call_off=self._recall_adapter)
+        return _Started(engine, client, loader, adapters, command)
 
     def _command(self, folder: Path, version: str) -> EngineCommand:
         """The command of an engine over this folder. Raises EngineNotStarted with the traceback if the job's own
@@ -272,7 +354,7 @@ class EngineHost:
 
     async def _gone(self, engine: EngineProcess, death: EngineDeath) -> None:
         client, self.engine, self.client, self.loader = self.client, None, None, None
-        self.is_asleep = False
+        self._adapters, self.adapter, self.is_asleep = None, "", False
         self._lost()
         # Both reasons: requests may fail before the engine's death is noticed, and do not know its cause.
         reason, self.sick = death.reason + (f", after {self.sick}" if self.sick else ""), ""

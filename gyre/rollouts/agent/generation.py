@@ -218,6 +218,7 @@ class Generation:
         if not held.made:
             held.seen = self._version()  # it may have waited here
         held.asked(self._host.counts_from)
+        held.adapter = self._host.adapter
         cache_key = self._host.loader.cache_key if self._host.loader is not None else ""
         return engine_request(held, cache_key, self._chunk_tokens)
 
@@ -338,6 +339,14 @@ class Generation:
 
     async def recall_all(self) -> None:
         await asyncio.gather(*(self.recall(held) for held in self.running))
+
+    def adapters_in_use(self) -> set[str]:
+        """Those with which samples were asked of the engine that have not ended."""
+        return {held.adapter for held in self.running if held.task is not None}
+
+    async def recall_adapter(self, name: str) -> None:
+        """Recall the samples that were asked with this adapter."""
+        await asyncio.gather(*(self.recall(held) for held in self.running if held.adapter == name))
 
     async def close(self) -> None:
         """Recall all running samples at once, with the tokens that the engine has."""

@@ -59,6 +59,8 @@ class HeldSample:
     cancelled: bool = False
     asked_at: int = 0
     """Tokens generated before the engine was asked for the rest."""
+    adapter: str = ""
+    """The adapter that the engine was asked to generate it with; "" for none."""
     counted: list[tuple[int, int]] | None = None
     """(first token, version) of each counted run of tokens; None if only the engine's labels tell versions."""
 
@@ -152,6 +154,7 @@ def engine_request(held: HeldSample, cache_key: str = "", chunk_tokens: int = 0)
         sampling=SamplingParams(**sampling, sampling_seed=held.seed),
         cache_key=cache_key,
         chunk_tokens=chunk_tokens,
+        adapter=held.adapter,
     )
 
 

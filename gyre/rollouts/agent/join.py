@@ -54,6 +54,7 @@ def engine_commands(
     own = None if engine in ENGINE.built_in else ENGINE.load(engine)
 
     def command(folder: Path, version: str) -> EngineCommand:
+        adapters = wishes.adapters if wishes is not None else None
         if own is not None:
             found = own(
                 folder,
@@ -74,6 +75,7 @@ def engine_commands(
                 python=python or sys.executable,
                 weight_version=version,
                 deterministic=wishes is not None and wishes.deterministic,
+                adapters=adapters,
                 extra=[*_option("--max-running-requests", max_running), *given],
                 env=cache_variables(),
             )
@@ -83,6 +85,7 @@ def engine_commands(
             *("--weight-version", version, "--max-running-requests", str(max_running or UNKNOWN_RUNNING)),
             *("--max-total-tokens", str(kv_tokens or UNKNOWN_KV_TOKENS)),
             *("--stream-interval", str(STREAM_INTERVAL)),
+            *(adapters.flags if adapters is not None else ()),
         ]
         key = secrets.token_hex(16)
         return EngineCommand((*argv, *given), {KEY_VARIABLE: key}, key)

@@ -184,6 +184,7 @@ class InstanceLifecycle:
             or session.waits_to_reload(weights.version, now)
         ):
             weights = None
+        adapters = self._settings().adapters
         connection.send(
             Welcome(
                 protocol=PROTOCOL,
@@ -193,6 +194,8 @@ class InstanceLifecycle:
                 weights=self._policies.with_sources(weights) if weights is not None else None,
                 update_mode=self._settings().update_mode,  # type: ignore[arg-type]
                 deterministic=self._settings().deterministic,
+                adapter_rank=adapters.max_rank if adapters is not None else 0,
+                adapter_layers=list(adapters.layers) if adapters is not None else [],
                 plane=self._settings().weights,
                 weights_key=self._weights_key,
             )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gyre.config import WeightsSpec
+from gyre.models.adapters import AdapterLimits
 from gyre.rollouts.protocol.connection import HEARTBEAT_S
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.scheduling.pools import Pool
@@ -40,6 +41,8 @@ class ManagerSettings:
     update_mode: str = "in_place"
     deterministic: bool = False
     """Whether engines are to be deterministic: instances hear of it when they join."""
+    adapters: AdapterLimits | None = None
+    """Of what size the job's versions are adapters; None for whole models. Instances hear of it when they join."""
     weights: WeightsSpec = field(default_factory=WeightsSpec)
     pools: Mapping[str, Pool] = field(default_factory=dict)
     """By role, the instances that Gyre places and whose number the elasticity policy advises; they are named by the

@@ -32,7 +32,7 @@ from gyre.rollouts.protocol.fields import (
     Version,
 )
 
-PROTOCOL = 12
+PROTOCOL = 13
 """The version of the protocol, raised whenever a frame gets or loses a field. Frames permit no other fields, and an
 older Gyre should get an error about the protocol, not about a field."""
 
@@ -117,6 +117,10 @@ class Welcome(Frame):
     """The job's settings of the weight plane."""
     deterministic: bool = False
     """The job's `rollouts.deterministic`: engines are started so."""
+    adapter_rank: Count = 0
+    """The rank of the adapters that are the job's versions (`config.lora`); 0 where they are whole models."""
+    adapter_layers: Annotated[list[Name], Meta(max_length=MAX_LIST)] = field(default_factory=list)
+    """The ends of the names of layers that these adapters change; empty for any linear layer."""
 
 
 class Assignment(Frame):
@@ -183,15 +187,15 @@ class Loaded(Frame):
     """A version is loaded and its checksums are right.
 
     The engine was paused for `pause_s` of the `load_s`. `how` is `start` if the engine was started with it, `loader`
-    for Gyre's loader, or `disk`; `note` says why the loader was not, or will not be, used. "" if nothing was loaded
-    anew."""
+    for Gyre's loader, `disk`, or `adapter` if it was loaded beside others; `note` says why the loader was not, or will
+    not be, used. "" if nothing was loaded anew."""
 
     version: Version
     checksum: Name
     fetch_s: Seconds
     load_s: Seconds
     pause_s: Seconds = 0.0
-    how: Literal["", "start", "loader", "disk"] = ""
+    how: Literal["", "start", "loader", "disk", "adapter"] = ""
     note: Text = ""
     source: AddressOrNone = ""
     """The address at which others can fetch it; "" if there is none."""

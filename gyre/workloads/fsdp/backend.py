@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,6 @@ from gyre.workloads.learner.backend import TokenLoss
 from gyre.workloads.learner.checkpoint_identity import (
     another_model,
     known_architecture,
-    refuse_another_writer,
 )
 from gyre.workloads.learner.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.learner.errors import NotFinite
@@ -136,12 +136,12 @@ class FsdpBackend:
         )
         self._shards.bind(self._model)
         self._shards.take_first(source)
-        self._record: dict[str, Any] | None = None
-        """What checkpoints say of the adapter."""
+        self.adapter_record: dict[str, Any] | None = None
+        """What checkpoints say of the adapter; None of a whole model."""
         if self._lora is not None:
             self._adapter.bind(self._model)
             self._adapter.take_first(first_adapter(self._adapter.shapes, seed))
-            self._record = record_of(self._lora, self._layers, self._shards.fingerprint())
+            self.adapter_record = record_of(self._lora, self._layers, self._shards.fingerprint())
         self._parameters: dict[str, Any] = {
             name: tensor
             for name, tensor in self._trained.tensors.items()
@@ -226,10 +226,11 @@ class FsdpBackend:
         self._model.reshard()  # the next step would not reach what stays gathered
         return [torch.cat(parts).cpu() for parts in found]
 
-    def base_forward(self, passes: Sequence[Pass]) -> list[Tensor]:
-        """As `forward`, of the model without its adapter: what a reference says."""
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """In the block `forward` is that of the model without its adapter: what a reference says."""
         with adapter_off(self._model):
-            return self.forward(passes)
+            yield
 
     def _pieces(self, passes: Sequence[Pass]) -> list[tuple[int | None, Pass]]:
         """What goes through the model, with the number of the pass that it is of: as many pieces on every rank."""
@@ -297,8 +298,8 @@ class FsdpBackend:
         self._writer.prepare(self._parts)
 
     def save(self, path: Path, metadata: dict[str, Any], digest: Callable[[], str | None]) -> None:
-        if self._record is not None:
-            metadata = {**metadata, ADAPTER: self._record}
+        if self.adapter_record is not None:
+            metadata = {**metadata, ADAPTER: self.adapter_record}
         self._writer.begin(path, self._parts(), updates=self._updates, metadata=metadata, digest=digest)
 
     def saved(self, *, wait: bool) -> bool:
@@ -307,7 +308,6 @@ class FsdpBackend:
     def restore(self, path: Path) -> dict[str, Any]:
         """See `Backend.restore`. A model that does not train takes the weights of one that does. An adapter is refused
         that was trained beside another model, or is of another `config.lora`."""
-        refuse_another_writer(path, "fsdp")
         parts = self._parts()
         metadata, self._updates = restore(path, parts, self.ranks, judge=self._problem_with)
         take_random(parts)
@@ -321,7 +321,7 @@ class FsdpBackend:
         """Why a checkpoint is not this job's, by its metadata; "" where it is."""
         model = told.get("model")
         theirs = model.get("config") if isinstance(model, dict) else None
-        return another_model(theirs, self._known) or problem_with(told.get(ADAPTER), self._record)
+        return another_model(theirs, self._known) or problem_with(told.get(ADAPTER), self.adapter_record)
 
     def _parts(self) -> list[Part]:
         if not self.trains:

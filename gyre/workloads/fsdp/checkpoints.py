@@ -47,7 +47,7 @@ from gyre.workloads.gang.state_files import (
     write_json,
     write_state,
 )
-from gyre.workloads.learner.checkpoint_identity import METADATA, OWN_MODEL
+from gyre.workloads.learner.checkpoint_identity import METADATA, OWN_MODEL, refuse_another_writer
 from gyre.workloads.learner.devices import page_locked
 from gyre.workloads.learner.errors import CheckpointMismatch
 
@@ -204,6 +204,7 @@ def restore(
     stored: StoredCheckpoint | None = None
     problem, hint = "", DAMAGED
     try:
+        refuse_another_writer(path, "fsdp")
         stored = StoredCheckpoint(path)
         problem = judge(stored.metadata) or stored.difference(parts)
         if problem:
@@ -211,7 +212,7 @@ def restore(
         else:
             problem = stored.damage(range(ranks.rank, stored.rank_count, ranks.world_size))
     except (StateDamaged, CheckpointMismatch) as error:
-        problem = str(error)
+        problem, hint = error.message.rstrip("."), error.hint or DAMAGED
     if ranks.any(bool(problem)) or stored is None:
         raise CheckpointMismatch(
             f"the checkpoint at {path} cannot be loaded: {problem or 'another rank says why'}.", hint=hint

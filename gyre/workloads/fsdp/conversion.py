@@ -13,7 +13,7 @@ This module must not know of jobs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from gyre.errors import ConfigError
+from gyre.models.adapters import A, B, in_file
 from gyre.models.architecture import architecture_of
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.models.saving import Written, refuse_taken, save_adapter_folder, save_model_folder
@@ -30,7 +31,7 @@ from gyre.weights.version.manifest import checksum_of_weights
 from gyre.workloads.fsdp.checkpoints import DAMAGED, StoredCheckpoint
 from gyre.workloads.fsdp.file_names import FileNames
 from gyre.workloads.fsdp.formats import ADAPTER
-from gyre.workloads.fsdp.lora import A, B, in_file, merged, peft_config
+from gyre.workloads.fsdp.lora import merged, peft_config
 from gyre.workloads.fsdp.model import build_causal
 from gyre.workloads.fsdp.parts import WEIGHT, Part
 from gyre.workloads.fsdp.shards import bit_sum, fingerprint_of, named_tensors
@@ -69,7 +70,7 @@ def export_checkpoint(
     weights: StoredWeights | MergedWeights
     check: Callable[[Path], None] | None = None
     if record is not None:
-        weights = MergedWeights(stored, model["config"], kind, beside)
+        weights = MergedWeights(StoredAdapter(stored), model["config"], kind, beside)
         check = weights.refuse_another_base
     else:
         weights = StoredWeights(stored, model["config"], kind)
@@ -177,19 +178,37 @@ class StoredAdapter:
         return self._stored.shape(name, WEIGHT)
 
 
+class HeldAdapter:
+    """An adapter in memory, by PEFT's names, with what a checkpoint says of it."""
+
+    def __init__(self, named: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+        self.scale = record["alpha"] / record["rank"]
+        self.base = record["base"]
+        self._named = named
+
+    def check(self) -> None:
+        """It is whole: it was never in a file."""
+
+    def read(self, name: str) -> Tensor:
+        return self._named[in_file(name)]
+
+    def has(self, layer: str) -> bool:
+        return in_file(f"{layer}.{A}") in self._named
+
+
 class MergedWeights:
-    """The weights of a model's folder with the adapter of a checkpoint added to them, otherwise as `StoredWeights`.
-    Raises ConfigError too where the folder is not there."""
+    """The weights of a model's folder with an adapter added to them, otherwise as `StoredWeights`. Raises ConfigError
+    too where the folder is not there."""
 
     def __init__(
         self,
-        stored: StoredCheckpoint,
+        adapter: StoredAdapter | HeldAdapter,
         hugging_face_config: dict[str, Any],
         dtype: torch.dtype,
         folder: Path | None,
     ) -> None:
         self._dtype = dtype
-        self._adapter = StoredAdapter(stored)
+        self._adapter = adapter
         self._model = _Model(hugging_face_config)
         self._base = SafetensorsFolder(folder) if folder is not None and folder.is_dir() else None
         self._folder = folder

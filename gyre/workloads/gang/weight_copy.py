@@ -28,6 +28,8 @@ from gyre.weights.transfer.chunk_transports import Source
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gyre.models.safetensors_folder import SafetensorsFolder
+
 ASK_WITHIN_S = 5.0
 """Deadline of the question to the rollout manager, which answers in a millisecond or not at all."""
 
@@ -120,9 +122,13 @@ class FetchedCopy:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by their Hugging Face names, in memory of their own."""
+        return {name: tensor.clone() for name, tensor in self.source().tensors().items()}
+
+    def source(self) -> SafetensorsFolder:
+        """The tensors of the version, which may be an adapter alone."""
         from gyre.models.safetensors_folder import SafetensorsFolder
 
-        return {name: tensor.clone() for name, tensor in SafetensorsFolder(self.path).tensors().items()}
+        return SafetensorsFolder(self.path, adapter=True)
 
     def unlink(self) -> None:
         """Leave the folder without removing it: see `WeightPeer.unlink`."""

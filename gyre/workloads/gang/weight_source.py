@@ -79,31 +79,40 @@ class WeightSource:
         version: int,
         step: int,
         lasting: bool = False,
+        files: Mapping[str, bytes] | None = None,
     ) -> Future[dict[str, Any]]:
         """Begin to publish the tensors; the future has what `publish` returns. With `lasting` they stay as they are
         until it is done, and are copied on a thread of this source; otherwise they are copied when this returns, and
-        what is left to the thread is the checksums and the commit."""
+        what is left to the thread is the checksums and the commit. `files` go beside `config.json`: the tensors are
+        then an adapter, small and not rounded."""
         began = time.monotonic()
+        beside = dict(files or {})
         if lasting:
             return self._worker.submit(
-                lambda: self._finish(self._copied(named, config, version, step), config, version, began)
+                lambda: self._finish(
+                    self._copied(named, config, beside, version, step), config, version, began
+                )
             )
         self._worker.submit(int).result()  # nothing, after all that was begun before
-        publication = self._copied(named, config, version, step)
+        publication = self._copied(named, config, beside, version, step)
         return self._worker.submit(lambda: self._finish(publication, config, version, began))
 
     def _copied(
-        self, named: Mapping[str, torch.Tensor], config: Mapping[str, Any], version: int, step: int
+        self,
+        named: Mapping[str, torch.Tensor],
+        config: Mapping[str, Any],
+        beside: Mapping[str, bytes],
+        version: int,
+        step: int,
     ) -> Publication:
-        fp8 = self._settings.codec == "fp8"
-        layout, own = layout_of(
-            named, floats="bfloat16" if fp8 or self._settings.dtype == "bfloat16" else None
-        )
+        fp8 = self._settings.codec == "fp8" and not beside
+        rounded = fp8 or (self._settings.dtype == "bfloat16" and not beside)
+        layout, own = layout_of(named, floats="bfloat16" if rounded else None)
         publication = self.publisher.begin(
             version,
             step,
             layout,
-            files={"config.json": config_bytes(config)},
+            files={**beside, "config.json": config_bytes(config)},
             rounding="fp8" if fp8 else "none",
         )
         try:

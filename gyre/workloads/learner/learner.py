@@ -119,6 +119,11 @@ class Learner(BaseWorkload):
         """The loss of a pass, with a gradient: see `backend.TokenLoss`."""
         raise NotImplementedError
 
+    def judged(self, groups: list[Group]) -> list[Group]:
+        """The groups with what a part of the model that is not trained says of them; `groups` stay as they are. Every
+        rank calls it."""
+        return groups
+
     def prepared(self, groups: list[Group]) -> list[Group]:
         """The groups with whatever must be of the weights before a step's first update; `groups` stay as they are."""
         return groups
@@ -221,7 +226,7 @@ class Learner(BaseWorkload):
             return {"already_applied": True}
         if index in self._pending.records:
             return self._pending.records[index]
-        groups = self.ranks.pool_shares(groups)
+        groups = self.judged(self.ranks.pool_shares(groups))
         rows = self._together(lambda: self._admitted(groups))
         self.report_progress(step=step, index=index)
         ids = [group.id for group in groups]
@@ -462,20 +467,31 @@ class Learner(BaseWorkload):
         self, groups: list[Group], wanted: Collection[int] | None = None
     ) -> list[NDArray[np.float32]]:
         """What the model says of each token of each sample, float32 `[t]`, in the order of groups and samples, on every
-        rank of the replica: zeros for a sample whose `id()` is not `wanted`."""
+        rank of the replica: zeros for a sample whose `id()` is not `wanted`. No pass has samples of two groups, so that
+        the bits do not depend on who else is asked for."""
+        return self._said_of(groups, [[group] for group in groups], wanted)
+
+    def by_sample(self, groups: list[Group]) -> list[NDArray[np.float32]]:
+        """The same of all samples, in as few passes as they fit into: the bits depend on all of them."""
+        return self._said_of(groups, [groups], None)
+
+    def _said_of(
+        self, groups: list[Group], apart: list[list[Group]], wanted: Collection[int] | None
+    ) -> list[NDArray[np.float32]]:
+        """`apart` are the groups whose samples may share passes."""
         passes: list[Pass] = []
         kept: list[int] = []
-        samples = [sample for group in groups for sample in group.samples]
-        for group in groups:
-            some = [
-                sample
-                for sample in group.samples
-                if len(sample.token_ids) and (wanted is None or id(sample) in wanted)
-            ]
-            kept += (id(sample) for sample in some)
-            passes += self._packed([Row(group.prompt_ids, sample.token_ids) for sample in some])
+        for some in apart:
+            rows = []
+            for group in some:
+                for sample in group.samples:
+                    if len(sample.token_ids) and (wanted is None or id(sample) in wanted):
+                        kept.append(id(sample))
+                        rows.append(Row(group.prompt_ids, sample.token_ids))
+            passes += self._packed(rows)
         said = self.backend.forward(passes)
         self.report_progress()
+        samples = [sample for group in groups for sample in group.samples]
         flat = torch.cat(said).numpy() if said else np.empty(0, np.float32)
         lengths = {id(sample): len(sample.token_ids) for sample in samples}
         parts = np.split(flat, np.cumsum([lengths[one] for one in kept])[:-1]) if kept else []

@@ -143,15 +143,13 @@ def keeps_old_logprobs(settings: WorkloadSettings) -> bool:
     return settings.loss.tis_imp_ratio_cap > 0 and settings.optim.updates > 1
 
 
-def with_old_logprobs(groups: Sequence[Group], found: Sequence[NDArray[np.float32]]) -> list[Group]:
-    """The groups, each sample with its `OLD_LOGPROBS` of `found`, which are in the order of groups and samples."""
+def with_extras(groups: Sequence[Group], name: str, found: Sequence[NDArray[np.float32]]) -> list[Group]:
+    """The groups, each sample with its extra of `found`, which are in the order of groups and samples."""
     rows = iter(found)
     return [
         replace(
             group,
-            samples=[
-                replace(sample, extras=sample.extras | {OLD_LOGPROBS: next(rows)}) for sample in group.samples
-            ],
+            samples=[replace(sample, extras=sample.extras | {name: next(rows)}) for sample in group.samples],
         )
         for group in groups
     ]

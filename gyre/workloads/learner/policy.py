@@ -25,10 +25,9 @@ from gyre.config.plugins import LOSS
 from gyre.config.sections import OptimSettings
 from gyre.models.architecture import Architecture
 from gyre.models.modules import Decoder
-from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.models.saving import save_model_folder
 from gyre.models.tensor_names import from_names, to_names
-from gyre.rollouts.samples import Group
+from gyre.rollouts.samples import OLD_LOGPROBS, Group
 from gyre.rollouts.weight_peer import check_transports
 from gyre.weights.version.manifest import checksum_of_weights, pack_weights
 from gyre.workloads.algorithms.losses import LossSum, metrics_of
@@ -44,7 +43,7 @@ from gyre.workloads.learner.losses import (
     policy_rows,
     tags_of,
     trained_samples,
-    with_old_logprobs,
+    with_extras,
 )
 from gyre.workloads.learner.packing import Pass, Row
 from gyre.workloads.learner.seen_logprobs import SeenLogprobs
@@ -172,7 +171,7 @@ class PolicyLearner(Learner):
         for (sample, tag), values in zip(tags_of(groups).items(), found, strict=True):
             if sample in needed:
                 self._seen.add([tag], [len(values)], torch.from_numpy(values))
-        return with_old_logprobs(groups, found)
+        return with_extras(groups, OLD_LOGPROBS, found)
 
     def own_logprobs(self, groups: list[Group]) -> list[NDArray[np.float32]]:
         """The policy's log-probs of every sample, float32 `[t]`; zeros for samples without a gradient."""
@@ -280,6 +279,11 @@ class PolicyLearner(Learner):
         """The weights in Hugging Face's names, and the content of `config.json`: what engines can load."""
         return self.weights(), self.trained_model.config
 
+    def servable_files(self) -> dict[str, bytes]:
+        """What goes beside the tensors and `config.json` of a policy version. Where there is something, the tensors are
+        published in their own dtype, whatever `weights.dtype` and `weights.codec` say."""
+        return {}
+
     def lasts(self, named: Mapping[str, torch.Tensor]) -> bool:
         """Whether steps leave these tensors, which `servable` returned, as they are: a subclass may serve something
         else than the snapshot."""
@@ -318,7 +322,14 @@ class PolicyLearner(Learner):
             self._source = WeightSource(
                 self.context.directory, settings=WeightsSpec.model_validate(self.context.weights)
             )
-        begun = self._source.begin(named, config, version=version, step=self.step, lasting=self.lasts(named))
+        begun = self._source.begin(
+            named,
+            config,
+            version=version,
+            step=self.step,
+            lasting=self.lasts(named),
+            files=self.servable_files(),
+        )
         self._publishing = (version, begun)
         return None if background else begun.result()
 
@@ -373,7 +384,7 @@ class PolicyLearner(Learner):
         Raises WeightsUnreachable, and WeightMismatch or ModelFolderError where it is another model's; then nothing has
         changed.
         """
-        self.backend.load(SafetensorsFolder(self.fetched(version, checksum, sources).path))
+        self.backend.load(self.fetched(version, checksum, sources).source())
         self.ranks.sum([0.0])  # nobody takes a folder away that others may have linked, or still fetch
         self.let_go()
         self.take({"step": version, "trained": trained, "metrics": {}, "warm": {"steps": 0}})

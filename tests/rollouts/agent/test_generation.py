@@ -53,7 +53,9 @@ def engine() -> SilentEngine:
 async def generation(engine: SilentEngine) -> Any:
     """Two slots, which three samples want: the third waits."""
     tasks: list[asyncio.Future[Any]] = []
-    host: Any = SimpleNamespace(client=engine, loader=None, counts_from=-1, reads_apart=True, sick="")
+    host: Any = SimpleNamespace(
+        client=engine, loader=None, counts_from=-1, adapter="", reads_apart=True, sick=""
+    )
     made = Generation(
         host,
         version=lambda: 0,

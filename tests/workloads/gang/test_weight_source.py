@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from gyre.config import WeightsSpec
 from gyre.errors import Unreachable
+from gyre.models.errors import ModelFolderError
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.rollouts.protocol.credentials import weights_key
 from gyre.weights import publisher
@@ -107,6 +109,22 @@ def test_a_large_tensor_is_copied_in_pieces_on_several_threads(
     for name, tensor in SafetensorsFolder(folder.path).tensors().items():
         given = whole[name]
         assert torch.equal(tensor, given.bfloat16() if given.is_floating_point() else given), name
+    source.close()
+
+
+@pytest.mark.parametrize("settings", [{"codec": "fp8"}, {"dtype": "bfloat16"}])
+def test_an_adapter_is_published_as_it_is(job: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Rounding would cost more than its few bytes."""
+    source = WeightSource(job, root=tmp_path / "shm", settings=WeightsSpec.model_validate(settings))
+    given = {"m.lora_A.weight": torch.randn(4, 256), "m.lora_B.weight": torch.randn(256, 4)}
+    begun = source.begin(given, CONFIG, version=1, step=1, files={"adapter_config.json": b"{}"})
+    folder = ModelFolder.read(Path(begun.result()["path"]))
+    folder.verify()
+    for name, tensor in SafetensorsFolder(folder.path, adapter=True).tensors().items():
+        assert torch.equal(tensor, given[name])
+    with pytest.raises(ModelFolderError, match="not a whole model"):
+        SafetensorsFolder(folder.path)
+    assert (folder.path / "adapter_config.json").read_bytes() == b"{}"
     source.close()
 
 
