@@ -47,10 +47,7 @@ from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.fsdp.shards import Shards, local_of
 from gyre.workloads.fsdp.token_model import TokenModel
 from gyre.workloads.learner.backend import TokenLoss
-from gyre.workloads.learner.checkpoint_identity import (
-    another_model,
-    known_architecture,
-)
+from gyre.workloads.learner.checkpoint_identity import another_config, config_in
 from gyre.workloads.learner.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.learner.errors import NotFinite
 from gyre.workloads.learner.losses import detached
@@ -106,7 +103,7 @@ class FsdpBackend:
             make_deterministic()
         seed_everything(settings.seed)
         causal = build_causal(hugging_face_config, own.attention)
-        self._known = known_architecture(hugging_face_config)
+        self._config = hugging_face_config
         self._lora = settings.lora if trains and not values else None
         self._layers = add_adapter(causal, self._lora) if self._lora is not None else []
         self._model: Any = TokenModel(causal, values=values)
@@ -319,9 +316,9 @@ class FsdpBackend:
 
     def _problem_with(self, told: dict[str, Any]) -> str:
         """Why a checkpoint is not this job's, by its metadata; "" where it is."""
-        model = told.get("model")
-        theirs = model.get("config") if isinstance(model, dict) else None
-        return another_model(theirs, self._known) or problem_with(told.get(ADAPTER), self.adapter_record)
+        return another_config(config_in(told), self._config) or problem_with(
+            told.get(ADAPTER), self.adapter_record
+        )
 
     def _parts(self) -> list[Part]:
         if not self.trains:

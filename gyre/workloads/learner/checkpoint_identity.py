@@ -32,6 +32,11 @@ METADATA = "actor.json"
 FIRST_OF_TORCH = "rank_00000.pt"
 """What plain torch's first rank writes."""
 
+OWN_MODEL = (
+    "Give the job what it began with: config.model_path, config.model or config.lora is another one's."
+)
+"""The hint for a checkpoint of another model, or of an adapter of another kind."""
+
 
 def written_by(folder: Path) -> BackEnd | None:
     """The back end that wrote the checkpoint; None where it is none."""
@@ -52,11 +57,6 @@ def refuse_another_writer(folder: Path, own: BackEnd) -> None:
         )
 
 
-OWN_MODEL = (
-    "Give the job the model that it began with: config.model_path or config.model is another one's now."
-)
-
-
 def refuse_another_model(folder: Path, config: Mapping[str, Any] | None, own: Architecture | None) -> None:
     """Raises CheckpointMismatch where the content of `config.json` that a checkpoint holds describes another model than
     `own`, by what differs. None is of no policy, or of a model that Gyre's own decoder does not compute."""
@@ -66,12 +66,24 @@ def refuse_another_model(folder: Path, config: Mapping[str, Any] | None, own: Ar
         )
 
 
-def known_architecture(config: Mapping[str, Any]) -> Architecture | None:
-    """The shape of the model of a `config.json`; None where Gyre's own decoder does not compute it."""
+def config_in(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The content of `config.json` in what an actor says of its checkpoint; None in a critic's."""
+    model = metadata.get("model")
+    config = model.get("config") if isinstance(model, dict) else None
+    return config if isinstance(config, dict) else None
+
+
+def another_config(theirs: Mapping[str, Any] | None, own: Mapping[str, Any]) -> str:
+    """How the model of one `config.json` is another than that of `own`; "" where it is the same. Of a kind that Gyre's
+    own decoder does not compute, whoever loads the tensors compares the rest."""
+    if theirs is None:
+        return ""
+    if theirs.get("model_type") != own.get("model_type"):
+        return f"model_type is {theirs.get('model_type')} instead of {own.get('model_type')}"
     try:
-        return architecture_of(dict(config), "config.json")
+        return another_model(theirs, architecture_of(dict(own), "config.json"))
     except NotComputed:
-        return None
+        return ""
 
 
 def another_model(config: Mapping[str, Any] | None, own: Architecture | None) -> str:

@@ -20,7 +20,11 @@ from gyre.models.safetensors_folder import TensorSource
 from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.learner.backend import TokenLoss
-from gyre.workloads.learner.checkpoint_identity import refuse_another_model, refuse_another_writer
+from gyre.workloads.learner.checkpoint_identity import (
+    config_in,
+    refuse_another_model,
+    refuse_another_writer,
+)
 from gyre.workloads.learner.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.learner.errors import CheckpointMismatch
 from gyre.workloads.learner.losses import detached
@@ -198,9 +202,7 @@ class MegatronBackend:
 
         refuse_another_writer(path, "megatron")
         refuse_strangers_pickle(path, own=self.context.directory)
-        model = read_metadata(path).get("model")
-        theirs = model.get("config") if isinstance(model, dict) else None
-        refuse_another_model(path, theirs, self.policy.architecture)
+        refuse_another_model(path, config_in(read_metadata(path)), self.policy.architecture)
         from gyre.workloads.megatron.checkpoints.on_disk import restore
 
         metadata = restore(self.policy, self._seam, path, load_first_model=self._load_first_model)
