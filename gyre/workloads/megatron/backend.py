@@ -25,6 +25,7 @@ from gyre.workloads.learner.checkpoint_identity import (
     refuse_another_model,
     refuse_another_writer,
 )
+from gyre.workloads.learner.checkpoint_writer import CheckpointWriter
 from gyre.workloads.learner.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.learner.errors import CheckpointMismatch
 from gyre.workloads.learner.losses import detached
@@ -63,7 +64,6 @@ class MegatronBackend:
         from gyre.workloads.megatron.model.seam import open_seam
 
         self._seam = open_seam(self.device)
-        from gyre.workloads.megatron.checkpoints.on_disk import CheckpointWriter
         from gyre.workloads.megatron.model.config import architecture_from
         from gyre.workloads.megatron.model.parallel import Ranks
         from gyre.workloads.megatron.policy import MegatronPolicy
@@ -95,7 +95,7 @@ class MegatronBackend:
             self.ranks.close()  # a set-up that is tried again joins them anew
             raise
         self.width_multiple = self.ranks.tensor if layout.sequence_parallel else 1
-        self.writer = CheckpointWriter(self.policy, self._seam)
+        self.writer = CheckpointWriter(self.ranks, self.device)
         self.memory: MemoryCheckpoints | None = None
         if layout.memory_checkpoint_share:
             from gyre.workloads.megatron.checkpoints.in_memory import MemoryCheckpoints
@@ -174,10 +174,14 @@ class MegatronBackend:
         if self.memory is not None and self.memory.is_on:
             self.memory.prepare()
         else:
-            self.writer.prepare()
+            from gyre.workloads.megatron.checkpoints import on_disk
+
+            on_disk.prepare(self.writer, self.policy)
 
     def save(self, path: Path, metadata: dict[str, Any], digest: Callable[[], str | None]) -> None:
         """See `checkpoints.on_disk`. The weights of a folder's first model are not written."""
+        from gyre.workloads.megatron.checkpoints import on_disk
+
         self.writer.abandon()  # a checkpoint of a controller that died before it was written, or gave it up
         is_first_model = self._is_first_model and self._model.small is None
         copied = None
@@ -188,8 +192,15 @@ class MegatronBackend:
             "tensor_parallel": self.layout.tensor_parallel,
             "pipeline_parallel": self.layout.pipeline_parallel,
         }
-        self.writer.begin(
-            path, {**metadata, "layout": layout}, digest, is_first_model=is_first_model, copied=copied
+        on_disk.begin(
+            self.writer,
+            self.policy,
+            self._seam,
+            path,
+            {**metadata, "layout": layout},
+            digest,
+            is_first_model=is_first_model,
+            copied=copied,
         )
 
     def saved(self, *, wait: bool) -> bool:
