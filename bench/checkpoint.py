@@ -200,11 +200,13 @@ def first_row(actor: MegatronActor, folder: Path) -> Row:
 
 def room_row(actor: MegatronActor) -> Row:
     """The memory for the copy, which a thread takes beside the first step; on a GPU it is page-locked."""
+    from gyre.workloads.megatron.checkpoints import on_disk
+
     row: Row = {"way": "room", "size_bytes": 0}
     writer = actor.backend.writer
     with clock(row, "whole"):
         with clock(row, "hold"):
-            writer.prepare()
+            on_disk.prepare(writer, actor.backend.policy)
         writer._buffer._join()
     return row
 

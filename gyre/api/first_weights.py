@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.api.definition.entrypoints import load_class
 from gyre.api.home import Home
-from gyre.api.saved_policies import BackEnd, refuse_missing, written_by
+from gyre.api.saved_policies import refuse_missing
 from gyre.api.terminal.signals import signals_held
 from gyre.config import JobSpec, parse_job
 from gyre.config.sections import WorkloadSettings
@@ -34,18 +34,13 @@ from gyre.errors import ConfigError, GyreError, NotFound
 from gyre.failover import state_from
 from gyre.graph.integrations import reads_sections
 from gyre.store import Store
+from gyre.workloads.learner.checkpoint_identity import WRITERS, BackEnd, written_by
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
 
 _EXPORT_S = 3600.0
 """Deadline of reading a checkpoint of several ranks: at the 100 MB/s of a slow disk, 180 GB in and 180 GB out."""
-
-_WRITERS: dict[BackEnd | None, str] = {
-    "torch": ", which plain torch wrote",
-    "megatron": ", which Megatron's ranks wrote",
-    "fsdp": ", which FSDP2's ranks wrote",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +103,13 @@ def first_weights(
     out = place.job_directory(job_id) / NAME
     try:
         folder, notes = _copy_whole(found, out, wanted, trust=trust)
-        writer = _WRITERS.get(written_by(folder), "")
+        writer = written_by(folder)
         name = f"{found.name}, {folder.name}" if found.is_job else found.name
         section = FirstWeightsSettings(path=str(out), source=name)
         config = {**spec.config, NAME: section.model_dump()}
         begun = parse_job({**spec.model_dump(mode="json"), "config": config})
-        said = f"begins with the weights of {name}{writer}; its optimizer begins anew"
+        whose = f", which {WRITERS[writer]} wrote" if writer is not None else ""
+        said = f"begins with the weights of {name}{whose}; its optimizer begins anew"
         yield begun, [*notes, said]
     except BaseException:
         with signals_held():

@@ -1,34 +1,22 @@
-"""Checkpoints of actors, whatever back end wrote them: which one it was, and the policy in it as a model's folder.
+"""Checkpoints of actors, whatever back end wrote them: the policy in one as a model's folder.
 
 This module must not know of jobs.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gyre.errors import ConfigError
 from gyre.extras import how_to_install
+from gyre.workloads.learner.checkpoint_identity import WRITERS, BackEnd
 
-BackEnd = Literal["torch", "megatron", "fsdp"]
-
-_NEEDS: dict[BackEnd, tuple[str, str, str]] = {
-    "megatron": ("Megatron's ranks", "megatron-core", "megatron"),
-    "fsdp": ("FSDP2's ranks", "transformers", "transformers"),
+_NEEDS: dict[BackEnd, tuple[str, str]] = {
+    "megatron": ("megatron-core", "megatron"),
+    "fsdp": ("transformers", "transformers"),
 }
-"""Whose checkpoint it is, the distribution that reading it needs, and the module that names its extra."""
-
-
-def written_by(folder: Path) -> BackEnd | None:
-    """The back end that wrote the checkpoint; None where it is none."""
-    from gyre.workloads.fsdp.formats import FORMAT, METADATA
-    from gyre.workloads.torch.saved_policy import checkpoint_file
-
-    if (folder / METADATA).is_file():
-        return "fsdp" if _format_in(folder / METADATA) == FORMAT else "megatron"
-    return "torch" if checkpoint_file(folder, 0).is_file() else None
+"""The distribution that reading its checkpoints needs, and the module that names its extra."""
 
 
 def export_saved(
@@ -67,18 +55,9 @@ def refuse_missing(folder: Path, back_end: BackEnd) -> None:
 
     if back_end not in _NEEDS:
         return
-    whose, distribution, module = _NEEDS[back_end]
+    distribution, module = _NEEDS[back_end]
     if installed(distribution) is None:
         raise ConfigError(
-            f"{folder} is a checkpoint of {whose}, and {distribution} is not installed.",
+            f"{folder} is a checkpoint of {WRITERS[back_end]}, and {distribution} is not installed.",
             hint=how_to_install(module) or f"pip install {distribution}",
         )
-
-
-def _format_in(file: Path) -> Any:
-    """The format that `actor.json` names; None where it cannot be read, which its back end's own reader explains."""
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return content.get("format") if isinstance(content, dict) else None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gyre.models.config_keys import flag, refuse_what_changes
+from gyre.models.config_keys import AS_SAVED, ELSEWHERE, flag, refuse_what_changes
 from gyre.models.errors import ModelFolderError, NotComputed
 
 FAMILIES = ("qwen2", "qwen3", "llama")
@@ -150,6 +150,10 @@ def architecture_of(
     """The shape that the content of a `config.json` describes, and of a `generation_config.json` beside it. `where`
     names it in errors. Raises ModelFolderError."""
     family = config.get("model_type")
+    if not isinstance(family, str):
+        raise ModelFolderError(
+            f"{where}: model_type must be a text, not {family!r}: it says which model this is.", hint=AS_SAVED
+        )
     if family not in FAMILIES:
         raise NotComputed(
             f"{where}: model_type {family!r} is not supported.",
@@ -160,7 +164,9 @@ def architecture_of(
     def number(key: str) -> int:
         value = config.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ModelFolderError(f"{where}: {key} must be a positive integer, not {value!r}.")
+            raise ModelFolderError(
+                f"{where}: {key} must be a positive integer, not {value!r}.", hint=AS_SAVED
+            )
         return value
 
     refuse_what_changes(config, where, family)
@@ -174,7 +180,8 @@ def architecture_of(
     if heads % kv_heads or head_dim % 2:
         raise ModelFolderError(
             f"{where}: {heads} heads must be a multiple of {kv_heads} key-value heads, and head_dim "
-            f"{head_dim} even."
+            f"{head_dim} even.",
+            hint=AS_SAVED,
         )
     vocab, attention_bias = number("vocab_size"), flag(config, "attention_bias", where)
     return Architecture(
@@ -258,7 +265,7 @@ def _rope_in(parameters: Any, config: dict[str, Any], where: str) -> Rope:
     if isinstance(parameters, dict) and isinstance(parameters.get("full_attention"), dict):
         parameters = parameters["full_attention"]  # other layers are refused
     if not isinstance(parameters, dict):
-        raise ModelFolderError(f"{where} must be an object, not {parameters!r}.")
+        raise ModelFolderError(f"{where} must be an object, not {parameters!r}.", hint=AS_SAVED)
     given = {key: value for key, value in parameters.items() if value is not None}
     for outside, inside in (
         ("rope_theta", "rope_theta"),
@@ -273,22 +280,26 @@ def _rope_in(parameters: Any, config: dict[str, Any], where: str) -> Rope:
             )
     kind = given.get("rope_type", given.get("type", "default"))
     if given.get("type", kind) != kind:
-        raise ModelFolderError(f"{where}: rope_type is {kind!r} and type is {given['type']!r}.")
+        raise ModelFolderError(
+            f"{where}: rope_type is {kind!r} and type is {given['type']!r}.", hint="Keep one of them."
+        )
     if kind not in _ROPE_KEYS:
         raise NotComputed(
             f"{where}: rope type {kind!r} is not supported.",
-            hint=f"{', '.join(_ROPE_KEYS)} are; FSDP2 trains others, and both engines serve them.",
+            hint=f"{', '.join(_ROPE_KEYS)} are; {ELSEWHERE}",
         )
     if _number(given, "partial_rotary_factor", where, 1.0) != 1.0:
-        raise NotComputed(f"{where}: a partial_rotary_factor other than 1 is not supported.")
+        raise NotComputed(f"{where}: a partial_rotary_factor other than 1 is not supported.", hint=ELSEWHERE)
     unread = given.keys() - _ROPE_KEYS[kind] - _ROPE_COMMON
     if kind == "default" and given.get("factor") == 1:
         unread -= {"factor"}
     if unread:
-        raise ModelFolderError(f"{where}: rope type {kind!r} does not use {sorted(unread)[0]}.")
+        raise ModelFolderError(
+            f"{where}: rope type {kind!r} does not use {sorted(unread)[0]}.", hint=AS_SAVED
+        )
     missing = [key for key in _ROPE_KEYS[kind] if key not in given]
     if missing:
-        raise ModelFolderError(f"{where}: rope type {kind!r} needs {missing[0]!r}.")
+        raise ModelFolderError(f"{where}: rope type {kind!r} needs {missing[0]!r}.", hint=AS_SAVED)
     theta = _number(given, "rope_theta", where, 10000.0)
     if kind == "default":
         return Rope(theta)
@@ -308,7 +319,7 @@ def _number(values: dict[str, Any], key: str, where: str, default: float | None 
     """A positive number. Raises ModelFolderError for anything else."""
     value = default if values.get(key) is None else values[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ModelFolderError(f"{where}: {key} must be a positive number, not {value!r}.")
+        raise ModelFolderError(f"{where}: {key} must be a positive number, not {value!r}.", hint=AS_SAVED)
     return float(value)
 
 
@@ -317,12 +328,14 @@ def _token_ids(values: dict[str, Any], where: str, vocab: int) -> frozenset[int]
     found = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(one, int) and not isinstance(one, bool) for one in found):
         raise ModelFolderError(
-            f"{where}: eos_token_id must be a token's number or a list of them, not {value!r}."
+            f"{where}: eos_token_id must be a token's number or a list of them, not {value!r}.",
+            hint="Write the numbers of the tokens that end an answer.",
         )
     strange = [one for one in found if not 0 <= one < vocab]
     if strange:
         raise ModelFolderError(
-            f"{where}: eos_token_id {strange[0]} is not in the vocabulary, which has {vocab} tokens."
+            f"{where}: eos_token_id {strange[0]} is not in the vocabulary, which has {vocab} tokens.",
+            hint="Write the numbers of the tokens that end an answer.",
         )
     return frozenset(found)
 
@@ -335,10 +348,10 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"{path} cannot be read: {error.strerror or error}.",
             hint="Name a folder in Hugging Face's layout, with config.json.",
         ) from None
-    except ValueError as error:
-        raise ModelFolderError(f"{path} is not JSON: {error}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelFolderError(f"{path} is not JSON: {error}.", hint=AS_SAVED) from None
     if not isinstance(value, dict):
-        raise ModelFolderError(f"{path} must hold a JSON object.")
+        raise ModelFolderError(f"{path} must hold a JSON object.", hint=AS_SAVED)
     return value
 
 

@@ -14,6 +14,10 @@ from typing import Any
 
 from gyre.models.errors import ModelFolderError, NotComputed
 
+AS_SAVED = "Copy or download config.json again, from where the weights are from."
+ELSEWHERE = "FSDP2 trains others, and both engines serve them."
+"""Hints: of a file that cannot be right, and of a model that Gyre's own decoder does not compute."""
+
 _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "d_model", "dim", "model_dim"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
@@ -90,6 +94,7 @@ _EXPERTS = (
 )
 _OTHER_INPUTS = ("vision_config", "audio_config", "visual", "vision_tower", "mm_vision_tower", "video_config")
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
+_DTYPES = ("float64", "float32", "float16", "bfloat16", "auto")
 _QUANTISED = ("quantization_config", "compression_config", "quantization")
 
 
@@ -104,7 +109,10 @@ def refuse_no_decoder(config: Mapping[str, Any], where: str) -> None:
             )
     for key in _OTHER_INPUTS:
         if config.get(key):
-            raise ModelFolderError(f"{where}: {key} is given: models of images or sound are not supported.")
+            raise ModelFolderError(
+                f"{where}: {key} is given: models of images or sound are not supported.",
+                hint="Save the language model alone, by its own save_pretrained.",
+            )
     for key in _INNER:
         if config.get(key):
             raise ModelFolderError(
@@ -120,7 +128,8 @@ def refuse_what_changes(config: Mapping[str, Any], where: str, family: str) -> N
     for key in _EXPERTS:
         if config.get(key) not in (None, 0, 1):
             raise ModelFolderError(
-                f"{where}: {key} is {config[key]!r}: mixtures of experts are not supported."
+                f"{where}: {key} is {config[key]!r}: mixtures of experts are not supported.",
+                hint=f"A model_type of its own has them, such as qwen3_moe, and not {family}. {ELSEWHERE}",
             )
     if config.get("auto_map"):
         raise ModelFolderError(
@@ -130,18 +139,33 @@ def refuse_what_changes(config: Mapping[str, Any], where: str, family: str) -> N
     for key, neutral in _NEUTRAL.items():
         value = config.get(key)
         if value is not None and value not in neutral:
-            raise ModelFolderError(f"{where}: {key} is {value!r}, which is not supported.")
+            raise ModelFolderError(
+                f"{where}: {key} is {value!r}, which is not supported.",
+                hint=f"transformers does not read it in a {family}, and engines may: remove it if the model is one.",
+            )
+    refuse_no_dtype(config, where)
     _refuse_two_names(config, where)
     _refuse_activation(config, where)
     _refuse_windows(config, where, family)
     _refuse_other_class(config, where, family)
 
 
+def refuse_no_dtype(config: Mapping[str, Any], where: str) -> None:
+    """Raises ModelFolderError for a dtype that weights cannot have. What the tensors are, their files say."""
+    for key in ("dtype", "torch_dtype"):
+        value = config.get(key)
+        if isinstance(value, str) and value.removeprefix("torch.") not in _DTYPES:
+            raise ModelFolderError(
+                f"{where}: {key} is {value!r}, and weights are read in {', '.join(_DTYPES[:-1])}.",
+                hint="Write the dtype of its tensors.",
+            )
+
+
 def flag(config: Mapping[str, Any], key: str, where: str) -> bool:
     """A key that is true, false or absent. Raises ModelFolderError for anything else, such as the text "false"."""
     value = config.get(key)
     if value is not None and not isinstance(value, bool):
-        raise ModelFolderError(f"{where}: {key} must be true or false, not {value!r}.")
+        raise ModelFolderError(f"{where}: {key} must be true or false, not {value!r}.", hint=AS_SAVED)
     return bool(value)
 
 
@@ -164,7 +188,9 @@ def _refuse_two_names(config: Mapping[str, Any], where: str) -> None:
 
 def _refuse_activation(config: Mapping[str, Any], where: str) -> None:
     if config.get("hidden_act") not in (None, "silu"):
-        raise NotComputed(f"{where}: hidden_act {config['hidden_act']!r} is not supported; only silu is.")
+        raise NotComputed(
+            f"{where}: hidden_act {config['hidden_act']!r} is not supported; only silu is.", hint=ELSEWHERE
+        )
 
 
 def _refuse_windows(config: Mapping[str, Any], where: str, family: str) -> None:
@@ -172,7 +198,8 @@ def _refuse_windows(config: Mapping[str, Any], where: str, family: str) -> None:
     kinds = config.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
         raise NotComputed(
-            f"{where}: layer_types has other layers than full_attention, which are not supported."
+            f"{where}: layer_types has other layers than full_attention, which are not supported.",
+            hint=ELSEWHERE,
         )
     window, longest = config.get("sliding_window"), config.get("max_position_embeddings")
     given = flag(config, "use_sliding_window", where)
@@ -188,7 +215,7 @@ def _refuse_windows(config: Mapping[str, Any], where: str, family: str) -> None:
     named = "use_sliding_window" if family != "llama" else "sliding_window"
     raise NotComputed(
         f"{where}: {named} is {config.get(named)!r}: sliding windows are not supported.",
-        hint="SGLang serves them.",
+        hint=ELSEWHERE,
     )
 
 
@@ -198,9 +225,12 @@ def _refuse_other_class(config: Mapping[str, Any], where: str, family: str) -> N
     if classes is None:
         return
     if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
-        raise ModelFolderError(f"{where}: architectures must be a list of names, not {classes!r}.")
+        raise ModelFolderError(
+            f"{where}: architectures must be a list of names, not {classes!r}.", hint=AS_SAVED
+        )
     for one in classes:
         if not one.lower().startswith(f"{family}for") and not one.lower().startswith(f"{family}model"):
             raise ModelFolderError(
-                f"{where}: architectures names {one}, and model_type is {family!r}, which is another model."
+                f"{where}: architectures names {one}, and model_type is {family!r}, which is another model.",
+                hint=AS_SAVED,
             )

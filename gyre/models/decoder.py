@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gyre.models.architecture import Architecture
 from gyre.models.errors import ModelFolderError
+from gyre.models.finite import is_finite, refuse_not_finite
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.models.tensor_names import parameter_parts
 
@@ -70,7 +71,7 @@ class Weights:
 def load_weights(folder: Path, architecture: Architecture, dtype: torch.dtype) -> Weights:
     """The weights in `folder`, in memory of their own: the folder may be written anew while they are used.
 
-    Raises ModelFolderError where it holds no weights, or another model's.
+    Raises ModelFolderError where it holds no weights, another model's, or some that are not finite.
     """
     source = SafetensorsFolder(folder)
     if not source:
@@ -84,6 +85,7 @@ def load_weights(folder: Path, architecture: Architecture, dtype: torch.dtype) -
         return torch.cat([source(part).to(wanted) for part in parts])  # cat copies, of one tensor too
 
     fused = {name: joined(name, parts) for name, parts in parameter_parts(architecture).items()}
+    refuse_not_finite([name for name, tensor in fused.items() if not is_finite(tensor)])
     return Weights.of(fused, architecture)
 
 

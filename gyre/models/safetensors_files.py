@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gyre.models.architecture import Architecture
 from gyre.models.errors import ModelFolderError
-from gyre.models.tensor_names import HEAD, SCORE, expected_shapes, is_harmless
+from gyre.models.tensor_names import EMBEDDING, HEAD, SCORE, expected_shapes, is_harmless
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The names of a model in one file, and of the index of several."""
@@ -24,6 +24,9 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safete
 
 _DTYPES = ("F64", "F32", "F16", "BF16")
 """Dtypes that are read, in safetensors' names. Narrower floats come with scales, which nothing here applies."""
+
+_COMPARED_BYTES = 64 << 10
+"""So much of two tensors is compared before anything starts; who loads them compares all."""
 
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json")
 
@@ -62,7 +65,7 @@ def read_header(path: Path) -> tuple[TensorEntry, ...]:
                 raise ValueError(f"{name} lies outside of it")
             shape = tuple(int(size) for size in entry["shape"])
             entries.append(TensorEntry(name, str(entry["dtype"]), shape, 8 + length + begin, end - begin))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFolderError(
             f"{path} cannot be read as safetensors: {error}.",
             hint="Is it whole? A clone without Git LFS has small text files in the place of weights.",
@@ -113,6 +116,8 @@ def require_tensors(
 ) -> None:
     """Raises ModelFolderError unless the folder's tensors are all those of the architecture, each of its shape, and no
     others. `head` is the output layer that is wanted; None takes any."""
+    for entry in held.values():
+        refuse_narrow(entry, folder)
     wanted = expected_shapes(architecture)
     if head != HEAD:
         wanted.pop(HEAD, None)
@@ -135,6 +140,49 @@ def require_tensors(
                 f"{', '.join(_DTYPES)}.",
                 hint=ANOTHER_MODEL,
             )
+
+
+def refuse_narrow(entry: TensorEntry, folder: Path) -> None:
+    """Raises ModelFolderError for a tensor of a `folder` that is quantized, for it would be read as if it had no
+    scales. What is no weight may be of integers, such as a mask."""
+    is_float = "F" in entry.dtype
+    if entry.dtype not in _DTYPES and (is_float or entry.name.endswith("weight")):
+        raise ModelFolderError(
+            f"{folder}: tensor {entry.name} is {entry.dtype} {entry.shape}: quantized weights are not supported.",
+            hint="SGLang serves them; to train, take the folder of the model before it was quantized.",
+        )
+
+
+def refuse_other_head(held: Mapping[Path, Sequence[TensorEntry]], folder: Path) -> None:
+    """Raises ModelFolderError where a tied model plainly has an output layer of its own: by shape, dtype or first
+    bytes."""
+    places = {entry.name: (path, entry) for path, entries in held.items() for entry in entries}
+    if HEAD not in places or EMBEDDING not in places:
+        return
+    (_, head), (_, embedding) = places[HEAD], places[EMBEDDING]
+    if head.shape != embedding.shape or (
+        head.dtype == embedding.dtype and _first_bytes(*places[HEAD]) != _first_bytes(*places[EMBEDDING])
+    ):
+        raise other_head(folder)
+
+
+def other_head(folder: Path) -> ModelFolderError:
+    """What is raised of a tied model with an output layer of its own."""
+    return ModelFolderError(
+        f"{folder}: config.json says tie_word_embeddings, and {HEAD} is not {EMBEDDING}.",
+        hint=f"Set tie_word_embeddings to false, or remove {HEAD}.",
+    )
+
+
+def _first_bytes(path: Path, entry: TensorEntry) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(entry.offset)
+            return file.read(min(entry.size_bytes, _COMPARED_BYTES))
+    except OSError as error:
+        raise ModelFolderError(
+            f"{path} cannot be read: {error.strerror or error}.", hint="Is its disk there?"
+        ) from None
 
 
 def refuse_other_formats(folder: Path) -> None:
@@ -185,8 +233,11 @@ def _read_index(index: Path) -> dict[str, str]:
         mapped = dict(json.loads(index.read_text())["weight_map"])
         if not mapped or not all(isinstance(name, str) and "/" not in name for name in mapped.values()):
             raise ValueError("its weight_map names no files")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelFolderError(f"{index} is not an index of shards: {error!r}.") from None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise ModelFolderError(
+            f"{index} is not an index of shards: {error!r}.",
+            hint="Copy or download the files and the index again, from one place.",
+        ) from None
     return mapped
 
 

@@ -16,7 +16,14 @@ from torch import Tensor
 
 from gyre.models.architecture import Architecture
 from gyre.models.errors import ModelFolderError
-from gyre.models.safetensors_files import ANOTHER_MODEL, TensorEntry, require_tensors, weight_files
+from gyre.models.safetensors_files import (
+    ANOTHER_MODEL,
+    TensorEntry,
+    other_head,
+    refuse_narrow,
+    require_tensors,
+    weight_files,
+)
 from gyre.models.tensor_names import EMBEDDING, HEAD
 
 TensorSource = Callable[[str], Tensor]
@@ -58,22 +65,23 @@ class SafetensorsFolder:
         """Raises ModelFolderError where a tied model has an output layer of its own after all."""
         head, embedding = self(HEAD), self(EMBEDDING)
         if head.shape != embedding.shape or not torch.equal(head, embedding):
-            raise ModelFolderError(
-                f"{self._folder}: config.json says tie_word_embeddings, and {HEAD} is not {EMBEDDING}.",
-                hint=f"Set tie_word_embeddings to false, or remove {HEAD}.",
-            )
+            raise other_head(self._folder)
 
     def __call__(self, name: str) -> Tensor:
-        """The tensor; it may be a view of the file. Raises ModelFolderError where there is none of this name."""
+        """The tensor; it may be a view of the file. Raises ModelFolderError where there is none of this name, and for
+        one that is quantized."""
         if name not in self._entries:
             raise ModelFolderError(f"there is no tensor {name} in {self._folder}.", hint=ANOTHER_MODEL)
-        path, _ = self._entries[name]
+        path, entry = self._entries[name]
+        refuse_narrow(entry, self._folder)
         try:
             if path not in self._files:
                 self._files[path] = safe_open(path, framework="pt")
             tensor: Tensor = self._files[path].get_tensor(name)
         except (OSError, SafetensorError) as error:
-            raise ModelFolderError(f"{path}: {name} cannot be read: {error}.") from None
+            raise ModelFolderError(
+                f"{path}: {name} cannot be read: {error}.", hint="Is it whole? Copy or download it again."
+            ) from None
         return tensor
 
     def tensors(self) -> dict[str, Tensor]:

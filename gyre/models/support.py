@@ -16,9 +16,17 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from gyre.models.architecture import Architecture, read_architecture, read_config
+from gyre.models.architecture import Architecture, read_architecture, read_config, read_eos_token_ids
 from gyre.models.errors import ModelFolderError, NotComputed
-from gyre.models.safetensors_files import TensorEntry, refuse_other_formats, require_tensors, weight_files
+from gyre.models.safetensors_files import (
+    ANOTHER_MODEL,
+    TensorEntry,
+    refuse_narrow,
+    refuse_other_formats,
+    refuse_other_head,
+    require_tensors,
+    weight_files,
+)
 from gyre.models.tensor_names import EMBEDDING, HEAD, SCORE, expected_shapes
 from gyre.models.transformers_models import refuse_not_causal
 
@@ -144,7 +152,7 @@ def _of_another(folder: Path, kind: str, config: dict[str, Any], error: ModelFol
     refused = dict.fromkeys((*BACKENDS, ENGINES[0]), error.message)
     if isinstance(error, NotComputed):
         try:
-            refuse_not_causal(config, str(folder / "config.json"))
+            refuse_another(folder, config)
             held = weights_of_another(folder, config)
         except ModelFolderError as other:
             refused |= dict.fromkeys(BY_TRANSFORMERS, other.message)
@@ -173,6 +181,14 @@ def _sizes(held: Mapping[Path, Sequence[TensorEntry]]) -> tuple[str, int]:
     return max(sizes, key=lambda name: sizes[name], default=""), sum(sizes.values())
 
 
+def refuse_another(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raises ModelFolderError where the folder, whose `config.json` holds `config`, is of no model that transformers
+    computes, as far as files tell."""
+    refuse_not_causal(config, str(folder / "config.json"))
+    if isinstance(config.get("vocab_size"), int):  # else the family's, which only transformers knows
+        read_eos_token_ids(folder, dict(config), config["vocab_size"])
+
+
 def weights_of_another(
     folder: Path, config: Mapping[str, Any], *, head: str | None = HEAD
 ) -> dict[Path, tuple[TensorEntry, ...]]:
@@ -197,6 +213,17 @@ def weights_of_another(
         raise ModelFolderError(
             f"{folder} lacks {HEAD}, and its config.json says that it is not the embedding (tie_word_embeddings).",
             hint="Set tie_word_embeddings to true, if it is.",
+        )
+    if head == HEAD and config.get("tie_word_embeddings") is True:
+        refuse_other_head(held, folder)
+    for entry in found.values():
+        refuse_narrow(entry, folder)
+    wanted, embedding = (config.get("vocab_size"), config.get("hidden_size")), found.get(EMBEDDING)
+    if embedding is not None and None not in wanted and embedding.shape != wanted:
+        raise ModelFolderError(
+            f"{folder}: tensor {EMBEDDING} is {embedding.shape}, and config.json says {wanted} (vocab_size, "
+            "hidden_size).",
+            hint=ANOTHER_MODEL,
         )
     return held
 
@@ -248,6 +275,8 @@ def weights_of(
     if held:
         found = {entry.name: entry for entries in held.values() for entry in entries}
         require_tensors(found, architecture, folder, head=head)
+        if head == HEAD and architecture.tied:
+            refuse_other_head(held, folder)
     else:
         refuse_other_formats(folder)
     return held

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gyre.workloads.gang.state_files import sealed
 from tests.fsdp.test_backend import STEPS, relative
 from tests.fsdp.work import (
     CONFIG,
@@ -20,6 +21,7 @@ from tests.fsdp.work import (
     save_where_one_cannot,
     step_save_step,
 )
+from tests.other_checkpoints import write_beginnings
 from tests.rank_pool import RankPool
 
 
@@ -104,10 +106,40 @@ def test_a_broken_checkpoint_is_refused_by_all_and_changes_nothing(
 
 
 def test_another_models_checkpoint_is_refused(
-    pool: RankPool, folder_of: Callable[[str], Path], saved: tuple[Path, list[dict[str, Any]]]
+    pool: RankPool, folder_of: Callable[[str], Path], saved: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
-    told = pool.run(refused_restores, 2, folder_of("qwen3"), CONFIG, [saved[0]])
-    assert all("the model" in said and untouched for ((said, untouched),) in told)
+    """By what it says of its model, and by its tensors where it says nothing."""
+    own = json.loads((folder_of("qwen3") / "config.json").read_text())
+    paths, sentences = [saved[0]], ["the model"]
+    for changes, sentence in (
+        ({"model_type": "mistral"}, "model_type is mistral instead of qwen3"),
+        ({"num_hidden_layers": 9}, "num_hidden_layers is 9 instead of 2"),
+    ):
+        path = shutil.copytree(saved[0], tmp_path / sentence)
+        content = json.loads((path / "actor.json").read_text())
+        content["metadata"]["model"] = {"config": {**own, **changes}}
+        (path / "actor.json").write_text(json.dumps(sealed(content)))
+        paths.append(path)
+        sentences.append(sentence)
+    for of_rank in pool.run(refused_restores, 2, folder_of("qwen3"), CONFIG, paths):
+        for (said, untouched), sentence in zip(of_rank, sentences, strict=True):
+            assert sentence in said
+            assert "Give the job what it began with" in said
+            assert untouched
+
+
+def test_another_back_ends_checkpoint_is_refused_by_all_ranks(
+    pool: RankPool, folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    beginnings = write_beginnings(tmp_path)
+    told = pool.run(
+        refused_restores, 2, folder_of("qwen3"), CONFIG, [beginnings["torch"], beginnings["megatron"]]
+    )
+    for of_torch, of_megatron in told:
+        assert of_torch[1]
+        assert of_megatron[1]
+        assert "is one of plain torch, not of FSDP2's ranks. A new job begins with its weights" in of_torch[0]
+        assert "is one of Megatron's ranks, not of FSDP2's ranks" in of_megatron[0]
 
 
 def test_a_save_gives_up_the_one_before_it(

@@ -137,13 +137,43 @@ def test_a_tensor_that_the_model_has_not_is_refused(
 def test_a_tied_head_that_is_another_is_refused(
     pool: RankPool, folder_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    """Also where transformers alone knows that this kind is tied."""
     folder = copied(folder_of("gemma3_text"), tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    del config["tie_word_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config))
     file = folder / "model.safetensors"
     tensors = load_file(file)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
     save_file(tensors, file, metadata={"format": "pt"})
     (said,) = pool.run(refused, 1, "FsdpActor", of_folder(folder))
     assert "the model ties its embeddings, and lm_head.weight is not model.embed_tokens.weight" in said
+
+
+@pytest.mark.parametrize("kind", ["mistral", "qwen3"])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused_by_all_ranks(
+    pool: RankPool, folder_of: Callable[[str], Path], tmp_path: Path, kind: str, number: float
+) -> None:
+    """The last rank holds the row, and says which tensor it is in."""
+    folder = copied(folder_of(kind), tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][-1, 3] = number
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    first, last = pool.run(refused, 2, "FsdpActor", of_folder(folder))
+    assert "another rank cannot take the weights" in first
+    assert "NaN or infinity is in model.embed_tokens.weight." in last
+
+
+def test_a_model_that_transformers_cannot_build_is_refused(
+    pool: RankPool, folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copied(folder_of("mistral"), tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    config["num_key_value_heads"] = 0
+    (folder / "config.json").write_text(json.dumps(config))
+    (said,) = pool.run(refused, 1, "FsdpActor", of_folder(folder))
+    assert "transformers cannot build this mistral: ZeroDivisionError" in said
 
 
 def test_a_folder_without_weights_is_refused_where_only_transformers_could_draw_them(

@@ -376,15 +376,15 @@ def step_save_step(
 
     import torch
 
-    from gyre.workloads.fsdp import checkpoints
+    from gyre.workloads.learner import checkpoint_writer
 
-    go, write = threading.Event(), checkpoints._write_files
+    go, write = threading.Event(), checkpoint_writer._write_files
 
     def late(*given: Any) -> None:
         assert go.wait(30)
         write(*given)
 
-    checkpoints._write_files = late
+    checkpoint_writer._write_files = late
     try:
         with backend_on(rank, ranks, port, folder, config, values=values) as backend:
             assert backend.saved(wait=False)
@@ -398,7 +398,7 @@ def step_save_step(
             assert backend.saved(wait=True)
             return {"at": at, "early": early, "norm": norm, "after": state_of(backend), "drawn": drawn}
     finally:
-        checkpoints._write_files = write
+        checkpoint_writer._write_files = write
 
 
 def restore_and_step(
@@ -449,16 +449,16 @@ def given_up_save(
     """A save begun while an earlier one is not finished."""
     import threading
 
-    from gyre.workloads.fsdp import checkpoints
+    from gyre.workloads.learner import checkpoint_writer
 
-    go, write = threading.Event(), checkpoints._write_files
+    go, write = threading.Event(), checkpoint_writer._write_files
 
     def late(path: Path, pieces: Any, content: Any, stop: Any, options: Any) -> None:
         if path.parent == first:
             assert stop.wait(30)
         write(path, pieces, content, stop, options)
 
-    checkpoints._write_files = late
+    checkpoint_writer._write_files = late
     try:
         with backend_on(rank, ranks, port, folder, config) as backend:
             backend.save(first, {"save": 1}, lambda: None)
@@ -469,23 +469,23 @@ def given_up_save(
             told["second"] = backend.restore(second)
             return told
     finally:
-        checkpoints._write_files = write
+        checkpoint_writer._write_files = write
 
 
 def save_where_one_cannot(
     rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], path: Path
 ) -> str:
     """The second rank's disk is full."""
-    from gyre.workloads.fsdp import checkpoints
+    from gyre.workloads.learner import checkpoint_writer
     from gyre.workloads.learner.errors import CheckpointMismatch
 
-    write = checkpoints._write_files
+    write = checkpoint_writer._write_files
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     if rank == 1:
-        checkpoints._write_files = full
+        checkpoint_writer._write_files = full
     try:
         with backend_on(rank, ranks, port, folder, config) as backend:
             backend.save(path, {}, lambda: None)
@@ -495,7 +495,7 @@ def save_where_one_cannot(
                 return str(error)
             return ""
     finally:
-        checkpoints._write_files = write
+        checkpoint_writer._write_files = write
 
 
 def refused_updates(rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -551,19 +551,22 @@ def a_loss_that_raises(
 def loads(
     rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], other: Path
 ) -> dict[str, Any]:
-    """Weights of another shape, weights that lack one on the first rank alone, and then the model's own twice over."""
+    """Weights of another shape, weights that lack one on the first rank alone, weights with NaN on the last, and then
+    the model's own twice over."""
     from gyre.models.errors import ModelFolderError
     from gyre.models.safetensors_folder import SafetensorsFolder
     from gyre.weights.version.manifest import WeightMismatch
 
     own = SafetensorsFolder(folder).tensors()
     lacking = {name: one for name, one in own.items() if rank or not name.endswith("model.norm.weight")}
+    broken = {name: one.clone() for name, one in own.items()}
+    broken["lm_head.weight"][-1, 0] = float("nan")
     rows = random_rows(6, seed=4)
     told: dict[str, Any] = {"refused": []}
     with backend_on(rank, ranks, port, folder, config) as backend:
         first = _step(backend, rows, ranks)
         before = state_of(backend)
-        for source in (SafetensorsFolder(other), lacking.__getitem__):
+        for source in (SafetensorsFolder(other), lacking.__getitem__, broken.__getitem__):
             try:
                 backend.load(source)
             except (WeightMismatch, ModelFolderError) as error:

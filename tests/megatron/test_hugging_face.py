@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from gyre.data.prepare import prepare
 from tests.data.small import write_lines, write_tokenizer
@@ -125,3 +125,22 @@ def test_prompts_of_another_tokenizer_are_refused(pool: RankPool, tmp_path: Path
     (refusal,) = pool.run(work.refused_setup, 1, config)
     assert "the prompts hold token" in refusal
     assert "has 93 tokens" in refusal
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("layout", ["tp2", "pp2"])
+def test_weights_that_are_not_finite_are_refused_by_all_ranks(
+    pool: RankPool, tmp_path: Path, layout: str, number: float
+) -> None:
+    """The last rank holds the number, and says which tensor it is in; the set-up may be tried again."""
+    folder = work.write_folder(tmp_path / "m", FAMILIES["qwen3"])
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        if "lm_head.weight" in tensors:
+            tensors["lm_head.weight"][-1, 3] = number
+            save_file(tensors, file)
+    config = config_of(layout, model_path=str(folder))
+    for _ in range(2):
+        first, last = pool.run(work.refused_setup, 2, config)
+        assert "another rank cannot take the weights" in first
+        assert "NaN or infinity is in lm_head.weight." in last

@@ -233,12 +233,12 @@ def refusal_of(rank: int, ranks: int, port: int, hugging_face: dict[str, Any]) -
 
 
 def refused_setup(rank: int, ranks: int, port: int, config: dict[str, Any]) -> str:
-    from gyre.errors import ConfigError
+    from gyre.errors import GyreError
 
     try:
         with actor_on(rank, ranks, port, config):
             return ""
-    except ConfigError as error:
+    except GyreError as error:
         return str(error)
 
 

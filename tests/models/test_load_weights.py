@@ -11,6 +11,9 @@ from safetensors.torch import load_file, save_file
 from gyre.models.architecture import read_architecture
 from gyre.models.decoder import load_weights
 from gyre.models.errors import ModelFolderError
+from gyre.models.finite import is_finite
+from gyre.models.safetensors_folder import SafetensorsFolder
+from gyre.workloads.learner.trained_model import own_parameters
 from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
 
 
@@ -55,6 +58,28 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_tensors_name(tmp_path
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ModelFolderError, match=sentence):
         load(folder)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused_with_the_tensors_name(tmp_path, number):
+    folder = write_checkpoint(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][7, 7] = number
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelFolderError, match=r"NaN or infinity is in blocks\.1\.down\.weight\."):
+        load(folder)
+    with pytest.raises(ModelFolderError, match=r"is in model\.layers\.1\.mlp\.down_proj\.weight\."):
+        own_parameters(SafetensorsFolder(folder), read_architecture(folder))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64])
+def test_what_is_finite(dtype):
+    assert is_finite(torch.zeros(0, 3, dtype=dtype))
+    assert is_finite(torch.ones(2, 3, dtype=dtype).T)
+    if dtype.is_floating_point:
+        largest = torch.finfo(dtype).max
+        assert is_finite(torch.tensor([largest, -largest], dtype=dtype))  # whose sum is not
+        assert not is_finite(torch.tensor([[1.0, torch.nan], [2.0, 3.0]], dtype=dtype))
 
 
 def test_files_that_are_no_checkpoint_are_refused(tmp_path):

@@ -22,12 +22,12 @@ from gyre.models.support import (
     differences,
     layout_problems,
     problem_of,
+    refuse_another,
     refuse_no_folder,
     weights_of,
     weights_of_another,
 )
 from gyre.models.tensor_names import HEAD, SCORE
-from gyre.models.transformers_models import refuse_not_causal
 
 _PACKAGES = {
     "torch": "gyre.workloads.torch",
@@ -103,7 +103,7 @@ def _check_another(
             raise _unfit(folder, role, who, error.message.partition("config.json: ")[2].rstrip("."))
     config = read_config(folder)
     try:
-        refuse_not_causal(config, str(folder / "config.json"))
+        refuse_another(folder, config)
         weights_of_another(Path(settings.first_policy), config)
     except ModelFolderError as other:
         raise ModelFolderError(f"{MODEL}: {other.message}", hint=other.hint) from None
@@ -174,7 +174,7 @@ def _check_reward_model(spec: JobSpec, settings: WorkloadSettings, *, here: bool
 def _check_another_reward_model(spec: JobSpec, folder: Path) -> None:
     config = read_config(folder)
     try:
-        refuse_not_causal(config, str(folder / "config.json"))
+        refuse_another(folder, config)
         weights_of_another(folder, config, head=SCORE)
     except ModelFolderError as error:
         raise ModelFolderError(f"{REWARD}: {error.message}", hint=error.hint) from None

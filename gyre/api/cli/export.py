@@ -45,14 +45,13 @@ def export(
     is added to its model.
     """
     folder = _folder_of(session, checkpoint)
-    from gyre.api.saved_policies import export_saved, written_by
-    from gyre.workloads.fsdp.formats import METADATA
-    from gyre.workloads.torch.saved_policy import checkpoint_file
+    from gyre.api.saved_policies import export_saved
+    from gyre.workloads.learner.checkpoint_identity import FIRST_OF_TORCH, METADATA, written_by
 
     back_end = written_by(folder)
     if back_end is None:
         raise NotFound(
-            f"{folder} is no checkpoint: it has neither {checkpoint_file(folder, 0).name} nor {METADATA}.",
+            f"{folder} is no checkpoint: it has neither {FIRST_OF_TORCH} nor {METADATA}.",
             hint=_near(folder),
         )
     written = export_saved(folder, out, back_end, dtype=dtype or "", trust=trust, adapter=adapter)

@@ -28,7 +28,7 @@ from gyre.config.sections import OptimSettings, WorkloadSettings
 from gyre.models.safetensors_folder import TensorSource
 from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.fsdp.checkpoints import CheckpointWriter, restore
+from gyre.workloads.fsdp import checkpoints
 from gyre.workloads.fsdp.errors import LossFailed
 from gyre.workloads.fsdp.formats import ADAPTER
 from gyre.workloads.fsdp.lora import (
@@ -47,6 +47,8 @@ from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.fsdp.shards import Shards, local_of
 from gyre.workloads.fsdp.token_model import TokenModel
 from gyre.workloads.learner.backend import TokenLoss
+from gyre.workloads.learner.checkpoint_identity import another_config, config_in
+from gyre.workloads.learner.checkpoint_writer import CheckpointWriter
 from gyre.workloads.learner.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.learner.errors import NotFinite
 from gyre.workloads.learner.losses import detached
@@ -102,6 +104,7 @@ class FsdpBackend:
             make_deterministic()
         seed_everything(settings.seed)
         causal = build_causal(hugging_face_config, own.attention)
+        self._config = hugging_face_config
         self._lora = settings.lora if trains and not values else None
         self._layers = add_adapter(causal, self._lora) if self._lora is not None else []
         self._model: Any = TokenModel(causal, values=values)
@@ -290,12 +293,20 @@ class FsdpBackend:
     # -- checkpoints -----------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        self._writer.prepare(self._parts)
+        checkpoints.prepare(self._writer, self._parts, self.ranks)
 
     def save(self, path: Path, metadata: dict[str, Any], digest: Callable[[], str | None]) -> None:
         if self.adapter_record is not None:
             metadata = {**metadata, ADAPTER: self.adapter_record}
-        self._writer.begin(path, self._parts(), updates=self._updates, metadata=metadata, digest=digest)
+        checkpoints.begin(
+            self._writer,
+            path,
+            self._parts(),
+            self.ranks,
+            updates=self._updates,
+            metadata=metadata,
+            digest=digest,
+        )
 
     def saved(self, *, wait: bool) -> bool:
         return self._writer.is_written(wait=wait)
@@ -304,15 +315,19 @@ class FsdpBackend:
         """See `Backend.restore`. A model that does not train takes the weights of one that does. An adapter is refused
         that was trained beside another model, or is of another `config.lora`."""
         parts = self._parts()
-        metadata, self._updates = restore(
-            path, parts, self.ranks, judge=lambda told: problem_with(told.get(ADAPTER), self.adapter_record)
-        )
+        metadata, self._updates = checkpoints.restore(path, parts, self.ranks, judge=self._problem_with)
         take_random(parts)
         if self.trains:
             for state in self._optimizer.state.values():
                 state["step"].fill_(self._updates)
             self.zero()
         return metadata
+
+    def _problem_with(self, told: dict[str, Any]) -> str:
+        """Why a checkpoint is not this job's, by its metadata; "" where it is."""
+        return another_config(config_in(told), self._config) or problem_with(
+            told.get(ADAPTER), self.adapter_record
+        )
 
     def _parts(self) -> list[Part]:
         if not self.trains:

@@ -5,13 +5,9 @@
     rank_00000.state …   what each rank wrote of the state: see `gyre.workloads.gang.state_files`
     rank_00000.json …    what is where in it: of each part its key, what of it, dtype, whole shape, and elements
 
-Training stands while the state is copied to host memory, which is kept from one checkpoint to the next; then a thread
-writes. Where the machine has no room for the copy, training stands until the state is written.
+How they are written, and what holds of it, is said by `gyre.workloads.learner.checkpoint_writer`.
 
 Invariants:
-- *written from copies*: what is written is what the state was when the write began, whatever is trained meanwhile;
-- *one at a time*: there is one copy, so a write that is not done is stopped before the next begins;
-- *last is whole*: `actor.json` is there only when every rank's part is on the disk, and so are the names in the folder;
 - *verified before used*: every byte is compared with its checksum before any tensor is changed; all ranks refuse
   together;
 - *bytes and JSON*: nothing is unpickled, so a stranger's checkpoint can be wrong, and runs nothing.
@@ -24,170 +20,77 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gyre.workloads.fsdp.formats import FORMAT, METADATA, read_metadata
+from gyre.workloads.fsdp.formats import FORMAT, read_metadata
 from gyre.workloads.fsdp.parts import RANDOM, Part, written_by
 from gyre.workloads.fsdp.ranks import FsdpRanks
-from gyre.workloads.gang.host_buffer import HostBuffer, placed
 from gyre.workloads.gang.state_files import (
     StateDamaged,
     problem_with,
     read_at,
     read_record,
-    sealed,
-    write_json,
-    write_state,
 )
-from gyre.workloads.learner.devices import page_locked
+from gyre.workloads.learner.checkpoint_identity import OWN_MODEL, refuse_another_writer
+from gyre.workloads.learner.checkpoint_writer import CheckpointWriter, RankWrite, dtype_name
 from gyre.workloads.learner.errors import CheckpointMismatch
 
 DAMAGED = "Is its disk failing? The checkpoint before it may be whole."
 
 
-class CheckpointWriter:
-    """One checkpoint on its way to the disk. `begin` and `is_written` are calls of all ranks."""
-
-    def __init__(self, ranks: FsdpRanks, device: torch.device) -> None:
-        self._ranks = ranks
-        self._is_cuda = device.type == "cuda"
-        self._is_prepared = False
-        self._buffer = HostBuffer(pin=partial(page_locked, device=device) if device.type == "cuda" else None)
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
-        self._error: BaseException | None = None
-        self._path = Path()
-        self._content: dict[str, Any] = {}
-        self._hold_s = 0.0
-
-    def status(self) -> dict[str, Any]:
-        """Facts for people: how long the last checkpoint held training up, and why it had to, where it had."""
-        trouble = {"trouble": self._buffer.trouble} if self._buffer.trouble else {}
-        return {"hold_s": round(self._hold_s, 4), **trouble}
-
-    def prepare(self, parts: Callable[[], Sequence[Part]]) -> None:
-        """Begin to take the memory for copies of `parts`, so that the first checkpoint need not wait for it. On a CPU
-        there is nothing to be page-locked, and nothing to be gained."""
-        if self._is_cuda and not self._is_prepared:
-            self._is_prepared = True
-            self._buffer.prepare(placed([part.tensor for part in written_by(parts(), self._ranks.rank)])[1])
-
-    def begin(
-        self,
-        path: Path,
-        parts: Sequence[Part],
-        *,
-        updates: int,
-        metadata: dict[str, Any],
-        digest: Callable[[], str | None],
-    ) -> None:
-        """Copy the parts that this rank writes, and start to write them below `path`. The first rank keeps what
-        `digest` returns, which is called on a thread, beside the metadata. An earlier write that is not done is
-        stopped, and its folder will never be whole."""
-        began = time.monotonic()
-        self._abandon()
-        self._path, self._error, self._stop = path, None, threading.Event()
-        self._content = {
-            "format": FORMAT,
-            "ranks": self._ranks.world_size,
-            "updates": updates,
-            "metadata": metadata,
-        }
-        mine = written_by(parts, self._ranks.rank)
-        tensors = [part.tensor for part in mine]
-        copied = self._buffer.copy(tensors)
-        if copied is not None:
-            pieces: Sequence[memoryview] | Iterator[memoryview] = [copied[0]]
-            write = partial(self._write, pieces, mine, copied[1], digest)
-        else:  # what is written is the state itself, one part after another
-            write = partial(self._write, _bytes_of(tensors), mine, placed(tensors)[0], digest, threads=1)
-        self._thread = threading.Thread(target=write, name="gyre-checkpoint", daemon=True)
-        self._thread.start()
-        if copied is None:
-            self._thread.join()  # ends with the disk's write
-        self._hold_s = time.monotonic() - began
-
-    def _write(
-        self,
-        pieces: Sequence[memoryview] | Iterator[memoryview],
-        parts: Sequence[Part],
-        offsets: Sequence[int],
-        digest: Callable[[], str | None],
-        **options: Any,
-    ) -> None:
-        record = [
-            [part.key, part.what, _dtype(part.tensor), list(part.shape), part.start, part.end, offset]
-            for part, offset in zip(parts, offsets, strict=True)
-        ]
-        try:
-            self._path.mkdir(parents=True, exist_ok=True)
-            _write_files(
-                _state_path(self._path, self._ranks.rank), pieces, {"parts": record}, self._stop, options
-            )
-            if self._ranks.rank == 0:
-                self._content["metadata"] = {**self._content["metadata"], "digest": digest()}
-        except Exception as error:  # told to whoever asks whether it is written
-            self._error = error
-
-    def is_written(self, *, wait: bool) -> bool:
-        """Whether all ranks have written, and the folder is whole. With `wait`, when they have. Raises
-        CheckpointMismatch on all ranks, where one of them could not."""
-        if self._thread is None:
-            return True
-        if wait:
-            self._thread.join()  # ends with the disk's write; the caller's own deadline is above it
-        if self._ranks.any(self._thread.is_alive()):
-            return False
-        self._thread.join()
-        self._thread = None
-        self._refuse_all(self._error)
-        problem: OSError | None = None
-        if self._ranks.rank == 0:
-            try:
-                write_json(self._path / METADATA, sealed(self._content))
-            except OSError as error:
-                problem = error
-        self._refuse_all(problem)  # and nobody says "written" before the first rank has
-        return True
-
-    def _refuse_all(self, error: BaseException | None) -> None:
-        """Raise where a rank has an error. A call of all ranks."""
-        if self._ranks.any(error is not None):
-            raise CheckpointMismatch(
-                f"the checkpoint at {self._path} could not be written"
-                + (f": {error}." if error is not None else " by another rank."),
-                hint="See whether its disk is full.",
-            ) from error
-
-    def _abandon(self) -> None:
-        if self._thread is not None:
-            self._stop.set()
-            self._thread.join()  # after the chunks that are being written: its memory is needed
-            self._thread = None
-
-    def close(self) -> None:
-        """Stop what is being written, and give the memory back. Safe to call twice."""
-        self._abandon()
-        self._buffer.close()
-
-
-def _write_files(
+def begin(
+    writer: CheckpointWriter,
     path: Path,
-    pieces: Sequence[memoryview] | Iterator[memoryview],
-    content: dict[str, Any],
-    stop: threading.Event,
-    options: dict[str, Any],
+    parts: Sequence[Part],
+    ranks: FsdpRanks,
+    *,
+    updates: int,
+    metadata: dict[str, Any],
+    digest: Callable[[], str | None],
 ) -> None:
-    """Write a rank's files. A seam for tests, which let it wait."""
-    write_state(path, pieces, content, stop=stop, **options)
+    """Copy the parts that this rank writes, and start to write them below `path`: see `CheckpointWriter.begin`. What
+    `digest` returns is kept beside the metadata."""
+    mine, file = written_by(parts, ranks.rank), _state_path(path, ranks.rank)
+
+    def record(offsets: Sequence[int]) -> dict[str, Any]:
+        return {
+            "parts": [
+                [part.key, part.what, dtype_name(part.tensor), list(part.shape), part.start, part.end, offset]
+                for part, offset in zip(mine, offsets, strict=True)
+            ]
+        }
+
+    def copied() -> RankWrite:
+        found = writer.of_tensors(file, [part.tensor for part in mine], record)
+
+        def write(stop: threading.Event) -> None:
+            path.mkdir(parents=True, exist_ok=True)
+            found.write(stop)
+
+        return replace(found, write=write)
+
+    writer.begin(
+        path,
+        lambda found: {
+            "format": FORMAT,
+            "ranks": ranks.world_size,
+            "updates": updates,
+            "metadata": {**metadata, "digest": found},
+        },
+        digest,
+        copied,
+    )
+
+
+def prepare(writer: CheckpointWriter, parts: Callable[[], Sequence[Part]], ranks: FsdpRanks) -> None:
+    """Begin to take the memory for copies of the parts: see `CheckpointWriter.prepare`."""
+    writer.prepare(lambda: [part.tensor for part in written_by(parts(), ranks.rank)])
 
 
 # -- reading ------------------------------------------------------------------------------------------
@@ -203,14 +106,15 @@ def restore(
     stored: StoredCheckpoint | None = None
     problem, hint = "", DAMAGED
     try:
+        refuse_another_writer(path, "fsdp")
         stored = StoredCheckpoint(path)
-        if problem := judge(stored.metadata):
-            hint = "It is of another job."
+        problem = judge(stored.metadata) or stored.difference(parts)
+        if problem:
+            hint = OWN_MODEL
         else:
-            stored.check(parts)
             problem = stored.damage(range(ranks.rank, stored.rank_count, ranks.world_size))
     except (StateDamaged, CheckpointMismatch) as error:
-        problem = str(error)
+        problem, hint = error.message.rstrip("."), error.hint or DAMAGED
     if ranks.any(bool(problem)) or stored is None:
         raise CheckpointMismatch(
             f"the checkpoint at {path} cannot be loaded: {problem or 'another rank says why'}.", hint=hint
@@ -271,6 +175,14 @@ class StoredCheckpoint:
                     at = max(at, one.end)
             if at < part.end or not self._ranges(part):
                 raise CheckpointMismatch(f"it lacks elements {at} to {part.end} of {part.name}")
+
+    def difference(self, parts: Sequence[Part]) -> str:
+        """What `check` says; "" where there is nothing to say."""
+        try:
+            self.check(parts)
+        except CheckpointMismatch as error:
+            return error.message
+        return ""
 
     def shape(self, key: str, what: str) -> tuple[int, ...]:
         """Of a whole tensor. Raises CheckpointMismatch where there is none."""
@@ -348,14 +260,3 @@ def _range(
 
 def _state_path(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank:05d}.state"
-
-
-def _bytes_of(tensors: Sequence[Tensor]) -> Iterator[memoryview]:
-    """The bytes of one tensor after another, as they are when they are asked for."""
-    for tensor in tensors:
-        flat = tensor.detach().cpu().contiguous().view(-1)
-        yield memoryview(flat.view(torch.uint8).numpy().data)
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -23,9 +23,8 @@ from gyre.models.architecture import Architecture, read_architecture, read_confi
 from gyre.models.errors import ModelFolderError, NotComputed
 from gyre.models.first_weights import score_weights
 from gyre.models.safetensors_folder import SafetensorsFolder, TensorSource
-from gyre.models.support import refuse_no_folder, weights_of_another
+from gyre.models.support import refuse_another, refuse_no_folder, weights_of_another
 from gyre.models.tensor_names import EMBEDDING, HEAD, SCORE, VALUE_BIAS, VALUE_WEIGHT
-from gyre.models.transformers_models import refuse_not_causal
 from gyre.workloads.fsdp.model import parsed_config
 from gyre.workloads.learner.trained_model import TrainedModel, first_source, trained_model
 from gyre.workloads.tasks.same_tokenizer import refuse_other_tokenizer, refuse_other_tokens
@@ -54,7 +53,7 @@ class FirstModel:
         try:
             known = read_architecture(folder)
         except NotComputed:
-            refuse_not_causal(config, str(folder / "config.json"))
+            refuse_another(folder, config)
         return cls._of(config, folder, known)
 
     @classmethod

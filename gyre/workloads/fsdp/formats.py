@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gyre.workloads.gang.state_files import is_broken
+from gyre.workloads.learner.checkpoint_identity import METADATA
 from gyre.workloads.learner.errors import CheckpointMismatch
 
-METADATA = "actor.json"
 FORMAT = "fsdp-1"
 MOST_RANKS = 1 << 20
 ADAPTER = "lora"

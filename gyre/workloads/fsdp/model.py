@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from gyre.errors import ConfigError, nearest
+from gyre.models.config_keys import AS_SAVED
 from gyre.workloads.fsdp import packed_attention
 from gyre.workloads.fsdp.token_model import UNPACKED, TokenModel
 
@@ -49,7 +50,9 @@ def parsed_config(hugging_face_config: dict[str, Any]) -> Any:
         return CONFIG_MAPPING[kind].from_dict(config)
     except Exception as error:  # each type of model checks its keys in its own way
         problem = " ".join(str(error).split())
-        raise ConfigError(f"transformers does not read this config.json of a {kind}: {problem}") from error
+        raise ConfigError(
+            f"transformers does not read this config.json of a {kind}: {problem}", hint=AS_SAVED
+        ) from error
 
 
 def build_causal(hugging_face_config: dict[str, Any], attention: str) -> Any:
@@ -64,9 +67,17 @@ def build_causal(hugging_face_config: dict[str, Any], attention: str) -> Any:
         except ValueError as error:  # that a model lacks an implementation is said at its construction only
             problem = " ".join(str(error).split())
             continue
+        except Exception as error:  # each type of model takes its keys as they are
+            raise _not_built(parsed, f"{type(error).__name__}: {error}") from error
         if one != packed_attention.NAME or causal.is_backend_compatible():
             return causal
-    raise ConfigError(f"transformers cannot build this {parsed.model_type}: {problem}")
+    raise _not_built(parsed, problem)
+
+
+def _not_built(parsed: Any, problem: str) -> ConfigError:
+    return ConfigError(
+        f"transformers cannot build this {parsed.model_type}: {problem}", hint=f"Its config.json: {AS_SAVED}"
+    )
 
 
 def _constructed(config: Any, attention: str) -> Any:

@@ -21,6 +21,7 @@ import xxhash
 from torch import Tensor
 
 from gyre.models.errors import ModelFolderError
+from gyre.models.finite import is_finite, refuse_not_finite
 from gyre.models.safetensors_files import ANOTHER_MODEL
 from gyre.models.safetensors_folder import TensorSource
 from gyre.models.tensor_names import is_harmless
@@ -108,23 +109,33 @@ class Shards:
     # -- in --------------------------------------------------------------------------------------------
 
     def take_first(self, source: TensorSource) -> None:
-        """Fill the shards, which have nothing yet. Raises as `load`."""
-        for name, mine in self._read(source):
-            self._copy(name, mine)
+        """Fill the shards, which have nothing yet. Raises as `load`. A call of all ranks."""
+        problem: WeightMismatch | ModelFolderError | None = None
+        try:
+            for name, mine in self._read(source):
+                self._copy(name, mine)
+            refuse_not_finite([name for name in self.tensors if not is_finite(self.local(name))])
+        except (WeightMismatch, ModelFolderError) as error:
+            problem = error
+        self._refuse_together(problem)
 
     def load(self, source: TensorSource) -> None:
-        """Replace the shards. Raises WeightMismatch or ModelFolderError on all ranks together, and then nothing has
-        changed. A call of all ranks."""
+        """Replace the shards. Raises WeightMismatch or ModelFolderError, also for what is not finite, on all ranks
+        together, and then nothing has changed. A call of all ranks."""
         taken: dict[str, Tensor] = {}
         problem: WeightMismatch | ModelFolderError | None = None
         try:
             taken = {name: mine.clone() for name, mine in self._read(source)}
+            refuse_not_finite([name for name, mine in taken.items() if not is_finite(mine)])
         except (WeightMismatch, ModelFolderError) as error:
             problem = error
-        if self._ranks.any(problem is not None):
-            raise problem or WeightMismatch("another rank cannot read the weights; its log says why.")
+        self._refuse_together(problem)
         for name, mine in taken.items():
             self._copy(name, mine)
+
+    def _refuse_together(self, problem: WeightMismatch | ModelFolderError | None) -> None:
+        if self._ranks.any(problem is not None):
+            raise problem or WeightMismatch("another rank cannot take the weights; its log says why.")
 
     def _read(self, source: TensorSource) -> Iterator[tuple[str, Tensor]]:
         """Every tensor's name with this rank's rows of it; they may be views of a whole one."""
@@ -220,7 +231,9 @@ def _checked(source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
     try:
         tensor = source(name)
     except KeyError as error:
-        raise WeightMismatch(f"there is no tensor {name}.") from error
+        raise WeightMismatch(f"there is no tensor {name}.", hint=ANOTHER_MODEL) from error
     if tuple(tensor.shape) != shape:
-        raise WeightMismatch(f"tensor {name} is {tuple(tensor.shape)}, the model's is {shape}.")
+        raise WeightMismatch(
+            f"tensor {name} is {tuple(tensor.shape)}, the model's is {shape}.", hint=ANOTHER_MODEL
+        )
     return tensor

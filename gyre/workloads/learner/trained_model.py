@@ -15,6 +15,7 @@ import torch
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture, config_of, read_architecture, read_config
+from gyre.models.finite import is_finite, refuse_not_finite
 from gyre.models.first_weights import first_weights, given_weights
 from gyre.models.modules import Decoder
 from gyre.models.safetensors_folder import TensorSource
@@ -105,8 +106,9 @@ def first_source(
 
 
 def own_parameters(source: TensorSource, architecture: Architecture) -> dict[str, torch.Tensor]:
-    """The source's tensors as the decoder's parameters, in float32."""
+    """The source's tensors as the decoder's parameters, in float32. Raises ModelFolderError where one is not finite."""
     named = {name: source(name).float() for name in expected_shapes(architecture)}
+    refuse_not_finite([name for name, tensor in named.items() if not is_finite(tensor)])
     return from_names(named, architecture)
 
 

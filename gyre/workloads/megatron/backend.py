@@ -20,6 +20,12 @@ from gyre.models.safetensors_folder import TensorSource
 from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.learner.backend import TokenLoss
+from gyre.workloads.learner.checkpoint_identity import (
+    config_in,
+    refuse_another_model,
+    refuse_another_writer,
+)
+from gyre.workloads.learner.checkpoint_writer import CheckpointWriter
 from gyre.workloads.learner.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.learner.errors import CheckpointMismatch
 from gyre.workloads.learner.losses import detached
@@ -58,7 +64,6 @@ class MegatronBackend:
         from gyre.workloads.megatron.model.seam import open_seam
 
         self._seam = open_seam(self.device)
-        from gyre.workloads.megatron.checkpoints.on_disk import CheckpointWriter
         from gyre.workloads.megatron.model.config import architecture_from
         from gyre.workloads.megatron.model.parallel import Ranks
         from gyre.workloads.megatron.policy import MegatronPolicy
@@ -74,19 +79,23 @@ class MegatronBackend:
         )
         dtype = dtype_of(layout, self.device)
         self.dtype = str(dtype).removeprefix("torch.")
-        self.policy = MegatronPolicy(
-            architecture,
-            layout,
-            optim,
-            self.ranks,
-            source,
-            device=self.device,
-            dtype=dtype,
-            seam=self._seam,
-            values=values,
-        )
+        try:
+            self.policy = MegatronPolicy(
+                architecture,
+                layout,
+                optim,
+                self.ranks,
+                source,
+                device=self.device,
+                dtype=dtype,
+                seam=self._seam,
+                values=values,
+            )
+        except BaseException:
+            self.ranks.close()  # a set-up that is tried again joins them anew
+            raise
         self.width_multiple = self.ranks.tensor if layout.sequence_parallel else 1
-        self.writer = CheckpointWriter(self.policy, self._seam)
+        self.writer = CheckpointWriter(self.ranks, self.device)
         self.memory: MemoryCheckpoints | None = None
         if layout.memory_checkpoint_share:
             from gyre.workloads.megatron.checkpoints.in_memory import MemoryCheckpoints
@@ -165,10 +174,14 @@ class MegatronBackend:
         if self.memory is not None and self.memory.is_on:
             self.memory.prepare()
         else:
-            self.writer.prepare()
+            from gyre.workloads.megatron.checkpoints import on_disk
+
+            on_disk.prepare(self.writer, self.policy)
 
     def save(self, path: Path, metadata: dict[str, Any], digest: Callable[[], str | None]) -> None:
         """See `checkpoints.on_disk`. The weights of a folder's first model are not written."""
+        from gyre.workloads.megatron.checkpoints import on_disk
+
         self.writer.abandon()  # a checkpoint of a controller that died before it was written, or gave it up
         is_first_model = self._is_first_model and self._model.small is None
         copied = None
@@ -179,8 +192,15 @@ class MegatronBackend:
             "tensor_parallel": self.layout.tensor_parallel,
             "pipeline_parallel": self.layout.pipeline_parallel,
         }
-        self.writer.begin(
-            path, {**metadata, "layout": layout}, digest, is_first_model=is_first_model, copied=copied
+        on_disk.begin(
+            self.writer,
+            self.policy,
+            self._seam,
+            path,
+            {**metadata, "layout": layout},
+            digest,
+            is_first_model=is_first_model,
+            copied=copied,
         )
 
     def saved(self, *, wait: bool) -> bool:
@@ -189,9 +209,11 @@ class MegatronBackend:
     def restore(self, path: Path) -> dict[str, Any]:
         """Load a checkpoint of any layout. Raises CheckpointMismatch also if it would be unpickled and does not lie in
         the job's own folder."""
-        from gyre.workloads.megatron.checkpoints.formats import refuse_strangers_pickle
+        from gyre.workloads.megatron.checkpoints.formats import read_metadata, refuse_strangers_pickle
 
+        refuse_another_writer(path, "megatron")
         refuse_strangers_pickle(path, own=self.context.directory)
+        refuse_another_model(path, config_in(read_metadata(path)), self.policy.architecture)
         from gyre.workloads.megatron.checkpoints.on_disk import restore
 
         metadata = restore(self.policy, self._seam, path, load_first_model=self._load_first_model)

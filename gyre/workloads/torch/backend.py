@@ -29,6 +29,7 @@ from gyre.workloads.base import WorkloadContext
 from gyre.workloads.gang.peers import Peers
 from gyre.workloads.learner.backend import TokenLoss
 from gyre.workloads.learner.base_backend import BaseBackend
+from gyre.workloads.learner.checkpoint_identity import refuse_another_model, refuse_another_writer
 from gyre.workloads.learner.errors import CheckpointMismatch, NotFinite
 from gyre.workloads.learner.losses import detached
 from gyre.workloads.learner.packing import Pass
@@ -168,10 +169,15 @@ class TorchBackend(BaseBackend):
     def restore(self, path: Path) -> dict[str, Any]:
         """Take rank 0's state, on every rank and for any number of ranks. Raises CheckpointMismatch also where the file
         is not what its checksum says, and WeightMismatch where it is another model's."""
+        refuse_another_writer(path, "torch")
         file = checkpoint_file(path, 0)
         if not file.exists():
-            raise CheckpointMismatch(f"there is no checkpoint of this role at {file}.")
+            raise CheckpointMismatch(
+                f"there is no checkpoint of this role at {file}.",
+                hint="Is its disk there? The checkpoint before it may be whole.",
+            )
         content = read_checkpoint(file)
+        refuse_another_model(path, content.get("config"), self.architecture)
         load_parameters(self.model, content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
         return {name: content[name] for name in ("step", "trained", "metrics", "warm", "digest")}

@@ -5,6 +5,9 @@ A rank's file is `rank_00000.pt`, and `rank_00000.pt.xxh3` beside it has the che
 Invariant *every byte*: nothing of a file is used before all its bytes are known to be what was written: weights, the
 optimizer's state, and the record of what was trained.
 
+A policy is read out of a mapped file: nothing of it is in the process's own memory, and of the optimizer's state
+nothing is read but for the checksum.
+
 This module must not know of jobs.
 """
 
@@ -38,7 +41,7 @@ class SavedPolicy:
     step: int
     config: dict[str, Any] | None
     weights: dict[str, torch.Tensor]
-    """By the decoder's own names."""
+    """By the decoder's own names. They are views of the file, which must not be written to while they are used."""
     beside: Path | None = None
     """The folder that the model came from, with its tokenizer; None for the small decoder."""
 
@@ -65,7 +68,7 @@ def read_policy(folder: Path) -> SavedPolicy:
     CheckpointMismatch where it cannot be read, or the weights are not those that were written, and NoPolicy for a
     critic's."""
     file = checkpoint_file(folder, 0)
-    content = read_checkpoint(file)
+    content = read_checkpoint(file, mapped=True)
     if VALUE_WEIGHT in content["model"]:
         raise NoPolicy.at(folder)
     if content["digest"] != checksum_of_weights(content["model"]):
@@ -76,9 +79,9 @@ def read_policy(folder: Path) -> SavedPolicy:
 
 def export_policy(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[str, Any]:
     """Write `out`, a folder in Hugging Face's layout, from the checkpoint: its weights, in `dtype` (`float32`,
-    `bfloat16`, or "" for the trained ones'), with the tokenizer of the folder that training began with, if it is still
-    there. Returns `{"step", "tensors", "size_bytes", "dtype"}`. Raises CheckpointMismatch as `read_policy`, and where
-    it does not say its model; ConfigError where `out` is there, or cannot be written."""
+    `bfloat16`, or "" for the trained ones'), a file's at a time, with the tokenizer of the folder that training began
+    with, if it is still there. Returns `{"step", "tensors", "size_bytes", "dtype"}`. Raises CheckpointMismatch as
+    `read_policy`, and where it does not say its model; ConfigError where `out` is there, or cannot be written."""
     refuse_taken(out)
     found = read_policy(checkpoint)
     if found.config is None:
@@ -88,7 +91,7 @@ def export_policy(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[str, 
         )
     kind = getattr(torch, dtype or "float32")
     architecture = architecture_of(found.config, str(checkpoint))
-    tensors = {name: tensor.to(kind) for name, tensor in found.named(architecture).items()}
+    tensors = ((name, tensor.to(kind)) for name, tensor in found.named(architecture).items())
     written = save_model_folder(out, found.config, tensors, beside=found.beside)
     return {
         "step": found.step,
@@ -141,12 +144,13 @@ def _damaged(file: Path, problem: str) -> CheckpointMismatch:
     )
 
 
-def read_checkpoint(file: Path) -> dict[str, Any]:
-    """What the first rank has written. Raises CheckpointMismatch for what cannot be read, has another format, or is not
-    what was written to the last byte, the other ranks' files included."""
+def read_checkpoint(file: Path, *, mapped: bool = False) -> dict[str, Any]:
+    """What the first rank has written; with `mapped` the tensors are views of the file. Raises CheckpointMismatch for
+    what cannot be read, has another format, or is not what was written to the last byte, the other ranks' files
+    included."""
     refuse_damaged(file.parent)
     try:
-        content: dict[str, Any] = torch.load(file, weights_only=True)
+        content: dict[str, Any] = torch.load(file, weights_only=True, mmap=mapped)
     except (
         OSError,
         RuntimeError,

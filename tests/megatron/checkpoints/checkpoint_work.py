@@ -18,10 +18,10 @@ def train_and_checkpoint(
     those came to."""
     import threading
 
-    from gyre.workloads.megatron.checkpoints import on_disk
+    from gyre.workloads.learner import checkpoint_writer
 
     trained = threading.Event()
-    write = on_disk._write_files
+    write = checkpoint_writer._write_files
 
     def late(*args: Any) -> None:
         assert trained.wait(60)
@@ -31,7 +31,7 @@ def train_and_checkpoint(
         actor.warm_start()
         take_step(actor, steps[0])
         if background:
-            on_disk._write_files = late
+            checkpoint_writer._write_files = late
             assert actor.checkpoint(folder, background=True)
             assert not actor.checkpoint_written(wait=False)
         else:
@@ -42,7 +42,7 @@ def train_and_checkpoint(
         assert not (folder / "actor.json").exists() or not background, "it was whole before it was written"
         trained.set()
         assert actor.checkpoint_written(wait=True)
-        on_disk._write_files = write
+        checkpoint_writer._write_files = write
         after = {"metrics": metrics, "weights": named_weights(actor), "state": actor.state()}
         actor.forget_memory()
         return {"at": state, "after": after}

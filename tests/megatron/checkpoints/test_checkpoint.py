@@ -17,6 +17,7 @@ from tests.megatron import work
 from tests.megatron.checkpoints import checkpoint_work
 from tests.megatron.test_hugging_face import FAMILIES
 from tests.megatron.work import LAYOUTS, config_of, random_groups
+from tests.other_checkpoints import write_beginnings
 from tests.rank_pool import RankPool
 
 STEPS = [[random_groups(0, 4)], [random_groups(4, 3), random_groups(7, 2)], [random_groups(9, 4)]]
@@ -193,3 +194,33 @@ def test_what_is_not_whole_or_not_what_was_written_is_refused(
         (other / "actor.json").unlink()
         (other / "actor.json").write_text(json.dumps(sealed({**book, **changes})))
         assert sentence in pool.run(checkpoint_work.refused_restore, 1, config_of("alone"), other)[0]
+
+
+def test_another_back_ends_or_models_checkpoint_is_refused_with_what_to_do(
+    pool: RankPool, from_tp2: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    beginnings, config = write_beginnings(tmp_path), config_of("alone")
+    deeper = {**config, "model": {**config["model"], "layers": 3}}
+    for folder, job, sentence, hint in (
+        (
+            beginnings["torch"],
+            config,
+            "is one of plain torch, not of Megatron's ranks",
+            "gyre run JOB_FILE --from",
+        ),
+        (
+            beginnings["fsdp"],
+            config,
+            "is one of FSDP2's ranks, not of Megatron's ranks",
+            "gyre run JOB_FILE --from",
+        ),
+        (
+            from_tp2[0],
+            deeper,
+            "is of another model: num_hidden_layers is 2 instead of 3",
+            "what it began with",
+        ),
+    ):
+        (said,) = pool.run(checkpoint_work.refused_restore, 1, job, folder)
+        assert sentence in said
+        assert hint in said

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gyre.config.sections import OptimSettings
+from gyre.workloads.learner.checkpoint_identity import WRITERS
 from gyre.workloads.learner.errors import (
     CheckpointMismatch,
     MicroBatchMismatch,
@@ -21,6 +22,7 @@ from gyre.workloads.learner.learner import learning_rate
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.reference import TorchReference
 from gyre.workloads.torch.saved_policy import sum_file, write_sum
+from tests.other_checkpoints import write_beginnings
 from tests.workloads.torch_workloads import CONFIG, bind, gradient_of, rolled_out, train_as_peer
 
 
@@ -239,6 +241,24 @@ def test_a_damaged_or_absent_checkpoint_is_refused(actor, tmp_path):
     with pytest.raises(CheckpointMismatch, match=r"the weights in .* are not those that were written"):
         other.restore(tmp_path)
     assert other.state()["step"] == -1, "nobody goes on from these weights"
+
+
+def test_another_back_ends_or_models_checkpoint_is_refused_with_what_to_do(actor, tmp_path):
+    beginnings, before = write_beginnings(tmp_path / "others"), actor.state()
+    for writer in ("megatron", "fsdp"):
+        with pytest.raises(
+            CheckpointMismatch, match=f"is one of {WRITERS[writer]}, not of plain torch"
+        ) as found:
+            actor.restore(beginnings[writer])
+        assert found.value.hint.startswith("A new job begins with its weights")
+    deeper = {**CONFIG, "model": {**CONFIG["model"], "layers": CONFIG["model"]["layers"] + 1}}
+    bind(TorchActor(), deeper).checkpoint(tmp_path)
+    with pytest.raises(
+        CheckpointMismatch, match="of another model: num_hidden_layers is 3 instead of 2"
+    ) as found:
+        actor.restore(tmp_path)
+    assert "config.model or" in found.value.hint
+    assert actor.state() == before
 
 
 def test_every_byte_of_a_checkpoint_is_covered(actor, groups, tmp_path):

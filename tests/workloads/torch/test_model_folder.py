@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
 from tests.fsdp.export_work import opened
 from tests.fsdp.work import passes_of
 from tests.megatron.work import random_groups
+from tests.waits import GENEROUS_S
 from tests.workloads.torch_workloads import CONFIG, bind
 
 
@@ -147,6 +150,31 @@ def test_transformers_says_of_an_export_what_the_trained_model_says(
     assert np.allclose(found["said"], np.concatenate(said), atol=1e-4)
     assert (found["problems"], found["tied"], found["dtype"]) == ({}, tied, "torch.float32")
     assert found["generated"] == 7
+
+
+@pytest.mark.parametrize("dtype", ["", "bfloat16"])
+def test_an_export_has_the_weights_of_one_file_in_memory(tmp_path: Path, dtype: str) -> None:
+    shape = {"layers": 6, "hidden": 512, "heads": 8, "kv_heads": 8, "mlp": 2048}
+    actor = bind(TorchActor(), {**CONFIG, "model": {**CONFIG["model"], **shape}})
+    try:
+        actor.checkpoint(tmp_path / "checkpoint")
+    finally:
+        actor.teardown()
+    size = (tmp_path / "checkpoint" / "rank_00000.pt").stat().st_size
+    assert size > 96 << 20
+    command = [
+        sys.executable,
+        "-m",
+        "tests.export_memory",
+        "torch",
+        tmp_path / "checkpoint",
+        tmp_path / "out",
+    ]
+    done = subprocess.run(
+        [*command, str(8 << 20), dtype], capture_output=True, text=True, timeout=GENEROUS_S, check=True
+    )
+    assert int(done.stdout) < 48 << 20
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 5
 
 
 def bound(vertex: Any, role: str, config: dict[str, Any], directory: Path) -> Any:

@@ -14,9 +14,9 @@ from typing import Any
 
 from gyre.errors import ConfigError
 from gyre.workloads.gang.state_files import is_broken
+from gyre.workloads.learner.checkpoint_identity import METADATA
 from gyre.workloads.learner.errors import CheckpointMismatch
 
-METADATA = "actor.json"
 FORMAT = 2
 """Gyre's own: bytes and JSON."""
 MEGATRONS_FORMAT = 1

@@ -26,6 +26,7 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from gyre.models.architecture import Architecture
+from gyre.models.finite import is_finite, refuse_not_finite
 from gyre.models.safetensors_folder import TensorSource
 from gyre.models.tensor_names import EMBEDDING, HEAD, VALUE_BIAS, VALUE_WEIGHT, expected_shapes, value_shapes
 from gyre.weights.version.manifest import WeightMismatch
@@ -51,12 +52,14 @@ class _Parameter:
 def import_weights(
     model: GPTModel, architecture: Architecture, ranks: Ranks, source: TensorSource, *, values: bool = False
 ) -> None:
-    """Set this rank's parameters from whole tensors. Raises WeightMismatch for a tensor of another shape.
+    """Set this rank's parameters from whole tensors. Raises WeightMismatch for a tensor of another shape, and, on all
+    ranks together, ModelFolderError for one that is not finite. A collective of all ranks.
 
     Every rank asks `source` for what it holds a piece of, and for nothing else. With `values` the model has a value
     head.
     """
     state = dict(model.named_parameters())
+    broken: list[str] = []
     shapes = value_shapes(architecture) if values else expected_shapes(architecture)
     for parameter in _parameters(architecture, ranks.pipeline, model.vocab_size, values=values):
         if parameter.stage != _stage(ranks):
@@ -66,6 +69,8 @@ def import_weights(
         whole = _joined(parameter, architecture, ranks.tensor, parts)
         with torch.no_grad():
             target.copy_(_slice(parameter, whole, ranks))
+        if not is_finite(target):
+            broken.append(parameter.parts[0])
     if HEAD_PARAMETER in state and architecture.tied:  # the last stage's copy of the embedding
         copy = state.pop(HEAD_PARAMETER)
         shape = (model.vocab_size, architecture.hidden)
@@ -75,6 +80,9 @@ def import_weights(
             copy.copy_(_slice(parameter, _joined(parameter, architecture, ranks.tensor, parts), ranks))
     if state:
         raise WeightMismatch(f"Megatron has parameters that nothing was loaded into: {sorted(state)}.")
+    if ranks.sum([float(bool(broken))])[0]:
+        refuse_not_finite(broken)
+        raise WeightMismatch("another rank cannot take the weights; its log says why.")
 
 
 def export_weights(
