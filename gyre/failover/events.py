@@ -488,6 +488,9 @@ class JoinTokenCreated(Event):
     by: str = "user"
     scopes: tuple[str, ...] = (JOIN_SCOPE,)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scopes", tuple(self.scopes))  # the journal's JSON has a list
+
 
 @dataclass(frozen=True, slots=True)
 class UndrainRequested(Event):

@@ -27,6 +27,7 @@ BY_ANNOTATION: dict[str, st.SearchStrategy[Any]] = {
     "float": st.floats(allow_nan=False, allow_infinity=False),
     "int | None": st.none() | st.integers(),
     "float | None": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    "tuple[str, ...]": st.lists(TEXT, max_size=3).map(tuple),
     "dict[str, int]": st.dictionaries(TEXT, st.integers(), max_size=3),
     "dict[str, float]": st.dictionaries(TEXT, st.floats(allow_nan=False, allow_infinity=False), max_size=3),
     "dict[str, list[Any]]": st.dictionaries(TEXT, st.lists(JSON, max_size=2), max_size=3),

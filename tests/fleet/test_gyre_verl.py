@@ -13,10 +13,13 @@ import pytest
 
 from tests.fleet.fleet_plane import PROMPT, FleetPlane, finish
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "integrations" / "gyre-verl"))
-
-from gyre_verl.door import Door, DoorError, request_id
-from gyre_verl.main import overrides_of
+PACKAGE = str(Path(__file__).parents[2] / "integrations" / "gyre-verl")
+sys.path.insert(0, PACKAGE)
+try:
+    from gyre_verl.door import Door, DoorError, request_id
+    from gyre_verl.main import overrides_of
+finally:
+    sys.path.remove(PACKAGE)  # it would be the folder that other tests' classes are found in
 
 GIVEN = ["fleet.url=http://m:7171", "fleet.key=k", "fleet.folder=/p", "actor_rollout_ref.model.path=/m"]
 
