@@ -38,7 +38,22 @@ def _keep_torch_matrix_kernels(operators: ModuleType) -> None:
     operators.enable_batch_invariant_mode = lambda *_, **__: None  # type: ignore[attr-defined]
 
 
-_BEFORE: dict[str, Callable[[], None]] = {"torchvision": _before_torchvision}
+def _before_adapters() -> None:
+    """They copy from page-locked memory, which only a device has."""
+    import torch
+
+    def unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, pin_memory=False, **named: make(*given, **named)
+
+    for name in ("tensor", "arange", "zeros", "empty"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign, assignment]
+
+
+_BEFORE: dict[str, Callable[[], None]] = {
+    "torchvision": _before_torchvision,
+    "sglang.srt.lora.layers": _before_adapters,
+}
 _AFTER: dict[str, Callable[[ModuleType], None]] = {
     "sglang.srt.arg_groups.choices": _permit_torch_attention,
     "sglang.srt.batch_invariant_ops": _keep_torch_matrix_kernels,
