@@ -1,10 +1,15 @@
-"""What an export takes of memory: `python -m tests.export_memory BACK_END CHECKPOINT OUT FILE_BYTES [DTYPE]` exports in
-files of at most so many bytes, and prints the most bytes of its own that the process had then beyond those it began
-with. Pages of mapped files are not its own."""
+"""What an export takes of memory, in a process of its own.
+
+`python -m tests.export_memory BACK_END CHECKPOINT OUT FILE_BYTES [DTYPE]` exports in files of at most so many bytes and
+prints the most bytes of its own that the process had then beyond those it began with. Pages of mapped files are not its
+own.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -12,10 +17,25 @@ from typing import Any
 
 from torch import Tensor
 
+from tests.waits import GENEROUS_S
+
 _EXPORTS = {
     "torch": ("gyre.workloads.torch.saved_policy", "export_policy"),
     "megatron": ("gyre.workloads.megatron.checkpoints.conversion", "export_checkpoint"),
 }
+
+
+def most_bytes(back_end: str, checkpoint: Path, out: Path, *, file_bytes: int, dtype: str) -> int:
+    """What such a process prints. It gives back at once what is freed, so that what it has is what it holds."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.export_memory", back_end, checkpoint, out, str(file_bytes), dtype],
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
+        capture_output=True,
+        text=True,
+        timeout=GENEROUS_S,
+        check=True,
+    )
+    return int(done.stdout)
 
 
 def own_bytes() -> int:

@@ -14,7 +14,7 @@ import torch
 from gyre.errors import GyreError
 from gyre.weights import TensorSpec, WeightManifest, WeightMismatch, pack_weights, unpack_weights, verify
 from gyre.weights.version.arena import is_folder, read_manifest
-from gyre.weights.version.manifest import CHUNK_BYTES, checksum_of_weights
+from gyre.weights.version.manifest import CHUNK_BYTES, checksum_of_read, checksum_of_weights
 from gyre.weights.version.model_folder import fingerprint, same_config
 
 
@@ -196,6 +196,18 @@ def test_the_checksum_can_be_had_without_packing():
     large = {"large": torch.arange((CHUNK_BYTES >> 2) + 5, dtype=torch.int32), **state()}
     for named in (state(), large, {}):
         assert checksum_of_weights(named) == pack_weights(named, version=3, step=4)[0].checksum
+
+
+def test_so_it_can_of_tensors_that_are_read_one_after_another():
+    named = {
+        "a": torch.arange(6.0).view(2, 3),
+        "b": torch.ones(5, dtype=torch.bfloat16),
+        "none": torch.empty(0),
+    }
+    shapes = {name: (str(one.dtype).removeprefix("torch."), tuple(one.shape)) for name, one in named.items()}
+    assert checksum_of_read(shapes, named.__getitem__) == checksum_of_weights(named)
+    turned = {**named, "a": named["a"] + 1}
+    assert checksum_of_read(shapes, turned.__getitem__) != checksum_of_weights(named)
 
 
 def test_packing_copies_once():

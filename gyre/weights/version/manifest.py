@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -306,9 +306,21 @@ def pack_weights(
 def checksum_of_weights(state: Mapping[str, torch.Tensor]) -> str:
     """The checksum of the version that `pack_weights` makes of these tensors. They are not copied, and hashing lets
     other threads of the process run."""
+    layout, own = layout_of(state)
+    return _checksum(layout, own, own.__getitem__)
+
+
+def checksum_of_read(
+    shapes: Mapping[str, tuple[str, tuple[int, ...]]], read: Callable[[str], torch.Tensor]
+) -> str:
+    """As `checksum_of_weights`, of tensors of which none is another's, by name: `shapes` gives the dtype and the shape
+    of each, and `read` the tensor, which nobody keeps."""
+    return _checksum(Layout.plan(shapes), shapes, read)
+
+
+def _checksum(layout: Layout, own: Container[str], read: Callable[[str], torch.Tensor]) -> str:
     import torch
 
-    layout, own = layout_of(state)
     digests: list[str] = []
     hasher, room = xxhash.xxh3_64(), CHUNK_BYTES
 
@@ -324,7 +336,7 @@ def checksum_of_weights(state: Mapping[str, torch.Tensor]) -> str:
     add(memoryview(layout.header))
     for spec in sorted(layout.tensors, key=lambda spec: spec.offset):
         if spec.name in own and spec.nbytes:
-            flat = own[spec.name].detach().cpu().contiguous().view(-1)
+            flat = read(spec.name).detach().cpu().contiguous().view(-1)
             add(memoryview(flat.view(torch.uint8).numpy().data))
     if room < CHUNK_BYTES:
         digests.append(hasher.hexdigest())

@@ -189,6 +189,11 @@ def checkpoint_and_say(
         return np.concatenate([one.numpy() for one in said])
 
 
+def checkpoint_untrained(rank: int, ranks: int, port: int, config: dict[str, Any], folder: Path) -> None:
+    with actor_on(rank, ranks, port, config) as actor:
+        actor.checkpoint(folder)
+
+
 def exported(rank: int, ranks: int, port: int, arguments: list[str]) -> tuple[int, str, str]:
     """The verb, in a process that has imported Megatron already."""
     from click.testing import CliRunner

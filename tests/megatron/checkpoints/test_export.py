@@ -18,6 +18,7 @@ from gyre.errors import ConfigError
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.models.saving import save_model_folder
 from gyre.workloads.gang.state_files import sealed
+from tests.export_memory import most_bytes
 from tests.fsdp.export_work import opened
 from tests.fsdp.work import random_rows
 from tests.megatron import learner_work, work
@@ -101,6 +102,21 @@ def test_so_does_the_small_decoder_in_another_dtype(pool: RankPool, tmp_path: Pa
     assert saved.keys() == weights.keys()
     for name, expected in weights.items():
         assert torch.equal(saved[name], torch.from_numpy(expected).bfloat16()), name
+
+
+def test_the_weights_of_one_file_are_in_memory(pool: RankPool, tmp_path: Path) -> None:
+    """Of ranks that shared the layers, so that parameters are put together."""
+    (tmp_path / "checkpoint").mkdir()
+    config = config_of("tp2")
+    config["model"] = {**config["model"], "layers": 6, "hidden": 512, "heads": 8, "kv_heads": 8, "mlp": 2048}
+    pool.run(checkpoint_work.checkpoint_untrained, 2, config, tmp_path / "checkpoint")
+    most = most_bytes(
+        "megatron", tmp_path / "checkpoint", tmp_path / "out", file_bytes=8 << 20, dtype="float32"
+    )
+    files = list((tmp_path / "out").glob("*.safetensors"))
+    assert sum(file.stat().st_size for file in files) > 96 << 20
+    assert len(files) > 5
+    assert most < 48 << 20
 
 
 def test_what_is_no_policy_s_whole_checkpoint_is_refused(

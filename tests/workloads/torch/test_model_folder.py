@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +28,10 @@ from gyre.workloads.torch import TorchActor, TorchCritic, TorchReference
 from gyre.workloads.torch.saved_policy import export_policy
 from tests.data.small import write_lines, write_tokenizer
 from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
+from tests.export_memory import most_bytes
 from tests.fsdp.export_work import opened
 from tests.fsdp.work import passes_of
 from tests.megatron.work import random_groups
-from tests.waits import GENEROUS_S
 from tests.workloads.torch_workloads import CONFIG, bind
 
 
@@ -162,18 +160,8 @@ def test_an_export_has_the_weights_of_one_file_in_memory(tmp_path: Path, dtype: 
         actor.teardown()
     size = (tmp_path / "checkpoint" / "rank_00000.pt").stat().st_size
     assert size > 96 << 20
-    command = [
-        sys.executable,
-        "-m",
-        "tests.export_memory",
-        "torch",
-        tmp_path / "checkpoint",
-        tmp_path / "out",
-    ]
-    done = subprocess.run(
-        [*command, str(8 << 20), dtype], capture_output=True, text=True, timeout=GENEROUS_S, check=True
-    )
-    assert int(done.stdout) < 48 << 20
+    most = most_bytes("torch", tmp_path / "checkpoint", tmp_path / "out", file_bytes=8 << 20, dtype=dtype)
+    assert most < 48 << 20
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 5
 
 

@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gyre.models.architecture import Architecture
 from gyre.workloads.gang.state_files import StateDamaged
 from gyre.workloads.learner.checkpoint_identity import METADATA
 from gyre.workloads.learner.checkpoint_writer import CheckpointWriter, RankWrite, dtype_name, of_bytes
@@ -45,14 +46,14 @@ from gyre.workloads.megatron.checkpoints.parts import (
     parts_of,
     random_parts,
     take_random,
-    weights_of,
     written_by,
 )
 from gyre.workloads.megatron.checkpoints.stored import StoredState, state_path
-from gyre.workloads.megatron.model.parallel import Ranks
+from gyre.workloads.megatron.model.parallel import Ranks, Reader
 from gyre.workloads.megatron.policy import MegatronPolicy
 
-_FIRST_MODEL = "first_model"
+FIRST_MODEL = "first_model"
+"""The key of the metadata that says whether the weights are those that training began with, and not there."""
 MOST_RANKS = 1 << 20
 
 Seam = Callable[[], AbstractContextManager[Any]]
@@ -111,7 +112,7 @@ def begin(
     kind = FORMAT if is_gyres else MEGATRONS_FORMAT
     writer.begin(
         path,
-        lambda found: {"format": kind, **metadata, _FIRST_MODEL: is_first_model, "digest": found},
+        lambda found: {"format": kind, **metadata, FIRST_MODEL: is_first_model, "digest": found},
         digest,
         copy,
     )
@@ -146,9 +147,9 @@ def restore(
     if metadata["format"] == MEGATRONS_FORMAT:
         megatron_format.restore(policy, seam, path)
         return metadata
-    is_first_model = bool(metadata.get(_FIRST_MODEL))
+    is_first_model = bool(metadata.get(FIRST_MODEL))
     parts = random_parts(policy.device) if is_first_model else parts_of(policy)
-    stored = _verified(policy, path, metadata, parts)
+    stored = verified(policy.ranks, policy.architecture, path, metadata, parts)
     if is_first_model:
         load_first_model()
     stored.load(parts)
@@ -156,27 +157,11 @@ def restore(
     return metadata
 
 
-def load_weights(
-    policy: MegatronPolicy, seam: Seam, path: Path, *, load_first_model: Callable[[], None]
-) -> None:
-    """Load the weights of the checkpoint at `path`, written in whatever layout, and nothing else of it: the policy
-    need not have an optimizer. A collective of all ranks. Raises CheckpointMismatch as `restore`."""
-    metadata = read_metadata(path)
-    refuse_broken(path, metadata)
-    if metadata["format"] == MEGATRONS_FORMAT:
-        megatron_format.load_weights(policy, seam, path)
-    elif metadata.get(_FIRST_MODEL):
-        load_first_model()
-    else:
-        parts = weights_of(policy)
-        _verified(policy, path, metadata, parts).load(parts)
-
-
-def _verified(
-    policy: MegatronPolicy, path: Path, metadata: dict[str, Any], parts: Sequence[Part]
+def verified(
+    ranks: Reader, architecture: Architecture, path: Path, metadata: dict[str, Any], parts: Sequence[Part]
 ) -> StoredState:
-    """The state at `path`, once its bytes are checked and it has all the parts. If one rank refuses it, all do."""
-    ranks: Ranks = policy.ranks
+    """The state at `path`, once its bytes are checked and it has all the parts. Raises CheckpointMismatch; if one
+    reader refuses it, all do."""
     stored, problem = None, ""
     try:
         rank_count, tensor_parallel = _layout_of(metadata)
@@ -185,7 +170,7 @@ def _verified(
             rank_count=rank_count,
             tensor_parallel=tensor_parallel,
             ranks=ranks,
-            architecture=policy.architecture,
+            architecture=architecture,
         )
         stored.check(parts)
         problem = stored.problem()

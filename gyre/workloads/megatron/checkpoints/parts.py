@@ -88,15 +88,6 @@ def parts_of(policy: MegatronPolicy) -> list[Part]:
     ]
 
 
-def weights_of(policy: MegatronPolicy) -> list[Part]:
-    """The weights alone; the policy need not have an optimizer."""
-    held = held_parameters(policy.module, policy.architecture, policy.ranks, values=policy.values)
-    return [
-        _whole(held[name], WEIGHT, parameter, shared=True)
-        for name, parameter in policy.module.named_parameters()
-    ]
-
-
 def random_parts(device: torch.device) -> list[Part]:
     """The states that random numbers are drawn from. They are copies: see `take_random`."""
     found = {"cpu": torch.get_rng_state()}

@@ -25,7 +25,7 @@ from gyre.models.architecture import Architecture
 from gyre.workloads.gang.state_files import StateDamaged, is_broken, problem_with, read_at, read_record
 from gyre.workloads.megatron.checkpoints.parts import RANDOM, Part
 from gyre.workloads.megatron.model.hugging_face import resharded
-from gyre.workloads.megatron.model.parallel import Ranks
+from gyre.workloads.megatron.model.parallel import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,13 @@ class StoredState:
     be."""
 
     def __init__(
-        self, folder: Path, *, rank_count: int, tensor_parallel: int, ranks: Ranks, architecture: Architecture
+        self,
+        folder: Path,
+        *,
+        rank_count: int,
+        tensor_parallel: int,
+        ranks: Reader,
+        architecture: Architecture,
     ) -> None:
         self._paths = [state_path(folder, rank) for rank in range(rank_count)]
         self._records = [read_record(path) for path in self._paths]

@@ -30,7 +30,7 @@ from gyre.models.finite import is_finite, refuse_not_finite
 from gyre.models.safetensors_folder import TensorSource
 from gyre.models.tensor_names import EMBEDDING, HEAD, VALUE_BIAS, VALUE_WEIGHT, expected_shapes, value_shapes
 from gyre.weights.version.manifest import WeightMismatch
-from gyre.workloads.megatron.model.parallel import Ranks
+from gyre.workloads.megatron.model.parallel import Ranks, Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,18 @@ def held_parameters(
     return found
 
 
-def resharded(held: HeldParameter, shards: list[Tensor], architecture: Architecture, ranks: Ranks) -> Tensor:
+def whole_parameters(architecture: Architecture, padded: int) -> Iterator[HeldParameter]:
+    """The parameters of a policy, as one rank holds them that has all; the vocabulary is `padded` to so many rows."""
+    for parameter in _parameters(architecture, 1, padded, values=False):
+        yield HeldParameter(parameter, is_copy=False)
+
+
+def taken_apart(held: HeldParameter, whole: Tensor, architecture: Architecture) -> dict[str, Tensor]:
+    """The tensors of a whole parameter by Hugging Face's names; they may be views of it."""
+    return dict(_split(held.parameter, whole, architecture, 1))
+
+
+def resharded(held: HeldParameter, shards: list[Tensor], architecture: Architecture, ranks: Reader) -> Tensor:
     """This rank's shard of a tensor in a parameter's shape, out of the shards of as many tensor-parallel ranks as there
     were. What is padding becomes zeros."""
     parameter = held.parameter
@@ -229,7 +240,7 @@ def _joined(parameter: _Parameter, a: Architecture, tensor_parallel: int, parts:
     return whole
 
 
-def _slice(parameter: _Parameter, whole: Tensor, ranks: Ranks) -> Tensor:
+def _slice(parameter: _Parameter, whole: Tensor, ranks: Reader) -> Tensor:
     if parameter.kind == "whole" or ranks.tensor == 1:
         return whole
     return whole.chunk(ranks.tensor, dim=1 if parameter.kind == "row" else 0)[ranks.tensor_rank]

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -104,3 +106,37 @@ class Ranks(World):
         if self._joined:
             parallel_state.destroy_model_parallel()
         super().close()
+
+
+class Reader(Protocol):
+    """Who reads what ranks wrote: one of `Ranks`, or `OneReader`. `tensor` of them share a layer, and it has the place
+    `tensor_rank` among those."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def tensor(self) -> int: ...
+
+    @property
+    def tensor_rank(self) -> int: ...
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sums over all readers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OneReader:
+    """A process that reads by itself, and joins no group: it has whole parameters."""
+
+    rank: int = 0
+    world_size: int = 1
+    tensor: int = 1
+    tensor_rank: int = 0
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return list(values)
