@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gyre.ports.bounds import PortBounds
 from gyre.rollouts.manager.settings import DoorSettings
 from gyre.rollouts.protocol.credentials import digest_of
 from gyre.store import open_store
@@ -97,9 +98,11 @@ def generate_body(request_id: str | None = None, **body: Any) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def fleet_plane(tmp_path: Path, **door: Any) -> AsyncIterator[FleetPlane]:
+async def fleet_plane(
+    tmp_path: Path, *, bounds: PortBounds | None = None, **door: Any
+) -> AsyncIterator[FleetPlane]:
     with open_store(f"sqlite:///{tmp_path}/gyre.db") as store:
-        plane = FleetPlane(store.rollouts("job"), tmp_path)
+        plane = FleetPlane(store.rollouts("job"), tmp_path, bounds=bounds)
         plane.make_keys()
         await plane.start(door=DoorSettings(cache=tmp_path / "cache", **door))
         try:

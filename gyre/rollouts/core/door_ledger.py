@@ -5,7 +5,7 @@ A request is a group of one prompt, and its group's `meta` says whose it is. So 
 that is stored: the fold of these rows is this state, and samples go on as those of a trainer do.
 
 Invariants:
-- *written before answered*: `told` counts tokens and ends that are in the ledger, and nothing else is told;
+- *written before answered*: `told` has the lengths, versions and ends that are in the ledger, and nothing else is told;
 - *same id same tokens*: while an id is kept, whoever asks again joins the request that is there. The same id with
   something else asked is refused, and tokens that were told are never replaced by others: where a sample cannot be
   generated its request has failed for good;
@@ -67,17 +67,20 @@ ANY = Wish()
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a client asks for under `id`: `n` samples of the prompt, int32 `[p]`. `sampling` has the dialect's names."""
+    """What a client asks for under `id`: `n` samples of the prompt, int32 `[p]`. `sampling` has the dialect's names.
+    `stops` are the model's end tokens, which end a sample too."""
 
     id: str
     prompt_ids: NDArray[np.int32]
     n: int
     sampling: dict[str, Any]
     wish: Wish = ANY
+    stops: tuple[int, ...] = ()
 
     @property
     def digest(self) -> str:
-        """Of all that decides the tokens: requests with the same one ask for the same."""
+        """Of all that the client says of the tokens: requests with the same one ask for the same, whatever the model's
+        end tokens are by then."""
         told = [
             self.prompt_ids.astype("<i4").tobytes(),
             self.n,
@@ -85,6 +88,22 @@ class Asked:
             list(self.wish),
         ]
         return hashlib.sha256(bytes(msgpack.packb(told))).hexdigest()
+
+    def drawing(self) -> dict[str, Any]:
+        """How its samples are drawn."""
+        if not self.stops or self.sampling.get("ignore_eos"):
+            return self.sampling
+        own = self.sampling.get("stop_token_ids") or ()
+        return {**self.sampling, "stop_token_ids": sorted({*own, *self.stops})}
+
+
+class ToldSample(NamedTuple):
+    """How much of a sample is in the ledger: its length in tokens, its end, and the versions of its tokens, which its
+    engine may have corrected at the end."""
+
+    length: int = 0
+    finish: str = ""
+    versions: tuple[VersionRun, ...] = ()
 
 
 class SampleView(NamedTuple):
@@ -107,8 +126,8 @@ class DoorRequest:
     at: float
     """When it was first asked for, in seconds since 1970."""
     request: InFlightRequest
-    told: list[tuple[int, str]] = field(default_factory=list)
-    """For each sample, how many of its tokens are in the ledger, and its end, if that is too."""
+    told: list[ToldSample] = field(default_factory=list)
+    """Of each sample."""
     failed: str = ""
     """Why it cannot be generated; that is in the ledger too."""
     ended_at: float | None = None
@@ -116,20 +135,17 @@ class DoorRequest:
 
     @property
     def tokens(self) -> int:
-        return sum(length for length, _ in self.told)
+        return sum(one.length for one in self.told)
 
     def view(self) -> list[SampleView]:
         """What may be told of each sample."""
         views = []
-        for sample, (length, finish) in zip(self.request.samples, self.told, strict=True):
+        for sample, told in zip(self.request.samples, self.told, strict=True):
+            if sample.length < told.length:  # it was begun anew, and the request fails with the next commit
+                views.append(SampleView(np.empty(0, np.int32), np.empty(0, np.float32), (), ""))
+                continue
             ids, logprobs = sample.tokens()
-            ids, logprobs = ids[:length], logprobs[:length]
-            runs = tuple(
-                VersionRun(version, start, min(end, len(ids)))
-                for version, start, end in sample.runs
-                if start < len(ids)
-            )
-            views.append(SampleView(ids, logprobs, runs, finish))
+            views.append(SampleView(ids[: told.length], logprobs[: told.length], told.versions, told.finish))
         return views
 
 
@@ -148,7 +164,7 @@ class DoorLedger:
         """In the order of their ends, by number."""
         self.kept_tokens = 0
         """Of those that have ended."""
-        self._collected: list[tuple[DoorRequest, list[tuple[int, str]], str]] = []
+        self._collected: list[tuple[DoorRequest, list[ToldSample], str]] = []
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -219,7 +235,7 @@ class DoorLedger:
                 purpose=PURPOSE,
                 groups=pack_groups([Group(group_id, asked.prompt_ids, meta)]),
                 n=asked.n,
-                sampling=asked.sampling,
+                sampling=asked.drawing(),
                 seed=0,
                 min_version=asked.wish.at_least,
                 pinned=asked.wish.exact,
@@ -275,16 +291,18 @@ class DoorLedger:
 
     def _take(self, request: InFlightRequest) -> DoorRequest:
         meta = request.group.meta
-        known = DoorRequest(meta[_ID], meta[_KEY], meta[_ASKED], meta[_AT], request, [(0, "")] * request.n)
+        known = DoorRequest(
+            meta[_ID], meta[_KEY], meta[_ASKED], meta[_AT], request, [ToldSample()] * request.n
+        )
         self._by_id[known.id] = self._by_number[request.number] = known
         self._open[known.owner] += 1
         return known
 
-    def _tell(self, known: DoorRequest, told: list[tuple[int, str]], failed: str, now: float) -> None:
+    def _tell(self, known: DoorRequest, told: list[ToldSample], failed: str, now: float) -> None:
         if known.ended_at is not None:  # of a request that failed, other samples may go on
-            self.kept_tokens += sum(length for length, _ in told) - known.tokens
+            self.kept_tokens += sum(one.length for one in told) - known.tokens
         known.told, known.failed = told, failed
-        if known.ended_at is None and (failed or all(finish for _, finish in told)):
+        if known.ended_at is None and (failed or all(one.finish for one in told)):
             known.ended_at = now
             self._ended[known.request.number] = known
             self.kept_tokens += known.tokens
@@ -329,8 +347,11 @@ class DoorLedger:
         return self._by_id
 
 
-def _told(request: InFlightRequest) -> list[tuple[int, str]]:
-    return [(sample.length, sample.finish) for sample in request.samples]
+def _told(request: InFlightRequest) -> list[ToldSample]:
+    return [
+        ToldSample(sample.length, sample.finish, tuple(VersionRun(*run) for run in sample.runs))
+        for sample in request.samples
+    ]
 
 
 def _group_id(owner: str, request_id: str) -> int:

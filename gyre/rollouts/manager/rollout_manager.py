@@ -269,7 +269,12 @@ class RolloutManager:
         else:
             application.add_routes([web.get("/v1/trainer", self._trainer_route)])
         self._runner = web.AppRunner(
-            application, access_log=None, handle_signals=False, keepalive_timeout=bounds.keep_alive_s
+            application,
+            access_log=None,
+            handle_signals=False,
+            keepalive_timeout=bounds.keep_alive_s,
+            max_line_size=bounds.head_bytes,  # the listener's bound is the one that holds
+            max_field_size=bounds.head_bytes,
         )
         await self._runner.setup()
         try:

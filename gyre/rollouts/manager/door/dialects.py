@@ -181,15 +181,13 @@ def _asked(
 ) -> Asked:
     if not prompt:
         raise _invalid("The prompt is empty.")
-    if not sampling["ignore_eos"]:
-        sampling["stop_token_ids"] = sorted({*sampling["stop_token_ids"], *words.stops})
     length = len(prompt) + sampling["max_new_tokens"]
     if words.positions is not None and length > words.positions:
         raise _invalid(
             f"{len(prompt)} tokens of prompt and {sampling['max_new_tokens']} new ones are more than the "
             f"{words.positions} that the model takes."
         )
-    return Asked(request_id, np.array(prompt, np.int32), n, sampling, wish)
+    return Asked(request_id, np.array(prompt, np.int32), n, sampling, wish, words.stops)
 
 
 def _sampling(body: _Body, max_new_tokens: int) -> dict[str, Any]:
@@ -389,7 +387,8 @@ def _openai(known: DoorRequest, told: Told) -> dict[str, Any]:
 def _choice(
     at: int, view: SampleView, told: Told, words: ModelWords, since: int, said: str
 ) -> dict[str, Any]:
-    """What is new of a sample after `since` tokens, whose text is `said`."""
+    """What is new of a sample after `since` tokens, whose text is `said`. Its end tells the versions of all its tokens:
+    an engine may know only then which it had at which."""
     text = _text_of(view, words, whole=True)
     ids = view.token_ids[since:].tolist()
     logprobs = None
@@ -402,7 +401,9 @@ def _choice(
         "logprobs": logprobs,
         "finish_reason": view.finish or None,
         "policy_versions": [
-            [version, max(start, since), end] for version, start, end in _versions(view) if end > since
+            [version, start if view.finish else max(start, since), end]
+            for version, start, end in _versions(view)
+            if view.finish or end > since
         ],
     }
 

@@ -11,7 +11,7 @@ A request is a group like a trainer's: admission, balance, continuation and the 
 
 Invariants:
 - *written before answered*, *same id same tokens*, *a key sees its own*: see `gyre.rollouts.core.door_ledger`;
-- *published means durable*: a publish is answered after the commit that holds it;
+- *published means durable*: a publish is answered after the commit that holds it, and so is a delete;
 - *every wait has an end*: a client that waited so long is told to ask again with the same id; what it asked for goes
   on;
 - *the newest hears*: of many that wait for one id the oldest are sent away, so that nobody who is gone is in the way.
@@ -44,7 +44,7 @@ from gyre.rollouts.manager.door.dialects import (
     decoded,
     encode,
 )
-from gyre.rollouts.manager.door.publishing import Publishing
+from gyre.rollouts.manager.door.publishing import DURABLE_WITHIN_S, Publishing
 from gyre.rollouts.manager.door.words import ModelWords
 from gyre.rollouts.manager.join_tokens import Caller
 from gyre.rollouts.manager.policy_push import PolicyPush
@@ -112,6 +112,10 @@ class Door:
         self._clock = clock
         self._waiting: dict[int, deque[_Waiter]] = {}
         """By the number of the request."""
+        self._deleted: list[asyncio.Event] = []
+        """Of deletes that no batch has yet."""
+        self._deleting: list[asyncio.Event] = []
+        """Of those in the batch that is written."""
         self._is_closed = False
         self.waited_s = 0.0
         """How long in all a sample has waited for a place."""
@@ -150,6 +154,7 @@ class Door:
 
     def collect(self, batch: WriteBatch) -> None:
         self.ledger.collect(batch)
+        self._deleting, self._deleted = self._deleted, []
 
     def committed(self) -> None:
         changed = self.ledger.committed(self._now())
@@ -159,6 +164,9 @@ class Door:
         if any(known.failed and known.request.pinned for known in changed):
             self._policies.promote()
         self._publishing.committed()
+        for event in self._deleting:
+            event.set()
+        self._deleting = []
 
     def look(self, now: float) -> None:
         """Periodic: forget what was kept for long enough, and count the time in which samples wait for a place."""
@@ -308,9 +316,12 @@ class Door:
             while True:
                 if known.failed:
                     raise _failed(known)
+                is_over = (
+                    known.ended_at is not None
+                )  # what is committed while this is written comes the next time
                 for event in dialect.events(known, told, words, sent, ended):
                     await response.write(b"data: " + encode(event) + b"\n\n")
-                if known.ended_at is not None:
+                if is_over:
                     break
                 left_s = until - self._now()
                 if left_s <= 0:
@@ -339,7 +350,7 @@ class Door:
             "id": known.id,
             "state": state,
             "created": known.at,
-            "samples": [{"tokens": length, "finish": finish or None} for length, finish in known.told],
+            "samples": [{"tokens": one.length, "finish": one.finish or None} for one in known.told],
         }
         if known.failed:
             told["error"] = known.failed
@@ -350,6 +361,14 @@ class Door:
         known = self.ledger.find(_owner(caller), request.match_info["id"])
         self.ledger.close([known])
         self._closed([known])
+        written = asyncio.Event()
+        self._deleted.append(written)
+        self._commits.now()
+        try:
+            async with asyncio.timeout(DURABLE_WITHIN_S):
+                await written.wait()
+        except TimeoutError:
+            raise refused(504, "unfinished", "The delete is not in the ledger yet.", "Ask again.") from None
         return _json({"id": known.id, "deleted": True}, known.id)
 
     # -- policies -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from gyre.rollouts.protocol.frames import Publish
 from gyre.rollouts.weight_peer import WeightPeer
 from gyre.weights.owned_dirs import default_root
 from gyre.weights.transfer.chunk_transports import Source
+from gyre.weights.version.manifest import MANIFEST
 from gyre.weights.version.model_folder import ModelFolder, list_model_folder
 
 SERVE_WITHIN_S = 600.0
@@ -218,6 +220,17 @@ def _listed(path: Path, version: int) -> ModelFolder:
     """The folder with a manifest of what it has now. Raises OSError, and ValueError where it is no model's."""
     if not (path / "config.json").is_file():
         raise ValueError("it has no config.json")
-    if not any(path.glob("*.safetensors")):
+    try:
+        config = json.loads((path / "config.json").read_bytes())
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise ValueError("its config.json has no object of JSON")
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
         raise ValueError("it has no safetensors")
+    if missing := [file.name for file in weights if not file.is_file()]:
+        raise ValueError(f"{missing[0]} is no file")
+    if (path / MANIFEST).is_symlink():  # writing it would write elsewhere
+        raise ValueError(f"its {MANIFEST} is a link")
     return list_model_folder(path, version=version)
