@@ -1,0 +1,47 @@
+"""Jobs written for DLRover, on a real Ray cluster: what its simplest examples do, and an RL job whose workers call each
+other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.compat.dlrover.api.builder import DLJobBuilder
+from tests.compat.dlrover import ppo, sft
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+
+def test_elastic_training_by_a_function(gyre_home: dict[str, Any], tmp_path: Path) -> None:
+    job = (
+        DLJobBuilder()
+        .node_num(2)
+        .device_per_node(2)
+        .device_type("CPU")
+        .config({"folder": str(tmp_path)})
+        .global_env({"E0": "v0"})
+        .train(f"{sft.__name__}.train")
+        .nnodes(2)
+        .nproc_per_node(2)
+        .end()
+        .build()
+    )
+    assert job.submit("dl-train", gyre=gyre_home) == 0
+    assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(4)] == [
+        f"ELASTIC_4-{rank}_2-{rank % 2} {rank} 4 {rank % 2} 2 {rank // 2} dl-train ELASTIC 10 v0"
+        for rank in range(4)
+    ]
+    assert job.handle.status()["job"]["phase"] == "succeeded"
+
+
+def test_an_rl_job_whose_workers_call_each_other(gyre_home: dict[str, Any], tmp_path: Path) -> None:
+    job = ppo.described(tmp_path)
+    assert job.submit("dl-ppo", gyre=gyre_home) == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["weights"] == ppo.expected(3)
+    assert result["said"][0] == "ACTOR_2-0_2-0 is the actor"
+    assert result["answers"][0] == "prompt 2.0 xxx by 0 with 2"
+    assert result["answers"][4] == "prompt 2.4 xxx by 1 with 2"
