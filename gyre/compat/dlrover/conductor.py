@@ -13,8 +13,10 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -65,13 +67,13 @@ class Conductor(BaseTrainer):
         }
         self._remote = remote
         self._pool = ThreadPoolExecutor(
-            max_workers=sum(1 if role.gang else role.workload.total for role in remote) or 1,
-            thread_name_prefix="dlrover-begin",
+            max_workers=1 + sum(1 if role.gang else role.workload.total for role in remote),
+            thread_name_prefix="dlrover-conductor",
         )
 
     def fit(self) -> Any:
         """What the hosted trainer's main returns. Raises what it raises, or `scope` says that it be told as."""
-        threading.Thread(target=self._listen, name="dlrover-listen", daemon=True).start()
+        self._pool.submit(self._listen)
         try:
             for role in self._remote:
                 self._begin(role)
@@ -89,10 +91,9 @@ class Conductor(BaseTrainer):
                 entry = Entry(role.workload)
                 self._switchboard.hosted = station
                 return entry.run()
-        except Fenced:
-            raise
         except BaseException as error:
-            if self._is_for_the_job():
+            is_users = isinstance(error, UserCodeError) or not isinstance(error, GyreError)
+            if is_users and self._is_for_the_job():
                 raise _begin_anew(failure_of(error, module=role.workload.entry_point)) from error
             raise
 
@@ -115,11 +116,20 @@ class Conductor(BaseTrainer):
         places = [(role.gyre, rank) for rank in range(role.workload.total)]
         run = not self._ended.issuperset(places)
         self._ended.difference_update(places if run else [])
+        self._await_and_attend(role, None)
         self._attempt(lambda: self._has_begun(role, self.handles[role.gyre].begin(run)))
 
     def _begin_one(self, role: RoleDescription, rank: int) -> None:
         run = (role.gyre, rank) not in self._ended
-        self._attempt(lambda: self._has_begun(role, [self.handles[role.gyre][rank].begin(run)], rank))
+        self._await_and_attend(role, rank)
+        self._attempt(lambda: self._has_begun(role, [self.handles[role.gyre][rank].begin(run)]))
+
+    def _await_and_attend(self, role: RoleDescription, rank: int | None) -> None:
+        """Attend before they begin: a constructor may call others. Where they do not come, beginning them says so."""
+        deadline = time.monotonic() + self.runtime.spec.run.call_timeout_s
+        for vertex, incarnation in self.runtime.membership.wait_for(role.gyre, rank, deadline) or []:
+            place = role.gyre, int(vertex.rpartition("-")[2])
+            self._told.put(partial(self._attend, role, place, incarnation))
 
     def _attempt(self, begin: Callable[[], None]) -> None:
         try:
@@ -130,17 +140,19 @@ class Conductor(BaseTrainer):
             failure = failure_of(error)
             self._tell_failure(failure, user_code=isinstance(error, UserCodeError))
 
-    def _has_begun(self, role: RoleDescription, told: list[dict[str, Any]], first: int = 0) -> None:
-        for rank, one in enumerate(told, first):
-            for method in one["beside"]:
-                self._switchboard.runs_beside(role.name, method)
-            self._told.put(partial(self._attend, role, (role.gyre, rank), int(one["incarnation"])))
+    def _has_begun(self, role: RoleDescription, told: list[list[str]]) -> None:
+        for method in itertools.chain.from_iterable(told):
+            self._switchboard.runs_beside(role.name, method)
 
     # -- attending, all on one thread ---------------------------------------------------------------
 
     def _listen(self) -> None:
-        while (act := self._told.get()) is not None:
-            act()
+        """A mistake here ends the trainer: nobody would be heard any more."""
+        try:
+            while (act := self._told.get()) is not None:
+                act()
+        except Exception as error:
+            self._tell_failure(failure_of(error), user_code=False)
 
     def _attend(self, role: RoleDescription, place: Place, incarnation: int) -> None:
         if self._attended.get(place, 0) < incarnation:

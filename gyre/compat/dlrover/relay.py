@@ -28,7 +28,7 @@ MOST_AT_ONCE = 256
 @dataclass(frozen=True, slots=True)
 class News:
     """What a worker tells: a `call` (number, Invocation), an `export` (name, whether it runs beside), that its main has
-    `ended` (incarnation), or has `failed` (Failure)."""
+    `ended`, or has `failed` (Failure)."""
 
     seq: int
     kind: str

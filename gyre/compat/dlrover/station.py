@@ -98,7 +98,7 @@ def actor_info(role: RoleDescription, rank: int) -> ActorInfo:
 
 
 class Station:
-    """One worker's. `exported` is told of each method that is exported after `on_export` was set."""
+    """One worker's. `on_export` is told of each method that is exported, and whether it runs beside others."""
 
     def __init__(
         self, description: JobDescription, role: RoleDescription, context: WorkloadContext, caller: Caller

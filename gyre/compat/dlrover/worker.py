@@ -36,6 +36,7 @@ class Worker(BaseWorkload):
         self._workload = role.workload
         self._relay = Relay()
         self._station = Station(description, role, self.context, self._relay)
+        self._station.on_export = lambda name, beside: self._relay.tell("export", (name, beside))
         self._entry: Entry | None = None
         self._main: threading.Thread | None = None
         self._joined = False
@@ -52,20 +53,16 @@ class Worker(BaseWorkload):
 
     # -- the trainer's calls ------------------------------------------------------------------------
 
-    def begin(self, run: bool) -> dict[str, Any]:
+    def begin(self, run: bool) -> list[str]:
         """Make the entrypoint, and run its main unless it ran to its end before (`run` is False). Done once; a repeated
-        call returns the same: this incarnation, and which exported methods run beside others."""
+        call returns the same: the exported methods that run beside others."""
         entry = self._ready()
         if run and entry.main is not None and self._main is None:
             self._main = threading.Thread(
                 target=self._run, args=(entry,), name="user_main_thread", daemon=True
             )
             self._main.start()
-        return {
-            "incarnation": self.context.incarnation,
-            "beside": self._station.beside(),
-            "runs": entry.main is not None,
-        }
+        return self._station.beside()
 
     def rpc(self, method: str, arguments: Arguments | bytes) -> Any:
         """Call an exported method. What comes pickled is answered so."""
@@ -96,7 +93,6 @@ class Worker(BaseWorkload):
         if self._entry is None:
             with self._station.entered():
                 self._entry = Entry(self._workload)
-            self._station.on_export = lambda name, beside: self._relay.tell("export", (name, beside))
         return self._entry
 
     def _invoke(self, method: str, arguments: Arguments | bytes) -> Any:

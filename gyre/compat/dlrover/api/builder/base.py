@@ -419,7 +419,7 @@ def _collocate(job: DLJob, number: int, names: list[str]) -> None:
     for name in names:
         if name.upper() not in known:
             raise ConfigError(
-                f"with_collocation: {name!r} is no role of the job; {nearest(name, job.workloads)}"
+                f"with_collocation: {name!r} is not defined as a role; {nearest(name, job.workloads)}"
             )
         roles.append(known[name.upper()])
     if len(set(roles)) < 2:
@@ -427,7 +427,7 @@ def _collocate(job: DLJob, number: int, names: list[str]) -> None:
     for role in roles:
         workload = job.workloads[role]
         if workload.group is not None:
-            raise ConfigError(f"with_collocation: {role} is in a collocation already.")
+            raise ConfigError(f"with_collocation: {role} has already been assigned to a collocation.")
         workload.group = f"collocation_{number}"
         workload.resource = workload.resource.model_copy(update={"accelerator": round(1 / len(roles), 2)})
     job.collocations.append(set(roles))
