@@ -45,3 +45,19 @@ def test_an_rl_job_whose_workers_call_each_other(gyre_home: dict[str, Any], tmp_
     assert result["said"][0] == "ACTOR_2-0_2-0 is the actor"
     assert result["answers"][0] == "prompt 2.0 xxx by 0 with 2"
     assert result["answers"][4] == "prompt 2.4 xxx by 1 with 2"
+
+
+def test_a_script_and_an_exception(
+    gyre_home: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script's ranks run beside a role that raises, again after the one restart that is allowed."""
+    builder = DLJobBuilder().device_type("CPU").config({"folder": str(tmp_path)})
+    builder.role("script").train(f"{Path(__file__).parent}/script.py --folder {tmp_path}").total(2)
+    builder.workload("raises", f"{sft.__name__}.raises")
+    job = builder.build()
+    assert job.submit("dl-raises", job_max_restart=1, gyre=gyre_home) == 1
+    told = capsys.readouterr().err
+    assert "ArithmeticError: rank 0 cannot add" in told
+    assert "sft.py" in told
+    assert (tmp_path / "tries-0").read_text() == "xx"
+    assert [(tmp_path / f"script-{rank}").read_text() for rank in (0, 1)] == [f"--folder {tmp_path}"] * 2
