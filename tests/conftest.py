@@ -27,7 +27,7 @@ settings.register_profile("suite", deadline=None, derandomize=True, max_examples
 settings.register_profile("search", deadline=None, max_examples=examples(100))
 settings.load_profile("suite")
 
-REAL_RAY = ("kill", "e2e")
+REAL_RAY = ("kill", "e2e", "compat")
 """The folders whose tests share one Ray cluster, and so one worker."""
 
 ORDER = (

@@ -64,6 +64,11 @@ class Call:
     def done(self) -> bool:
         return self._future.done()
 
+    @property
+    def future(self) -> Future[Any]:
+        """What is behind it, for who wants to be called back. Whoever waits for it is not seen to wait."""
+        return self._future
+
     def __await__(self) -> Generator[Any, None, Any]:
         with self._waiting():
             return (yield from asyncio.wrap_future(self._future).__await__())

@@ -1,0 +1,1 @@
+"""Other systems' ways to write a job, each compiled to a job of Gyre's."""

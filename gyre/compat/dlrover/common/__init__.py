@@ -1,0 +1,1 @@
+"""DLRover's names of things, by the modules that a job imports them from."""

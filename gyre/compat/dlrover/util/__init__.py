@@ -1,0 +1,1 @@
+"""DLRover's helpers, as far as jobs use them."""
