@@ -46,12 +46,13 @@ def export(
     """
     folder = _folder_of(session, checkpoint)
     from gyre.api.saved_policies import export_saved
-    from gyre.workloads.learner.checkpoint_identity import FIRST_OF_TORCH, METADATA, written_by
+    from gyre.workloads.learner.checkpoint_identity import METADATA, written_by
+    from gyre.workloads.torch.saved_policy import checkpoint_file
 
     back_end = written_by(folder)
     if back_end is None:
         raise NotFound(
-            f"{folder} is no checkpoint: it has neither {FIRST_OF_TORCH} nor {METADATA}.",
+            f"{folder} is no checkpoint: it has neither {checkpoint_file(folder, 0).name} nor {METADATA}.",
             hint=_near(folder),
         )
     written = export_saved(folder, out, back_end, dtype=dtype or "", trust=trust, adapter=adapter)
