@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,6 @@ def _on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
         "ray.is_initialized", lambda: False
     )  # this worker may have run the tests on a real cluster
-    # Beside tests/megatron, pytest puts tests/ on the path, where `megatron` is another package.
-    monkeypatch.setattr("sys.path", [path for path in sys.path if Path(path).name != "tests"])
-    monkeypatch.delitem(sys.modules, "megatron", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GYRE_HOME", str(tmp_path / "home"))
 

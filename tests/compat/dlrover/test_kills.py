@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,14 @@ def incarnations(job: Any) -> dict[str, int]:
     return {vertex["id"]: vertex["incarnation"] for vertex in job.handle.status()["vertices"]}
 
 
+@contextmanager
+def submitted(job: Any, name: str, gyre: dict[str, Any], **options: Any) -> Iterator[ProcessFaults]:
+    """The job runs; its handle is closed at the end, also where the test fails."""
+    assert job.submit(name, blocking=False, gyre=gyre, **options) == 0
+    with closing(job.handle):
+        yield ProcessFaults(job.handle)
+
+
 def wait_for(path: Path, faults: ProcessFaults) -> None:
     faults.until(lambda view: path.exists() or None, f"{path.name} to be there", timeout_s=GENEROUS_S)
 
@@ -36,50 +46,46 @@ def test_an_elastic_role_goes_on_where_it_was(gyre_home: dict[str, Any], tmp_pat
         .nproc_per_node(2)
         .build()
     )
-    assert job.submit(f"dl-elastic-{fault}", blocking=False, gyre=gyre_home) == 0
-    faults = ProcessFaults(job.handle)
-    wait_for(tmp_path / "step-005", faults)
-    victim = faults.stop("elastic-1") if fault == "stop" else faults.kill("elastic-1")[0]
-    faults.replaced(victim, timeout_s=GENEROUS_S)
-    assert job.handle.wait(120)["job"]["phase"] == "succeeded"
-    assert incarnations(job) == {"trainer-0": 1, "elastic-0": 2, "elastic-1": 2}
-    written = [(tmp_path / f"step-{step:03}").read_text().split() for step in range(STEPS)]
-    assert {total for total, _ in written} == {"2"}
-    pids = [pid for _, pid in written]
-    assert len(set(pids)) == 2, "each of the two gangs did its share"
-    assert pids == sorted(pids, key=pids.index)
+    with submitted(job, f"dl-elastic-{fault}", gyre_home) as faults:
+        wait_for(tmp_path / "step-005", faults)
+        victim = faults.stop("elastic-1") if fault == "stop" else faults.kill("elastic-1")[0]
+        faults.replaced(victim, timeout_s=GENEROUS_S)
+        assert job.handle.wait(120)["job"]["phase"] == "succeeded"
+        assert incarnations(job) == {"trainer-0": 1, "elastic-0": 2, "elastic-1": 2}
+        written = [(tmp_path / f"step-{step:03}").read_text().split() for step in range(STEPS)]
+        assert {total for total, _ in written} == {"2"}
+        pids = [pid for _, pid in written]
+        assert len(set(pids)) == 2, "each of the two gangs did its share"
+        assert pids == sorted(pids, key=pids.index)
 
 
 @pytest.mark.parametrize("victim", ["rollout-1", "actor-0", "trainer-0"])
 def test_an_rl_job_begins_anew(gyre_home: dict[str, Any], tmp_path: Path, victim: str) -> None:
     job = ppo.described(tmp_path, steps=STEPS)
-    assert job.submit(f"dl-anew-{victim}", blocking=False, gyre=gyre_home) == 0
-    faults = ProcessFaults(job.handle)
-    wait_for(tmp_path / "step", faults)
-    faults.kill(victim)
-    assert job.handle.wait(120)["job"]["phase"] == "succeeded"
-    assert set(incarnations(job).values()) == {2}
-    assert json.loads((tmp_path / "result.json").read_text())["weights"] == ppo.expected(STEPS)
+    with submitted(job, f"dl-anew-{victim}", gyre_home) as faults:
+        wait_for(tmp_path / "step", faults)
+        faults.kill(victim)
+        assert job.handle.wait(120)["job"]["phase"] == "succeeded"
+        assert set(incarnations(job).values()) == {2}
+        assert json.loads((tmp_path / "result.json").read_text())["weights"] == ppo.expected(STEPS)
 
 
 def test_with_role_level_failover_an_rl_job_goes_on(gyre_home: dict[str, Any], tmp_path: Path) -> None:
     job = ppo.described(tmp_path, steps=STEPS)
-    assert job.submit("dl-role", blocking=False, failover_exec_strategy=2, gyre=gyre_home) == 0
-    faults = ProcessFaults(job.handle)
-    wait_for(tmp_path / "step", faults)
-    faults.kill("reward-0")
-    assert job.handle.wait(120)["job"]["phase"] == "succeeded"
-    again = {vertex for vertex, incarnation in incarnations(job).items() if incarnation > 1}
-    assert again == {"reward-0"}
-    assert json.loads((tmp_path / "result.json").read_text())["weights"] == ppo.expected(STEPS)
+    with submitted(job, "dl-role", gyre_home, failover_exec_strategy=2) as faults:
+        wait_for(tmp_path / "step", faults)
+        faults.kill("reward-0")
+        assert job.handle.wait(120)["job"]["phase"] == "succeeded"
+        again = {vertex for vertex, incarnation in incarnations(job).items() if incarnation > 1}
+        assert again == {"reward-0"}
+        assert json.loads((tmp_path / "result.json").read_text())["weights"] == ppo.expected(STEPS)
 
 
 def test_the_masters_death_costs_nothing(gyre_home: dict[str, Any], tmp_path: Path) -> None:
     job = ppo.described(tmp_path, steps=STEPS)
-    assert job.submit("dl-master", blocking=False, gyre=gyre_home) == 0
-    faults = ProcessFaults(job.handle)
-    wait_for(tmp_path / "step", faults)
-    faults.replaced(faults.kill("master")[0], timeout_s=GENEROUS_S)
-    assert job.handle.wait(120)["job"]["phase"] == "succeeded"
-    assert set(incarnations(job).values()) == {1}
-    assert json.loads((tmp_path / "result.json").read_text())["weights"] == ppo.expected(STEPS)
+    with submitted(job, "dl-master", gyre_home) as faults:
+        wait_for(tmp_path / "step", faults)
+        faults.replaced(faults.kill("master")[0], timeout_s=GENEROUS_S)
+        assert job.handle.wait(120)["job"]["phase"] == "succeeded"
+        assert set(incarnations(job).values()) == {1}
+        assert json.loads((tmp_path / "result.json").read_text())["weights"] == ppo.expected(STEPS)
