@@ -147,7 +147,7 @@ class RolloutManager:
             lambda batch: self._write(batch),
             self._committed,
             interval_s=self.settings.commit_interval_s,
-            urgent_s=self.settings.urgent_commit_s,
+            urgent_s=self.settings.urgent_commit_s if door is None else door.urgent_commit_s,
         )
         self._reports = ReportQueue(
             self.groups, lambda name, error: self.instances.report_refused(name, error)

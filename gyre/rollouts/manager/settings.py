@@ -24,6 +24,9 @@ class DoorSettings:
     answer_within_s: float = DoorSpec.model_fields["answer_within_s"].default
     model: str = "fleet"
     """The name of the model in OpenAI's dialect."""
+    urgent_commit_s: float = 0.0
+    """In place of the manager's: a client waits for each commit, and those that come while one is written share the
+    next."""
     vocabulary: int = MOST_TOKENS
     """Token ids are below this."""
     context_length: int | None = None
