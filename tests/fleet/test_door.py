@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
+from gyre.rollouts.core.door_ledger import Asked, DoorLedger
+from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.samples import VersionRun
 from tests.fleet.fleet_plane import PROMPT, FleetPlane, finish, generate_body
+from tests.rollouts.core.small_groups import groups_with, report
 from tests.rollouts.plane import until
 
 COMPLETION = {"prompt": PROMPT, "max_tokens": 100}
@@ -314,3 +319,65 @@ async def test_models_and_health(plane: FleetPlane) -> None:
     assert b'"id":"fleet"' in body
     _, body = await plane.get("/v1/policies", "lab-key")
     assert body == b'{"newest":0,"served":0,"instances":{"a":0}}'
+
+
+async def test_a_delete_is_answered_after_its_commit(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    asking = plane.asking("one")
+    await finish(agent, 1)
+    await asking
+    written = plane.manager._write
+    held = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def write(batch: Any) -> None:
+        asyncio.run_coroutine_threadsafe(held.wait(), loop).result(60.0)
+        written(batch)
+
+    plane.manager._write = write  # type: ignore[method-assign]
+    headers = {"Authorization": "Bearer lab-key"}
+    deleting = asyncio.ensure_future(
+        plane.session().delete(f"{plane.url}/v1/requests/one", headers=headers).__aenter__()
+    )
+    door = plane.manager.door
+    assert door is not None
+    await until(lambda: "one" not in door.ledger.requests())
+    for _ in range(5):
+        ticks = plane.ticks
+        await until(lambda ticks=ticks: plane.ticks > ticks + 1)
+    assert not deleting.done()
+    held.set()
+    reply = await deleting
+    assert reply.status == 200
+    reply.close()
+
+
+def test_the_models_end_tokens_are_no_part_of_what_was_asked() -> None:
+    """A newer policy may have others, and the next manager may know none: the same id is the same request."""
+    sampling = {"max_new_tokens": 4, "stop_token_ids": [5], "ignore_eos": False}
+    prompt = np.array(PROMPT, np.int32)
+    asked = [Asked("one", prompt, 1, sampling, stops=stops) for stops in ((), (2,), (2, 3))]
+    assert len({one.digest for one in asked}) == 1
+    assert [one.drawing()["stop_token_ids"] for one in asked] == [[5], [2, 5], [2, 3, 5]]
+    ignoring = Asked("one", prompt, 1, {**sampling, "ignore_eos": True}, stops=(2,))
+    assert ignoring.drawing()["stop_token_ids"] == [5]
+
+
+def test_versions_that_an_engine_corrects_are_told_after_the_commit() -> None:
+    open_groups = groups_with("a")
+    ledger = DoorLedger(open_groups, keep_s=60.0, keep_tokens=1000, most_open=8)
+    asked = Asked("one", np.array(PROMPT, np.int32), 1, {"max_new_tokens": 10})
+    known, _ = ledger.ask("lab", asked, newest=0, now=0.0)
+    (sample,) = known.request.samples
+    open_groups.assign()
+    report(open_groups, "a", {sample: 6})
+    ledger.collect(open_groups.take_batch())
+    ledger.committed(0.0)
+    before = known.view()[0].versions
+    open_groups.serve("a", 2)
+    end = End(sample.row, sample.lease, "stop", "", ((0, 2), (2, 4)))
+    open_groups.progress("a", Progress(9, *[np.empty(0, t) for t in "IQIIiif"], [end]))
+    assert known.view()[0].versions == before == (VersionRun(0, 0, 6),)
+    ledger.collect(open_groups.take_batch())
+    ledger.committed(0.0)
+    assert known.view()[0].versions == (VersionRun(0, 0, 2), VersionRun(2, 2, 6))
