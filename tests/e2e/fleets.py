@@ -81,12 +81,17 @@ class Fleet:
             await asyncio.sleep(0.01)
 
     async def healthy(self) -> None:
+        """An instance serves, and the door knows the key."""
         assert self.session is not None
+        headers = {"Authorization": f"Bearer {self.key}"}
         deadline = time.monotonic() + ENDS_WITHIN_S
         while True:
             try:
                 async with self.session.get(f"{self.url}/health") as reply:
-                    if reply.status == 200:
+                    serves = reply.status == 200
+                # A new key takes effect within a second.
+                async with self.session.get(f"{self.url}/v1/models", headers=headers) as reply:
+                    if serves and reply.status == 200:
                         return
             except (aiohttp.ClientError, AssertionError):
                 pass
