@@ -13,8 +13,9 @@ def rotations(rank: int, ranks: int, port: int, dtype: str) -> dict[str, Any]:
     from gyre.workloads.megatron.model.seam import open_seam
 
     open_seam(torch.device("cpu"))
-    from gyre.workloads.megatron.model.rotary import Rotary, rotate
     from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_bshd
+
+    from gyre.workloads.megatron.model.rotary import Rotary, rotate
 
     torch.manual_seed(3)
     rotary = Rotary([1.0, 0.3, 0.1, 0.01], torch.device("cpu"))
