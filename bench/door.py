@@ -35,9 +35,6 @@ ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "bench"
 PROMPT = list(range(256))
 
-AT_ONCE = 100
-"""Requests that are opened together: a port cuts callers of one address beyond 256 that have not shown a token."""
-
 
 # -- the measured process ---------------------------------------------------------------------------------
 
@@ -219,10 +216,9 @@ async def measure(port: int, options: dict[str, Any], *, door: bool) -> dict[str
             await publish(session, url, Path(options["folder"]))
             tasks.append(asyncio.create_task(instance.run(session)))
             await asyncio.wait_for(instance.serving.wait(), 60)
-            for first in range(0, options["open"], AT_ONCE):
-                for at in range(first, min(first + AT_ONCE, options["open"])):
-                    tasks.append(asyncio.create_task(ask(session, url, f"open-{at}", [*PROMPT, at])))
-                await asyncio.wait_for(instance.has(len(tasks) - 1), 60)
+            for at in range(options["open"]):
+                tasks.append(asyncio.create_task(ask(session, url, f"open-{at}", [*PROMPT, at])))
+            await asyncio.wait_for(instance.has(options["open"]), 60)
         took: list[tuple[float, float, float]] = []
         ended: list[asyncio.Task[None]] = []
 

@@ -239,6 +239,7 @@ class RolloutManagerVertex(BaseWorkload):
             context_length=spec.context_length,
             tokenizer=_tokenizer(folder),
             address=url_host(_reachable(spec.host, self.context.address)),
+            policy_folders=tuple(Path(one) for one in spec.door.policy_folders),
         )
 
     def _publish_first(self) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
+from aiohttp import web
 
 from gyre.rollouts.core.door_ledger import Asked, DoorLedger
+from gyre.rollouts.protocol.credentials import digest_of
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import VersionRun
-from tests.fleet.fleet_plane import PROMPT, FleetPlane, finish, generate_body
+from tests.fleet.fleet_plane import PROMPT, FleetPlane, finish, fleet_plane, generate_body
 from tests.rollouts.core.small_groups import groups_with, report
-from tests.rollouts.plane import until
+from tests.rollouts.plane import small_folder, until
 
 COMPLETION = {"prompt": PROMPT, "max_tokens": 100}
 
@@ -267,6 +272,116 @@ async def test_a_revoked_key_hears_no_more(plane: FleetPlane) -> None:
     await plane.revoke("other")
     await agent.report({sample.work.row: 1}, {sample.work.row: "stop"})
     assert (await asking)[0] == 401
+
+
+async def test_a_key_that_was_just_made_works(plane: FleetPlane) -> None:
+    """The journal has it, and the manager has not looked since."""
+    await plane.kill()
+    await plane.start(tokens_every_s=1e6)
+    (agent,) = await plane.serving("a")
+    plane.rows = {**plane.rows, "new": {**plane.rows["other"], "digest": digest_of("new-key")}}
+    asking = plane.asking("one", key="new")
+    await finish(agent, 1)
+    assert (await asking)[0] == 200
+    plane.rows = {**plane.rows, "site": {**plane.rows["spot"], "digest": digest_of("site-key")}}
+    with pytest.raises(aiohttp.WSServerHandshakeError, match="503"):  # it dials again, and comes in
+        await plane.agent("b", token="site-key")
+    await plane.agent("b", token="site-key")
+
+
+async def test_forged_keys_share_a_look_at_the_store(plane: FleetPlane) -> None:
+    await plane.kill()
+    await plane.start(tokens_every_s=1e6)
+    looked, rows = 0, plane.rows
+
+    def snapshot_rows(kind: str) -> dict[str, Any]:
+        nonlocal looked
+        looked += 1
+        return rows
+
+    plane.store.snapshot_rows = snapshot_rows  # type: ignore[method-assign]
+    forged = [plane.asking(f"id-{at}", key=f"forged-{at}") for at in range(200)]
+    assert {status for status, _ in await asyncio.gather(*forged)} == {401}
+    assert looked < 20
+
+
+async def test_a_thousand_clients_that_dial_before_they_ask_are_answered(plane: FleetPlane) -> None:
+    assert (await plane.publish(0))[0] == 200
+    agent = await plane.working("a", max_running=2000, kv_tokens=1 << 24)
+    links = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", plane.port) for _ in range(1000)))
+    for at, (_, writer) in enumerate(links):
+        body = json.dumps(generate_body(f"id-{at}")).encode()
+        writer.write(
+            b"POST /generate HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer lab-key\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+    await finish(agent, 1, count=1000)
+    statuses = [await reader.readline() for reader, _ in links]
+    assert set(statuses) == {b"HTTP/1.1 200 OK\r\n"}
+    for _, writer in links:
+        writer.close()
+
+
+async def test_a_stream_tells_what_came_while_it_was_written(
+    plane: FleetPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end is committed while an earlier event is on its way."""
+    (agent,) = await plane.serving("a")
+    written = web.StreamResponse.write
+    door = plane.manager.door
+    assert door is not None
+    ended = asyncio.Event()
+
+    async def slow(response: web.StreamResponse, data: Any) -> None:
+        await written(response, data)
+        if not ended.is_set():
+            ended.set()
+            known = door.ledger.requests()["one"]
+            await until(lambda: known.ended_at is not None)
+
+    monkeypatch.setattr(web.StreamResponse, "write", slow)
+    hearing = asyncio.create_task(
+        plane.heard("/v1/completions", {**COMPLETION, "rid": "one", "stream": True})
+    )
+    (sample,) = await agent.work(1)
+    await agent.report({sample.work.row: 2})
+    await ended.wait()
+    await agent.report({sample.work.row: 3}, {sample.work.row: "stop"})
+    *events, last = await hearing
+    assert last == "[DONE]"
+    assert [token for one in events for token in one["choices"][0]["token_ids"]] == [1, 2, 3, 4, 5]
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_a_request_that_was_taken_is_known_by_a_model_that_takes_less(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    asking = plane.asking("one")
+    await finish(agent, 3)
+    told = await asking
+    (small_folder(plane.tmp_path / "v1", 1).path / "config.json").write_text(
+        '{"model_type": "tiny", "hidden_size": 8, "max_position_embeddings": 50}'
+    )
+    assert (await plane.publish(1))[0] == 200
+    assert await plane.generate("one") == told
+    status, refused = await plane.generate("two")
+    assert (status, refused["code"]) == (422, "invalid")
+    assert "more than the 50 that the model takes" in refused["message"]
+
+
+async def test_policies_come_from_the_folders_that_they_may_come_from(tmp_path: Path) -> None:
+    allowed = tmp_path / "policies"
+    allowed.mkdir()
+    async with fleet_plane(tmp_path, policy_folders=(allowed,)) as plane:
+        elsewhere = small_folder(tmp_path / "elsewhere", 1).path
+        linked = small_folder(allowed / "linked", 1).path
+        (linked / "extra.txt").symlink_to("/etc/hostname")
+        for path in (elsewhere, linked, allowed / ".." / "elsewhere"):
+            status, told = await plane.post("/v1/policies", {"version": 1, "path": str(path)}, "lab-key")
+            assert (status, told["code"]) == (422, "no_policy")
+            assert "rollouts.door.policy_folders" in told["message"]
+        good = small_folder(allowed / "good", 1).path
+        status, told = await plane.post("/v1/policies", {"version": 1, "path": str(good)}, "lab-key")
+        assert status == 200, told
 
 
 async def test_ten_thousand_of_one_id_are_one_sample(plane: FleetPlane) -> None:

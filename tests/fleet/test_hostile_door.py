@@ -222,6 +222,7 @@ async def test_every_key_with_values_of_every_wrong_kind(plane: FleetPlane, agen
         {"n": 129},
         {"temperature": -0.1},
         {"temperature": 1e300},
+        {"temperature": 10**400},
         {"top_p": 0},
         {"top_k": -2},
         {"stop_token_ids": list(range(257))},

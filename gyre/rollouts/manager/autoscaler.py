@@ -65,12 +65,12 @@ class _Asked:
 
 
 class Autoscaler:
-    """`pools` by role, in the order of preference where they cost the same."""
+    """`pools` by role, in the order of preference where they cost the same. `of_fleet`: there is no trainer."""
 
-    def __init__(self, pools: Mapping[str, Pool]) -> None:
+    def __init__(self, pools: Mapping[str, Pool], *, of_fleet: bool = False) -> None:
         self._pools = pools
         settings = in_all(pools)
-        self._policy = ElasticPolicy(settings)
+        self._policy = ElasticPolicy(settings, of_fleet=of_fleet)
         self._shortest_s = settings.up_cooldown_s / settings.evidence
         """Shortest observation, such that a cool-down has room for all that it needs."""
         self._first: TrainerStatus | None = None

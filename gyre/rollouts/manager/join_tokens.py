@@ -27,6 +27,10 @@ SCHEME = "Bearer "
 UNKNOWN = "The token is not one of this job."
 
 
+class UnknownToken(Unauthorized):
+    """A token that is none of those that were read: it may be newer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who dials. `token` is the name of the join token, "" for the job's own processes."""
@@ -82,7 +86,8 @@ class JoinTokens:
         self._tokens = {**own, **stored}
 
     def caller(self, authorization: str, at: float) -> Caller:
-        """Who sent this header. `at` is in seconds since 1970. Raises Unauthorized with a sentence for people."""
+        """Who sent this header. `at` is in seconds since 1970. Raises Unauthorized with a sentence for people,
+        UnknownToken where it is no token that is known."""
         digest = digest_of(authorization.removeprefix(SCHEME)) if authorization.startswith(SCHEME) else ""
         ours = hmac.compare_digest(digest, self._secret)
         found = None
@@ -92,7 +97,7 @@ class JoinTokens:
         if ours:
             return Caller()
         if found is None:
-            raise Unauthorized(UNKNOWN)
+            raise UnknownToken(UNKNOWN)
         caller = Caller(found.name, found.digest, found.scopes)
         if why := self.why_not(caller, at):
             raise Unauthorized(why)

@@ -35,7 +35,7 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from gyre.config import JOIN_SCOPE, JOIN_TOKEN
-from gyre.errors import GyreError, StoreError, Unauthorized
+from gyre.errors import GyreError, Unauthorized
 from gyre.ports.bounds import PortBounds
 from gyre.ports.http_gate import Credentials
 from gyre.ports.listener import Listener, bind
@@ -49,7 +49,7 @@ from gyre.rollouts.manager.door.dialects import DIALECTS
 from gyre.rollouts.manager.door.door import BODY_BYTES, Door
 from gyre.rollouts.manager.door.publishing import FolderServer, Publishing
 from gyre.rollouts.manager.instance_lifecycle import InstanceLifecycle
-from gyre.rollouts.manager.join_tokens import Caller, JoinTokens
+from gyre.rollouts.manager.join_tokens import Caller, JoinTokens, UnknownToken
 from gyre.rollouts.manager.peer_events import PeerEvents
 from gyre.rollouts.manager.peer_limits import RateLimit
 from gyre.rollouts.manager.policy_push import PolicyPush
@@ -65,6 +65,7 @@ from gyre.rollouts.manager.status import (
     role_of,
     underway,
 )
+from gyre.rollouts.manager.token_reader import TokenReader
 from gyre.rollouts.manager.trainer_session import TrainerSession
 from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, checked, encode, unpack
 from gyre.rollouts.protocol.connection import watch_acknowledgements
@@ -92,6 +93,10 @@ FRAMES_AT_ONCE, FRAMES_S = 8192, 1024
 """Of one machine that joined. An agent sends some ten a second."""
 
 WEBSOCKETS = frozenset({"/v1/agent", "/v1/trainer"})
+
+DOOR_BOUNDS = PortBounds(unproven=8192, unproven_per_address=4096)
+"""A trainer asks a fleet for all prompts of a step at once, from one address, and its connections are there before its
+loop has written the first token. As many as one key may have open, by default."""
 
 CLOSE_WITHIN_S = 3.0
 """How long a closing connection may take to send its queue."""
@@ -130,6 +135,9 @@ class RolloutManager:
         self._store = store
         self._term = term
         self._tokens = JoinTokens(token, join_token)
+        self._token_reader = TokenReader(
+            lambda: store.snapshot_rows(JOIN_TOKEN), lambda rows: self._tokens.update(rows), now=monotonic
+        )
         self._clock = clock
         self._told = _telling(on_event)
         self._on_event = on_event = self._tell
@@ -138,7 +146,7 @@ class RolloutManager:
         self._on_fatal = on_fatal
         self._now = now = monotonic
         self._tasks: list[asyncio.Task[None]] = []
-        self._bounds = bounds or PortBounds()
+        self._bounds = bounds or (PortBounds() if door is None else DOOR_BOUNDS)
         self._runner: web.AppRunner | None = None
         self._listener: Listener | None = None
         self._restored = False
@@ -152,7 +160,8 @@ class RolloutManager:
         self._reports = ReportQueue(
             self.groups, lambda name, error: self.instances.report_refused(name, error)
         )
-        self._autoscaler = Autoscaler(self.settings.pools) if self.settings.pools else None
+        pools = self.settings.pools
+        self._autoscaler = Autoscaler(pools, of_fleet=door is not None) if pools else None
         self._cores = CoreUsage() if self._autoscaler is not None and self.settings.on_cores else None
         self._delivery = Delivery(self.groups.requests)
         self.dispatch = Dispatch(
@@ -228,6 +237,7 @@ class RolloutManager:
             server=server if settings.serves_folders else None,
             tokenizer=settings.tokenizer,
             context_length=settings.context_length,
+            folders=settings.policy_folders,
         )
         return Door(
             self.groups,
@@ -237,7 +247,7 @@ class RolloutManager:
             self._commits,
             publishing,
             settings,
-            caller=self._caller,
+            caller=self._admitted,
             why_not=lambda caller: self._tokens.why_not(caller, self._clock()),
             now=self._now,
             clock=self._clock,
@@ -278,7 +288,7 @@ class RolloutManager:
         )
         await self._runner.setup()
         try:
-            sockets = bind(host, port)
+            sockets = bind(host, port, backlog=self._bounds.unproven_per_address)
         except OSError:
             await self._runner.cleanup()
             raise
@@ -324,6 +334,7 @@ class RolloutManager:
         """Stop without a word to agents: they keep their samples and dial the next manager."""
         if self.door is not None:
             self.door.close()
+        self._token_reader.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -380,6 +391,14 @@ class RolloutManager:
         """Raises Unauthorized."""
         return self._tokens.caller(request.headers.get("Authorization", ""), self._clock())
 
+    async def _admitted(self, request: web.Request) -> Caller:
+        """The same, after a look at the store where the token is not known: it may be a moment old."""
+        try:
+            return self._caller(request)
+        except UnknownToken:
+            await self._token_reader.anew()
+            return self._caller(request)
+
     def _is_proven(self, shown: Credentials) -> bool:
         """Whether a token is shown that is good now."""
         try:
@@ -411,7 +430,12 @@ class RolloutManager:
             )
 
     async def _agent_route(self, request: web.Request) -> web.StreamResponse:
-        caller = self._caller(request)
+        try:
+            caller = self._caller(request)
+        except UnknownToken:
+            await self._admitted(request)
+            # It is known now, but the port's gate, which did not know it, reads no frames of this connection.
+            raise web.HTTPServiceUnavailable(headers={"Retry-After": "0"}) from None
         caller.check(JOIN_SCOPE, "join as an instance")
         if not caller.is_ours and (wait_s := self._dials.wait_s((caller.token, request.remote), self._now())):
             self.refused += 1
@@ -573,8 +597,7 @@ class RolloutManager:
         """Every so often: who joined with a token that is revoked or has expired is cut."""
         while True:
             await asyncio.sleep(self.settings.tokens_every_s)
-            with contextlib.suppress(StoreError):  # read again the next time; what is known holds until then
-                self._tokens.update(await asyncio.to_thread(self._store.snapshot_rows, JOIN_TOKEN))
+            await self._token_reader.read()
             self.instances.cut_unadmitted(lambda caller: self._tokens.why_not(caller, self._clock()))
 
     def _advise(self, now: float) -> None:
@@ -609,7 +632,7 @@ class RolloutManager:
     # -- HTTP ---------------------------------------------------------------------------------------
 
     async def _drain_route(self, request: web.Request) -> web.StreamResponse:
-        caller = self._caller(request)
+        caller = await self._admitted(request)
         try:
             body = await request.json()
             name = str(body["instance"])

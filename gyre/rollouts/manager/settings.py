@@ -16,7 +16,7 @@ from gyre.rollouts.scheduling.pools import Pool
 
 @dataclass(frozen=True, slots=True)
 class DoorSettings:
-    """The door of a fleet; the first four as in `gyre.config.DoorSpec`."""
+    """The door of a fleet; the first four and `policy_folders` as in `gyre.config.DoorSpec`."""
 
     keep_s: float = DoorSpec.model_fields["keep_s"].default
     keep_tokens: int = DoorSpec.model_fields["keep_tokens"].default
@@ -40,6 +40,7 @@ class DoorSettings:
     on."""
     cache: Path | None = None
     """Where it links them; None for shared memory."""
+    policy_folders: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

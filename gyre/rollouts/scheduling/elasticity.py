@@ -101,8 +101,12 @@ class _Raise:
 
 
 class ElasticPolicy:
-    def __init__(self, settings: ElasticSettings) -> None:
+    """`of_fleet`: the reasons speak of samples that wait, for there is no trainer."""
+
+    def __init__(self, settings: ElasticSettings, *, of_fleet: bool = False) -> None:
         self.settings = settings
+        self._lacked = "Samples waited for a place for" if of_fleet else "The trainer did not train for"
+        self._of_fleet = of_fleet
         self._says = 0
         """The direction of the last observations."""
         self._in_a_row = 0
@@ -143,8 +147,9 @@ class ElasticPolicy:
         self._changed(now)
         return Scale(
             target,
-            f"Instances were idle for {observation.idle_share:.0%} of the time and the trainer lacked"
-            f" {lack:.0%}; {target} instead of {count} suffice.",
+            f"Instances were idle for {observation.idle_share:.0%} of the time and"
+            f" {'samples waited for' if self._of_fleet else 'the trainer lacked'} {lack:.0%}; {target} instead of"
+            f" {count} suffice.",
         )
 
     def _target(self, observation: Observation, lack: float) -> int:
@@ -176,7 +181,7 @@ class ElasticPolicy:
         self._told_full = True
         return Scale(
             observation.instances,
-            f"The trainer did not train for {lack:.0%} of the time, but {observation.cores_busy:.0%} of the machine's"
+            f"{self._lacked} {lack:.0%} of the time, but {observation.cores_busy:.0%} of the machine's"
             " cores are in use: another instance would only take from those that are there.",
         )
 
@@ -194,10 +199,13 @@ class ElasticPolicy:
             step_s=step_s,
             expected_step_s=step_s * max(1.0 - lack, 1.0 / gain),
         )
+        shares = (
+            f" (it waited {observation.trainer_wait_share:.0%} and generated {observation.local_share:.0%})"
+        )
         return Scale(
             target,
-            f"The trainer did not train for {lack:.0%} of the time (it waited {observation.trainer_wait_share:.0%} and"
-            f" generated {observation.local_share:.0%}); {target} instances instead of {count} make up for it.",
+            f"{self._lacked} {lack:.0%} of the time{'' if self._of_fleet else shares}; {target} instances instead of"
+            f" {count} make up for it.",
         )
 
     def _take_back(self, observation: Observation, now: float) -> Scale | None:
@@ -228,8 +236,8 @@ class ElasticPolicy:
         else:
             expected, gained = raised.lack - raised.expected_lack, raised.lack - lack
             found = (
-                f"The trainer did not train for {raised.lack:.0%} of the time with {raised.before} instances, and for"
-                f" {lack:.0%} with {raised.after}"
+                f"{self._lacked} {raised.lack:.0%} of the time with {raised.before} instances, and for {lack:.0%} with"
+                f" {raised.after}"
             )
         self._raised = None
         if gained >= self.settings.worth * expected:

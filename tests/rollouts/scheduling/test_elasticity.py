@@ -35,6 +35,20 @@ def test_the_trainer_s_lack_is_made_up_for() -> None:
     )
 
 
+def test_a_fleets_reasons_speak_of_its_samples() -> None:
+    policy = ElasticPolicy(SETTINGS, of_fleet=True)
+    up = told(policy, LACKING)[-1]
+    assert up == Scale(
+        6, "Samples waited for a place for 40% of the time; 6 instances instead of 4 make up for it."
+    )
+    down = told(ElasticPolicy(SETTINGS, of_fleet=True), IDLING, 4, start=1000.0)[2]
+    assert down is not None
+    assert (
+        down.reason
+        == "Instances were idle for 60% of the time and samples waited for 0%; 2 instead of 4 suffice."
+    )
+
+
 def test_what_the_trainer_generates_itself_is_lacking_too() -> None:
     scale = told(ElasticPolicy(SETTINGS), replace(FINE, local_share=0.35))[-1]
     assert scale is not None

@@ -10,7 +10,6 @@ This module must not know about sockets, or when an answer is there.
 
 from __future__ import annotations
 
-import math
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +97,7 @@ class _Body:
     def number(self, key: str, default: float, most: float, *, above: float | None = None) -> float:
         value = self.any(key)
         value = default if value is None else value
-        if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= most:
+        if type(value) not in (int, float) or not 0 <= value <= most:  # neither is a NaN
             raise _invalid(f"{self.at(key)}: {_shown(value)} given, expected a number from 0 to {most:g}.")
         if above is not None and value <= above:
             raise _invalid(f"{self.at(key)}: {_shown(value)} given, expected more than {above:g}.")
@@ -181,12 +180,6 @@ def _asked(
 ) -> Asked:
     if not prompt:
         raise _invalid("The prompt is empty.")
-    length = len(prompt) + sampling["max_new_tokens"]
-    if words.positions is not None and length > words.positions:
-        raise _invalid(
-            f"{len(prompt)} tokens of prompt and {sampling['max_new_tokens']} new ones are more than the "
-            f"{words.positions} that the model takes."
-        )
     return Asked(request_id, np.array(prompt, np.int32), n, sampling, wish, words.stops)
 
 

@@ -34,7 +34,7 @@ from aiohttp import web
 
 from gyre.config import GENERATE_SCOPE, PUBLISH_SCOPE
 from gyre.errors import GyreError, Unauthorized
-from gyre.rollouts.core.door_ledger import DoorLedger, DoorRefused, DoorRequest, refused
+from gyre.rollouts.core.door_ledger import Asked, DoorLedger, DoorRefused, DoorRequest, refused
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.dispatch import Dispatch
 from gyre.rollouts.manager.door.dialects import (
@@ -88,7 +88,7 @@ class Door:
         publishing: Publishing,
         settings: DoorSettings,
         *,
-        caller: Callable[[web.Request], Caller],
+        caller: Callable[[web.Request], Awaitable[Caller]],
         why_not: Callable[[Caller], str],
         now: Callable[[], float],
         clock: Callable[[], float],
@@ -209,7 +209,7 @@ class Door:
         self, handler: Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            caller = self._caller(request)
+            caller = await self._caller(request)
             try:
                 return await handler(request, caller)
             except DoorRefused as error:
@@ -223,7 +223,10 @@ class Door:
         body = await _body_of(request)
         read = partial(dialect.read, body, request.headers.get("X-Request-Id"), words, self._settings.model)
         told: Told = await asyncio.to_thread(read) if len(body) > READ_APART_BYTES else read()
-        self._check_tokens(told)
+        if (
+            told.asked.id not in self.ledger.requests()
+        ):  # else it was taken once, whatever the model is by now
+            self._check_fits(told.asked, words)
         known, is_new = self.ledger.ask(
             _owner(caller), told.asked, newest=self._versions.newest, now=self._clock()
         )
@@ -239,13 +242,19 @@ class Door:
             raise _failed(known)
         return _json(dialect.answer(known, told, words), known.id)
 
-    def _check_tokens(self, told: Told) -> None:
-        if int(told.asked.prompt_ids.max()) >= self._settings.vocabulary:
+    def _check_fits(self, asked: Asked, words: ModelWords) -> None:
+        """Raises DoorRefused where the model has not these tokens, or does not take so many."""
+        highest, known = int(asked.prompt_ids.max()), self._settings.vocabulary
+        if highest >= known:
+            raise refused(422, "invalid", f"{highest} is no token of the model, which has {known}.")
+        prompt, new = len(asked.prompt_ids), asked.sampling["max_new_tokens"]
+        if words.positions is not None and prompt + new > words.positions:
             raise refused(
                 422,
                 "invalid",
-                f"{int(told.asked.prompt_ids.max())} is no token of the model, which has "
-                f"{self._settings.vocabulary}.",
+                f"{prompt} tokens of prompt and {new} new ones are more than the {words.positions} that the model "
+                "takes.",
+                "Ask for fewer.",
             )
 
     @contextlib.contextmanager

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ class FolderServer:
 
 class Publishing:
     """`take(frame, model)` publishes a version; `server` serves folders, None where that is left to shared disks.
-    `context_length` bounds what the model takes, None for its own limit."""
+    `context_length` bounds what the model takes, None for its own limit. What is published lies below one of
+    `folders`, unless there are none."""
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class Publishing:
         server: FolderServer | None = None,
         tokenizer: Tokenizer | None = None,
         context_length: int | None = None,
+        folders: Sequence[Path] = (),
     ) -> None:
         self.words = ModelWords((), context_length, tokenizer)
         """Of the newest version whose folder could be read."""
@@ -92,6 +94,7 @@ class Publishing:
         self._server = server
         self._tokenizer = tokenizer
         self._context_length = context_length
+        self._folders = folders
         self._turn = asyncio.Lock()
         """Publishes one after another."""
         self._committed = asyncio.Event()
@@ -154,7 +157,7 @@ class Publishing:
     async def publish_folder(self, version: int, path: Path) -> str:
         """Publish a folder in Hugging Face's layout, and return its checksum. Raises DoorRefused."""
         try:
-            folder = await asyncio.to_thread(_listed, path, version)
+            folder = await asyncio.to_thread(_listed, path, version, self._folders)
         except (GyreError, OSError, ValueError) as error:
             raise refused(
                 422,
@@ -216,8 +219,11 @@ class Publishing:
             ) from None
 
 
-def _listed(path: Path, version: int) -> ModelFolder:
-    """The folder with a manifest of what it has now. Raises OSError, and ValueError where it is no model's."""
+def _listed(path: Path, version: int, below: Sequence[Path]) -> ModelFolder:
+    """The folder with a manifest of what it has now. Raises OSError, and ValueError where it is no model's, or not
+    below."""
+    if below:
+        _check_below(path, below)
     if not (path / "config.json").is_file():
         raise ValueError("it has no config.json")
     try:
@@ -234,3 +240,12 @@ def _listed(path: Path, version: int) -> ModelFolder:
     if (path / MANIFEST).is_symlink():  # writing it would write elsewhere
         raise ValueError(f"its {MANIFEST} is a link")
     return list_model_folder(path, version=version)
+
+
+def _check_below(path: Path, folders: Sequence[Path]) -> None:
+    """Raises ValueError where the folder or one of its files lies elsewhere, links followed."""
+    roots = [folder.resolve() for folder in folders]
+    for one in (path, *path.iterdir()):
+        if not any(one.resolve().is_relative_to(root) for root in roots):
+            where = ", ".join(map(str, folders))
+            raise ValueError(f"{one} is not below {where} (rollouts.door.policy_folders)")
