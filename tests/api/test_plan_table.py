@@ -126,7 +126,7 @@ def refused(result: Result, where: str, sentence: str) -> None:
     assert error.startswith(f"error: {where}: "), error
     assert sentence in result.stderr
     assert "Traceback" not in result.stderr
-    assert "/gyre/" not in result.stderr.replace(str(Path.cwd()), "")
+    assert "/gyre/" not in result.stderr.replace(sys.prefix, "").replace(str(Path.cwd()), "")
 
 
 def test_the_jobs_of_the_table_are_in_order() -> None:

@@ -6,13 +6,16 @@ from the environment. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME that a user has 
 
 Invariants:
 - *every wait has a deadline*: who waits for a rank that does not come ends after `timeout_s`, and names it;
-- *said, not guessed*: no address comes from the host's name.
+- *said, not guessed*: no address comes from the host's name;
+- *joined together*: no rank goes on before all are joined: one that refuses its model at once would close connections
+  which another still waits for, and that one would blame the network.
 
 This module must not know what the ranks compute.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -79,6 +82,7 @@ def join(context: WorkloadContext, backend: str, timeout_s: float) -> None:
             f"The ranks of {context.role} do not reach each other from {address}: {' '.join(str(error).split())[:500]}",
             hint="Does a firewall between the machines stop ports that Gloo chooses?",
         ) from error
+    _wait_for_joined(context, store, until)
     store.set_timeout(timedelta(seconds=timeout_s))
 
 
@@ -139,6 +143,14 @@ def _wait_for_all(
             f"{context.world_size}.",
             hint="Why they did not come stands in their logs; config.collective_timeout_s is how long ranks wait.",
         ) from error
+
+
+def _wait_for_joined(context: WorkloadContext, store: Store, until: float) -> None:
+    """Wait until every rank has joined the group. Who dies now is found by what the ranks do next."""
+    keys = [f"gyre/joined/{rank}" for rank in range(context.world_size)]
+    with contextlib.suppress(RuntimeError):  # a rank is late, or rank 0 has all of them, and is gone already
+        store.set(keys[context.rank], "")
+        store.wait(keys, timedelta(seconds=max(0.1, until - time.monotonic())))
 
 
 def listen_at(address: str) -> None:

@@ -4,6 +4,7 @@ other."""
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def test_elastic_training_by_a_function(gyre_home: dict[str, Any], tmp_path: Pat
         f"ELASTIC_4-{rank}_2-{rank % 2} {rank} 4 {rank % 2} 2 {rank // 2} dl-train ELASTIC 10 v0"
         for rank in range(4)
     ]
-    assert job.handle.status()["job"]["phase"] == "succeeded"
+    with closing(job.handle):
+        assert job.handle.status()["job"]["phase"] == "succeeded"
 
 
 def test_an_rl_job_whose_workers_call_each_other(gyre_home: dict[str, Any], tmp_path: Path) -> None:
