@@ -84,3 +84,34 @@ async def test_whoever_is_killed_every_id_gets_its_tokens_and_gets_them_again(
         assert len(told["output_ids"]) == 300
         assert told["output_ids"][: len(fleet.seen[one])] == fleet.seen[one], "told tokens were replaced"
     assert [told["output_ids"] for told in again] == [told["output_ids"] for told in whole.values()]
+
+
+@pytest.mark.kill
+async def test_a_thousand_open_requests_outlive_every_kill(fleet: Fleet, folders: list[Path]) -> None:
+    """Two instances and the manager, while versions change. Each id gets its tokens once, and the same when it is asked
+    again; nothing is generated twice."""
+    faults = ProcessFaults(fleet.handle)
+    bodies = {f"request-{number}": body_of(f"request-{number}", 24) for number in range(1000)}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as fleet.session:
+        await fleet.healthy()
+        asking = [asyncio.create_task(fleet.until_asked("/generate", body)) for body in bodies.values()]
+        listening = [asyncio.create_task(fleet.listen(one, 24)) for one in list(bodies)[::100]]
+        for number, name in enumerate(("rollout-0", "rollout_manager-0", "rollout-1"), start=1):
+            await fleet.answered(asking, 150 * number)
+            assert not all(task.done() for task in asking), "nothing was open"
+            (victim,) = await asyncio.to_thread(faults.kill, name)
+            if number < len(folders):
+                await fleet.until_asked("/v1/policies", {"version": number, "path": str(folders[number])})
+            replaced = await asyncio.to_thread(faults.replaced, victim, timeout_s=ENDS_WITHIN_S)
+            assert replaced.pid != victim.pid
+        answers = await asyncio.gather(*asking)
+        await asyncio.gather(*listening)
+        again = await asyncio.gather(*(fleet.until_asked("/generate", body) for body in bodies.values()))
+        status = await asyncio.to_thread(fleet.handle.status)
+    assert [one["meta_info"]["id"] for one in answers] == list(bodies)
+    assert [one["output_ids"] for one in again] == [one["output_ids"] for one in answers]
+    told = {one["meta_info"]["id"]: one["output_ids"] for one in answers}
+    assert {len(tokens) for tokens in told.values()} == {24}
+    for one, seen in fleet.seen.items():
+        assert told[one][: len(seen)] == seen, "told tokens were replaced"
+    assert status["job"]["phase"] == "running"
