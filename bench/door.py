@@ -50,7 +50,9 @@ async def serve_door(options: dict[str, Any]) -> None:
     store.create_job(job_id="bench", name="bench", spec={}, now=time.time())
     timing = {key: options[key] for key in ("urgent_commit_s",) if options[key] is not None}
     door = DoorSettings(most_open=1 << 20, serves_folders=False, **timing)
-    settings = ManagerSettings(door=door)
+    settings = ManagerSettings(
+        door=door, silence_timeout_s=60.0
+    )  # the instance shares a loop with a thousand clients
     manager = RolloutManager(store.rollouts("bench"), term=1, token=TOKEN, settings=settings)
     calm_collector()
     port = await manager.start("127.0.0.1", 0)

@@ -25,6 +25,23 @@ from gyre.store.database import Database
 from gyre.store.tables import decode_body, encode_body
 from gyre.store.terms import raise_term
 
+# Made once: a statement that is made anew for each write costs more than its execution.
+_CLAIM = (
+    update(tables.rollouts)
+    .where(tables.rollouts.c.job_id == bindparam("job"), tables.rollouts.c.term == bindparam("writer"))
+    .values(counters=bindparam("new_counters"))
+)
+_STORED_TERM = select(tables.rollouts.c.term).where(tables.rollouts.c.job_id == bindparam("job"))
+_OPEN = tables.rollout_groups.insert()
+_APPEND = tables.rollout_deltas.insert()
+_CLOSE = tables.rollout_groups.delete().where(
+    tables.rollout_groups.c.job_id == bindparam("job"),
+    tables.rollout_groups.c.request_id == bindparam("gone"),
+)
+_FORGET = tables.rollout_deltas.delete().where(
+    tables.rollout_deltas.c.job_id == bindparam("job"), tables.rollout_deltas.c.seq == bindparam("gone")
+)
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutRows:
@@ -62,31 +79,23 @@ class RolloutStore:
     ) -> None:
         """Open groups, append deltas, then remove closed groups (request ids) and forgotten deltas (numbers), in one
         transaction. Fenced if another term is stored."""
-        groups, stored_deltas = tables.rollout_groups, tables.rollout_deltas
+        job = self.job_id
         with self._database.write(relaxed=True) as connection:
             self._claim(connection, term, encode_body(dict(counters), "the rollout counters"))
-            if opened:
-                connection.execute(
-                    groups.insert(),
+            for statement, rows in (
+                (
+                    _OPEN,
                     [
-                        {"job_id": self.job_id, "request_id": key, "request": body}
-                        for key, body in opened.items()
+                        {"job_id": job, "request_id": key, "request": body}
+                        for key, body in (opened or {}).items()
                     ],
-                )
-            if deltas:
-                connection.execute(
-                    stored_deltas.insert(),
-                    [{"job_id": self.job_id, "seq": seq, "body": body} for seq, body in deltas],
-                )
-            for table, column, keys in (
-                (groups, groups.c.request_id, closed),
-                (stored_deltas, stored_deltas.c.seq, forgotten),
+                ),
+                (_APPEND, [{"job_id": job, "seq": seq, "body": body} for seq, body in deltas]),
+                (_CLOSE, [{"job": job, "gone": key} for key in closed]),
+                (_FORGET, [{"job": job, "gone": key} for key in forgotten]),
             ):
-                if keys:
-                    connection.execute(
-                        table.delete().where(table.c.job_id == self.job_id, column == bindparam("gone")),
-                        [{"gone": key} for key in keys],
-                    )
+                if rows:
+                    connection.execute(statement, rows)
 
     def load(self) -> RolloutRows:
         """Returns everything that a new writer needs, as of one moment. Empty, at term 0, if nobody has written yet."""
@@ -125,17 +134,10 @@ class RolloutStore:
 
     def _claim(self, connection: Connection, term: int, counters: str) -> None:
         """Check the term and set the counters in one statement, which locks the row on PostgreSQL."""
-        rollouts = tables.rollouts
-        claimed = connection.execute(
-            update(rollouts)
-            .where(rollouts.c.job_id == self.job_id, rollouts.c.term == term)
-            .values(counters=counters)
-        )
+        claimed = connection.execute(_CLAIM, {"job": self.job_id, "writer": term, "new_counters": counters})
         if claimed.rowcount == 1:
             return
-        stored = connection.execute(
-            select(rollouts.c.term).where(rollouts.c.job_id == self.job_id)
-        ).scalar_one_or_none()
+        stored = connection.execute(_STORED_TERM, {"job": self.job_id}).scalar_one_or_none()
         raise self._fenced(term, stored)
 
     def _fenced(self, term: int, stored: int | None) -> Fenced:
