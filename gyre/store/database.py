@@ -53,6 +53,13 @@ _HELD_POLL_S = 0.25
 _CAN_COME_BACK = frozenset({Lost.MISSING, Lost.REPLACED, Lost.READ_ONLY, Lost.LOG_REMOVED, Lost.HANGING})
 """What may be made good by putting the file back, or by its disk. No wait helps the others."""
 
+LOG_PAGES = 1000
+"""SQLite's own: the commit after which its log has so many pages (4 KiB each) brings it into the file, and waits for
+the disk."""
+
+LARGE_LOG_PAGES = 16_000
+"""The same for those who leave that to another thread, which may fall behind: 64 MiB."""
+
 _IDENTITY = text("SELECT store_id, commits FROM gyre_store")
 _COUNT_COMMIT = text("UPDATE gyre_store SET commits = commits + 1 RETURNING store_id, commits")
 
@@ -81,14 +88,15 @@ class Database:
         self._engine.dispose()
 
     @contextlib.contextmanager
-    def write(self, *, relaxed: bool = False) -> Iterator[Connection]:
-        """A transaction that commits on leaving and rolls back on any exception."""
+    def write(self, *, relaxed: bool = False, checkpoints_apart: bool = False) -> Iterator[Connection]:
+        """A transaction that commits on leaving and rolls back on any exception. `checkpoints_apart`: its commit leaves
+        SQLite's log to whoever calls `checkpoint`, until that is `LARGE_LOG_PAGES` long."""
         if self.read_only:
             raise StoreError(f"{self.where} was opened for reading.", hint="Open it without read_only=True.")
         self.check_present()
         seen = self.presence.commits if self.presence else 0
         with translated(self), self._engine.connect() as connection:
-            connection = connection.execution_options(gyre_relaxed=relaxed)
+            connection = connection.execution_options(gyre_relaxed=relaxed, gyre_apart=checkpoints_apart)
             with connection.begin():
                 counted = self._count_commit(connection, seen)
                 yield connection
@@ -113,6 +121,16 @@ class Database:
                 self._note_identity(connection, seen)
                 yield connection
         self.check_present()
+
+    def checkpoint(self) -> None:
+        """Bring SQLite's log into the file, as far as nobody is in the way. No commit waits for it. Nothing on
+        PostgreSQL, which does so by itself. Raises StoreError."""
+        if not self.is_sqlite or self.read_only or self.lost(log_too=False) is not None:
+            return
+        with translated(self), contextlib.closing(self._engine.raw_connection()) as connection:
+            cursor = connection.cursor()
+            cursor.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            cursor.close()
 
     # -- presence ------------------------------------------------------------------------------------------
 
@@ -347,6 +365,10 @@ def _sqlite_engine(url: URL, read_only: bool, presence: Presence) -> Engine:
         if connection.info.get("synchronous", "FULL") != wanted:
             connection.exec_driver_sql(f"PRAGMA synchronous={wanted}")
             connection.info["synchronous"] = wanted
+        pages = LARGE_LOG_PAGES if options.get("gyre_apart") else LOG_PAGES
+        if connection.info.get("autocheckpoint", LOG_PAGES) != pages:
+            connection.exec_driver_sql(f"PRAGMA wal_autocheckpoint={pages}")
+            connection.info["autocheckpoint"] = pages
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine

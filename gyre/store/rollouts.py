@@ -80,7 +80,7 @@ class RolloutStore:
         """Open groups, append deltas, then remove closed groups (request ids) and forgotten deltas (numbers), in one
         transaction. Fenced if another term is stored."""
         job = self.job_id
-        with self._database.write(relaxed=True) as connection:
+        with self._database.write(relaxed=True, checkpoints_apart=True) as connection:
             self._claim(connection, term, encode_body(dict(counters), "the rollout counters"))
             for statement, rows in (
                 (
@@ -96,6 +96,10 @@ class RolloutStore:
             ):
                 if rows:
                     connection.execute(statement, rows)
+
+    def checkpoint(self) -> None:
+        """To be called every so often: no write then waits for the disk. Raises StoreError."""
+        self._database.checkpoint()
 
     def load(self) -> RolloutRows:
         """Returns everything that a new writer needs, as of one moment. Empty, at term 0, if nobody has written yet."""

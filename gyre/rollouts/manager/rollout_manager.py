@@ -35,7 +35,7 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from gyre.config import JOIN_SCOPE, JOIN_TOKEN
-from gyre.errors import GyreError, Unauthorized
+from gyre.errors import GyreError, StoreError, Unauthorized
 from gyre.ports.bounds import PortBounds
 from gyre.ports.http_gate import Credentials
 from gyre.ports.listener import Listener, bind
@@ -93,6 +93,9 @@ FRAMES_AT_ONCE, FRAMES_S = 8192, 1024
 """Of one machine that joined. An agent sends some ten a second."""
 
 WEBSOCKETS = frozenset({"/v1/agent", "/v1/trainer"})
+
+CHECKPOINT_EVERY_S = 0.5
+"""At two hundred commits a second the store's log has a thousand pages by then, SQLite's own measure."""
 
 DOOR_BOUNDS = PortBounds(unproven=8192, unproven_per_address=4096)
 """A trainer asks a fleet for all prompts of a step at once, from one address, and its connections are there before its
@@ -301,7 +304,7 @@ class RolloutManager:
             websockets=WEBSOCKETS,
         )
         self._listener.start()
-        for work in (self._commits.run, self._tick_loop, self._token_loop):
+        for work in (self._commits.run, self._tick_loop, self._token_loop, self._checkpoint_loop):
             self._tasks.append(asyncio.create_task(self._guarded(work)))
         bound = int(sockets[0].getsockname()[1])
         if self.door is not None:
@@ -599,6 +602,18 @@ class RolloutManager:
             await asyncio.sleep(self.settings.tokens_every_s)
             await self._token_reader.read()
             self.instances.cut_unadmitted(lambda caller: self._tokens.why_not(caller, self._clock()))
+
+    async def _checkpoint_loop(self) -> None:
+        """Every so often: what was committed goes from the store's log into its file, beside the commits."""
+        seen = self._commits.count
+        while True:
+            await asyncio.sleep(CHECKPOINT_EVERY_S)
+            if seen != self._commits.count:
+                seen = self._commits.count
+                with contextlib.suppress(
+                    StoreError
+                ):  # the next one does it, or a commit when the log is long
+                    await asyncio.to_thread(self._store.checkpoint)
 
     def _advise(self, now: float) -> None:
         """Ask the elasticity policy, if there is one, how many instances there should be."""
