@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from gyre.compat.dlrover.api.runtime.rpc_helper import call_worker, export_rpc_instance, rpc
-from gyre.compat.dlrover.station import Invocation, here
+from gyre.compat.dlrover.station import QUEUE_PREFIX, Invocation, here
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class DataQueue(Generic[T]):
     """A queue by its name. The worker that makes it with `is_master` owns it; others wait until it is there."""
 
     def __init__(self, name: str, is_master: bool = False, size: int = 1000) -> None:
-        key = f"DataQueue.{name}"
+        key = f"{QUEUE_PREFIX}{name}"
         if is_master:
             export_rpc_instance(key, DataQueueImpl(size))
             owner = here().actor_info.name
