@@ -9,6 +9,7 @@ Ray cluster and then submits; runs of the sides alternate. `gyre role` is Gyre w
 DLRover 0.6.1 does not have.
 
     up           from `submit` until all five workers have made their entrypoints
+    one call     of a rollout by the trainer, which does nothing: the median of a hundred
     stall        seconds without a step after the signal: all gaps beyond a second, or, without one, until the next step
     steps again  those that were made more than once
     goes on      in how many runs the job ended well; a job without a step for `--patience-s` has not
@@ -57,7 +58,7 @@ class Run:
     load: float
     """Of the machine, before the run."""
     up_s: float | None = None
-    first_step_s: float | None = None
+    call_ms: float | None = None
     stall_s: float | None = None
     again: int = 0
     begun_anew: int = 0
@@ -162,7 +163,7 @@ def run(side: str, victim: str, asked: argparse.Namespace) -> Run:
             until(process, lambda: len(notes.steps()) > asked.at_step, UP_WITHIN_S, f"step {asked.at_step}")
             submits = float(notes.of("submits")[0][0])
             made.up_s = max(float(at) for at, *_ in notes.of("begins")[:5]) - submits
-            made.first_step_s = notes.steps()[0][0] - submits
+            made.call_ms = float(notes.of("call_s")[0][1]) * 1e3
             begun = len(notes.of("begins"))
             struck = time.time()
             os.kill(find(victim, side, process, notes), signal.SIGKILL)
@@ -208,7 +209,7 @@ def table(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     counts = (f" (n={len(ups)})" if ups else "" for ups in (_of(by_side[side], "up_s") for side in sides))
     ups = [shown(_of(by_side[side], "up_s")) for side in sides]
     out.append(("up, s", *(up + count for up, count in zip(ups, counts, strict=True))))
-    out.append(("first step, s", *(shown(_of(by_side[side], "first_step_s")) for side in sides)))
+    out.append(("one call, ms", *(shown(_of(by_side[side], "call_ms")) for side in sides)))
     for victim in VICTIMS:
         of = {side: [one for one in by_side[side] if one.victim == victim] for side in sides}
         if any(of.values()):

@@ -4,9 +4,13 @@ begins, and the trainer when it has made a step."""
 from __future__ import annotations
 
 import os
+import statistics
 import time
 
 from gyre.compat.dlrover.api.runtime import RoleGroup, current_worker, rpc
+
+
+CALLS = 100
 
 
 def note(*words: object) -> None:
@@ -43,9 +47,19 @@ class Rollout:
         begins()
 
     @rpc()
+    def nothing(self) -> None: ...
+
+    @rpc()
     def generate(self, prompts: list[str]) -> list[float]:
         time.sleep(current_worker().job_info.user_config["generate_s"])
         return [1.0 for _ in prompts]
+
+
+def call_s() -> float:
+    """How long a call takes that does nothing."""
+    began = time.perf_counter()
+    RoleGroup("ROLLOUT")[0].call("nothing").result()
+    return time.perf_counter() - began
 
 
 class Trainer:
@@ -53,6 +67,8 @@ class Trainer:
         begins()
 
     def run(self) -> None:
+        took = [call_s() for _ in range(CALLS)]
+        note("call_s", statistics.median(took))
         for step in range(current_worker().job_info.user_config["steps"]):
             prompts = [f"{step}.{at}" for at in range(8)]
             rewards = RoleGroup("ROLLOUT").call_batch("generate", len(prompts), prompts).wait()

@@ -53,6 +53,8 @@ class Conductor(BaseTrainer):
         self._told: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._attended: dict[Place, int] = {}
         """The incarnation that is attended, by worker."""
+        self._held: set[Place] = set()
+        """Workers that have calls to be handed when the job is resumed."""
         self._drives: set[Place] = set()
         """Workers whose mains the job waits for."""
         self._ended: set[Place] = set()
@@ -163,13 +165,26 @@ class Conductor(BaseTrainer):
     def _listen(self) -> None:
         """A mistake here ends the trainer: nobody would be heard any more."""
         try:
-            while (act := self._told.get()) is not None:
+            while (act := self._next_act()) is not None:
                 act()
+                if self._held and not self.runtime.paused:
+                    held, self._held = self._held, set()
+                    for place in held:
+                        self._hand_open(place)
         except BaseException as error:
             self._open.break_off()
             if not isinstance(error, Exception):
                 raise  # the process ends
             self._tell_failure(failure_of(error), user_code=False)
+
+    def _next_act(self) -> Callable[[], None] | None:
+        """Waits. While calls are held back, a resumption is looked for, too: it tells nobody."""
+        while True:
+            try:
+                return self._told.get(timeout=LOOK_S if self._held else None)
+            except queue.Empty:
+                if not self.runtime.paused:
+                    return lambda: None
 
     def _attend(self, role: RoleDescription, place: Place, incarnation: int) -> None:
         if self._attended.get(place, 0) < incarnation:
@@ -263,9 +278,13 @@ class Conductor(BaseTrainer):
         return call.future
 
     def _hand_open(self, place: Place) -> None:
-        """Hand a worker what it has not been handed. One that is not attended yet is handed it when it is."""
+        """Hand a worker what it has not been handed. One that is not attended yet is handed it when it is, and nobody
+        is while the job is paused."""
         incarnation = self._attended.get(place)
         if incarnation is None:
+            return
+        if self.runtime.paused:
+            self._held.add(place)
             return
         for call in self._open.to_hand(place, incarnation):
             sent = self._send(place, incarnation, "take", call.number, call.method, call.arguments)

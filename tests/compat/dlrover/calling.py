@@ -76,6 +76,10 @@ class Office:
         return 1 + RoleGroup(other).call_rank0("ask_back", depth - 1).result()
 
     @rpc()
+    def serve_desk(self) -> None:
+        export_rpc_instance("desk", Desk())
+
+    @rpc()
     def fail(self, how: str) -> Any:
         if how == "key":
             raise KeyError("none of these")
@@ -155,9 +159,57 @@ def catch() -> dict[str, Any]:
     except ValueError as error:
         seen["no role"] = str(error)
     seen["between workers"] = RoleGroup("OFFICE")[0].call("ask_for_failure").result()
-    proxy = create_rpc_proxy(RoleGroup("OFFICE")[0].name, "", Office)
-    del proxy
     return seen
+
+
+def await_proxies() -> dict[str, Any]:
+    """A proxy's coroutines, by who has no loop and by who has one."""
+    RoleGroup("OFFICE")[0].call("serve_desk").result()
+    desk = create_rpc_proxy(RoleGroup("OFFICE")[0].name, "desk", Desk)
+
+    async def both() -> list[str]:
+        return await asyncio.gather(desk.stamp("one"), desk.stamp("two"))
+
+    return {
+        "alone": asyncio.run(desk.stamp("form")),
+        "together": asyncio.run(both()),
+        "at once": desk.sign("x"),
+    }
+
+
+class Desk:
+    @rpc()
+    async def stamp(self, paper: str) -> str:
+        await asyncio.sleep(0.01)
+        return f"stamped {paper}"
+
+    @rpc()
+    def sign(self, paper: str) -> str:
+        return f"signed {paper}"
+
+
+def fill_queues() -> dict[str, Any]:
+    """More puts wait for room in one queue than a pool would have threads; one into another waits for none of them."""
+    full: DataQueue[int] = DataQueue("full", is_master=True, size=1)
+    free: DataQueue[int] = DataQueue("free", is_master=True)
+    waiting = [full.put_async(number) for number in range(20)]
+    free.put_async(1).result()
+    got: list[int] = []
+    while len(got) < 20:
+        got += full.get(4)
+    for one in waiting:
+        one.result()
+    return {"got": sorted(got)}
+
+
+def calls_until_told() -> dict[str, Any]:
+    """One call after another, and how many were made."""
+    made = 0
+    while not (folder() / "enough").exists():
+        RoleGroup("OFFICE")[0].call("post", "x").result()
+        made += 1
+        (folder() / "made").write_text(str(made))
+    return {"made": made}
 
 
 def names_a_role_that_is_none() -> None:

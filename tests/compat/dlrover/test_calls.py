@@ -62,6 +62,34 @@ def test_callers_catch_what_was_raised(tmp_path: Path) -> None:
     assert seen == {"between workers": "it is 7"}
 
 
+def test_coroutines_of_proxies(tmp_path: Path) -> None:
+    with InProcessJob(spec_of(offices("await_proxies"), tmp_path), tmp_path) as run:
+        assert run.result(timeout_s=30) == {
+            "alone": "stamped form",
+            "together": ["stamped one", "stamped two"],
+            "at once": "signed x",
+        }
+
+
+def test_a_full_queue_holds_up_no_other(tmp_path: Path) -> None:
+    with InProcessJob(spec_of(offices("fill_queues"), tmp_path), tmp_path) as run:
+        assert run.result(timeout_s=30) == {"got": list(range(20))}
+
+
+def test_while_the_job_is_paused_no_call_begins(tmp_path: Path) -> None:
+    with InProcessJob(spec_of(offices("calls_until_told"), tmp_path), tmp_path) as run:
+        appears(tmp_path / "made")
+        run.pause()
+        time.sleep(0.3)  # what was on its way ends
+        made = (tmp_path / "made").read_text()
+        time.sleep(0.3)
+        assert (tmp_path / "made").read_text() == made
+        run.resume()
+        time.sleep(0.05)
+        (tmp_path / "enough").touch()
+        assert run.result(timeout_s=30)["made"] >= int(made)
+
+
 @pytest.mark.parametrize("place", ["trainer", "worker"])
 def test_a_mistake_that_repeats_surely_ends_the_job_at_once(tmp_path: Path, place: str) -> None:
     builder = DLJobBuilder()

@@ -92,7 +92,12 @@ class UserRpcProxy:
 
     def _rpc_call(self, meta: UserRpcMethodMeta, *args: Any, **kwargs: Any) -> Any:
         future = call_worker(self.owner, f"{self.name}.{meta.name}", args, kwargs)
-        return asyncio.wrap_future(future) if meta.is_async else future.result()
+        return _awaited(future) if meta.is_async else future.result()
+
+
+async def _awaited(future: Future[Any]) -> Any:
+    """A coroutine, for who has no loop yet: `asyncio.run(proxy.method())`."""
+    return await asyncio.wrap_future(future)
 
 
 def create_rpc_proxy(owner: str, name: str, cls: type[R]) -> R:
