@@ -9,7 +9,6 @@ import time
 
 from gyre.compat.dlrover.api.runtime import RoleGroup, current_worker, rpc
 
-
 CALLS = 100
 
 
