@@ -4,6 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SGLANG := .venv-sglang
 VERL := .venv-verl
+DLROVER := .venv-dlrover
 DOCS := .venv-docs
 SGLANG_TESTS ?= $(MAKE) test-sglang
 
@@ -11,7 +12,7 @@ SGLANG_TESTS ?= $(MAKE) test-sglang
 # whatever the shell says: else each worker rewrites every assertion anew.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help install hooks demo test test-long test-all sglang test-sglang verl test-verl soak search fuzz coverage lint types layers docs picture ui ui-check recorded bench clean
+.PHONY: help install hooks demo test test-long test-all sglang test-sglang verl test-verl dlrover test-dlrover soak search fuzz coverage lint types layers docs picture ui ui-check recorded bench clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -41,7 +42,7 @@ test: install  ## what to run before a commit: the fast tests, and a real job wh
 test-long: install  ## the rest but SGLang: all kills, the command line on real jobs, PostgreSQL, all examples of properties
 	$(BIN)/python -m compileall -q gyre
 	GYRE_TEST_EXAMPLES=1 $(PYTEST) -m "hypothesis and not slow and not postgres and not sglang" $(ARGS)
-	$(PYTEST) -m "(slow or postgres) and not sglang and not verl" $(ARGS)
+	$(PYTEST) -m "(slow or postgres) and not sglang and not verl and not dlrover" $(ARGS)
 
 test-all:  ## everything: test-sglang, test and test-long
 	$(SGLANG_TESTS)
@@ -71,6 +72,18 @@ $(VERL)/.installed: constraints-verl.txt integrations/gyre-verl/pyproject.toml
 
 test-verl: install verl  ## verl's own trainer over a fleet, on CPUs, while its processes are killed
 	$(BIN)/python -m pytest -m verl -n 0 tests/e2e/test_verl.py $(ARGS)
+
+# DLRover's wheel lacks torch, which its runtime imports (1.2 GB).
+dlrover: $(DLROVER)/.installed
+
+$(DLROVER)/.installed: constraints-dlrover.txt
+	test -x $(DLROVER)/bin/python || $(PYTHON) -m venv $(DLROVER)
+	$(DLROVER)/bin/python -m pip install --quiet -c constraints-dlrover.txt torch
+	$(DLROVER)/bin/python -m pip install --quiet -c constraints-dlrover.txt 'dlrover[ray]' pytest
+	touch $@
+
+test-dlrover: install dlrover  ## DLRover's own tests of its unified API, under it and under Gyre, side by side
+	$(BIN)/python -m pytest -m dlrover -n 0 tests/compat/dlrover $(ARGS)
 
 soak: install  ## a job on several machines under random faults for an hour, as root; SOAK_S=600 for ten minutes
 	$(BIN)/python -m tests.soak --out bench/results $(ARGS)
@@ -128,4 +141,4 @@ bench: install  ## every bench that needs no GPU
 	for script in $(filter-out %_gpu.py,$(wildcard bench/*.py)); do $(BIN)/python $$script || exit 1; done
 
 clean:  ## remove environments and caches
-	rm -rf $(VENV) $(SGLANG) $(VERL) $(DOCS) ui/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SGLANG) $(VERL) $(DLROVER) $(DOCS) ui/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

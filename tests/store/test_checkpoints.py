@@ -30,9 +30,7 @@ def test_what_is_written_goes_into_the_file_when_it_is_asked_for(tmp_path: Path)
         assert len(rollouts.load().deltas) == 60
 
 
-def test_a_log_that_nobody_looks_after_stays_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_nobody_looks_after_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "LARGE_LOG_PAGES", 2 * database.LOG_PAGES)
     with open_store(f"sqlite:///{tmp_path}/gyre.db") as store:
         store.create_job(job_id="job", name="job", spec={}, now=0.0)

@@ -99,6 +99,60 @@ async def test_a_submitted_call_can_be_awaited(cluster):
         await cluster.handle[0].fail.submit("bad luck")
 
 
+def called_back(call):
+    """The call's future, and an event that its callback sets."""
+    heard = threading.Event()
+    call.future.add_done_callback(lambda done: heard.set())
+    return call.future, heard
+
+
+def test_who_submits_may_be_called_back(cluster):
+    future, heard = called_back(cluster.handle.add.submit(1, two=2))
+    assert heard.wait(GENEROUS_S)
+    assert future.result(0) == [3, 3, 3]
+
+
+def test_so_is_who_submits_what_fails(cluster):
+    future, heard = called_back(cluster.handle[1].fail.submit("bad luck"))
+    assert heard.wait(GENEROUS_S)
+    assert isinstance(future.exception(0), UserCodeError)
+    assert "raise ValueError(text)" in future.exception(0).traceback
+
+
+def test_a_future_that_is_waited_for_in_vain_goes_on(cluster):
+    call = cluster.handle[0].hold.submit()
+    future, heard = called_back(call)
+    assert cluster.workload(0).entered.wait(GENEROUS_S)
+    with pytest.raises(TimeoutError):
+        future.result(0.02)
+    assert not future.cancel(), "the vertex is at it"
+    assert not heard.is_set()
+    cluster.workload(0).gate.set()
+    assert heard.wait(GENEROUS_S)
+    assert (future.result(0), call.done(), future.cancelled()) == ("held", True, False)
+
+
+def test_a_future_s_call_is_made_again_where_the_vertex_dies_meanwhile(cluster):
+    future, heard = called_back(cluster.handle[1].hold.submit())
+    assert cluster.workload(1).entered.wait(GENEROUS_S)
+    cluster.vertices["echo-1"].kill()
+    assert not heard.wait(0.05)
+    cluster.start([1])
+    assert cluster.workload(1).entered.wait(GENEROUS_S)
+    cluster.workload(1).gate.set()
+    assert heard.wait(GENEROUS_S)
+    assert future.result(0) == "held"
+
+
+def test_a_future_ends_where_a_dead_vertex_is_not_replaced_in_time(make_cluster):
+    cluster = make_cluster(2, timeout_s=1.0)
+    future, heard = called_back(cluster.handle[1].hold.submit())
+    assert cluster.workload(1).entered.wait(GENEROUS_S)
+    cluster.vertices["echo-1"].kill()
+    assert heard.wait(GENEROUS_S)
+    assert isinstance(future.exception(0), Unreachable)
+
+
 def test_a_stream_yields_each_item_once_with_its_index_whatever_the_order(cluster):
     found = list(cluster.handle.one.stream(range(20)))
     assert sorted(found) == [(index, index * 10) for index in range(20)]

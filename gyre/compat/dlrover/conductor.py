@@ -24,10 +24,11 @@ from typing import Any
 
 from gyre.compat.dlrover.description import JobDescription, RoleDescription
 from gyre.compat.dlrover.entry import Entry
-from gyre.compat.dlrover.relay import News
+from gyre.compat.dlrover.open_calls import CallNumber, OpenCall, OpenCalls, Place
+from gyre.compat.dlrover.relay import News, Result
 from gyre.compat.dlrover.station import Station
-from gyre.compat.dlrover.switchboard import Switchboard
-from gyre.errors import Fenced, GyreError, UserCodeError
+from gyre.compat.dlrover.switchboard import Switchboard, error_told
+from gyre.errors import ConfigError, Fenced, GyreError, UserCodeError
 from gyre.workloads.base import BaseTrainer
 from gyre.workloads.gang.gang import SETTLE_S, operator_failed
 from gyre.workloads.handles import error_of
@@ -40,9 +41,6 @@ ATTEND_S = 10.0
 LOOK_S = 0.5
 """Between two looks at whether the job is to stop."""
 
-Place = tuple[str, int]
-"""A role, by Gyre's name, and a rank."""
-
 
 class Conductor(BaseTrainer):
     runtime: Any
@@ -50,13 +48,18 @@ class Conductor(BaseTrainer):
 
     def setup(self) -> None:
         self._description = JobDescription.of(self.config)
-        self._switchboard = Switchboard(self._description, self.handles)
+        self._switchboard = Switchboard(self._description, self.handles, self._hand)
+        self._open = OpenCalls(self.context.incarnation)
         self._told: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._attended: dict[Place, int] = {}
         """The incarnation that is attended, by worker."""
+        self._held: set[Place] = set()
+        """Workers that have calls to be handed when the job is resumed."""
         self._drives: set[Place] = set()
         """Workers whose mains the job waits for."""
         self._ended: set[Place] = set()
+        self._over = False
+        """Whether `fit` has ended, and nobody is begun any more."""
         self._changed = threading.Condition()
         remote = [role for role in self._description.roles if not role.hosted]
         self._drives = {
@@ -83,34 +86,47 @@ class Conductor(BaseTrainer):
             return result
         finally:
             self._told.put(None)
+            with self._changed:
+                self._over = True
+            self._switchboard.close()
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run_hosted(self, role: RoleDescription) -> Any:
         station = Station(self._description, role, self.context, self._switchboard)
         try:
             with station.entered():
                 entry = Entry(role.workload)
-                self._switchboard.hosted = station
+                station.is_made()
+                self._switchboard.hosted.set_result(station)
                 return entry.run()
+        except ConfigError:
+            raise  # a mistake that repeats surely: the job ends at once
         except BaseException as error:
             is_users = isinstance(error, UserCodeError) or not isinstance(error, GyreError)
             if is_users and self._is_for_the_job():
                 raise _begin_anew(failure_of(error, module=role.workload.entry_point)) from error
             raise
+        finally:
+            station.close()
 
     def _wait_for_drivers(self) -> None:
         with self.runtime.waiting(), self._changed:
             while not self._drives <= self._ended and not self.runtime.should_stop:
                 self._changed.wait(LOOK_S)
+                self.context.progress.tick()
 
     # -- beginning ----------------------------------------------------------------------------------
 
     def _begin(self, role: RoleDescription, rank: int | None = None) -> None:
         """Begin a gang as a whole; of any other role one rank, or each."""
-        if role.gang:
-            self._pool.submit(self._begin_gang, role)
-        else:
-            for one in range(role.workload.total) if rank is None else [rank]:
-                self._pool.submit(self._begin_one, role, one)
+        acts: list[Callable[[], None]] = [partial(self._begin_gang, role)]
+        if not role.gang:
+            ranks = range(role.workload.total) if rank is None else [rank]
+            acts = [partial(self._begin_one, role, one) for one in ranks]
+        with self._changed:
+            if not self._over:
+                for act in acts:
+                    self._pool.submit(act)
 
     def _begin_gang(self, role: RoleDescription) -> None:
         places = [(role.gyre, rank) for rank in range(role.workload.total)]
@@ -149,15 +165,32 @@ class Conductor(BaseTrainer):
     def _listen(self) -> None:
         """A mistake here ends the trainer: nobody would be heard any more."""
         try:
-            while (act := self._told.get()) is not None:
+            while (act := self._next_act()) is not None:
                 act()
-        except Exception as error:
+                if self._held and not self.runtime.paused:
+                    held, self._held = self._held, set()
+                    for place in held:
+                        self._hand_open(place)
+        except BaseException as error:
+            self._open.break_off()
+            if not isinstance(error, Exception):
+                raise  # the process ends
             self._tell_failure(failure_of(error), user_code=False)
+
+    def _next_act(self) -> Callable[[], None] | None:
+        """Waits. While calls are held back, a resumption is looked for, too: it tells nobody."""
+        while True:
+            try:
+                return self._told.get(timeout=LOOK_S if self._held else None)
+            except queue.Empty:
+                if not self.runtime.paused:
+                    return lambda: None
 
     def _attend(self, role: RoleDescription, place: Place, incarnation: int) -> None:
         if self._attended.get(place, 0) < incarnation:
             self._attended[place] = incarnation
             self._ask(role, place, 0)
+            self._hand_open(place)
 
     def _ask(self, role: RoleDescription, place: Place, acknowledged: int) -> None:
         incarnation = self._attended[place]
@@ -188,6 +221,7 @@ class Conductor(BaseTrainer):
 
     def _lost(self, role: RoleDescription, place: Place, incarnation: int) -> None:
         """Begin whoever replaces the worker: of a gang all ranks, and once."""
+        self.context.progress.tick()
         self.runtime.membership.doubt(*_member(place, incarnation))
         ranks = range(role.workload.total) if role.gang else [place[1]]
         for rank in ranks:
@@ -197,6 +231,8 @@ class Conductor(BaseTrainer):
     def _take(self, role: RoleDescription, place: Place, incarnation: int, news: News) -> None:
         if news.kind == "call":
             self._make_call(place, incarnation, *news.body)
+        elif news.kind == "result":
+            self._end_call(place, *news.body)
         elif news.kind == "export":
             name, beside = news.body
             if beside:
@@ -211,7 +247,7 @@ class Conductor(BaseTrainer):
     def _make_call(self, place: Place, incarnation: int, number: int, invocation: Any) -> None:
         def answer(value: Any, error: BaseException | None) -> None:
             told = error if isinstance(error, Exception) or error is None else GyreError(str(error))
-            self._send(place, incarnation, "answer", number, value, told)  # a caller that is gone asks again
+            self._answer(place, incarnation, number, value, told)
 
         try:
             future = self._switchboard.call(invocation)
@@ -221,6 +257,53 @@ class Conductor(BaseTrainer):
         future.add_done_callback(
             lambda done: answer(None, done.exception()) if done.exception() else answer(done.result(), None)
         )
+
+    def _answer(
+        self, place: Place, incarnation: int, number: int, value: Any, error: Exception | None
+    ) -> None:
+        """A caller that is gone asks again. One that cannot be sent its answer is told why."""
+
+        def look(done: Future[Any]) -> None:
+            if done.exception() is None and done.result()[0] == "error" and not done.result()[1].fenced:
+                why = GyreError(f"the answer of the call cannot be sent: {done.result()[1].error}")
+                self._send(place, incarnation, "answer", number, None, why)
+
+        self._send(place, incarnation, "answer", number, value, error).add_done_callback(look)
+
+    # -- calls of simple roles ----------------------------------------------------------------------
+
+    def _hand(self, place: Place, method: str, arguments: Any) -> Future[bytes]:
+        call = self._open.add(place, method, arguments)
+        self._told.put(partial(self._hand_open, place))
+        return call.future
+
+    def _hand_open(self, place: Place) -> None:
+        """Hand a worker what it has not been handed. One that is not attended yet is handed it when it is, and nobody
+        is while the job is paused."""
+        incarnation = self._attended.get(place)
+        if incarnation is None:
+            return
+        if self.runtime.paused:
+            self._held.add(place)
+            return
+        for call in self._open.to_hand(place, incarnation):
+            sent = self._send(place, incarnation, "take", call.number, call.method, call.arguments)
+            sent.add_done_callback(partial(self._has_taken, call))
+
+    def _has_taken(self, call: OpenCall, done: Future[Any]) -> None:
+        """Where the worker is gone, the next one gets the call; where the call could not be sent, it has failed."""
+        if done.exception() is None and done.result()[0] == "error" and not done.result()[1].fenced:
+            self._told.put(lambda: self._end_call(call.place, call.number, Result(failure=done.result()[1])))
+
+    def _end_call(self, place: Place, number: CallNumber, result: Result) -> None:
+        call = self._open.end(place, number)
+        if call is None:
+            return
+        if result.failure is None:
+            call.future.set_result(result.value)
+        else:
+            worker = _member(place, 0)[0]
+            call.future.set_exception(error_told(result.failure, result.error, worker, call.method))
 
     def _send(self, place: Place, incarnation: int, method: str, *args: Any) -> Future[Any]:
         future: Future[Any] = self.runtime.transport.submit(

@@ -4,7 +4,8 @@ A vertex of Gyre's calls nobody. So what the user's code in a worker calls waits
 that is always pending, makes the call, and brings the answer.
 
 Invariants:
-- *kept until acknowledged*: news that the trainer has not acknowledged is told again, also to the trainer's successor;
+- *kept until acknowledged*: news that the trainer has not acknowledged is told again. A successor of the trainer hears
+  of what lasts, too: calls without an answer, and how the main ended;
 - *pickled once*: arguments and results pass the trainer as bytes, which it does not read.
 
 This module must not import Ray or torch.
@@ -19,20 +20,34 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gyre.compat.dlrover.raised import unpacked
 from gyre.compat.dlrover.station import Invocation
 from gyre.errors import ConfigError
+from gyre.workloads.vertex.messages import Failure
 
 MOST_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a worker tells: a `call` (number, Invocation), an `export` (name, whether it runs beside), that its main has
-    `ended`, or has `failed` (Failure)."""
+    """What a worker tells: a `call` (number, Invocation), the `result` of one (CallNumber, Result), an `export` (name,
+    whether it runs beside), that its main has `ended`, or has `failed` (Failure)."""
 
     seq: int
     kind: str
     body: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a call ended: `value` is pickled; or `failure`, with the exception as bytes, if it can be sent."""
+
+    value: bytes = b""
+    failure: Failure | None = None
+    error: bytes | None = None
+
+
+ENDS = ("ended", "failed")
 
 
 class Relay:
@@ -44,6 +59,9 @@ class Relay:
         self._seqs = itertools.count(1)
         self._numbers = itertools.count(1)
         self._pending: dict[int, Future[Any]] = {}
+        self._lasting: dict[int | str, News] = {}
+        """What a trainer must know of for as long as it is so: the calls that wait for an answer, by number, and how
+        the main ended."""
 
     # -- the worker's side --------------------------------------------------------------------------
 
@@ -60,19 +78,29 @@ class Relay:
         with self._condition:
             number = next(self._numbers)
             self._pending[number] = future
-        self.tell("call", (number, replace(invocation, arguments=packed)))
+            self._lasting[number] = self._tell("call", (number, replace(invocation, arguments=packed)))
         return future
 
     def tell(self, kind: str, body: Any) -> None:
         with self._condition:
-            self._news.append(News(next(self._seqs), kind, body))
-            self._condition.notify_all()
+            news = self._tell(kind, body)
+            if kind in ENDS:
+                self._lasting[kind] = news
+
+    def _tell(self, kind: str, body: Any) -> News:
+        news = News(next(self._seqs), kind, body)
+        self._news.append(news)
+        self._condition.notify_all()
+        return news
 
     # -- the trainer's side -------------------------------------------------------------------------
 
     def attend(self, acknowledged: int, timeout_s: float) -> list[News]:
         """What there is to tell beyond `acknowledged`, as soon as there is any; nothing after `timeout_s`."""
         with self._condition:
+            if not acknowledged:  # it may be the trainer's successor, which knows of nothing
+                known = {one.seq: one for one in (*self._lasting.values(), *self._news)}
+                self._news = [known[seq] for seq in sorted(known)]
             self._news = [one for one in self._news if one.seq > acknowledged]
             if not self._news:
                 self._condition.wait(timeout_s)
@@ -82,18 +110,19 @@ class Relay:
         """End a call. One that has ended, or is another incarnation's, is left alone."""
         with self._condition:
             future = self._pending.pop(number, None)
+            self._lasting.pop(number, None)
         if future is None:
             return
         if error is not None:
-            future.set_exception(error)
+            future.set_exception(unpacked(error))
             return
         try:
-            future.set_result(_unpacked(value))
+            future.set_result(_read(value))
         except Exception as unreadable:  # whatever the user's objects raise
             future.set_exception(unreadable)
 
 
-def _unpacked(value: Any) -> Any:
+def _read(value: Any) -> Any:
     if isinstance(value, list):
-        return [_unpacked(one) for one in value]
+        return [_read(one) for one in value]
     return pickle.loads(value) if isinstance(value, bytes) else value

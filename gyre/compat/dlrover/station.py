@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,8 +22,12 @@ from typing import Any, Protocol
 from gyre.compat.dlrover.common.enums import ACCELERATOR_TYPE
 from gyre.compat.dlrover.common.workload_desc import AnyWorkloadDesc
 from gyre.compat.dlrover.description import JobDescription, RoleDescription
-from gyre.errors import ConfigError, GyreError, NotFound
+from gyre.compat.dlrover.raised import Missing, Mistake
+from gyre.errors import GyreError
 from gyre.workloads.base import WorkloadContext
+
+QUEUE_PREFIX = "DataQueue."
+"""What the names of a queue's methods begin with."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional arguments, and those by name."""
@@ -116,6 +120,8 @@ class Station:
         self._context = context
         self._exported: dict[str, Callable[..., Any]] = {}
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._is_made = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def report_progress(self, **fields: Any) -> None:
@@ -125,24 +131,69 @@ class Station:
     # -- what is exported ---------------------------------------------------------------------------
 
     def export(self, name: str, function: Callable[..., Any]) -> None:
-        """Raises ConfigError where the name is another function's."""
-        with self._lock:
+        """Raises Mistake where the name is another function's."""
+        with self._changed:
             if self._exported.setdefault(name, function) != function:
-                raise ConfigError(
-                    f"RPC method {name!r} is exported twice.", hint="Give one of them another name."
-                )
+                raise exported_twice(name)
+            self._changed.notify_all()
         self.on_export(name, asyncio.iscoroutinefunction(function))
+
+    def is_made(self) -> None:
+        """The entrypoint is there, with what it exports at once."""
+        with self._changed:
+            self._is_made = True
+            self._changed.notify_all()
 
     def beside(self) -> list[str]:
         """The exported methods that run beside others, for they are coroutines."""
-        return [name for name, function in self._exported.items() if asyncio.iscoroutinefunction(function)]
+        with self._lock:
+            exported = list(self._exported.items())
+        return [name for name, function in exported if asyncio.iscoroutinefunction(function)]
+
+    def begin(self, method: str, arguments: Callable[[], Arguments]) -> Future[Any]:
+        """Call an exported method beside whatever else runs, on a thread of its own or, if it is a coroutine, on the
+        station's loop. The call waits until the entrypoint is made; one of a queue, until the queue is."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                self._wait_for(method)
+                future.set_result(self.invoke(method, arguments()))
+            except BaseException as error:  # also what ends a thread: the caller waits for this future
+                future.set_exception(error)
+
+        def run_coroutine(function: Callable[..., Any]) -> None:
+            try:
+                args, kwargs = arguments()
+                with self.entered():
+                    running = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), self.loop())
+            except BaseException as error:  # as above
+                future.set_exception(error)
+            else:
+                running.add_done_callback(lambda done: hand_on(done, future))
+
+        known = self._exported.get(method)
+        if known is not None and asyncio.iscoroutinefunction(known):
+            run_coroutine(known)
+        else:
+            threading.Thread(target=run, name=f"dlrover-{method}", daemon=True).start()
+        return future
+
+    def _wait_for(self, method: str) -> None:
+        owned = method.startswith(QUEUE_PREFIX)  # the worker is known to own it: it is being replaced
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    method in self._exported or (self._is_made and not owned)
+                )  # no deadline, as in DLRover
+            )
 
     def invoke(self, method: str, arguments: Arguments) -> Any:
-        """Call an exported method on this thread, or, if it is a coroutine, on the station's loop. Raises NotFound, and
+        """Call an exported method on this thread, or, if it is a coroutine, on the station's loop. Raises Missing, and
         what the method raises."""
         function = self._exported.get(method) or _exported_early.get(method)
         if function is None:
-            raise NotFound(
+            raise Missing(
                 f"{self.actor_info.name} exports no RPC method {method!r}.",
                 hint=f"It has {', '.join(sorted(self._exported)) or 'none'}. Is it marked with @rpc()?",
             )
@@ -157,8 +208,14 @@ class Station:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="dlrover-loop", daemon=True).start()
+                threading.Thread(target=_run, args=(self._loop,), name="dlrover-loop", daemon=True).start()
             return self._loop
+
+    def close(self) -> None:
+        """Cancel the coroutines that run, and end their loop."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
 
     # -- who is here --------------------------------------------------------------------------------
 
@@ -201,7 +258,35 @@ def export(name: str, function: Callable[..., Any]) -> None:
     if station is not None:
         station.export(name, function)
     elif _exported_early.setdefault(name, function) != function:
-        raise ConfigError(f"RPC method {name!r} is exported twice.", hint="Give one of them another name.")
+        raise exported_twice(name)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """The thread of a station's loop."""
+    try:
+        loop.run_forever()
+        loop.run_until_complete(_cancel(asyncio.all_tasks(loop)))
+    finally:
+        loop.close()
+
+
+async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def exported_twice(name: str) -> Mistake:
+    return Mistake(f"RPC method {name!r} is exported twice.", hint="Give one of them another name.")
+
+
+def hand_on(done: Future[Any], future: Future[Any]) -> None:
+    """End a future as another one has."""
+    error = CancelledError() if done.cancelled() else done.exception()
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(done.result())
 
 
 def _user_config(config: dict[str, Any]) -> Any:

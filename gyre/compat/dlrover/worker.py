@@ -1,10 +1,11 @@
 """A worker of a DLRover job in a vertex of Gyre's: the user's entrypoint, its exported methods, and its main.
 
-Exported methods are called by the trainer, one at a time, those that are coroutines beside them. The main (a function,
-a class's `run`, a script) runs in a thread of its own.
+Exported methods are called by the trainer, beside each other, as in DLRover: in threads, or, if they are coroutines, on
+one loop. The main (a function, a class's `run`, a script) runs in a thread of its own.
 
 An elastic role's ranks are a gang: they meet in torch's process group before the entrypoint is imported, under the same
-variables as in DLRover.
+variables as in DLRover. Their methods may hold a collective, so they are called one at a time, in one order on all
+ranks; coroutines beside them.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from gyre.compat.dlrover.common.enums import ACCELERATOR_TYPE
 from gyre.compat.dlrover.common.workload_desc import ElasticWorkloadDesc
 from gyre.compat.dlrover.description import JobDescription
 from gyre.compat.dlrover.entry import Entry
-from gyre.compat.dlrover.relay import News, Relay
+from gyre.compat.dlrover.open_calls import CallNumber
+from gyre.compat.dlrover.raised import packed
+from gyre.compat.dlrover.relay import News, Relay, Result
 from gyre.compat.dlrover.station import Arguments, Station
-from gyre.errors import GyreError
+from gyre.errors import GyreError, UserCodeError
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.vertex.messages import failure_of
 
@@ -39,12 +44,14 @@ class Worker(BaseWorkload):
         self._station.on_export = lambda name, beside: self._relay.tell("export", (name, beside))
         self._entry: Entry | None = None
         self._main: threading.Thread | None = None
+        self._raised: bytes | None = None
         self._joined = False
         self._set_environment()
         if isinstance(self._workload, ElasticWorkloadDesc):
             self._meet(self._workload, gpu=description.accelerator_type is ACCELERATOR_TYPE.GPU)
 
     def teardown(self) -> None:
+        self._station.close()
         if self._joined:
             import torch.distributed as dist
 
@@ -64,19 +71,32 @@ class Worker(BaseWorkload):
             self._main.start()
         return self._station.beside()
 
+    @operator(control=True)
+    def take(self, number: CallNumber, method: str, arguments: Arguments | bytes) -> None:
+        """Begin a call of an exported method. Its result is told as news."""
+        future = self._station.begin(method, partial(_read, arguments))
+        future.add_done_callback(
+            lambda done: self._relay.tell("result", (number, self._result(method, done)))
+        )
+
     def rpc(self, method: str, arguments: Arguments | bytes) -> Any:
-        """Call an exported method. What comes pickled is answered so."""
+        """Call an exported method of a gang's rank. What comes pickled is answered so."""
         self._ready()
-        return self._invoke(method, arguments)
+        try:
+            value = self._station.invoke(method, _read(arguments))
+        except Exception as error:
+            self._raised = packed(error)
+            raise
+        return pickle.dumps(value) if isinstance(arguments, bytes) else value
 
     def rpc_each(self, parts: list[Arguments | bytes], method: str) -> list[Any]:
         """As `rpc`, with the one part that is this rank's."""
         return [self.rpc(method, part) for part in parts]
 
     @operator(control=True)
-    def rpc_beside(self, method: str, arguments: Arguments | bytes) -> Any:
-        """As `rpc`, beside what else runs. Only methods that the worker has told of."""
-        return self._invoke(method, arguments)
+    def raised(self) -> bytes | None:
+        """What `rpc` raised last."""
+        return self._raised
 
     @operator(control=True)
     def attend(self, acknowledged: int, timeout_s: float) -> list[News]:
@@ -93,12 +113,20 @@ class Worker(BaseWorkload):
         if self._entry is None:
             with self._station.entered():
                 self._entry = Entry(self._workload)
+            self._station.is_made()
         return self._entry
 
-    def _invoke(self, method: str, arguments: Arguments | bytes) -> Any:
-        if isinstance(arguments, bytes):
-            return pickle.dumps(self._station.invoke(method, pickle.loads(arguments)))
-        return self._station.invoke(method, arguments)
+    def _result(self, method: str, done: Future[Any]) -> Result:
+        error = done.exception()
+        if error is None:
+            try:
+                return Result(pickle.dumps(done.result()))
+            except Exception as unsendable:  # whatever the user's objects raise
+                error = UserCodeError(
+                    f"the result of {method} cannot be sent: {type(unsendable).__name__}: {unsendable}"
+                )
+        module = type(error).__module__  # an exception of the user's is the user's wherever it was raised
+        return Result(failure=failure_of(error, module=module, method=method), error=packed(error))
 
     def _run(self, entry: Entry) -> None:
         """The thread of the main. However it ends, the trainer is told: it would wait for ever otherwise."""
@@ -150,3 +178,8 @@ class Worker(BaseWorkload):
         timeout_s = float(workload.comm_timeout_s or MEETING_S)
         join(self.context, backend, timeout_s)
         self._joined = True
+
+
+def _read(arguments: Arguments | bytes) -> Arguments:
+    read: Arguments = pickle.loads(arguments) if isinstance(arguments, bytes) else arguments
+    return read

@@ -158,6 +158,16 @@ class InProcessHost(VertexHost):
         self._pass(method, "after")
         return outcome
 
+    def control_call(
+        self, term: int, method: str, info: CallInfo = NOTHING_OFFERED, /, *args: Any, **kwargs: Any
+    ) -> Outcome:
+        if method not in self._control_methods:
+            return super().control_call(term, method, info, *args, **kwargs)
+        self._pass(method, "before")
+        outcome = super().control_call(term, method, info, *args, **kwargs)
+        self._pass(method, "after")
+        return outcome
+
     def report(self, kind: str, body: dict[str, Any]) -> None:
         self._pass(kind, "before")
         super().report(kind, body)

@@ -48,7 +48,7 @@ def restarts(run: InProcessJob) -> dict[str, int]:
 def test_by_default_a_death_restarts_the_whole_job(tmp_path: Path) -> None:
     job = ppo.described(tmp_path, alone=True)
     with InProcessJob(job.to_gyre("ppo").spec, tmp_path) as run:
-        run.on("rollout.rpc", 3, lambda: run.kill("rollout-1"))
+        run.on("rollout.take", 3, lambda: run.kill("rollout-1"))
         result = run.result(timeout_s=60)
         again = restarts(run)
     assert len(result["weights"]) == 3
@@ -59,7 +59,7 @@ def test_by_default_a_death_restarts_the_whole_job(tmp_path: Path) -> None:
 def test_with_role_level_failover_only_the_worker_is_replaced(tmp_path: Path) -> None:
     job = ppo.described(tmp_path, alone=True)
     with InProcessJob(job.to_gyre("ppo", failover_exec_strategy=2).spec, tmp_path) as run:
-        run.on("reward.rpc", 2, lambda: run.kill("reward-0"))
+        run.on("reward.take", 2, lambda: run.kill("reward-0"))
         result = run.result(timeout_s=60)
         again = restarts(run)
     assert len(result["weights"]) == 3
@@ -80,7 +80,7 @@ def test_with_role_level_failover_a_gang_is_replaced_as_a_whole(tmp_path: Path) 
 def test_the_trainers_death_restarts_the_job(tmp_path: Path) -> None:
     job = ppo.described(tmp_path, alone=True)
     with InProcessJob(job.to_gyre("ppo").spec, tmp_path) as run:
-        run.on("reward.rpc", 2, run.kill_trainer)
+        run.on("reward.take", 2, run.kill_trainer)
         result = run.result(timeout_s=60)
         again = restarts(run)
     assert len(result["weights"]) == 3
@@ -168,5 +168,5 @@ def test_workers_meet_in_every_way(tmp_path: Path) -> None:
         "scattered": [11, 22],
         "own": [8],
     }
-    assert refused.startswith("UserCodeError: books-0.rpc raised ValueError: no ink")
+    assert refused.startswith("UserCodeError(ValueError): books-0.refuse raised ValueError: no ink")
     assert "exports no RPC method 'nobody'" in missing

@@ -87,10 +87,19 @@ class WorkloadDesc(_Described):
             raise ValueError('expected "module.name", or "script.py" with its arguments')
         return value
 
+    @field_validator("resource")
+    @classmethod
+    def _resource_is_something(cls, value: ResourceDesc) -> ResourceDesc:
+        if value.is_empty():
+            raise ValueError("Resource must not be empty; name cores, devices, or a resource of your own")
+        return value
+
     @model_validator(mode="after")
     def _groups_are_whole(self) -> WorkloadDesc:
         if self.total % self.per_group:
             raise ValueError(f"total {self.total} is not divisible by per_group {self.per_group}")
+        if self.rank_based_gpu_selection and (self.per_group == 1 or self.resource.accelerator > 1):
+            raise ValueError("rank_based_gpu_selection wants a per_group beyond 1, and one GPU for each")
         return self
 
 

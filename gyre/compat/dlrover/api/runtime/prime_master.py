@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gyre.compat.dlrover.api.runtime.queue import QUEUE_OWNER, REGISTER_QUEUE, ask
+from gyre.compat.dlrover.raised import Mistake
 from gyre.compat.dlrover.station import ActorInfo, actor_info, here
-from gyre.errors import ConfigError, NotFound, nearest
+from gyre.errors import nearest
 
 
 class PrimeMasterApi:
@@ -20,18 +21,18 @@ class PrimeMasterApi:
 
     @staticmethod
     def get_workers_by_role(role: str, optional: bool = False) -> list[ActorInfo]:
-        """Raises NotFound for a role that is none, unless it is `optional`."""
+        """Raises Mistake for a role that is none, unless it is `optional`."""
         roles = PrimeMasterApi.get_all_roles()
         if role not in roles and not optional:
-            raise NotFound(f"No actors found for role {role!r}; {nearest(role, roles)}")
+            raise Mistake(f"No actors found for role {role!r}; {nearest(role, roles)}")
         return roles.get(role, [])
 
     @staticmethod
     def get_actor_info(name: str) -> ActorInfo:
-        """Raises NotFound."""
+        """Raises Mistake."""
         found = here().description.worker(name)
         if found is None:
-            raise NotFound(f"There is no worker {name!r} in this job.")
+            raise Mistake(f"There is no worker {name!r} in this job.")
         return actor_info(*found)
 
     @staticmethod
@@ -45,8 +46,8 @@ class PrimeMasterApi:
         return str(ask(QUEUE_OWNER, name))
 
 
-def _not_for_workers(name: str) -> ConfigError:
-    return ConfigError(
+def _not_for_workers(name: str) -> Mistake:
+    return Mistake(
         f"PrimeMasterApi.{name}: a worker of Gyre's commands no master.",
         hint="After submit, job.handle has status(), wait(), stop(), scale(); the command line has them too.",
     )

@@ -10,19 +10,16 @@ import pickle
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from gyre.compat.dlrover.api.runtime.rpc_helper import call_worker, export_rpc_instance, rpc
-from gyre.compat.dlrover.station import Invocation, here
+from gyre.compat.dlrover.station import QUEUE_PREFIX, Invocation, here
 
 T = TypeVar("T")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.2
 """Between two attempts to put into a full queue; each is twice as long as the last."""
-
-_PUTS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="dlrover-put")
-"""Threads in which `put_async` waits for room."""
 
 
 class DataQueueImpl:
@@ -56,7 +53,7 @@ class DataQueue(Generic[T]):
     """A queue by its name. The worker that makes it with `is_master` owns it; others wait until it is there."""
 
     def __init__(self, name: str, is_master: bool = False, size: int = 1000) -> None:
-        key = f"DataQueue.{name}"
+        key = f"{QUEUE_PREFIX}{name}"
         if is_master:
             export_rpc_instance(key, DataQueueImpl(size))
             owner = here().actor_info.name
@@ -82,12 +79,19 @@ class DataQueue(Generic[T]):
     def put_async(self, *obj: T) -> Future[None]:
         """As `put`, in a thread of its own."""
         station = here()
+        future: Future[None] = Future()
 
         def put() -> None:
-            with station.entered():
-                self.put(*obj)
+            try:
+                with station.entered():
+                    self.put(*obj)
+            except BaseException as error:  # whatever it is, whoever waits is told
+                future.set_exception(error)
+            else:
+                future.set_result(None)
 
-        return _PUTS.submit(put)
+        threading.Thread(target=put, name=f"dlrover-put-{self._key}", daemon=True).start()
+        return future
 
     def get(self, batch_size: int) -> list[T]:
         """At most so many items; fewer, or none, where there are not as many."""

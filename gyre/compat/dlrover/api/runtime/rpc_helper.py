@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, overload
 
 from gyre.compat.dlrover.description import RoleDescription
+from gyre.compat.dlrover.raised import Mistake
 from gyre.compat.dlrover.station import ActorInfo, Invocation, actor_info, export, here
-from gyre.errors import ConfigError, NotFound, nearest
+from gyre.errors import nearest
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,7 +56,7 @@ def rpc(name: str | Callable[..., Any] | None = None, export: bool = False) -> C
 
 
 def export_rpc_method(name: str, func: Callable[..., Any]) -> None:
-    """Let other workers call a function by this name. Raises ConfigError where the name is another's."""
+    """Let other workers call a function by this name. Raises Mistake where the name is another's."""
     export(name, func)
 
 
@@ -91,16 +92,21 @@ class UserRpcProxy:
 
     def _rpc_call(self, meta: UserRpcMethodMeta, *args: Any, **kwargs: Any) -> Any:
         future = call_worker(self.owner, f"{self.name}.{meta.name}", args, kwargs)
-        return asyncio.wrap_future(future) if meta.is_async else future.result()
+        return _awaited(future) if meta.is_async else future.result()
+
+
+async def _awaited(future: Future[Any]) -> Any:
+    """A coroutine, for who has no loop yet: `asyncio.run(proxy.method())`."""
+    return await asyncio.wrap_future(future)
 
 
 def create_rpc_proxy(owner: str, name: str, cls: type[R]) -> R:
-    """A proxy of what the worker `owner` exported as `name`. Raises NotFound for a worker that is none."""
+    """A proxy of what the worker `owner` exported as `name`. Raises Mistake for a worker that is none."""
     return UserRpcProxy(owner, name, cls)  # type: ignore[return-value]
 
 
 def call_worker(name: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-    """Call an exported method of a worker, by the worker's name. Raises NotFound for one that is none."""
+    """Call an exported method of a worker, by the worker's name. Raises Mistake for one that is none."""
     role, rank = _known_worker(name)
     return _call(role.name, rank, method, [(args, kwargs)])
 
@@ -108,7 +114,7 @@ def call_worker(name: str, method: str, args: tuple[Any, ...], kwargs: dict[str,
 def _known_worker(name: str) -> tuple[RoleDescription, int]:
     found = here().description.worker(name)
     if found is None:
-        raise NotFound(f"There is no worker {name!r} in this job.", hint="RoleGroup lists those of a role.")
+        raise Mistake(f"There is no worker {name!r} in this job.", hint="RoleGroup lists those of a role.")
     return found
 
 
@@ -135,11 +141,11 @@ class RoleGroup(Sequence[RoleActor]):
     """The workers of a role, in rank order."""
 
     def __init__(self, role: str, optional: bool = False) -> None:
-        """Raises NotFound for a role that the job does not have, unless it is `optional`: then it is empty."""
+        """Raises Mistake for a role that the job does not have, unless it is `optional`: then it is empty."""
         description = here().description
         found = description.role(role)
         if found is None and not optional:
-            raise NotFound(
+            raise Mistake(
                 f"No actors found for role {role!r}; {nearest(role, [one.name for one in description.roles])}",
                 hint="Say optional=True for a role that a job may lack.",
             )
@@ -158,14 +164,14 @@ class RoleGroup(Sequence[RoleActor]):
 
     def call(self, method: Any, *args: Any, _scatter: bool = False, **kwargs: Any) -> Future[list[Any]]:
         """Call an exported method of every worker; the results are in rank order. With `_scatter` each argument is a
-        list with one value for each rank. Raises ConfigError for lists of another length."""
+        list with one value for each rank. Raises Mistake for lists of another length."""
         if self._role is None:
             return _done([])
         if not _scatter:
             return _call(self._role.name, None, _name_of(method), [(args, kwargs)])
         given = [*args, *kwargs.values()]
         if not given or not all(isinstance(one, list) and len(one) == len(self) for one in given):
-            raise ConfigError(
+            raise Mistake(
                 f"_scatter: expected lists of {len(self)} values, one for each of {self._role.name}."
             )
         each = [
@@ -175,18 +181,18 @@ class RoleGroup(Sequence[RoleActor]):
         return _call(self._role.name, None, _name_of(method), each)
 
     def call_rank0(self, method: Any, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call an exported method of rank 0 alone. Raises NotFound where the group is empty."""
+        """Call an exported method of rank 0 alone. Raises Mistake where the group is empty."""
         self._check_not_empty()
         return self.actors[0].call(method, *args, **kwargs)
 
     def call_batch(self, method: Any, size: int, *args: Any, **kwargs: Any) -> FutureSequence[Any]:
         """Deal a batch out over the workers, in runs of equal length but for the last ones. Sequences are dealt out,
-        and must have the length `size`; texts, and everything else, go to every worker as they are. Raises NotFound
-        where the group is empty, and ConfigError."""
+        and must have the length `size`; texts, and everything else, go to every worker as they are. Raises Mistake
+        where the group is empty, and for a batch of another length."""
         role = self._check_not_empty()
         for one in (*args, *kwargs.values()):
             if _is_batch(one) and len(one) != size:
-                raise ConfigError(f"call_batch: an argument has {len(one)} values, expected {size}.")
+                raise Mistake(f"call_batch: an argument has {len(one)} values, expected {size}.")
         run = -(-size // len(self))
         bounds = [(min(rank * run, size), min((rank + 1) * run, size)) for rank in range(len(self))]
         each = [
@@ -206,7 +212,7 @@ class RoleGroup(Sequence[RoleActor]):
 
     def _check_not_empty(self) -> RoleDescription:
         if self._role is None:
-            raise NotFound("No actors in the role group.", hint="The job has no such role.")
+            raise Mistake("No actors in the role group.", hint="The job has no such role.")
         return self._role
 
 
