@@ -6,7 +6,6 @@ SGLANG := .venv-sglang
 VERL := .venv-verl
 DLROVER := .venv-dlrover
 DOCS := .venv-docs
-SGLANG_TESTS ?= $(MAKE) test-sglang
 
 # Four workers, also on two cores: tests that kill processes mostly wait for them to come back. They may write bytecode,
 # whatever the shell says: else each worker rewrites every assertion anew.
@@ -44,10 +43,8 @@ test-long: install  ## the rest but SGLang: all kills, the command line on real 
 	GYRE_TEST_EXAMPLES=1 $(PYTEST) -m "hypothesis and not slow and not postgres and not sglang" $(ARGS)
 	$(PYTEST) -m "(slow or postgres) and not sglang and not verl and not dlrover" $(ARGS)
 
-test-all:  ## everything: test-sglang, test and test-long
-	$(SGLANG_TESTS)
-	$(MAKE) test
-	$(MAKE) test-long
+test-all:  ## everything: test-sglang, test-verl, test-dlrover, test and test-long
+	for one in test-sglang test-verl test-dlrover test test-long; do $(MAKE) $$one || exit 1; done
 
 # SGLang has an environment of its own (2.6 GB): it wants other versions than Gyre.
 sglang: $(SGLANG)/.installed
