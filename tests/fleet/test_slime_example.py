@@ -73,11 +73,16 @@ async def example(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
         "slime.rollout.sglang_rollout": {"GenerateState": lambda args: state},
         "slime.utils": {"http_utils": http_utils},
         "slime.utils.types": {"Sample": Sample},
+        "torch": {},
+        "torch.distributed": {"is_initialized": lambda: True, "get_rank": lambda: loaded.rank},
     }
     for name, values in own.items():
         module = ModuleType(name)
         vars(module).update(values)
         monkeypatch.setitem(sys.modules, name, module)
+        above, _, last = name.rpartition(".")
+        if above:
+            setattr(sys.modules[above], last, module)
     monkeypatch.setitem(sys.modules, http_utils.__name__, http_utils)
     monkeypatch.setenv("GYRE_FLEET_KEY", "lab-key")
     spec = importlib.util.spec_from_file_location("gyre_fleet", EXAMPLE)
@@ -85,6 +90,7 @@ async def example(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
+    loaded.rank = 0  # type: ignore[attr-defined]
     async with httpx.AsyncClient(timeout=None) as http_utils._http_client:
         yield loaded
 
@@ -168,6 +174,10 @@ async def test_versions_are_published_in_order_and_the_newest_folders_stay(
     ]
     for at, folder in enumerate(folders):
         os.utime(folder, (at, at))
+    example.rank = 1
+    example.publish(args_of(plane), str(folders[0]), [])
+    assert plane.manager.weights.newest == -1
+    example.rank = 0
     for newest, folder in enumerate(folders):
         await asyncio.to_thread(example.publish, args_of(plane), str(folder), [])
         assert plane.manager.weights.durable == newest
