@@ -71,9 +71,11 @@ class TextTokenizer:
         found = self._tokenizer.encode_batch(list(texts), add_special_tokens=special)
         return [list(one.ids) for one in found]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text, without special tokens."""
-        text: str = self._tokenizer.decode([int(token) for token in token_ids], skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        """The text, without special tokens, or with them."""
+        text: str = self._tokenizer.decode(
+            [int(token) for token in token_ids], skip_special_tokens=not special
+        )
         return text
 
     def piece(self, token_id: int) -> str:

@@ -21,8 +21,9 @@ class PortBounds:
     """For a whole body, however steadily it comes: the largest one, at 1 KiB/s."""
     write_stall_s: float = 60.0
     """For a peer to take what waits in the server's buffer (some 48 KiB): a page of events needs no more at 1 KiB/s."""
-    keep_alive_s: float = 5.0
-    """Idle time after which a connection is closed; a client dials again in a round trip."""
+    keep_alive_s: float = 20.0
+    """Idle time after which a connection is closed. Clients close theirs first (httpx after 5 s, aiohttp after 15 s):
+    what is sent on a connection while its server closes it is lost."""
     head_bytes: int = 64 << 10
     """Largest line and headers: what browsers and proxies send is at most some 16 KiB."""
     body_bytes: int = 64 << 10

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx
 import numpy as np
 import pytest
 from aiohttp import web
 
+from gyre.data import TextTokenizer
+from gyre.ports.bounds import PortBounds
 from gyre.rollouts.core.door_ledger import Asked, DoorLedger
 from gyre.rollouts.protocol.credentials import digest_of
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import VersionRun
+from tests.data.small import write_tokenizer
 from tests.fleet.fleet_plane import PROMPT, FleetPlane, finish, fleet_plane, generate_body
 from tests.rollouts.core.small_groups import groups_with, report
 from tests.rollouts.plane import small_folder, until
@@ -408,6 +412,105 @@ async def test_a_deleted_request_is_gone(plane: FleetPlane) -> None:
         assert reply.status == 200
     assert (await asking)[1]["code"] == "deleted"
     assert (await plane.get("/v1/requests/one", "lab-key"))[0] == 404
+
+
+async def test_an_aborted_request_is_answered_with_what_is_there(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    asking = plane.asking("one", return_logprob=True)
+    others = plane.asking("theirs", key="other")
+    one, theirs = sorted(await agent.work(2), key=lambda sample: sample.work.row)
+    await agent.report({one.work.row: 4})
+    await plane.told_tokens("one", 4)
+    loads = {"num_running_reqs": 1, "num_waiting_reqs": 0, "dp_rank": 0}
+    assert json.loads((await plane.get("/v1/loads?include=core", "lab-key"))[1]) == {"loads": [loads]}
+    assert await plane.post("/abort_request", {"abort_all": True}, "lab-key") == (200, {"aborted": ["one"]})
+    status, told = await asking
+    assert status == 200
+    assert told["output_ids"] == [1, 2, 3, 4]
+    meta = told["meta_info"]
+    assert meta["finish_reason"]["type"] == "abort"
+    assert len(meta["output_token_logprobs"]) == 4
+    assert meta["weight_version"] == "0"
+    assert (await plane.get("/v1/requests/one", "lab-key"))[0] == 404
+    _, loads = await plane.get("/v1/loads", "lab-key")
+    assert json.loads(loads)["loads"][0]["num_running_reqs"] == 0
+    await agent.report({theirs.work.row: 1}, {theirs.work.row: "stop"})
+    assert (await others)[1]["output_ids"] == [1]
+
+
+async def test_one_request_is_aborted_before_it_has_a_token(plane: FleetPlane) -> None:
+    """It waits for a place; the other of the key goes on, and an id that is not there is no error."""
+    assert (await plane.publish(0))[0] == 200
+    one, two = plane.asking("one"), plane.asking("two")
+    await plane.open(2)
+    for named, aborted in (("one", ["one"]), ("one", []), ("nobody", [])):
+        assert await plane.post("/abort_request", {"rid": named}, "lab-key") == (200, {"aborted": aborted})
+    status, told = await one
+    assert (status, told["output_ids"]) == (200, [])
+    assert told["meta_info"]["finish_reason"]["type"] == "abort"
+    assert "weight_version" not in told["meta_info"]
+    agent = await plane.working("a")
+    await finish(agent, 2)
+    assert (await two)[1]["output_ids"] == [1, 2]
+
+
+@pytest.mark.parametrize("body", [{}, {"rid": ""}, {"rid": "one", "abort_all": True}, {"abort_all": 1}, []])
+async def test_an_abort_says_what_it_ends(plane: FleetPlane, body: Any) -> None:
+    assert (await plane.post("/abort_request", body, "lab-key"))[1]["code"] == "invalid"
+    assert (await plane.post("/abort_request", {"abort_all": True}, "trainer-key"))[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/generate", generate_body("one", stream=True)), ("/v1/completions", COMPLETION)]
+)
+async def test_the_stream_of_an_aborted_request_ends(
+    plane: FleetPlane, path: str, body: dict[str, Any]
+) -> None:
+    (agent,) = await plane.serving("a")
+    hearing = asyncio.create_task(plane.heard(path, {**body, "rid": "one", "stream": True}))
+    (sample,) = await agent.work(1)
+    await agent.report({sample.work.row: 2})
+    await plane.told_tokens("one", 2)
+    await plane.post("/abort_request", {"rid": "one"}, "lab-key")
+    *_, last, done = await hearing
+    assert done == "[DONE]"
+    ended = (
+        last["meta_info"]["finish_reason"]["type"]
+        if path == "/generate"
+        else last["choices"][0]["finish_reason"]
+    )
+    assert ended == "abort"
+
+
+async def test_the_door_is_its_only_worker(plane: FleetPlane) -> None:
+    assert (await plane.get("/workers", "nobody"))[0] == 401
+    _, body = await plane.get("/workers", "lab-key")
+    (worker,) = json.loads(body)["workers"]
+    assert (worker["url"], worker["is_healthy"]) == (plane.url, False)
+
+
+async def test_text_has_special_tokens_where_they_are_asked_for(tmp_path: Path) -> None:
+    words = TextTokenizer(write_tokenizer(tmp_path / "words"))
+    async with fleet_plane(tmp_path, tokenizer=words) as plane:
+        (agent,) = await plane.serving("a")
+        wants: list[tuple[dict[str, Any], str]] = [
+            ({}, ""),
+            ({"skip_special_tokens": True, "no_stop_trim": True}, ""),
+            ({"skip_special_tokens": False}, "<|im_start|>"),
+            ({"skip_special_tokens": False, "no_stop_trim": True}, "<|im_start|><|im_end|>"),
+        ]
+        asking = plane.asking("one", params=wants[0][0])
+        await finish(agent, 2)  # the tokens 1 and 2
+        await asking
+        for params, text in wants:  # the same request, told otherwise
+            _, told = await plane.generate("one", params=params)
+            assert (told["text"], told["output_ids"]) == (text, [1, 2])
+
+
+def test_clients_close_idle_connections_before_the_door_does() -> None:
+    of_aiohttp_s, of_httpx_s = 15.0, httpx.Limits().keepalive_expiry
+    assert of_httpx_s is not None
+    assert PortBounds().keep_alive_s > max(of_aiohttp_s, of_httpx_s)
 
 
 async def test_a_prompt_that_kills_engines_fails_for_good(plane: FleetPlane) -> None:

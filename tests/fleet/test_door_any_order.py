@@ -207,6 +207,26 @@ class DoorFleet(Fleet):
             self.seen["deleted"] += 1
             self.closed([known], lambda: self.door.close([known]))
 
+    @rule(owner=OWNERS, request_id=st.one_of(st.none(), IDS), often=st.integers(0, 2))
+    def abort(self, owner: str, request_id: str | None, often: int) -> None:
+        """A client ends its requests that run, and hears what the ledger has of them."""
+        due = [
+            one
+            for one in self.door.requests().values()
+            if one.owner == owner and one.ended_at is None and request_id in (None, one.id)
+        ]
+        assert {one.id for one in self.door.running(owner)} >= {one.id for one in due}
+        if often or not due:
+            return
+        before = [heard_of(one) for one in due]
+        aborted: list[DoorRequest] = []
+        self.closed(due, lambda: aborted.extend(self.door.abort(owner, request_id)))
+        assert aborted == due
+        for one, heard in zip(due, before, strict=True):
+            assert one.is_over
+            assert heard_of(one) == [sample._replace(finish=sample.finish or "abort") for sample in heard]
+        self.seen["aborted"] += len(due)
+
     @rule(passed_s=st.integers(0, 12))
     def take(self, passed_s: float) -> None:
         """Time passes, and what was kept for long enough is forgotten."""

@@ -108,7 +108,7 @@ class ToldSample(NamedTuple):
 
 class SampleView(NamedTuple):
     """What may be told of a sample: `token_ids` int32 `[t]`, `logprobs` float32 `[t]`, `versions` covers the tokens,
-    `finish` is `stop`, `length`, or "" while it goes on."""
+    `finish` is `stop`, `length`, `abort`, or "" while it goes on."""
 
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -132,6 +132,13 @@ class DoorRequest:
     """Why it cannot be generated; that is in the ledger too."""
     ended_at: float | None = None
     """When its end came into the ledger."""
+    aborted: list[SampleView] | None = None
+    """What could be told of each sample when its client ended it; it is forgotten since."""
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more can be told of it."""
+        return self.ended_at is not None or self.aborted is not None
 
     @property
     def tokens(self) -> int:
@@ -139,6 +146,8 @@ class DoorRequest:
 
     def view(self) -> list[SampleView]:
         """What may be told of each sample."""
+        if self.aborted is not None:
+            return self.aborted
         views = []
         for sample, told in zip(self.request.samples, self.told, strict=True):
             if sample.length < told.length:  # it was begun anew, and the request fails with the next commit
@@ -330,6 +339,25 @@ class DoorLedger:
             over.append(known)
         self.close(over)
         return over
+
+    def abort(self, owner: str, request_id: str | None) -> list[DoorRequest]:
+        """Forget the key's requests that run, or the one of this id, and keep what may be told of them for those who
+        wait. Returns them."""
+        some = (
+            self.running(owner)
+            if request_id is None
+            else [known for known in self.running(owner) if known.id == request_id]
+        )
+        for known in some:
+            known.aborted = [view._replace(finish=view.finish or "abort") for view in known.view()]
+        self.close(some)
+        return some
+
+    def running(self, owner: str) -> list[DoorRequest]:
+        """The key's requests that have not ended."""
+        if owner not in self._open:
+            return []
+        return [known for known in self._by_id.values() if known.owner == owner and known.ended_at is None]
 
     def close(self, some: Iterable[DoorRequest]) -> None:
         """Forget these requests; what of them still runs is in the groups' `cancelled`."""

@@ -14,7 +14,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,9 +34,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1, 1.0),
     "min_new_tokens": (0,),
     "logprob_start_len": (-1,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "no_stop_trim": (True,),
     "best_of": (1,),
     "return_text_in_logprobs": (True,),
     "return_token_ids": (True,),
@@ -48,11 +46,19 @@ _TELLS_NOTHING = frozenset({"user", "custom_labels", "session_id"})
 """Keys that are about the client."""
 
 
+class Writing(NamedTuple):
+    """How tokens become text: whether special tokens are in it, and the token that ended the sample."""
+
+    special: bool = False
+    stop: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """A client's request: what it asks for, and how it wants to hear of it."""
 
     asked: Asked
+    writing: Writing
     stream: bool = False
     logprobs: bool = False
     model: str = ""
@@ -79,11 +85,11 @@ class _Body:
             raise _invalid(f"{self.at(key)}: {_shown(value)} given, expected text.")
         return value
 
-    def flag(self, key: str) -> bool:
+    def flag(self, key: str, default: bool = False) -> bool:
         value = self.any(key)
         if value is not None and not isinstance(value, bool):
             raise _invalid(f"{self.at(key)}: {_shown(value)} given, expected true or false.")
-        return bool(value)
+        return default if value is None else value
 
     def whole(self, key: str, default: int | None, least: int, most: int) -> int:
         value = self.any(key)
@@ -149,6 +155,16 @@ def decoded(body: bytes) -> Any:
         raise _invalid(f"The body is no JSON: {str(error)[:200]}.") from None
 
 
+def aborted_id(body: bytes) -> str | None:
+    """Which request SGLang's `/abort_request` ends; None for all of the key. Raises DoorRefused."""
+    told = _Body(decoded(body))
+    request_id, is_all = told.text("rid"), told.flag("abort_all")
+    told.end()
+    if is_all == bool(request_id):
+        raise _invalid("Expected one of rid and abort_all.")
+    return request_id or None
+
+
 def _wish(value: Any) -> Wish:
     if value is None:
         return Wish()
@@ -197,6 +213,10 @@ def _sampling(body: _Body, max_new_tokens: int) -> dict[str, Any]:
     }
 
 
+def _writing(body: _Body) -> Writing:
+    return Writing(not body.flag("skip_special_tokens", True), body.flag("no_stop_trim"))
+
+
 def _encoded(text: str, words: ModelWords) -> list[int]:
     if words.tokenizer is None:
         raise refused(
@@ -208,11 +228,14 @@ def _encoded(text: str, words: ModelWords) -> list[int]:
     return words.tokenizer.encode([text], special=True)[0]
 
 
-def _text_of(view: SampleView, words: ModelWords, *, whole: bool = False) -> str:
-    """The text of a sample, without a stop token at its end; "" without a tokenizer."""
+def _text_of(view: SampleView, words: ModelWords, writing: Writing, *, whole: bool = False) -> str:
+    """The text of a sample; "" without a tokenizer."""
     if words.tokenizer is None:
         return ""
-    text = words.tokenizer.decode(view.token_ids.tolist())
+    ids = view.token_ids.tolist()
+    if view.finish == "stop" and not writing.stop:
+        del ids[-1:]
+    text = words.tokenizer.decode(ids, special=writing.special)
     return text if view.finish or not whole else whole_text(text)
 
 
@@ -245,9 +268,10 @@ class SglangDialect:
             raise _invalid(f"input_ids: {_shown(ids)} given, expected a list of token ids.")
         n = params.whole("n", 1, 1, MOST_SAMPLES)
         sampling = _sampling(params, params.whole("max_new_tokens", 128, 1, MOST_NEW_TOKENS))
+        writing = _writing(params)
         params.end()
         prompt = _encoded(text, words) if text is not None else _token_ids(ids or [], "input_ids")
-        return Told(_asked(request_id, prompt, n, sampling, wish, words), stream, logprobs)
+        return Told(_asked(request_id, prompt, n, sampling, wish, words), writing, stream, logprobs)
 
     @staticmethod
     def answer(known: DoorRequest, told: Told, words: ModelWords) -> Any:
@@ -282,6 +306,8 @@ def _sglang(
     finish: dict[str, Any] | None = None
     if view.finish == "stop":
         finish = {"type": "stop", "matched": ids[-1] if ids else None}
+    elif view.finish == "abort":
+        finish = {"type": "abort", "message": "The client ended it."}
     elif view.finish:
         finish = {"type": "length", "length": len(ids)}
     meta = {
@@ -290,14 +316,15 @@ def _sglang(
         "prompt_tokens": len(known.request.group.prompt_ids),
         "completion_tokens": len(ids),
         "cached_tokens": 0,
-        "weight_version": str(view.versions[-1].version) if view.versions else None,
         "policy_versions": _versions(view),
     }
+    if view.versions:  # clients take it for a number
+        meta["weight_version"] = str(view.versions[-1].version)
     if told.logprobs:
         rows: list[list[Any]] = [[one, token, None] for one, token in zip(_logprobs(view), ids, strict=True)]
         meta["output_token_logprobs"] = rows
     made: dict[str, Any] = {
-        "text": _text_of(view, words, whole=whole),
+        "text": _text_of(view, words, told.writing, whole=whole),
         "output_ids": ids,
         "meta_info": meta,
     }
@@ -338,10 +365,11 @@ class OpenaiDialect:
             raise _invalid(f"stream_options: {_shown(options)} given, expected an object.")
         n = told.whole("n", 1, 1, MOST_SAMPLES)
         sampling = _sampling(told, told.whole("max_tokens", 16, 1, MOST_NEW_TOKENS))
+        writing = _writing(told)
         told.end()
         ids = _encoded(prompt, words) if isinstance(prompt, str) else _token_ids(prompt, "prompt")
         wants = logprobs is not None and logprobs is not False
-        return Told(_asked(request_id, ids, n, sampling, wish, words), stream, wants, served)
+        return Told(_asked(request_id, ids, n, sampling, wish, words), writing, stream, wants, served)
 
     @staticmethod
     def answer(known: DoorRequest, told: Told, words: ModelWords) -> Any:
@@ -366,7 +394,8 @@ class OpenaiDialect:
         for at, view in _grown(known, sent, ended):
             said = ""
             if words.tokenizer is not None:
-                said = whole_text(words.tokenizer.decode(view.token_ids[: before[at]].tolist()))
+                ids = view.token_ids[: before[at]].tolist()
+                said = whole_text(words.tokenizer.decode(ids, special=told.writing.special))
             made.append(
                 {**_openai(known, told), "choices": [_choice(at, view, told, words, before[at], said)]}
             )
@@ -382,7 +411,7 @@ def _choice(
 ) -> dict[str, Any]:
     """What is new of a sample after `since` tokens, whose text is `said`. Its end tells the versions of all its tokens:
     an engine may know only then which it had at which."""
-    text = _text_of(view, words, whole=True)
+    text = _text_of(view, words, told.writing, whole=True)
     ids = view.token_ids[since:].tolist()
     logprobs = None
     if told.logprobs:

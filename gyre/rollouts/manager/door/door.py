@@ -5,6 +5,8 @@ publish policies.
     GET, DELETE /v1/requests/{id}      how far one is; forget it
     POST, GET /v1/policies             publish a version; what is published and served
     GET /v1/models, /health            what OpenAI's and SGLang's clients ask for first
+    POST /abort_request                SGLang's: end requests, and answer them with what is there
+    GET /workers, /v1/loads            SGLang's router's and engines': the door is one worker; what runs there
 
 A request is a group like a trainer's: admission, balance, continuation and the ledger are the manager's, and
 `DoorLedger` knows whose it is and what may be told.
@@ -41,6 +43,7 @@ from gyre.rollouts.manager.door.dialects import (
     DIALECTS,
     Dialect,
     Told,
+    aborted_id,
     decoded,
     encode,
 )
@@ -130,6 +133,9 @@ class Door:
             web.post("/v1/policies", self._route(self._publish)),
             web.get("/v1/policies", self._route(self._list_policies)),
             web.get("/v1/models", self._route(self._list_models)),
+            web.post("/abort_request", self._route(self._abort)),
+            web.get("/workers", self._route(self._list_workers)),
+            web.get("/v1/loads", self._route(self._list_loads)),
             web.get("/health", self._health),
         ]
 
@@ -236,7 +242,7 @@ class Door:
         with self._waits(known) as waiter:
             if told.stream:
                 return await self._stream(request, caller, dialect, told, known, waiter, words)
-            while known.ended_at is None:
+            while not known.is_over:
                 await self._more(caller, known, waiter, self._settings.answer_within_s)
         if known.failed:
             raise _failed(known)
@@ -296,7 +302,7 @@ class Door:
             raise refused(
                 409, "asked_again", "The request was asked for again, by others that now wait for it."
             )
-        if self.ledger.requests().get(known.id) is not known:
+        if known.aborted is None and self.ledger.requests().get(known.id) is not known:
             raise refused(410, "deleted", f"The request {known.id!r} was deleted.")
 
     async def _stream(
@@ -325,9 +331,7 @@ class Door:
             while True:
                 if known.failed:
                     raise _failed(known)
-                is_over = (
-                    known.ended_at is not None
-                )  # what is committed while this is written comes the next time
+                is_over = known.is_over  # what is committed while this is written comes the next time
                 for event in dialect.events(known, told, words, sent, ended):
                     await response.write(b"data: " + encode(event) + b"\n\n")
                 if is_over:
@@ -370,6 +374,19 @@ class Door:
         known = self.ledger.find(_owner(caller), request.match_info["id"])
         self.ledger.close([known])
         self._closed([known])
+        await self._forgotten()
+        return _json({"id": known.id, "deleted": True}, known.id)
+
+    async def _abort(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        caller.check(GENERATE_SCOPE, "end requests")
+        some = self.ledger.abort(_owner(caller), aborted_id(await _body_of(request)))
+        if some:
+            self._closed(some)
+            await self._forgotten()
+        return _json({"aborted": [known.id for known in some]})
+
+    async def _forgotten(self) -> None:
+        """Wait until what was closed is so in the ledger."""
         written = asyncio.Event()
         self._deleted.append(written)
         self._commits.now()
@@ -378,7 +395,23 @@ class Door:
                 await written.wait()
         except TimeoutError:
             raise refused(504, "unfinished", "The delete is not in the ledger yet.", "Ask again.") from None
-        return _json({"id": known.id, "deleted": True}, known.id)
+
+    async def _list_workers(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        """The door, under the address by which it was asked: to a client it is the only engine."""
+        worker = {
+            "id": self._settings.model,
+            "url": str(request.url.origin()),
+            "worker_type": "regular",
+            "is_healthy": self._is_serving(),
+        }
+        return _json({"workers": [worker], "total": 1})
+
+    async def _list_loads(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        """The key's own requests."""
+        running = self.ledger.running(_owner(caller))
+        placed = sum(any(one.instance is not None for one in known.request.samples) for known in running)
+        load = {"dp_rank": 0, "num_running_reqs": placed, "num_waiting_reqs": len(running) - placed}
+        return _json({"loads": [load]})
 
     # -- policies -----------------------------------------------------------------------------------
 
@@ -411,8 +444,10 @@ class Door:
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         """Whether an instance serves a policy. It needs no key and says no more."""
-        is_serving = any(one.admitted for one in self._groups.instances.values())
-        return web.Response(status=200 if is_serving else 503)
+        return web.Response(status=200 if self._is_serving() else 503)
+
+    def _is_serving(self) -> bool:
+        return any(one.admitted for one in self._groups.instances.values())
 
 
 def _owner(caller: Caller) -> str:

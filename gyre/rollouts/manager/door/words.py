@@ -19,8 +19,8 @@ class Tokenizer(Protocol):
         """The tokens of each text; with `special`, also those that the tokenizer adds."""
         ...
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text, without special tokens."""
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        """The text, without special tokens, or with them."""
         ...
 
 
