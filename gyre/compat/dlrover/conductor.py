@@ -58,6 +58,8 @@ class Conductor(BaseTrainer):
         self._drives: set[Place] = set()
         """Workers whose mains the job waits for."""
         self._ended: set[Place] = set()
+        self._station: Station | None = None
+        """The trainer's own worker's, which serves calls until the job ends."""
         self._over = False
         """Whether `fit` has ended, and nobody is begun any more."""
         self._changed = threading.Condition()
@@ -89,10 +91,12 @@ class Conductor(BaseTrainer):
             with self._changed:
                 self._over = True
             self._switchboard.close()
+            if self._station is not None:
+                self._station.close()
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run_hosted(self, role: RoleDescription) -> Any:
-        station = Station(self._description, role, self.context, self._switchboard)
+        station = self._station = Station(self._description, role, self.context, self._switchboard)
         try:
             with station.entered():
                 entry = Entry(role.workload)
@@ -106,8 +110,6 @@ class Conductor(BaseTrainer):
             if is_users and self._is_for_the_job():
                 raise _begin_anew(failure_of(error, module=role.workload.entry_point)) from error
             raise
-        finally:
-            station.close()
 
     def _wait_for_drivers(self) -> None:
         with self.runtime.waiting(), self._changed:

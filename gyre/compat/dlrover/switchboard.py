@@ -23,7 +23,7 @@ from gyre.compat.dlrover.description import JobDescription, RoleDescription
 from gyre.compat.dlrover.open_calls import Place
 from gyre.compat.dlrover.raised import Missing, Mistake, packed, unpacked, with_cause
 from gyre.compat.dlrover.station import Invocation, Station, hand_on
-from gyre.errors import GyreError, UserCodeError, nearest
+from gyre.errors import ConfigError, GyreError, UserCodeError, nearest
 from gyre.workloads.handles import RoleHandle, error_of
 from gyre.workloads.vertex.messages import Failure, failure_of
 
@@ -163,7 +163,10 @@ def error_told(failure: Failure, pickled: bytes | None, worker: str, method: str
     """The exception for what a worker raised in a call."""
     if failure.code == Missing.code:
         return Missing(failure.error.removeprefix(f"{Missing.__name__}: "))
-    return with_cause(error_of(failure, worker, method), pickled)
+    told = error_of(failure, worker, method)
+    if isinstance(told, ConfigError):
+        return Mistake(told.message, details=told.details)
+    return with_cause(told, pickled)
 
 
 def _all_of(futures: list[Future[Any]]) -> Future[list[Any]]:

@@ -274,6 +274,32 @@ class Ledger:
         return entry
 
 
+@rpc()
+async def later(text: str) -> str:
+    await asyncio.sleep(0.01)
+    return f"later {text}"
+
+
+def returns_early() -> None:
+    appears("asked")
+    (folder() / "returned").write_text("x")
+
+
+def asks_before_and_after() -> None:
+    """Calls a coroutine of the trainer's, while the trainer's main runs and when it has returned."""
+    first = RoleGroup("TRAINER").call("later", "before").result()
+    (folder() / "asked").write_text("x")
+    appears("returned")
+    time.sleep(0.3)  # until the return is through; where it is not, the test shows less
+    second = RoleGroup("TRAINER").call("later", "after").result()
+    (folder() / "heard").write_text(" ".join([*first, *second]))
+
+
+def appears(name: str) -> None:
+    while not (folder() / name).exists():
+        time.sleep(0.01)
+
+
 class Twice:
     """Exports a name twice."""
 

@@ -138,6 +138,15 @@ def test_a_call_outlives_the_trainer_that_carries_it(tmp_path: Path) -> None:
     assert (tmp_path / "tries-ENDS_1-0_1-0").read_text() == "x"
 
 
+def test_a_trainer_whose_main_has_returned_serves_on(tmp_path: Path) -> None:
+    builder = DLJobBuilder()
+    builder.workload("TRAINER", f"{HERE}.returns_early").resource(cpu=0.5)
+    builder.workload("ASKS", f"{HERE}.asks_before_and_after")
+    with InProcessJob(spec_of(builder, tmp_path, job_max_restart=0), tmp_path) as run:
+        run.result(timeout_s=30)
+    assert (tmp_path / "heard").read_text() == "later before later after"
+
+
 @pytest.mark.parametrize("victim", ["puts-0", "belt-0"])
 def test_a_queue_goes_on_where_its_producer_or_owner_dies(tmp_path: Path, victim: str) -> None:
     """What the owner held is lost with it, and what the producer had put is put again."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gyre.compat.dlrover.api.builder import DLJobBuilder
-from tests.compat.dlrover import ppo, sft
+from tests.compat.dlrover import calling, ppo, sft
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -63,3 +63,15 @@ def test_a_script_and_an_exception(
     assert "sft.py" in told
     assert (tmp_path / "tries-0").read_text() == "xx"
     assert [(tmp_path / f"script-{rank}").read_text() for rank in (0, 1)] == [f"--folder {tmp_path}"] * 2
+
+
+def test_more_calls_wait_in_a_worker_than_it_has_threads(gyre_home: dict[str, Any]) -> None:
+    builder = DLJobBuilder().device_type("CPU")
+    builder.workload("TRAINER", f"{calling.__name__}.wait_for_each_other").resource(cpu=0.5)
+    builder.workload("OFFICE", f"{calling.__name__}.Office").not_driver()
+    builder.workload("BRANCH", f"{calling.__name__}.Office").not_driver()
+    job = builder.build()
+    assert job.submit("dl-waiting", gyre=gyre_home) == 0
+    result = job.handle.status()["job"]["result"]
+    assert result["letters"] == [f"letter {number}" for number in range(calling.WAITING)]
+    assert (result["opened"], result["asked"]) == (True, 4)
