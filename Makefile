@@ -63,10 +63,10 @@ test-sglang: install sglang  ## the real SGLang on the CPU: conformance, weight 
 # verl wants other versions than Gyre, too (2 GB).
 verl: $(VERL)/.installed
 
-$(VERL)/.installed: constraints-verl.txt integrations/gyre-verl/pyproject.toml
+$(VERL)/.installed: constraints-verl.txt integrations/gyre-verl/pyproject.toml pyproject.toml
 	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
 	$(VERL)/bin/python -m pip install --quiet -c constraints-verl.txt torch
-	$(VERL)/bin/python -m pip install --quiet -c constraints-verl.txt -e integrations/gyre-verl
+	$(VERL)/bin/python -m pip install --quiet -c constraints-verl.txt -e . -e 'integrations/gyre-verl[backend]'
 	touch $@
 
 test-verl: install verl  ## verl's own trainer over a fleet, on CPUs, while its processes are killed
