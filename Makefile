@@ -69,8 +69,8 @@ $(VERL)/.installed: constraints-verl.txt integrations/gyre-verl/pyproject.toml p
 	$(VERL)/bin/python -m pip install --quiet -c constraints-verl.txt -e . -e 'integrations/gyre-verl[backend]'
 	touch $@
 
-test-verl: install verl  ## verl's own trainer over a fleet, on CPUs, while its processes are killed
-	$(BIN)/python -m pytest -m verl -n 0 tests/e2e/test_verl.py $(ARGS)
+test-verl: install verl  ## verl over a fleet, and verl's workers under Gyre, on CPUs, while processes are killed
+	$(BIN)/python -m pytest -m verl -n 0 tests/e2e/test_verl.py tests/e2e/test_verl_backend.py $(ARGS)
 
 soak: install  ## a job on several machines under random faults for an hour, as root; SOAK_S=600 for ten minutes
 	$(BIN)/python -m tests.soak --out bench/results $(ARGS)

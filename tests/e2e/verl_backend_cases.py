@@ -111,7 +111,8 @@ def plain_gradient(actor: VerlActor, named: Mapping[str, torch.Tensor]) -> dict[
 
 
 def gradient(folder: Path, rank: int, ranks: int, port: int, **own: Any) -> dict[str, Any]:
-    """How far a step's gradient is from plain torch's, as a part of its size: of all numbers, and of the worst tensor."""
+    """How far a step's gradient is from plain torch's, as a part of its size: of all numbers, and of the worst
+    tensor."""
     config = {**CONFIG, "verl": {**CONFIG["verl"], **own}}
     with actor_of(rank, ranks, port, folder, config) as actor:
         before = {name: value.clone() for name, value in actor.weights().items()}

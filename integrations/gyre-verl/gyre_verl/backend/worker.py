@@ -35,8 +35,8 @@ _REFUSALS = (
     TypeError,
     ValueError,
 )
-"""How verl and transformers refuse a model. What is not among them is no fault of the model's: a rank that is gone and a
-device without memory are RuntimeErrors, and are told as such."""
+"""How verl and transformers refuse a model. What is not among them is no fault of the model's: a rank that is gone and
+a device without memory are RuntimeErrors, and are told as such."""
 
 _VERLS_DTYPE = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
