@@ -145,7 +145,7 @@ def test_what_verl_cannot_train_is_refused_in_a_sentence(tmp_path: Path) -> None
     assert "config.verl.atention: unknown key" in told["key"]
     assert "config.lora is not taken" in told["lora"]
     assert f"verl cannot load the model of {unnamed}: Expect only one architecture" in told["unnamed"]
-    assert "no model of the type 'nosuch'" in told["unknown"]
+    assert "model_type 'nosuch'" in told["unknown"]
     assert "model.layers.2" in told["lacking"]
     assert "is no folder on this machine" in told["absent"]
 
