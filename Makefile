@@ -61,14 +61,14 @@ test-sglang: install sglang  ## the real SGLang on the CPU: conformance, weight 
 # verl wants other versions than Gyre, too (2 GB).
 verl: $(VERL)/.installed
 
-$(VERL)/.installed: constraints-verl.txt integrations/gyre-verl/pyproject.toml
+$(VERL)/.installed: constraints-verl.txt integrations/gyre-verl/pyproject.toml pyproject.toml
 	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
 	$(VERL)/bin/python -m pip install --quiet -c constraints-verl.txt torch
-	$(VERL)/bin/python -m pip install --quiet -c constraints-verl.txt -e integrations/gyre-verl
+	$(VERL)/bin/python -m pip install --quiet -c constraints-verl.txt -e . -e 'integrations/gyre-verl[backend]'
 	touch $@
 
-test-verl: install verl  ## verl's own trainer over a fleet, on CPUs, while its processes are killed
-	$(BIN)/python -m pytest -m verl -n 0 tests/e2e/test_verl.py $(ARGS)
+test-verl: install verl  ## verl over a fleet, and verl's workers under Gyre, on CPUs, while processes are killed
+	$(BIN)/python -m pytest -m verl -n 0 tests/e2e/test_verl.py tests/e2e/test_verl_backend.py $(ARGS)
 
 # DLRover's wheel lacks torch, which its runtime imports (1.2 GB).
 dlrover: $(DLROVER)/.installed

@@ -8,5 +8,6 @@
 | `client` | verl's client of its servers, which asks the door instead |
 | `weights` | verl's checkpoint engine, which writes a folder |
 | `door` | the door's HTTP, and what to do when it is away |
+| `backend` | the other way round: verl's workers as a back end of Gyre's jobs |
 | `testing` | a device on CPUs, for tests |
 """
