@@ -139,8 +139,11 @@ def over_fleet(
     return _started(place, script, [*own, *overrides(place, temp, steps, checkpoints=checkpoints)])
 
 
-def alone(place: Path, temp: str, steps: int, *, servers: int, told: Path) -> subprocess.Popen[str]:
-    """verl's `main_ppo` over servers of its own up to this step: they write what they do into `told`."""
+def alone(
+    place: Path, temp: str, steps: int, *, servers: int, told: Path, ahead: int = 1
+) -> subprocess.Popen[str]:
+    """verl's `main_ppo` over servers of its own up to this step: they write what they do into `told`. It asks for so
+    many batches ahead of training."""
     script = (
         "import sys\n"
         "from gyre_verl.testing.cpu import OVERRIDES\n"
@@ -151,6 +154,7 @@ def alone(place: Path, temp: str, steps: int, *, servers: int, told: Path) -> su
     own = [
         "trainer.v1.trainer_mode=separate_async",
         "trainer.v1.separate_async.parameter_sync_step=1",
+        f"trainer.v1.separate_async.num_warmup_batches={ahead}",
         "actor_rollout_ref.hybrid_engine=False",
         "actor_rollout_ref.rollout.name=cpu",
         "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
@@ -166,7 +170,7 @@ def alone(place: Path, temp: str, steps: int, *, servers: int, told: Path) -> su
         VERL_USE_EXTERNAL_MODULES="gyre_verl.testing.cpu,gyre_verl.testing.servers",
         GYRE_VERL_SERVERS=str(told),
         RAY_DEDUP_LOGS="0",
-        VERL_LOGGING_LEVEL="WARN",  # at INFO this mode of verl 0.9.1 logs with an argument that logging refuses, and ends
+        VERL_LOGGING_LEVEL="WARN",  # at INFO this mode of verl 0.9.1 raises where it logs
     )
 
 

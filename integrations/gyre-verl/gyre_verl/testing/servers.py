@@ -63,7 +63,10 @@ class CpuServer:
         await self._opened.wait()
         aborted = self._aborted
         most = int(sampling_params.get("max_tokens", self._response_length))
-        prompt = hashlib.sha256(json.dumps(list(prompt_ids[:64])).encode()).hexdigest()[:12]
+        asked = list(prompt_ids)[
+            : len(prompt_ids) - (self._response_length - most)
+        ]  # an aborted one goes on behind it
+        prompt = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
         told = {"request": request_id, "prompt": prompt}
         self._write(**told, tokens=0)
         tokens: list[int] = []
