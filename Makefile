@@ -58,13 +58,13 @@ $(SGLANG)/.installed: constraints-sglang.txt
 test-sglang: install sglang  ## the real SGLang on the CPU: conformance, weight loading, a job that is killed
 	$(BIN)/python -m pytest -m sglang -n 2 --dist loadfile tests/sglang $(ARGS)
 
-# verl wants other versions than Gyre, too (2 GB).
+# verl wants other versions than Gyre, too (2 GB). Gyre is beside it for `fleet.weights=plane`, and for `backend: verl`.
 verl: $(VERL)/.installed
 
 $(VERL)/.installed: constraints-verl.txt integrations/gyre-verl/pyproject.toml pyproject.toml
 	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
 	$(VERL)/bin/python -m pip install --quiet -c constraints-verl.txt torch
-	$(VERL)/bin/python -m pip install --quiet -c constraints-verl.txt -e . -e 'integrations/gyre-verl[backend]'
+	$(VERL)/bin/python -m pip install --quiet -c constraints-verl.txt -e . -e 'integrations/gyre-verl[backend,plane]'
 	touch $@
 
 test-verl: install verl  ## verl over a fleet, and verl's workers under Gyre, on CPUs, while processes are killed

@@ -49,7 +49,7 @@ async def test_it_publishes_asks_and_forgets(plane: FleetPlane) -> None:
         await door.forget(session, "one")
         assert (await plane.get("/v1/requests/one", "lab-key"))[0] == 404
     with pytest.raises(DoorError, match="no_policy"):
-        await asyncio.to_thread(door.publish, 1, str(plane.tmp_path / "nothing"))
+        await asyncio.to_thread(door.publish, 1, {"path": str(plane.tmp_path / "nothing")})
 
 
 async def test_a_door_that_is_away_is_asked_again_and_not_for_ever() -> None:
@@ -73,6 +73,25 @@ def test_a_fleet_s_settings_become_verls_and_the_user_s_own_win() -> None:
     assert not [one for one in found if one.startswith("gyre.")]
     nodes = [one for one in found if one.startswith("actor_rollout_ref.rollout.nnodes")]
     assert nodes[-1].endswith("=3")
+
+
+def test_versions_on_the_plane_need_no_folder() -> None:
+    given = [one for one in GIVEN if not one.startswith("fleet.folder")]
+    found = overrides_of([*given, "fleet.weights=plane", "fleet.bind=10.0.0.0/8", "fleet.patience_s=60"])
+    engine = "+actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.gyre."
+    own = dict(one.removeprefix(engine).split("=") for one in found if one.startswith(engine))
+    assert own == {
+        "weights": "plane",
+        "model_path": "/m",
+        "bind": "10.0.0.0/8",
+        "url": "http://m:7171",
+        "key": "k",
+        "patience_s": "60",
+    }
+    assert "+trainer.v1.gyre.patience_s=60" in found
+    for more in (["fleet.weights=plane"], ["fleet.weights=disk"], ["fleet.ports=7100"]):
+        with pytest.raises(SystemExit, match=more[0].partition("=")[0].replace("fleet.weights", "fleet")):
+            overrides_of([*GIVEN, *more])
 
 
 @pytest.mark.parametrize("missing", range(len(GIVEN)))

@@ -47,7 +47,7 @@ from gyre.rollouts.manager.device_sharing import TRAINER_AWAY_S, DeviceSharing
 from gyre.rollouts.manager.dispatch import Dispatch
 from gyre.rollouts.manager.door.dialects import DIALECTS
 from gyre.rollouts.manager.door.door import BODY_BYTES, Door
-from gyre.rollouts.manager.door.publishing import FolderServer, Publishing
+from gyre.rollouts.manager.door.publishing import FolderServer, PlaneKey, Publishing
 from gyre.rollouts.manager.instance_lifecycle import InstanceLifecycle
 from gyre.rollouts.manager.join_tokens import Caller, JoinTokens, UnknownToken
 from gyre.rollouts.manager.peer_events import PeerEvents
@@ -238,6 +238,7 @@ class RolloutManager:
             self.weights,
             self.trainer.publish,
             server=server if settings.serves_folders else None,
+            plane=PlaneKey(key, self.settings.weights),
             tokenizer=settings.tokenizer,
             context_length=settings.context_length,
             folders=settings.policy_folders,

@@ -6,7 +6,8 @@
 | `plugin` | what verl loads in each of its processes, by the entry point `verl.plugins` |
 | `trainer` | verl's trainer, which publishes its weights after each step |
 | `client` | verl's client of its servers, which asks the door instead |
-| `weights` | verl's checkpoint engine, which writes a folder |
+| `weights` | verl's checkpoint engine, which writes a folder, or |
+| `plane` | serves its versions itself, on the fleet's weight plane |
 | `door` | the door's HTTP, and what to do when it is away |
 | `backend` | the other way round: verl's workers as a back end of Gyre's jobs |
 | `testing` | a device on CPUs, for tests |

@@ -59,9 +59,14 @@ class Door:
         """`newest` and `served`, None where nothing is published, and `instances` by name."""
         return self._called("GET", "/v1/policies", None)
 
-    def publish(self, version: int, path: str) -> dict[str, Any]:
-        """Publish a folder on the manager's machine. Returns `{"version", "checksum"}` when it is durable."""
-        return self._called("POST", "/v1/policies", {"version": version, "path": path})
+    def plane(self) -> dict[str, Any]:
+        """What a publisher on the weight plane needs: its `key`, and `weights`, its settings."""
+        return self._called("GET", "/v1/policies/plane", None)
+
+    def publish(self, version: int, told: Mapping[str, Any]) -> dict[str, Any]:
+        """Publish a version: `told` has the `path` of a folder on the manager's machine, or `checksum` and `sources`.
+        Returns `{"version", "checksum"}` when it is durable."""
+        return self._called("POST", "/v1/policies", {"version": version, **told})
 
     def _called(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         data = json.dumps(body).encode() if body is not None else None

@@ -2,6 +2,8 @@
 
     fleet.url, fleet.key   the fleet's door, and a key with the scopes generate and publish
     fleet.folder            where policy versions are written: a disk that the fleet's manager has too
+    fleet.weights           `folder`, or `plane`: the first rank serves versions itself, and there is no fleet.folder
+    fleet.bind, fleet.ports where it serves them, if not as the fleet's `weights` say
     fleet.num_warmup_batches, fleet.patience_s
 
     gyre-verl fleet.url=http://10.0.0.5:7171 fleet.key=$KEY fleet.folder=/shared/policies \\
@@ -27,10 +29,20 @@ def overrides_of(given: Sequence[str]) -> list[str]:
             own[key.removeprefix(PREFIX)] = value
         else:
             theirs.append(one)
-    missing = [key for key in ("url", "key", "folder") if not own.get(key)]
+    weights = own.pop("weights", "folder")
+    if weights not in ("folder", "plane"):
+        raise SystemExit(f"gyre-verl: {PREFIX}weights={weights}: expected folder or plane.")
+    needed = ("url", "key", "folder") if weights == "folder" else ("url", "key")
+    missing = [key for key in needed if not own.get(key)]
     if missing:
         raise SystemExit(f"gyre-verl: {PREFIX}{missing[0]} is not given. See gyre-verl's README.")
-    folder = own.pop("folder")
+    place = {key: own.pop(key) for key in ("folder", "bind", "ports") if key in own}
+    if weights == "plane":
+        if "folder" in place:
+            raise SystemExit(f"gyre-verl: {PREFIX}folder is of {PREFIX}weights=folder: leave one out.")
+        place |= {key: own[key] for key in ("url", "key", "patience_s") if key in own}
+    elif strange := [key for key in ("bind", "ports") if key in place]:
+        raise SystemExit(f"gyre-verl: {PREFIX}{strange[0]} is of {PREFIX}weights=plane.")
     model = next(
         (one.partition("=")[2] for one in theirs if one.startswith("actor_rollout_ref.model.path=")), ""
     )
@@ -44,8 +56,9 @@ def overrides_of(given: Sequence[str]) -> list[str]:
         f"{rollout}.nnodes=1",
         f"{rollout}.checkpoint_engine.backend=gyre",
         f"{rollout}.checkpoint_engine.custom_backend_module=gyre_verl.weights",
-        f"{engine}.folder={folder}",
+        f"{engine}.weights={weights}",
         f"{engine}.model_path={model}",
+        *(f"{engine}.{key}={value}" for key, value in place.items()),
         "trainer.v1.trainer_mode=gyre",
         *(f"+trainer.v1.gyre.{key}={value}" for key, value in own.items()),
         *theirs,

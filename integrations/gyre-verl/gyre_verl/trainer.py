@@ -43,8 +43,8 @@ class GyreTrainer(PPOTrainer):
 
     def _publish(self) -> dict[str, float]:
         """The weights as they are become the version of this step. verl adds what is returned to the step's metrics."""
-        told = ray.get(self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode="gyre"))
+        version = self._base + self.global_steps
+        told = ray.get(self.actor_rollout_wg.update_weights(global_steps=version, mode="gyre"))
         first: dict[str, Any] = next(one for one in told if one)
-        path = first.pop("gyre/path")
-        self._door.publish(self._base + self.global_steps, path)
-        return {**first, "gyre/version": self._base + self.global_steps}
+        self._door.publish(version, first.pop("gyre/told"))
+        return {**first, "gyre/version": version}

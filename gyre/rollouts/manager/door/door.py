@@ -4,6 +4,7 @@ publish policies.
     POST /generate, /v1/completions    a request, answered whole or streamed
     GET, DELETE /v1/requests/{id}      how far one is; forget it
     POST, GET /v1/policies             publish a version; what is published and served
+    GET /v1/policies/plane             what a publisher needs to serve its versions itself
     GET /v1/models, /health            what OpenAI's and SGLang's clients ask for first
     POST /abort_request                SGLang's: end requests, and answer them with what is there
     GET /workers, /v1/loads            SGLang's router's and engines': the door is one worker; what runs there
@@ -132,6 +133,7 @@ class Door:
             web.delete("/v1/requests/{id:.+}", self._route(self._delete)),
             web.post("/v1/policies", self._route(self._publish)),
             web.get("/v1/policies", self._route(self._list_policies)),
+            web.get("/v1/policies/plane", self._route(self._plane)),
             web.get("/v1/models", self._route(self._list_models)),
             web.post("/abort_request", self._route(self._abort)),
             web.get("/workers", self._route(self._list_workers)),
@@ -157,6 +159,8 @@ class Door:
         """Publish the folder as version 0, unless something was published. Raises DoorRefused."""
         if self._versions.newest < 0:
             await self._publishing.publish({"version": 0, "path": str(folder)})
+        elif self._versions.published is not None and not self._versions.published.local_path:
+            self._publishing.learn(folder)  # a publisher's sources say nothing of the model's end tokens
 
     def collect(self, batch: WriteBatch) -> None:
         self.ledger.collect(batch)
@@ -419,6 +423,12 @@ class Door:
         caller.check(PUBLISH_SCOPE, "publish")
         told = await self._publishing.publish(decoded(await _body_of(request)))
         return _json(told)
+
+    async def _plane(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        caller.check(PUBLISH_SCOPE, "serve versions")
+        response = _json(self._publishing.plane())
+        response.headers["Cache-Control"] = "no-store"  # it has a secret
+        return response
 
     async def _list_policies(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         instances = {one.name: one.version for one in self._groups.instances.values() if one.version >= 0}

@@ -1,7 +1,8 @@
 """Publishing at the door: a folder on the manager's machine, or a source on the weight plane, becomes a version.
 
 The manager has a part in the weight plane for folders: it links the version's files into a folder of its own and serves
-their chunks, so that instances on other machines find them.
+their chunks, so that instances on other machines find them. A publisher that serves its versions itself is told what a
+peer of the plane needs, and has the manager dial it first.
 
 Invariants:
 - *published means durable*: `publish` returns after the commit that holds the version;
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,10 @@ from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import Publish
 from gyre.rollouts.weight_peer import WeightPeer
 from gyre.weights.owned_dirs import default_root
-from gyre.weights.transfer.chunk_transports import Source
+from gyre.weights.transfer.address import is_address, parse_address
+from gyre.weights.transfer.chunk_transports import Source, TcpTransport
+from gyre.weights.transfer.encryption import Encryption
+from gyre.weights.transfer.protocol import is_allowed
 from gyre.weights.version.manifest import MANIFEST
 from gyre.weights.version.model_folder import ModelFolder, list_model_folder
 
@@ -39,7 +44,56 @@ SERVE_WITHIN_S = 600.0
 DURABLE_WITHIN_S = 60.0
 """For the commit; a full disk is waited for longer, and then the client asks again."""
 
-_KEYS = frozenset({"version", "path", "checksum", "sources", "model"})
+DIAL_WITHIN_S = 5.0
+"""For a source to answer the manager: it is asked for one manifest, and has nothing else to do."""
+
+MOST_SOURCES = 16
+"""That are dialled for one publish."""
+
+_KEYS = frozenset({"version", "path", "checksum", "sources", "model", "dial"})
+
+
+class PlaneKey:
+    """What a peer of the weight plane needs: `key` is the weights key, `weights` the plane's settings. Who has it may
+    fetch every version, and serve what its checksum proves; a `publish` key decides what all instances load anyway."""
+
+    def __init__(self, key: str, weights: WeightsSpec) -> None:
+        self._key, self._weights = key, weights
+        self._encryption = Encryption() if weights.encrypt else None
+
+    def told(self) -> dict[str, Any]:
+        return {"key": self._key, "weights": self._weights.model_dump(mode="json")}
+
+    def dial(self, sources: Sequence[str], checksum: str) -> str:
+        """Why nobody at these addresses serves the version: "" where one does."""
+        found = []
+        for source in sources:
+            if not (why := self._why_not(source, checksum)):
+                return ""
+            found.append(f"{source} {why}")
+        return "; ".join(found)
+
+    def _why_not(self, source: str, checksum: str) -> str:
+        try:
+            if not is_allowed(parse_address(source).host, self._weights.sender_networks):
+                return "is in none of weights.sender_networks"
+        except ValueError:  # a name, whose address is not known before it is dialled
+            return "is no IP address, and weights.sender_networks has networks"
+        until = time.monotonic() + DIAL_WITHIN_S
+        transport = TcpTransport(
+            source,
+            self._key,
+            stall_s=DIAL_WITHIN_S,
+            abandoned=lambda: time.monotonic() > until,
+            encryption=self._encryption,
+        )
+        try:
+            reply = transport.ask({"op": "manifest", "checksum": checksum})
+        except (OSError, GyreError, ValueError) as error:  # whatever it says instead of an answer
+            return f"does not answer the manager: {str(error)[:200] or type(error).__name__}"
+        finally:
+            transport.close()
+        return "" if reply.get("status") == "ok" else "has no version with this checksum"
 
 
 class FolderServer:
@@ -73,6 +127,7 @@ class FolderServer:
 
 class Publishing:
     """`take(frame, model)` publishes a version; `server` serves folders, None where that is left to shared disks.
+    `plane` is for publishers that serve their versions themselves.
     `context_length` bounds what the model takes, None for its own limit. What is published lies below one of
     `folders`, unless there are none."""
 
@@ -82,6 +137,7 @@ class Publishing:
         take: Callable[[Publish, str], None],
         *,
         server: FolderServer | None = None,
+        plane: PlaneKey | None = None,
         tokenizer: Tokenizer | None = None,
         context_length: int | None = None,
         folders: Sequence[Path] = (),
@@ -92,6 +148,7 @@ class Publishing:
         self._versions = versions
         self._take = take
         self._server = server
+        self._plane = plane
         self._tokenizer = tokenizer
         self._context_length = context_length
         self._folders = folders
@@ -135,7 +192,7 @@ class Publishing:
             if path is not None:
                 checksum = await self._of_folder(version, path, told)
             else:
-                checksum = self._of_sources(version, told)
+                checksum = await self._of_sources(version, told)
             await self._durable(version)
         return {"version": version, "checksum": checksum}
 
@@ -182,12 +239,35 @@ class Publishing:
         self._offer(version, folder.checksum, str(folder.path), sources, folder.fingerprint())
         self.learn(folder.path)
 
-    def _of_sources(self, version: int, told: dict[str, Any]) -> str:
+    async def _of_sources(self, version: int, told: dict[str, Any]) -> str:
         sources, checksum = told.get("sources"), told.get("checksum")
         if not sources or not isinstance(checksum, str):
             raise refused(422, "invalid", "Expected path, or checksum and sources (a list of host:port).")
+        if told.get("dial"):
+            await self._dial(sources, checksum)
+            self._check_newer(version)
         self._offer(version, checksum, "", sources, told.get("model", ""))
         return checksum
+
+    async def _dial(self, sources: Any, checksum: str) -> None:
+        """Raises DoorRefused where no source has the version for the manager."""
+        if self._plane is None:
+            raise refused(422, "unsupported", "This manager dials no sources.", "Leave dial out.")
+        if not isinstance(sources, list) or len(sources) > MOST_SOURCES or not all(map(is_address, sources)):
+            raise refused(422, "invalid", f"sources: expected at most {MOST_SOURCES} of host:port.")
+        if why := await asyncio.to_thread(self._plane.dial, sources, checksum):
+            raise refused(
+                422,
+                "not_reachable",
+                f"No source can be fetched from: {why}.",
+                "Is the publisher's address the one that instances reach? weights.bind says where it listens.",
+            )
+
+    def plane(self) -> dict[str, Any]:
+        """What a publisher needs to serve its versions itself. Raises DoorRefused."""
+        if self._plane is None:
+            raise refused(422, "unsupported", "This manager has no weight plane for publishers.")
+        return self._plane.told()
 
     def _offer(self, version: int, checksum: str, path: str, sources: Any, model: Any) -> None:
         """Raises DoorRefused."""

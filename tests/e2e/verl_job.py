@@ -1,0 +1,234 @@
+"""verl's trainer on CPUs, in an environment of its own: a small model, prompts and a reward, over a fleet or over
+servers of verl's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.data.small import write_tokenizer
+from tests.engines.embedded.tiny import write_checkpoint
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-verl" / "bin" / "python"
+GROUPS, SAMPLES, TOKENS = 8, 4, 200
+
+CPU_ENVIRONMENT = {
+    "VERL_USE_EXTERNAL_MODULES": "gyre_verl.testing.cpu",
+    "VERL_PLATFORM": "cpu",
+    "VERL_ENGINE_DEVICE": "cuda",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""What `gyre_verl.testing.cpu` wants of each process; it cannot be imported before."""
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **more):
+    return sum(letter in "aeiou" for letter in solution_str) / max(len(solution_str), 1)
+"""
+
+MODEL = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 304,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "torch_dtype": "float32",
+}
+
+
+def make_place(root: Path) -> Path:
+    """A model, its tokenizer, prompts, and a reward."""
+    model = write_checkpoint(write_tokenizer(root / "model"), MODEL)
+    told = json.loads((model / "tokenizer_config.json").read_text())
+    told |= {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (model / "tokenizer_config.json").write_text(json.dumps(told))
+    rows = [
+        {
+            "data_source": "letters",
+            "prompt": [{"role": "user", "content": f"How many are {number}?"}],
+            "ability": "none",
+            "reward_model": {"style": "rule", "ground_truth": str(number)},
+            "extra_info": {"index": number},
+        }
+        for number in range(64)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), root / "prompts.parquet")
+    (root / "reward.py").write_text(REWARD)
+    return root
+
+
+def overrides(
+    place: Path, temp: str, steps: int, *, gpus: int = 2, checkpoints: str = "checkpoints"
+) -> list[str]:
+    """verl's, whoever generates. `temp` is the folder of a Ray of its own, which feigns as many GPUs."""
+    return [
+        f"actor_rollout_ref.model.path={place / 'model'}",
+        f"data.train_files={place / 'prompts.parquet'}",
+        f"data.val_files={place / 'prompts.parquet'}",
+        f"data.train_batch_size={GROUPS}",
+        "data.max_prompt_length=64",
+        f"data.max_response_length={TOKENS}",
+        "data.dataloader_num_workers=0",
+        "algorithm.adv_estimator=grpo",
+        "critic.enable=False",
+        f"actor_rollout_ref.rollout.n={SAMPLES}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={GROUPS}",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+        "actor_rollout_ref.actor.optim.lr=3e-3",
+        "actor_rollout_ref.actor.use_kl_loss=False",
+        f"reward.custom_reward_function.path={place / 'reward.py'}",
+        "trainer.nnodes=1",
+        "trainer.n_gpus_per_node=2",
+        f"trainer.total_training_steps={steps}",
+        "trainer.total_epochs=100",
+        "trainer.save_freq=2",
+        "trainer.test_freq=-1",
+        "trainer.val_before_train=False",
+        "trainer.logger=[console]",
+        f"trainer.default_local_dir={place / checkpoints}",
+        f"+ray_kwargs.ray_init.num_gpus={gpus}",
+        "ray_kwargs.ray_init.num_cpus=24",
+        f"+ray_kwargs.ray_init._temp_dir={temp}",
+    ]
+
+
+def over_fleet(
+    place: Path,
+    temp: str,
+    steps: int,
+    *,
+    url: str,
+    key: str,
+    on_plane: bool = False,
+    checkpoints: str = "checkpoints",
+) -> subprocess.Popen[str]:
+    """verl's trainer over a fleet up to this step, from its last checkpoint where it has one. `on_plane` it serves its
+    versions itself."""
+    script = (
+        "import sys\n"
+        "from gyre_verl.main import main\n"
+        "from gyre_verl.testing.cpu import OVERRIDES\n"
+        "main([*OVERRIDES, *sys.argv[1:]])\n"
+    )
+    own = [
+        f"fleet.url={url}",
+        f"fleet.key={key}",
+        "fleet.weights=plane" if on_plane else f"fleet.folder={place / 'policies'}",
+    ]
+    return _started(place, script, [*own, *overrides(place, temp, steps, checkpoints=checkpoints)])
+
+
+def alone(
+    place: Path, temp: str, steps: int, *, servers: int, told: Path, ahead: int = 1
+) -> subprocess.Popen[str]:
+    """verl's `main_ppo` over servers of its own up to this step: they write what they do into `told`. It asks for so
+    many batches ahead of training."""
+    script = (
+        "import sys\n"
+        "from gyre_verl.testing.cpu import OVERRIDES\n"
+        "from verl.trainer.main_ppo import main\n"
+        "sys.argv[1:1] = OVERRIDES\n"
+        "main()\n"
+    )
+    own = [
+        "trainer.v1.trainer_mode=separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=1",
+        f"trainer.v1.separate_async.num_warmup_batches={ahead}",
+        "actor_rollout_ref.hybrid_engine=False",
+        "actor_rollout_ref.rollout.name=cpu",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+        "actor_rollout_ref.rollout.nnodes=1",
+        f"actor_rollout_ref.rollout.n_gpus_per_node={servers}",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=cpu",
+        "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=gyre_verl.testing.servers",
+    ]
+    return _started(
+        place,
+        script,
+        [*own, *overrides(place, temp, steps, gpus=2 + servers)],
+        VERL_USE_EXTERNAL_MODULES="gyre_verl.testing.cpu,gyre_verl.testing.servers",
+        GYRE_VERL_SERVERS=str(told),
+        RAY_DEDUP_LOGS="0",
+        VERL_LOGGING_LEVEL="WARN",  # at INFO this mode of verl 0.9.1 raises where it logs
+    )
+
+
+def _started(place: Path, script: str, arguments: Sequence[str], **more: str) -> subprocess.Popen[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "PYTHONPATH"))}
+    return subprocess.Popen(
+        [str(PYTHON), "-c", script, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=kept | {"PYTHONUNBUFFERED": "1"} | CPU_ENVIRONMENT | more,
+        cwd=place,
+        start_new_session=True,
+    )
+
+
+class Followed:
+    """verl's output, line by line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.lines: list[str] = []
+
+    def until(self, pattern: str) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line)
+            if re.search(pattern, line):
+                return line
+        raise AssertionError("".join(self.lines[-60:]))
+
+    def ends(self) -> None:
+        assert self._process.stdout is not None
+        self.lines += self._process.stdout
+        assert self._process.wait(60.0) == 0, "".join(self.lines[-60:])
+
+    def steps(self) -> dict[int, dict[str, float]]:
+        """The numbers of each step that it has printed."""
+        found = {}
+        for line in self.lines:
+            if match := re.search(r"step:(\d+) - (.*)", line):
+                pairs = (part.partition(":") for part in match[2].split(" - "))
+                found[int(match[1])] = {
+                    key: float(number[1])
+                    for key, _, value in pairs
+                    if (number := re.search(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)\)?\s*$", value))
+                }
+        return found
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(30.0)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
