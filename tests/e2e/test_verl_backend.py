@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gyre.workloads.addresses import free_port
-from tests.e2e.test_verl import PYTHON, ROOT, cpu_environment
+from tests.e2e.verl_job import CPU_ENVIRONMENT, PYTHON, ROOT
 from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
 
 HERE = Path(__file__).parent
@@ -56,7 +56,7 @@ def start(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=kept | cpu_environment(),
+            env=kept | CPU_ENVIRONMENT,
             cwd=ROOT,
             start_new_session=True,
         )
