@@ -68,7 +68,7 @@ $(VERL)/.installed: constraints-verl.txt integrations/gyre-verl/pyproject.toml p
 	touch $@
 
 test-verl: install verl  ## verl over a fleet, and verl's workers under Gyre, on CPUs, while processes are killed
-	$(BIN)/python -m pytest -m verl -n 0 tests/e2e/test_verl.py tests/e2e/test_verl_backend.py $(ARGS)
+	$(BIN)/python -m pytest -m verl -n 2 --dist loadfile tests/e2e/test_verl.py tests/e2e/test_verl_backend.py $(ARGS)
 
 # DLRover's wheel lacks torch, which its runtime imports (1.2 GB).
 dlrover: $(DLROVER)/.installed
