@@ -18,6 +18,7 @@ DLRover 0.6.1 does not have.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -31,7 +32,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class Run:
     victim: str
     load: float
     """Of the machine, before the run."""
+    load_after: float = 0.0
     up_s: float | None = None
     call_ms: float | None = None
     stall_s: float | None = None
@@ -95,7 +96,7 @@ def copied(folder: Path, side: str) -> None:
             )
 
 
-@contextmanager
+@contextlib.contextmanager
 def submitted(side: str, folder: Path, config: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
     system = side.partition(" ")[0]
     copied(folder, system)
@@ -113,21 +114,17 @@ def submitted(side: str, folder: Path, config: dict[str, Any]) -> Iterator[subpr
             stderr=output,
             start_new_session=True,
         )
-        started = psutil.Process(process.pid).children  # the cluster is below it
-        below: list[psutil.Process] = []
         try:
             yield process
-            below = started(recursive=True)
         finally:
-            if process.poll() is None:
-                below = below or started(recursive=True)
-                process.kill()
-                process.wait()
-            for one in below:  # what Ray has not taken with it
-                try:
+            below: list[psutil.Process] = []
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, and Ray's processes with it
+                below = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            process.wait()
+            for one in below:
+                with contextlib.suppress(psutil.NoSuchProcess):
                     one.kill()
-                except psutil.NoSuchProcess:
-                    continue
             psutil.wait_procs(below, 10.0)
 
 
@@ -190,6 +187,7 @@ def run(side: str, victim: str, asked: argparse.Namespace) -> Run:
         output = (folder / "output").read_text(errors="replace").strip().splitlines()
         made.why = made.why or (output[-1][:200] if output else "it ended without a word")
     shutil.rmtree(folder, ignore_errors=True)
+    made.load_after = os.getloadavg()[0]
     return made
 
 
@@ -242,6 +240,13 @@ def main() -> int:
     parser.add_argument("--at-step", type=int, default=10, help="the step at which somebody dies")
     parser.add_argument("--generate-s", type=float, default=0.1)
     parser.add_argument("--patience-s", type=float, default=120.0)
+    parser.add_argument(
+        "--most-load", type=float, default=5.0, help="of the machine; a run under more does not count"
+    )
+    parser.add_argument("--quiet-within-s", type=float, default=600.0, help="how long a run waits for that")
+    parser.add_argument(
+        "--go-on", action="store_true", help="add what is missing to the runs of the --json file"
+    )
     parser.add_argument("--dry-run", action="store_true", help="one short run of Gyre, to see that it runs")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
@@ -264,15 +269,32 @@ def main() -> int:
         signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
     )  # so that nothing is left running
     runs: list[Run] = []
-    for _ in range(asked.repeat):
+    if asked.go_on:
+        runs += [Run(**one) for one in json.loads(asked.json.read_text())["runs"]]
+    for turn in range(asked.repeat):
         for victim in asked.only:
             for side in asked.sides:
+                if sum((one.side, one.victim) == (side, victim) for one in counted(runs, asked)) > turn:
+                    continue
+                wait_for_quiet(asked)
                 runs.append(run(side, victim, asked))
                 print(json.dumps(asdict(runs[-1])), flush=True)
                 write(asked, runs)
-    for row in table(runs):
+    write(asked, runs)
+    for row in table(counted(runs, asked)):
         print("  ".join(f"{cell:34}" for cell in row))
     return 0
+
+
+def counted(runs: Sequence[Run], asked: argparse.Namespace) -> list[Run]:
+    """The runs during which the machine did little else. Those of a dry run count whatever it did."""
+    return [one for one in runs if asked.dry_run or max(one.load, one.load_after) <= asked.most_load]
+
+
+def wait_for_quiet(asked: argparse.Namespace) -> None:
+    deadline = time.monotonic() + (0.0 if asked.dry_run else asked.quiet_within_s)
+    while os.getloadavg()[0] > min(3.0, asked.most_load) and time.monotonic() < deadline:
+        time.sleep(1.0)
 
 
 def write(asked: argparse.Namespace, runs: Sequence[Run]) -> None:
@@ -283,12 +305,14 @@ def write(asked: argparse.Namespace, runs: Sequence[Run]) -> None:
         told = {"command": command, "machine": machine, "runs": [asdict(one) for one in runs]}
         asked.json.write_text(json.dumps(told, indent=1) + "\n")
     if asked.markdown:
-        loads = [one.load for one in runs]
-        rows = table(runs)
+        quiet = counted(runs, asked)
+        loads = [load for one in quiet for load in (one.load, one.load_after)]
+        rows = table(quiet)
         lines = [
             f"`{command}` on {machine['cores']} cores, {machine['system']}, Python {machine['python']}.",
-            f"The load before a run was {shown(loads)}.",
-            "Median (least to most) of the runs in which the job went on.",
+            f"The load before and after a run was {shown(loads)}; {len(runs) - len(quiet)} runs under more than "
+            f"{asked.most_load:g} are left out.",
+            "Median (least to most), of the runs in which the job went on.",
             "",
             *("| " + " | ".join(row) + " |" for row in [rows[0], ("---",) * len(rows[0]), *rows[1:]]),
         ]
