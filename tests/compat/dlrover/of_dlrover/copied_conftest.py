@@ -1,6 +1,7 @@
 """Copied beside DLRover's tests as their conftest: the fixture that its wheel lacks."""
 
 import os
+import sys
 
 import pytest
 import ray
@@ -21,3 +22,7 @@ def tmp_ray(request):
     )
     yield
     ray.shutdown()
+    helper = sys.modules.get("dlrover.python.unified.util.actor_helper")
+    if helper is not None:
+        # Its handles are of the cluster that has ended. DLRover's own fixture forgets them, too.
+        vars(helper)["__actors_cache"].clear()
