@@ -23,7 +23,6 @@ def tmp_ray(request):
     yield
     ray.shutdown()
     helper = sys.modules.get("dlrover.python.unified.util.actor_helper")
-    if (
-        helper is not None
-    ):  # its handles are of the cluster that has ended; DLRover's own fixture forgets them too
+    if helper is not None:
+        # Its handles are of the cluster that has ended. DLRover's own fixture forgets them, too.
         vars(helper)["__actors_cache"].clear()
