@@ -24,6 +24,21 @@ from tests.fleet.fleet_plane import PROMPT, FleetPlane, finish, fleet_plane, gen
 from tests.rollouts.core.small_groups import groups_with, report
 from tests.rollouts.plane import small_folder, until
 
+
+def hold_commits(plane: FleetPlane) -> asyncio.Event:
+    """From now on nothing is written to the ledger until the event is set."""
+    written = plane.manager._write
+    held = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def write(batch: Any) -> None:
+        asyncio.run_coroutine_threadsafe(held.wait(), loop).result(60.0)
+        written(batch)
+
+    plane.manager._write = write  # type: ignore[method-assign]
+    return held
+
+
 COMPLETION = {"prompt": PROMPT, "max_tokens": 100}
 
 
@@ -61,15 +76,7 @@ async def test_completions_answer_as_openai_does(plane: FleetPlane) -> None:
 
 async def test_nothing_is_told_before_it_is_in_the_ledger(plane: FleetPlane) -> None:
     (agent,) = await plane.serving("a")
-    written = plane.manager._write
-    held = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def write(batch: Any) -> None:
-        asyncio.run_coroutine_threadsafe(held.wait(), loop).result(60.0)
-        written(batch)
-
-    plane.manager._write = write  # type: ignore[method-assign]
+    held = hold_commits(plane)
     asking = plane.asking("one")
     await finish(agent, 3)
     for _ in range(5):
@@ -544,15 +551,7 @@ async def test_a_delete_is_answered_after_its_commit(plane: FleetPlane) -> None:
     asking = plane.asking("one")
     await finish(agent, 1)
     await asking
-    written = plane.manager._write
-    held = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def write(batch: Any) -> None:
-        asyncio.run_coroutine_threadsafe(held.wait(), loop).result(60.0)
-        written(batch)
-
-    plane.manager._write = write  # type: ignore[method-assign]
+    held = hold_commits(plane)
     headers = {"Authorization": "Bearer lab-key"}
     deleting = asyncio.ensure_future(
         plane.session().delete(f"{plane.url}/v1/requests/one", headers=headers).__aenter__()

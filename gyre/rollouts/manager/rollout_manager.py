@@ -611,9 +611,8 @@ class RolloutManager:
             await asyncio.sleep(CHECKPOINT_EVERY_S)
             if seen != self._commits.count:
                 seen = self._commits.count
-                with contextlib.suppress(
-                    StoreError
-                ):  # the next one does it, or a commit when the log is long
+                # Where it fails, the next one does it, or a commit when the log is long.
+                with contextlib.suppress(StoreError):
                     await asyncio.to_thread(self._store.checkpoint)
 
     def _advise(self, now: float) -> None:

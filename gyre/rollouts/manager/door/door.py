@@ -233,9 +233,8 @@ class Door:
         body = await _body_of(request)
         read = partial(dialect.read, body, request.headers.get("X-Request-Id"), words, self._settings.model)
         told: Told = await asyncio.to_thread(read) if len(body) > READ_APART_BYTES else read()
-        if (
-            told.asked.id not in self.ledger.requests()
-        ):  # else it was taken once, whatever the model is by now
+        # An id that is there was taken once, whatever the model is by now.
+        if told.asked.id not in self.ledger.requests():
             self._check_fits(told.asked, words)
         known, is_new = self.ledger.ask(
             _owner(caller), told.asked, newest=self._versions.newest, now=self._clock()
