@@ -422,8 +422,8 @@ class DoorSpec(Model):
     answer_within_s: Seconds = 600.0
     """How long a client may wait for an answer. It is then told to ask again with the same id, and nothing is lost."""
     policy_folders: list[str] = Field(default_factory=list)
-    """Absolute paths. Policies are published from below these alone, wherever links lead; empty: from everywhere that the
-    manager may read. Set it where those who write on its machine should not read all that it may."""
+    """Absolute paths. Policies are published from below these alone, wherever links lead; empty: from everywhere that
+    the manager may read. Set it where those who write on its machine should not read all that it may."""
 
     @field_validator("policy_folders")
     @classmethod

@@ -168,6 +168,8 @@ IN_YAML = {
     "a GPU that is not there": ("name: table", "name: table\ndevice_type: GPU", "device_type", "this machine has none"),
     "an engine that is not there": ("name: table", "name: table\nrollouts: {engine: sglang}", "rollouts",
                                     "rollouts.engine: sglang given, but it is not installed"),
+    "a folder by a relative path": ("name: table", "name: table\nrollouts: {door: {policy_folders: [policies]}}", "rollouts",
+                                    "has 'policies', which is no absolute path"),
     "a Python that is not there": ("name: table", "name: table\nrollouts: {engine: sglang, engine_python: /no/python}",
                                    "rollouts", "/no/python is no program"),
     "more cores than there are": ("{total: 2}", "{total: 2, resources: {cpu: 9999}}", "actor", "actor required"),
