@@ -18,12 +18,5 @@ Importing this package imports neither verl nor torch.
 
 from gyre.graph import Backend
 
-BACKEND = Backend(
-    classes={
-        "actor": "gyre_verl.backend.actor:VerlActor",
-        "critic": "gyre.workloads.fsdp:FsdpCritic",
-        "reference": "gyre.workloads.fsdp:FsdpReference",
-    },
-    reads_model=frozenset({"reference"}),
-)
-"""Critic and reference are those of Gyre's own FSDP2, which runs in verl's environment too."""
+BACKEND = Backend(classes={"actor": "gyre_verl.backend.actor:VerlActor"})
+"""It has no critic and no reference of its own: those of Gyre's FSDP2 want a newer transformers than verl does."""
