@@ -99,9 +99,16 @@ def mark_most_cases_slow(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
+SLOW_WITHIN_S = 300.0
+"""For a test of the long suite that has no limit of its own: four of them share two cores, and whatever else runs."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_most_cases_slow(items)
+    for item in items:
+        if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SLOW_WITHIN_S))
 
     def turn(item: pytest.Item) -> int:
         folder = folder_of(item.nodeid)
