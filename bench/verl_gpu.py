@@ -214,6 +214,8 @@ class Verl:
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "RAY_worker_niceness": "0",
+            # Rows have another length in each pass, and cuDNN's attention makes a plan for each shape.
+            "TORCH_CUDNN_SDPA_ENABLED": "0",
         }
         process = subprocess.Popen(
             [python, "-c", script, *arguments],
@@ -524,7 +526,6 @@ def colocated(
         f"{engine}.sampling_backend=pytorch",
         f"{engine}.grammar_backend=none",
         f"{engine}.disable_radix_cache=True",
-        f"{engine}.cuda_graph_max_bs=512",
         *overrides(case, model, root, root / "c", count, given.colocated_steps),
     ]
     devices = ",".join(map(str, range(count)))

@@ -92,6 +92,7 @@ def overrides(
         "algorithm.adv_estimator=grpo",
         "critic.enable=False",
         f"actor_rollout_ref.rollout.n={SAMPLES}",
+        "actor_rollout_ref.rollout.dtype=float32",  # the embedded engine's: their log-probs are compared
         f"actor_rollout_ref.actor.ppo_mini_batch_size={GROUPS}",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",

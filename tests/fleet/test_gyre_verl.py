@@ -75,6 +75,13 @@ def test_a_fleet_s_settings_become_verls_and_the_user_s_own_win() -> None:
     assert nodes[-1].endswith("=3")
 
 
+def test_weights_are_published_as_the_engines_have_them() -> None:
+    """And of an override that is given twice the last one wins, as with verl."""
+    dtype = "actor_rollout_ref.rollout.dtype"
+    found = overrides_of([*GIVEN, f"{dtype}=float16", f"{dtype}=float32"])
+    assert "+actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.gyre.dtype=float32" in found
+
+
 def test_versions_on_the_plane_need_no_folder() -> None:
     given = [one for one in GIVEN if not one.startswith("fleet.folder")]
     found = overrides_of([*given, "fleet.weights=plane", "fleet.bind=10.0.0.0/8", "fleet.patience_s=60"])
@@ -83,6 +90,7 @@ def test_versions_on_the_plane_need_no_folder() -> None:
     assert own == {
         "weights": "plane",
         "model_path": "/m",
+        "dtype": "bfloat16",
         "bind": "10.0.0.0/8",
         "url": "http://m:7171",
         "key": "k",

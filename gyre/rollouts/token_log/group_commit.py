@@ -2,7 +2,7 @@
 
 Invariants:
 - *grouped*: what happens within an interval is one transaction. The interval is cut short where a complete group waits
-  for it, and ends at once where nothing can come that would go with it;
+  for it or something is due, and ends at once where nothing can come that would go with it;
 - *in order*: one batch is written at a time, and the loop hears of its commit before the next is collected;
 - *a full disk loses nothing*: a batch that finds no room is kept, and written when there is some.
 
@@ -58,10 +58,17 @@ class GroupCommit(Generic[Collected]):
         self._soon = asyncio.Event()
         self._now = asyncio.Event()
         self._at_once = asyncio.Event()
+        self._due: asyncio.TimerHandle | None = None
 
     def soon(self) -> None:
         """There is something for the ledger."""
         self._soon.set()
+
+    def within(self, seconds: float) -> None:
+        """There is something that is to be written after so long at the latest, if nothing urgent takes it along."""
+        self._soon.set()
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(seconds, self.now)
 
     def now(self) -> None:
         """There is something that somebody waits for."""
@@ -85,6 +92,9 @@ class GroupCommit(Generic[Collected]):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._urgent_s):
                         await self._at_once.wait()
+            if self._due is not None:
+                self._due.cancel()
+                self._due = None
             self._at_once.clear()
             self._now.clear()
             self._soon.clear()

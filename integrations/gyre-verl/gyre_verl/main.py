@@ -43,9 +43,7 @@ def overrides_of(given: Sequence[str]) -> list[str]:
         place |= {key: own[key] for key in ("url", "key", "patience_s") if key in own}
     elif strange := [key for key in ("bind", "ports") if key in place]:
         raise SystemExit(f"gyre-verl: {PREFIX}{strange[0]} is of {PREFIX}weights=plane.")
-    model = next(
-        (one.partition("=")[2] for one in theirs if one.startswith("actor_rollout_ref.model.path=")), ""
-    )
+    model = given_last(theirs, "actor_rollout_ref.model.path")
     if not model:
         raise SystemExit("gyre-verl: actor_rollout_ref.model.path is not given.")
     rollout = "actor_rollout_ref.rollout"
@@ -58,11 +56,17 @@ def overrides_of(given: Sequence[str]) -> list[str]:
         f"{rollout}.checkpoint_engine.custom_backend_module=gyre_verl.weights",
         f"{engine}.weights={weights}",
         f"{engine}.model_path={model}",
+        f"{engine}.dtype={given_last(theirs, f'{rollout}.dtype') or 'bfloat16'}",  # verl's own default
         *(f"{engine}.{key}={value}" for key, value in place.items()),
         "trainer.v1.trainer_mode=gyre",
         *(f"+trainer.v1.gyre.{key}={value}" for key, value in own.items()),
         *theirs,
     ]
+
+
+def given_last(overrides: Sequence[str], key: str) -> str:
+    """The value of the last override of this key, which wins; "" without one."""
+    return next((one.partition("=")[2] for one in reversed(overrides) if one.startswith(f"{key}=")), "")
 
 
 def task_runner() -> Any:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import save_file
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
+from verl.utils.torch_dtypes import PrecisionType
 
 from gyre_verl.door import Door
 from gyre_verl.plane import PlaneSource
@@ -58,7 +59,8 @@ class SharedFolder:
 @CheckpointEngineRegistry.register("gyre")
 class GyreWeights(CheckpointEngine):
     """`weights` says where versions go: into `folder`, or onto the plane of the fleet whose door is at `url`, for a
-    `key` that may publish; `bind` and `ports` are then this machine's. `model_path` is the model's folder."""
+    `key` that may publish; `bind` and `ports` are then this machine's. `model_path` is the model's folder. Numbers are
+    published in `dtype`, that of the engines, which is mostly half of what the trainer keeps."""
 
     def __init__(
         self,
@@ -72,10 +74,12 @@ class GyreWeights(CheckpointEngine):
         patience_s: float = Door.patience_s,
         bind: str | None = None,
         ports: str | None = None,
+        dtype: str = "bfloat16",
         is_master: bool = False,
         **_: Any,
     ) -> None:
         self._is_master = is_master
+        self._dtype = PrecisionType.to_dtype(dtype)
         self._place: Place | None = None
         if not is_master:
             return
@@ -96,7 +100,8 @@ class GyreWeights(CheckpointEngine):
         named = {}
         for name, tensor in weights:
             if self._is_master:
-                named[name] = tensor.detach().to("cpu", copy=True).contiguous()
+                dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
+                named[name] = tensor.detach().to("cpu", dtype, copy=True).contiguous()
         if self._place is None:
             return {}
         told = self._place.put(named, int(global_steps or 0))

@@ -91,3 +91,32 @@ async def test_a_batch_that_finds_no_room_is_kept_and_written_when_there_is_some
     commits.close()
     assert attempts == [1, 1, 1, 1]
     assert committed == [1]
+
+
+async def test_what_is_due_within_a_time_is_written_then_or_with_what_is_urgent() -> None:
+    """By an interval that would never end."""
+    commits: GroupCommit[int] = GroupCommit(
+        lambda: 1, lambda batch: None, lambda batch: written.set(), interval_s=3600.0, urgent_s=0.0
+    )
+    written = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    running = asyncio.create_task(commits.run())
+    began = loop.time()
+    commits.within(0.05)
+    commits.within(3600.0)  # the first of them says when
+    async with asyncio.timeout(GENEROUS_S):
+        await written.wait()
+    assert loop.time() - began >= 0.05
+    written.clear()
+    commits.within(3600.0)
+    commits.now()
+    async with asyncio.timeout(GENEROUS_S):
+        await written.wait()
+    written.clear()
+    commits.within(0.0)  # and what was due with the last one delays nothing
+    async with asyncio.timeout(GENEROUS_S):
+        await written.wait()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    commits.close()

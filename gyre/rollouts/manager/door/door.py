@@ -70,6 +70,12 @@ READ_APART_BYTES = 64 << 10
 """A body of this size is read on a thread of its own: the loop has other work."""
 
 
+WRITTEN_WITHIN_S = 0.02
+"""For a new request, of which nothing is told before it is written: the commit of an end takes it along, so that ends
+wait for half as many commits. Where the manager dies before, whoever asks again begins anew, and what an engine has
+generated in that time is lost."""
+
+
 @dataclass(eq=False, slots=True)
 class _Waiter:
     """A client that waits for a request."""
@@ -240,7 +246,7 @@ class Door:
             _owner(caller), told.asked, newest=self._versions.newest, now=self._clock()
         )
         if is_new:
-            self._commits.now()
+            self._commits.within(WRITTEN_WITHIN_S)
             self._dispatch.soon()
         with self._waits(known) as waiter:
             if told.stream:
