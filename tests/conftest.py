@@ -31,11 +31,18 @@ REAL_RAY = {"kill": "kill", "e2e": "e2e", "compat": "e2e"}
 """The folders whose tests run on a real Ray cluster, by the name under which they share one, and so one worker. They
 are two, for one worker with all of them would end long after the others."""
 
+CLUSTERS_OF_THEIR_OWN = {"tests/kill/test_nodes.py": "nodes"}
+"""Files whose tests start clusters of their own, by the name of what another worker than their folder's may take."""
+
 ORDER = (
-    "kill",
     "e2e",
-    "megatron",
+    "kill",
+    "nodes",
     "workloads/trainer",
+    "top",
+    "ui",
+    "machines",
+    "megatron",
     "rollouts/agent",
     "api",
     "weights",
@@ -55,7 +62,9 @@ SPLIT = ("engines", "rollouts", "workloads")
 
 def folder_of(path: str) -> str:
     """The folder of `tests/` that a test is in, by its path or node id from the root; `top` for those in none. Of a
-    folder in `SPLIT`, the folder in it; one in `REAL_RAY`, the name there."""
+    folder in `SPLIT`, the folder in it; one in `REAL_RAY`, the name there, as of a file in `CLUSTERS_OF_THEIR_OWN`."""
+    if own := CLUSTERS_OF_THEIR_OWN.get(path.partition("::")[0]):
+        return own
     parts = path.partition("::")[0].split("/")[1:-1]
     if not parts:
         return "top"
