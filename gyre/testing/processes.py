@@ -70,7 +70,7 @@ class ProcessFaults:
         _signal(victim.pid, signal.SIGSTOP)
         return victim
 
-    def replaced(self, victim: Victim, *, timeout_s: float = 60.0) -> Victim:
+    def replaced(self, victim: Victim, *, timeout_s: float = 120.0) -> Victim:
         """Its successor, once that one runs."""
 
         def look(view: View) -> Victim | None:

@@ -133,6 +133,7 @@ def test_everything_is_killed_at_once(start: Start, undisturbed_digest: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(480)  # four processes, each found by its silence and started anew
 def test_a_stopped_process_is_found_and_replaced(start: Start, undisturbed_digest: str) -> None:
     """A vertex by the master, and the master by its vertices, which end it."""
     names = ("actor-1", "trainer-0", "rollout-0", "master")

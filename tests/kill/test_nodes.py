@@ -54,9 +54,9 @@ def test_a_rollout_machine_that_is_away_costs_rollout_speed_and_nothing_else() -
 @pytest.mark.ray
 @pytest.mark.kill
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_rays_autoscaler_brings_the_machines_that_a_job_waits_for_and_takes_them_away() -> None:
-    out = run("tests.kill.waits_for_machines", timeout_s=560.0)
+    out = run("tests.kill.waits_for_machines", timeout_s=860.0)
     assert out["machines_at_first"] == 1
     assert any(note.startswith("The job waits for room, for rollout-0: ") for note in out["notes"])
     assert out["while_it_waits"]["phase"] == "starting"

@@ -22,13 +22,27 @@ class PacedReward(ExactMatchReward):
 
 
 class SwitchedReward(ExactMatchReward):
-    """Takes long while the file `slow` is in the job's directory: then nobody waits for the rollouts."""
+    """Takes long while the file `slow` is in the job's directory: then nobody waits for the rollouts.
+
+    Long by the machine's speed: several times as long as it waited for its groups itself. Where everything takes long,
+    rollouts that one waits for a tenth of a step are not idle.
+    """
+
+    AT_LEAST_S = 1.5
+    AT_MOST_S = 10.0
+
+    def setup(self) -> None:
+        super().setup()
+        self._done_at = time.monotonic()
 
     @operator
     def score(self, groups: list[Group]) -> list[Group]:
         if (self.context.directory / "slow").exists():
-            time.sleep(1.5)
-        return super().score(groups)
+            waited_s = time.monotonic() - self._done_at
+            time.sleep(min(max(self.AT_LEAST_S, 4.0 * waited_s), self.AT_MOST_S))
+        scored = super().score(groups)
+        self._done_at = time.monotonic()
+        return scored
 
 
 class PrintingReward(PacedReward):
