@@ -2,21 +2,27 @@
 
     python bench/door.py [--open 1000] [--rate 100] [--seconds 20] [--runs 3] [--dry-run] [--json FILE]
 
-The rollout manager is the real one in a process of its own, with its ledger in SQLite on disk. Its one instance, and
-the clients, are in this process; the engine is SIMULATED: it ends each sample after `--engine-s`, at once and whole.
+The rollout manager is the real one in a process of its own, with its ledger in SQLite on disk. Its one instance has a
+process too; the engine is SIMULATED: it ends each sample after `--engine-s`, at once and whole. The clients are here.
 Beside the requests that are measured, the rest of `--open` stay open: each has a token now and then.
 
     in      from the client's request until the instance has the sample
     out     from the instance's report of its end until the client has the answer: a commit is in it
-    added   both together; how often instances report is not in it
-    direct  the same client at a bare aiohttp server that answers after the engine's time, with as many requests open:
-            what it adds to that
+    added   both together; how often instances report is not in it, nor how late a timer of asyncio's is
+
+Two baselines have the same clients, with as many requests open:
+
+    direct  a bare aiohttp server that answers after the engine's time: the client's own share
+    relay   the shortest way that a door can take in Python: an aiohttp server gives each request to the instance, and
+            answers when a line for its end was written and synchronised by another thread. It checks, balances and
+            keeps nothing
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -25,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +40,11 @@ import numpy as np
 from aiohttp import web
 
 ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("direct", "relay", "door")
 TOKEN = "bench"
 PROMPT = list(range(256))
+FIRST_MEASURED = 1_000_000
+"""The last token of a measured request's prompt is this and its number."""
 
 
 # -- the measured process ---------------------------------------------------------------------------------
@@ -51,9 +61,7 @@ async def serve_door(options: dict[str, Any]) -> None:
     store.create_job(job_id="bench", name="bench", spec={}, now=time.time())
     timing = {key: options[key] for key in ("urgent_commit_s",) if options[key] is not None}
     door = DoorSettings(most_open=1 << 20, serves_folders=False, **timing)
-    settings = ManagerSettings(
-        door=door, silence_timeout_s=60.0
-    )  # the instance shares a loop with a thousand clients
+    settings = ManagerSettings(door=door)
     manager = RolloutManager(store.rollouts("bench"), term=1, token=TOKEN, settings=settings)
     calm_collector()
     port = await manager.start("127.0.0.1", 0)
@@ -64,15 +72,92 @@ async def serve_door(options: dict[str, Any]) -> None:
 async def serve_direct(options: dict[str, Any]) -> None:
     async def generate(request: web.Request) -> web.Response:
         asked = await request.json()
+        arrived = time.monotonic()
         await asyncio.sleep(3600.0 if asked["rid"].startswith("open-") else options["engine_s"])
+        told = {"id": asked["rid"], "arrived": arrived, "ended": time.monotonic()}
+        return web.json_response({"output_ids": [1], "meta_info": told})
+
+    await _serve([web.post("/generate", generate)])
+
+
+class Relay:
+    """One instance, and a request a row. Ends that come while others are written are written together."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._ended: list[int] = []
+        self._has_ended = asyncio.Event()
+
+    async def run(self) -> None:
+        writing = asyncio.create_task(self._write())
+        routes = [web.post("/generate", self._generate), web.post("/v1/policies", self._publish)]
+        await _serve([*routes, web.get("/v1/agent", self._agent)])
+        writing.cancel()
+
+    async def _publish(self, request: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        from gyre.rollouts.protocol.codec import encode
+        from gyre.rollouts.protocol.frames import Assign, Assignment, Prompt
+
+        asked = await request.json()
+        row = len(self._waiting)
+        ended = self._waiting[row] = asyncio.get_running_loop().create_future()
+        prompt = Prompt(request_id=row, tokens=np.array(asked["input_ids"], "<i4").tobytes(), sampling={})
+        work = Assignment(row=row, lease=1, key=row, request_id=row, prior=b"", seed=0)
+        await self._socket.send_bytes(encode(Assign(prompts=[prompt], work=[work])))
+        await ended
         return web.json_response({"output_ids": [1], "meta_info": {"id": asked["rid"]}})
 
+    async def _agent(self, request: web.Request) -> web.WebSocketResponse:
+        from gyre.rollouts.protocol.codec import decode, encode
+        from gyre.rollouts.protocol.frames import PROTOCOL, Weights, Welcome
+        from gyre.rollouts.protocol.progress import Progress
+
+        self._socket = web.WebSocketResponse(compress=False)
+        await self._socket.prepare(request)
+        version = Weights(version=0, checksum="none")
+        welcome = Welcome(
+            protocol=PROTOCOL, epoch=1, interval_s=1.0, keep=[], weights_key="none", weights=version
+        )
+        await self._socket.send_bytes(encode(welcome))
+        async for message in self._socket:
+            frame = decode(message.data)
+            if isinstance(frame, Progress) and frame.ends:
+                self._ended += [end.row for end in frame.ends]
+                self._has_ended.set()
+        return self._socket
+
+    async def _write(self) -> None:
+        while True:
+            await self._has_ended.wait()
+            self._has_ended.clear()
+            ended, self._ended = self._ended, []
+            await asyncio.to_thread(self._synchronise, "".join(f"{row}\n" for row in ended))
+            for row in ended:
+                self._waiting[row].set_result(None)
+
+    def _synchronise(self, lines: str) -> None:
+        os.write(self._file, lines.encode())
+        os.fdatasync(self._file)
+
+
+async def serve_relay(options: dict[str, Any]) -> None:
+    await Relay(Path(options["folder"]) / "ends").run()
+
+
+async def _serve(routes: list[web.RouteDef]) -> None:
+    from gyre.malloc_tuning import calm_collector
+
     application = web.Application()
-    application.add_routes([web.post("/generate", generate)])
+    application.add_routes(routes)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
+    calm_collector()
     await _until_told(runner.addresses[0][1])
     await runner.cleanup()
 
@@ -87,16 +172,16 @@ async def _until_told(port: int) -> None:
 
 
 class Instance:
-    """It ends samples of which `at_work` says so after the engine's time, and gives the others a token at times."""
+    """It ends samples whose prompt says so after the engine's time, and gives the others a token at times."""
 
     def __init__(self, url: str, engine_s: float, interval_s: float) -> None:
         self.url = url
         self.engine_s, self.interval_s = engine_s, interval_s
         self.serving = asyncio.Event()
-        self.measured: dict[bytes, str] = {}
-        """The ids of the requests that are measured, by their prompts."""
-        self.arrived: dict[str, float] = {}
-        self.ended: dict[str, float] = {}
+        self.arrived: dict[int, float] = {}
+        self.ended: dict[int, float] = {}
+        """When the sample of a request that is measured came, and ended, by the request's number. The clock is the
+        machine's, the same in every process."""
         self.held: dict[int, tuple[int, int]] = {}
         """(lease, tokens) of the samples that stay, by row."""
         self._seq = 0
@@ -146,18 +231,18 @@ class Instance:
         prompts = {prompt.request_id: prompt.tokens for prompt in frame.prompts}
         loop = asyncio.get_running_loop()
         for work in frame.work:
-            request_id = self.measured.get(prompts[work.request_id][-4:])
-            if request_id is None:
+            number = int.from_bytes(prompts[work.request_id][-4:], "little") - FIRST_MEASURED
+            if number < 0:
                 self.held[work.row] = (work.lease, len(work.prior) // 4)
             else:
-                self.arrived[request_id] = now
-                loop.call_later(self.engine_s, self.end, request_id, work.row, work.lease)
+                self.arrived[number] = now
+                loop.call_later(self.engine_s, self.end, number, work.row, work.lease)
         self._came.set()
 
-    def end(self, request_id: str, row: int, lease: int) -> None:
+    def end(self, number: int, row: int, lease: int) -> None:
         from gyre.rollouts.protocol.progress import End
 
-        self.ended[request_id] = time.monotonic()
+        self.ended[number] = time.monotonic()
         report = asyncio.create_task(self.report([(row, lease, 0)], [End(row, lease, "stop", "", ())]))
         self._reports.add(report)
         report.add_done_callback(self._reports.discard)
@@ -195,61 +280,89 @@ class Instance:
         await self.socket.send_bytes(encode(frame))
 
 
+async def serve_instance(options: dict[str, Any]) -> None:
+    """It says when it serves, when it has all requests that stay, and at its end what it measured."""
+    from gyre.malloc_tuning import calm_collector
+
+    instance = Instance(options["url"], options["engine_s"], 0.25)
+    async with aiohttp.ClientSession() as session:
+        running = asyncio.create_task(instance.run(session))
+        await asyncio.wait_for(instance.serving.wait(), 60)
+        print("serves", flush=True)
+        await asyncio.wait_for(instance.has(options["open"]), 60)
+        calm_collector()  # to look through what a thousand open requests are made of is not the door's time
+        print("has them", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    print(json.dumps([list(instance.arrived.items()), list(instance.ended.items())]), flush=True)
+
+
 # -- the clients ------------------------------------------------------------------------------------------
 
 
-async def ask(session: aiohttp.ClientSession, url: str, request_id: str, prompt: list[int]) -> float:
-    """Ask, and return when the answer was there."""
+async def ask(session: aiohttp.ClientSession, url: str, request_id: str, prompt: list[int]) -> dict[str, Any]:
+    """Ask, and return what the answer says of itself."""
     body = {"rid": request_id, "input_ids": prompt, "sampling_params": {"max_new_tokens": 4096}}
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with session.post(f"{url}/generate", json=body, headers=headers) as reply:
         told = await reply.json()
         if reply.status != 200:
             raise SystemExit(f"the answer of {request_id} is {reply.status}: {told}")
-    return time.monotonic()
+    meta: dict[str, Any] = told["meta_info"]
+    return meta
 
 
-async def measure(port: int, options: dict[str, Any], *, door: bool) -> dict[str, Any]:
+async def measure(port: int, options: dict[str, Any], *, has_instance: bool) -> dict[str, Any]:
     from gyre.malloc_tuning import calm_collector
 
     url = f"http://127.0.0.1:{port}"
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(600)) as session:
-        instance = Instance(url, options["engine_s"], 0.25)
-        tasks: list[asyncio.Task[Any]] = []
-        if door:
+    async with (
+        aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(600)) as session,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        instance = None
+        if has_instance:
             await publish(session, url, Path(options["folder"]))
-            tasks.append(asyncio.create_task(instance.run(session)))
-            await asyncio.wait_for(instance.serving.wait(), 60)
-        for at in range(options["open"]):
-            tasks.append(asyncio.create_task(ask(session, url, f"open-{at}", [*PROMPT, at])))
-        if door:
-            await asyncio.wait_for(instance.has(options["open"]), 60)
-        calm_collector()  # to look through what a thousand open requests are made of is not the door's time
-        took: list[tuple[float, float, float]] = []
+            instance = stack.enter_context(serving("instance", {**options, "url": url}))
+            await said_by(instance, "serves")
+        staying = [
+            asyncio.create_task(ask(session, url, f"open-{at}", [*PROMPT, at]))
+            for at in range(options["open"])
+        ]
+        if instance is not None:
+            await said_by(instance, "has them")
+        calm_collector()
+        asked: dict[int, tuple[float, float]] = {}
+        arrived: dict[int, float] = {}
+        finished: dict[int, float] = {}
         ended: list[asyncio.Task[None]] = []
 
-        async def one(at: int) -> None:
-            request_id, last = f"measured-{at}", 1_000_000 + at
-            instance.measured[np.array([last], "<i4").tobytes()] = request_id
+        async def one(number: int) -> None:
             began = time.monotonic()
-            there = await ask(session, url, request_id, [*PROMPT, last])
-            if door:
-                way_in = instance.arrived[request_id] - began
-                way_out = there - instance.ended[request_id]
-            else:
-                way_in, way_out = 0.0, there - began - options["engine_s"]
-            if at >= options["rate"]:  # the first second warms up
-                took.append((way_in, way_out, way_in + way_out))
+            prompt = [*PROMPT, FIRST_MEASURED + number]
+            told = await ask(session, url, f"measured-{number}", prompt)
+            asked[number] = (began, time.monotonic())
+            if instance is None:
+                arrived[number], finished[number] = told["arrived"], told["ended"]
 
         begins = time.monotonic()
         for at in range(int(options["rate"] * (options["seconds"] + 1))):
             await asyncio.sleep(max(0.0, begins + at / options["rate"] - time.monotonic()))
             ended.append(asyncio.create_task(one(at)))
         await asyncio.gather(*ended)
-        for task in tasks:
+        for task in staying:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*staying, return_exceptions=True)
+        if instance is not None:
+            arrived, finished = await measured_by(instance)
+    took: list[tuple[float, float, float]] = []
+    for number, (began, there) in asked.items():
+        if number < options["rate"]:  # the first second warms up
+            continue
+        way_in, way_out = arrived[number] - began, there - finished[number]
+        took.append((way_in, way_out, way_in + way_out))
     ways, values = ("in", "out", "added"), np.array(took) * 1e3
     return {
         "n": len(took),
@@ -259,6 +372,19 @@ async def measure(port: int, options: dict[str, Any], *, door: bool) -> dict[str
             for name, q in (("p50", 0.5), ("p99", 0.99))
         },
     }
+
+
+async def said_by(child: subprocess.Popen[str], expected: str) -> None:
+    assert child.stdout is not None
+    said = await asyncio.wait_for(asyncio.to_thread(child.stdout.readline), 60)
+    if said.strip() != expected:
+        raise SystemExit(f"the instance said {said!r} instead of {expected!r}")
+
+
+async def measured_by(instance: subprocess.Popen[str]) -> list[dict[int, float]]:
+    """When the samples came, and ended, by number; the instance ends."""
+    said, _ = await asyncio.to_thread(instance.communicate, timeout=60)
+    return [dict(times) for times in json.loads(said)]
 
 
 async def publish(session: aiohttp.ClientSession, url: str, folder: Path) -> None:
@@ -273,33 +399,47 @@ async def publish(session: aiohttp.ClientSession, url: str, folder: Path) -> Non
             raise SystemExit(f"the policy was refused: {await reply.text()}")
 
 
+@contextlib.contextmanager
+def serving(part: str, options: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    """A process of this file, which ends when its stdin does."""
+    under = options["under"] if part == "door" else []
+    child = subprocess.Popen(
+        [*under, sys.executable, __file__, "--serve", part, json.dumps(options)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert child.stdin is not None
+    try:
+        yield child
+    finally:
+        child.stdin.close()
+        try:
+            child.wait(30)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
 def run(part: str, options: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="gyre-bench-", dir=options["at"]) as folder:
         told = {**options, "folder": folder}
-        child = subprocess.Popen(
-            [*options["under"], sys.executable, __file__, "--serve", part, json.dumps(told)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        assert child.stdin is not None
-        assert child.stdout is not None
-        try:
-            return asyncio.run(measure(int(child.stdout.readline()), told, door=part == "door"))
-        finally:
-            child.stdin.close()
-            try:
-                child.wait(30)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+        with serving(part, told) as child:
+            assert child.stdout is not None
+            return asyncio.run(measure(int(child.stdout.readline()), told, has_instance=part != "direct"))
 
 
 def main() -> int:
     if sys.argv[1:2] == ["--serve"]:
         options = json.loads(sys.argv[3])
-        asyncio.run(serve_door(options) if sys.argv[2] == "door" else serve_direct(options))
+        serve = {
+            "door": serve_door,
+            "direct": serve_direct,
+            "relay": serve_relay,
+            "instance": serve_instance,
+        }[sys.argv[2]]
+        asyncio.run(serve(options))
         return 0
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -314,6 +454,7 @@ def main() -> int:
         type=float,
         help="how long an end waits to be committed with others, if not the default",
     )
+    parser.add_argument("--part", choices=PARTS, help="only this one")
     parser.add_argument("--folder", help="where the SQLite file goes (default: a temporary folder)")
     parser.add_argument("--profile", help="py-spy's output, of the manager")
     parser.add_argument("--dry-run", action="store_true", help="few requests, to see that it runs")
@@ -339,21 +480,17 @@ def main() -> int:
         },
         "load_before": os.getloadavg()[0],
     }
-    for part in ("direct", "door"):
-        runs = [
-            run(part, {**options, "under": options["under"] if part == "door" else []})
-            for _ in range(asked.runs)
-        ]
+    for part in [asked.part] if asked.part else PARTS:
+        runs = [run(part, options) for _ in range(asked.runs)]
         results[part] = runs
-        for way in ("in", "out", "added") if part == "door" else ("added",):
+        for way in ("in", "out", "added"):
             figures = []
             for name in ("p50", "p99"):
                 values = [one[f"{way}_{name}_ms"] for one in runs]
                 figures.append(
                     f"{name} {statistics.median(values):.2f} ms ({min(values):.2f} to {max(values):.2f})"
                 )
-            told = f", {asked.open} open" if part == "door" else ""
-            print(f"{part + told:20} {way:6} {'  '.join(figures)}  of {len(runs)} runs", flush=True)
+            print(f"{part:8} {way:6} {'  '.join(figures)}  of {len(runs)} runs", flush=True)
     results["load_after"] = os.getloadavg()[0]
     if asked.json:
         asked.json.write_text(json.dumps(results, indent=1) + "\n")
