@@ -10,6 +10,8 @@ DOCS := .venv-docs
 # Four workers, also on two cores: tests that kill processes mostly wait for them to come back. They may write bytecode,
 # whatever the shell says: else each worker rewrites every assertion anew.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
+# Three for real jobs on real clusters: they fill two cores, and with a fourth each waits for the others.
+PYTEST_JOBS := $(subst -n 4,-n 3,$(PYTEST))
 
 .PHONY: help install hooks demo test test-long test-all sglang test-sglang verl test-verl dlrover test-dlrover soak search fuzz coverage lint types layers docs picture ui ui-check recorded bench clean
 .DEFAULT_GOAL := help
@@ -41,7 +43,7 @@ test: install  ## what to run before a commit: the fast tests, and a real job wh
 test-long: install  ## the rest but SGLang: all kills, the command line on real jobs, PostgreSQL, all examples of properties
 	$(BIN)/python -m compileall -q gyre
 	GYRE_TEST_EXAMPLES=1 $(PYTEST) -m "hypothesis and not slow and not postgres and not sglang" $(ARGS)
-	$(PYTEST) -m "(slow or postgres) and not sglang and not verl and not dlrover" $(ARGS)
+	$(PYTEST_JOBS) -m "(slow or postgres) and not sglang and not verl and not dlrover" $(ARGS)
 
 test-all:  ## everything: test-sglang, test-verl, test-dlrover, test and test-long
 	for one in test-sglang test-verl test-dlrover test test-long; do $(MAKE) $$one || exit 1; done

@@ -73,7 +73,7 @@ def test_rays_autoscaler_brings_the_machines_that_a_job_waits_for_and_takes_them
 def test_a_machine_that_comes_late_is_used_and_one_that_is_drained_is_left_in_order() -> None:
     out = run("tests.kill.machines_come_and_go")
     assert out["stands_on_the_guest"]
-    assert out["used_after_s"] < 30, "in seconds, but for a busy machine"
+    assert out["used_after_s"] < 60, "in seconds, but for a busy machine"
     assert out["noticed_after_s"] < 10
     assert out["while_drained"] == {"phase": "running", "reason": "no_room"}, out
     assert ["rollout-1", "drained"] in out["left"]

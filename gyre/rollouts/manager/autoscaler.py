@@ -13,6 +13,7 @@ This module must not know how instances are started, nor read the time: `now` is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -78,6 +79,7 @@ class Autoscaler:
         self._at = 0.0
         self._idle_s = self._serving_s = self._local_s = 0.0
         self._cores_s = self._cores_busy_s = 0.0
+        self._least_queued = math.inf
         self._steps = 0
         self._steps_since: float | None = None
         self._step_at: float | None = None
@@ -119,6 +121,7 @@ class Autoscaler:
         if fleet.cores_busy is not None:
             self._cores_s += passed
             self._cores_busy_s += fleet.cores_busy * passed
+        self._least_queued = min(self._least_queued, fleet.queued_tokens)
         self._rates.update(fleet.rates)
         wanted = {role: last.wanted.get(role, 0) for role in self._pools}
         urgent = not any(wanted.values()) and not fleet.others and fleet.queued_tokens > 0
@@ -172,6 +175,7 @@ class Autoscaler:
         self._first, self._at = self._last, now
         self._steps, self._steps_since = 0, self._step_at
         self._idle_s = self._serving_s = self._local_s = self._cores_s = self._cores_busy_s = 0.0
+        self._least_queued = math.inf
 
     def _is_whole(self, observed_s: float) -> bool:
         if observed_s < self._shortest_s or observed_s <= 0:
@@ -192,6 +196,7 @@ class Autoscaler:
             local_share=round(local, 4),
             idle_share=round(self._idle_s / self._serving_s, 4) if self._serving_s > 0 else 0.0,
             queued_tokens=round(fleet.queued_tokens, 1),
+            least_queued_tokens=round(self._least_queued, 1),
             rate_tokens_s=round(fleet.rate_tokens_s, 1),
             step_s=round(self._mean_step_s(), 4),
             cores_busy=round(self._cores_busy_s / self._cores_s, 4) if self._cores_s > 0 else None,

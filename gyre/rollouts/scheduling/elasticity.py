@@ -67,7 +67,9 @@ class Observation:
     idle_share: float = 0.0
     """Share of the time in which an instance had nothing to do, on average."""
     queued_tokens: float = 0.0
-    """Predicted tokens of samples that no instance has."""
+    """Predicted tokens of samples that no instance has, at its end."""
+    least_queued_tokens: float = 0.0
+    """The fewest that there were in it."""
     rate_tokens_s: float = 0.0
     """Tokens/s of all instances together."""
     step_s: float = 0.0
@@ -171,8 +173,11 @@ class ElasticPolicy:
         return count
 
     def _is_behind(self, observation: Observation) -> bool:
-        """Whether the queue is long, so that only some instances were idle, or only for a moment."""
-        return observation.queued_tokens > observation.rate_tokens_s * self.settings.up_cooldown_s
+        """Whether the queue is long, so that only some instances were idle, or only for a moment. With a trainer it must
+        have been long all the time: a step ends by asking for the next one's samples, so that at the end of an
+        observation there always is one."""
+        queued = observation.queued_tokens if self._of_fleet else observation.least_queued_tokens
+        return queued > observation.rate_tokens_s * self.settings.up_cooldown_s
 
     def _held_by_cores(self, observation: Observation, lack: float) -> Scale | None:
         """Said once, until something changes."""

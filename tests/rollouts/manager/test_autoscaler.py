@@ -12,6 +12,7 @@ from gyre.rollouts.scheduling.pools import Pool
 SETTINGS = ElasticSettings(min=0, max=8, up_cooldown_s=30.0, down_cooldown_s=60.0)
 WORKING = Fleet(placed={"rollout": 2}, others=0, serving=2, busy=2, queued_tokens=1e5, rate_tokens_s=1000.0)
 IDLE = replace(WORKING, busy=0, queued_tokens=0.0)
+FOUR = replace(WORKING, placed={"rollout": 4}, serving=4, busy=4)
 TICK_S = 0.5
 
 
@@ -81,6 +82,17 @@ def test_the_trainer_s_turn_in_a_step_is_no_idleness_of_the_fleet() -> None:
     shares = {advice.observed.idle_share for advice in world.advices}
     assert all(0.8 < share < 1.0 for share in shares)
     assert [advice.count for advice in world.advices] == [1]  # of two, one in forty seconds busy
+
+
+def test_instances_that_stand_idle_go_though_each_step_begins_with_a_long_queue() -> None:
+    """The next step's samples are asked for as the last one ends, and take longer than a cool-down; the trainer has
+    always enough."""
+    world = World(replace(SETTINGS, min=1), wanted=4)
+    for _ in range(10):
+        world.run(10.0, FOUR)
+        world.run(15.0, replace(FOUR, busy=0, queued_tokens=0.0))
+        world.watch.step_done(world.now)
+    assert [advice.count for advice in world.advices][:1] == [2]
 
 
 def test_where_nothing_moves_a_minute_is_looked_at_and_idleness_drains_to_none() -> None:

@@ -63,8 +63,14 @@ def test_idle_instances_are_given_back_but_not_so_many_that_the_trainer_waits() 
 
 
 def test_instances_with_a_long_queue_behind_them_are_kept() -> None:
-    behind = replace(IDLING, queued_tokens=4000 * 61)
+    behind = replace(IDLING, queued_tokens=4000 * 61, least_queued_tokens=4000 * 61)
     assert told(ElasticPolicy(SETTINGS), behind, 5) == [None] * 5
+
+
+def test_a_queue_at_the_end_of_a_step_is_the_next_ones_and_one_of_a_fleet_is_a_burst() -> None:
+    asked_for = replace(IDLING, queued_tokens=4000 * 61)
+    assert told(ElasticPolicy(SETTINGS), asked_for, 5)[2] is not None
+    assert told(ElasticPolicy(SETTINGS, of_fleet=True), asked_for, 5) == [None] * 5
 
 
 @pytest.mark.parametrize(
