@@ -173,9 +173,9 @@ class ElasticPolicy:
         return count
 
     def _is_behind(self, observation: Observation) -> bool:
-        """Whether the queue is long, so that only some instances were idle, or only for a moment. With a trainer it must
-        have been long all the time: a step ends by asking for the next one's samples, so that at the end of an
-        observation there always is one."""
+        """Whether the queue is long, so that only some instances were idle, or only for a moment. With a trainer it has
+        to have been long all the time: a step ends by asking for the next one's samples, so at the end of an
+        observation it always is."""
         queued = observation.queued_tokens if self._of_fleet else observation.least_queued_tokens
         return queued > observation.rate_tokens_s * self.settings.up_cooldown_s
 
