@@ -1,7 +1,8 @@
 """The rollout manager's observations of its fleet, for the policy that says how many instances there should be.
 
 An observation covers whole steps: within one, instances and the trainer take turns, so that a part of it would show one
-of them idle. The trainer reports its waiting time, by its own clock.
+of them idle. While the length of a step is not known, it says nothing of idle instances. The trainer reports its
+waiting time, by its own clock.
 
 Invariants:
 - *asked once*: an advised change is not advised again until it came about, or did not for a while;
@@ -23,6 +24,10 @@ from gyre.rollouts.scheduling.pools import Pool, in_all, share_out
 
 NO_STEP_S = 60.0
 """Length of an observation in which no step ends; if steps take longer, an observation covers two of them."""
+
+FIRST_STEPS_WITHIN_S = 1800.0
+"""Until two steps have ended nobody knows how long one takes, and instances that stand idle may have to wait for the
+trainer's turn to end. A trainer that has made none for so long has stopped."""
 
 ASK_AGAIN_S = 60.0
 """Time after which an advice without effect (there was no room, or the master was away) may be given again."""
@@ -72,10 +77,12 @@ class Autoscaler:
         self._pools = pools
         settings = in_all(pools)
         self._policy = ElasticPolicy(settings, of_fleet=of_fleet)
+        self._of_fleet = of_fleet
         self._shortest_s = settings.up_cooldown_s / settings.evidence
         """Shortest observation, such that a cool-down has room for all that it needs."""
         self._first: TrainerStatus | None = None
         self._last: TrainerStatus | None = None
+        self._attached_at = 0.0
         self._at = 0.0
         self._idle_s = self._serving_s = self._local_s = 0.0
         self._cores_s = self._cores_busy_s = 0.0
@@ -98,6 +105,7 @@ class Autoscaler:
     def pulse(self, pulse: TrainerStatus, now: float) -> None:
         self._last = pulse
         if self._first is None:
+            self._attached_at = now
             self._begin(now)
 
     def step_done(self, now: float) -> None:
@@ -182,6 +190,10 @@ class Autoscaler:
             return False
         return self._steps > 0 or observed_s >= max(NO_STEP_S, 2.0 * self._step_s)
 
+    def _knows_steps(self) -> bool:
+        """Whether idle instances can be told from those that wait for the trainer's turn to end."""
+        return self._of_fleet or self._step_s > 0 or self._at - self._attached_at >= FIRST_STEPS_WITHIN_S
+
     def _observation(
         self, fleet: Fleet, first: TrainerStatus, last: TrainerStatus, wanted: Mapping[str, int]
     ) -> Observation:
@@ -194,13 +206,16 @@ class Autoscaler:
             others=fleet.others,
             trainer_wait_share=round(max(0.0, waited - local), 4),
             local_share=round(local, 4),
-            idle_share=round(self._idle_s / self._serving_s, 4) if self._serving_s > 0 else 0.0,
+            idle_share=round(self._idle_share(), 4),
             queued_tokens=round(fleet.queued_tokens, 1),
             least_queued_tokens=round(self._least_queued, 1),
             rate_tokens_s=round(fleet.rate_tokens_s, 1),
             step_s=round(self._mean_step_s(), 4),
             cores_busy=round(self._cores_busy_s / self._cores_s, 4) if self._cores_s > 0 else None,
         )
+
+    def _idle_share(self) -> float:
+        return self._idle_s / self._serving_s if self._serving_s > 0 and self._knows_steps() else 0.0
 
     def _mean_step_s(self) -> float:
         """From the end of the last step before the observation to the end of its last one."""

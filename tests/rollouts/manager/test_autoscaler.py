@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gyre.rollouts.manager.autoscaler import ASK_AGAIN_S, FOLLOW_S, Advice, Autoscaler, Fleet
+from gyre.rollouts.manager.autoscaler import (
+    ASK_AGAIN_S,
+    FIRST_STEPS_WITHIN_S,
+    FOLLOW_S,
+    Advice,
+    Autoscaler,
+    Fleet,
+)
 from gyre.rollouts.protocol.frames import TrainerStatus
 from gyre.rollouts.scheduling.elasticity import ElasticSettings
 from gyre.rollouts.scheduling.pools import Pool
@@ -95,9 +102,24 @@ def test_instances_that_stand_idle_go_though_each_step_begins_with_a_long_queue(
     assert [advice.count for advice in world.advices][:1] == [2]
 
 
+def test_the_trainer_s_turn_in_the_first_step_is_none_either_however_long_it_takes() -> None:
+    world = World()
+    world.run(300.0, WORKING)
+    world.run(900.0, IDLE)
+    assert world.advices == []
+
+
+def test_a_trainer_that_waits_in_the_first_step_gets_more_at_once() -> None:
+    world = World()
+    world.run(300.0, WORKING, waits=True)
+    assert world.wanted > 2
+
+
 def test_where_nothing_moves_a_minute_is_looked_at_and_idleness_drains_to_none() -> None:
     world = World()
-    world.run(1200, IDLE)
+    world.run(FIRST_STEPS_WITHIN_S, IDLE)
+    assert world.wanted == 2, "its first step may just be long"
+    world.run(600, IDLE)
     assert world.wanted == 0
     assert all("idle" in advice.reason for advice in world.advices)
     world.run(1.0, replace(IDLE, placed={"rollout": 0}, serving=0, queued_tokens=10.0))
@@ -132,6 +154,7 @@ def test_what_the_trainer_s_own_devices_generate_is_not_waited_for() -> None:
 
 def test_machines_that_joined_by_themselves_are_counted_and_not_given_back() -> None:
     world = World(wanted=1)
+    world.run(FIRST_STEPS_WITHIN_S, replace(WORKING, placed={"rollout": 1}))
     joined = replace(IDLE, placed={"rollout": 1}, others=3, serving=4, busy=3)
     world.run(1200, joined)
     assert world.wanted == 1  # one idle of four is what is permitted
