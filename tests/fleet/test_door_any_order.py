@@ -326,6 +326,7 @@ class DoorFleet(Fleet):
             assert known.failed == failed
             if not any(sample.resets for sample in known.request.samples):
                 assert heard_of(known) == rows, "the rows have all that can be told, and no more"
+        self.cancel()
         self.seen["failed"] += sum(bool(known.failed) for known in changed)
 
     def write(self, batch: WriteBatch) -> None:
@@ -388,6 +389,20 @@ class DoorFleet(Fleet):
             self.seen["tokens told"] += sum(len(one.tokens) for one in heard)
             self.seen["tokens told"] -= sum(len(one.tokens) for one in promise.heard)
             promise.heard = heard
+
+    @invariant()
+    def of_what_has_failed_nothing_goes_on(self) -> None:
+        failed = [known for known in self.door.requests().values() if known.failed]
+        for known in failed:
+            assert all(sample.instance is None for sample in known.request.samples)
+            self.seen["failed beside others"] += any(not sample.resets for sample in known.request.samples)
+        wanted = [one for one in self.door.requests().values() if not one.failed]
+        waiting = sum(
+            not sample.finish and sample.instance is None and sample.key not in self.open_groups.given_up
+            for known in wanted
+            for sample in known.request.samples
+        )
+        assert self.open_groups.queued == waiting
 
     @invariant()
     def nothing_is_told_that_is_not_in_the_rows(self) -> None:

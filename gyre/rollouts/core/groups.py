@@ -187,6 +187,14 @@ class OpenGroups:
                 self._store.note_record(sample)
                 self._queue(sample)
 
+    def abandon(self, request: InFlightRequest) -> None:
+        """Nobody wants the rest of the request: what is not finished stays as it is, stops, and waits for nothing."""
+        for sample in request.samples:
+            if not sample.finish and sample.key not in self.given_up:
+                if sample.instance is not None:
+                    self.cancelled.append((sample.instance, sample.row, sample.lease))
+                self._detach(sample)
+
     def promote(self, version: int) -> None:
         """Note that instances should have this version: samples that waited for it may be assigned."""
         self.served_version = version
@@ -285,7 +293,7 @@ class OpenGroups:
         )
 
     def _goes_back(self, sample: InFlightSample, held: Held, instance: Instance) -> bool:
-        if sample.finish or sample.key in self.given_up:
+        if sample.finish or not self._is_wanted(sample.request):
             return False
         if sample.instance is not None and held.length == sample.length:
             return False  # the present holder has as many tokens
