@@ -61,7 +61,7 @@ LARGE_LOG_PAGES = 16_000
 """The same for those who leave that to another thread, which may fall behind: 64 MiB."""
 
 _IDENTITY = text("SELECT store_id, commits FROM gyre_store")
-_COUNT_COMMIT = text("UPDATE gyre_store SET commits = commits + 1 RETURNING store_id, commits")
+_COUNT_COMMIT = "UPDATE gyre_store SET commits = commits + 1 RETURNING store_id, commits"
 
 
 class Database:
@@ -201,7 +201,8 @@ class Database:
         """The store's id, and the count of commits that it will have with this one."""
         if self.presence is None or not self._has_identity:
             return None
-        counted = connection.execute(_COUNT_COMMIT).one_or_none()
+        driver: Any = connection.connection.driver_connection  # SQLite's: see `gyre.store.prepared`
+        counted = driver.execute(_COUNT_COMMIT).fetchone()
         if counted is None:
             return None
         store_id, commits = str(counted[0]), int(counted[1])

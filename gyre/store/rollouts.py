@@ -22,24 +22,28 @@ from sqlalchemy import Connection, bindparam, select, update
 from gyre.errors import Fenced
 from gyre.store import tables
 from gyre.store.database import Database
+from gyre.store.prepared import Prepared
 from gyre.store.tables import decode_body, encode_body
 from gyre.store.terms import raise_term
 
-# Made once: a statement that is made anew for each write costs more than its execution.
-_CLAIM = (
+_CLAIM = Prepared(
     update(tables.rollouts)
     .where(tables.rollouts.c.job_id == bindparam("job"), tables.rollouts.c.term == bindparam("writer"))
     .values(counters=bindparam("new_counters"))
 )
 _STORED_TERM = select(tables.rollouts.c.term).where(tables.rollouts.c.job_id == bindparam("job"))
-_OPEN = tables.rollout_groups.insert()
-_APPEND = tables.rollout_deltas.insert()
-_CLOSE = tables.rollout_groups.delete().where(
-    tables.rollout_groups.c.job_id == bindparam("job"),
-    tables.rollout_groups.c.request_id == bindparam("gone"),
+_OPEN = Prepared(tables.rollout_groups.insert())
+_APPEND = Prepared(tables.rollout_deltas.insert())
+_CLOSE = Prepared(
+    tables.rollout_groups.delete().where(
+        tables.rollout_groups.c.job_id == bindparam("job"),
+        tables.rollout_groups.c.request_id == bindparam("gone"),
+    )
 )
-_FORGET = tables.rollout_deltas.delete().where(
-    tables.rollout_deltas.c.job_id == bindparam("job"), tables.rollout_deltas.c.seq == bindparam("gone")
+_FORGET = Prepared(
+    tables.rollout_deltas.delete().where(
+        tables.rollout_deltas.c.job_id == bindparam("job"), tables.rollout_deltas.c.seq == bindparam("gone")
+    )
 )
 
 
@@ -95,7 +99,7 @@ class RolloutStore:
                 (_FORGET, [{"job": job, "gone": key} for key in forgotten]),
             ):
                 if rows:
-                    connection.execute(statement, rows)
+                    statement.run(connection, rows)
 
     def checkpoint(self) -> None:
         """To be called every so often: no write then waits for the disk. Raises StoreError."""
@@ -138,8 +142,7 @@ class RolloutStore:
 
     def _claim(self, connection: Connection, term: int, counters: str) -> None:
         """Check the term and set the counters in one statement, which locks the row on PostgreSQL."""
-        claimed = connection.execute(_CLAIM, {"job": self.job_id, "writer": term, "new_counters": counters})
-        if claimed.rowcount == 1:
+        if _CLAIM.run(connection, [{"job": self.job_id, "writer": term, "new_counters": counters}]) == 1:
             return
         stored = connection.execute(_STORED_TERM, {"job": self.job_id}).scalar_one_or_none()
         raise self._fenced(term, stored)
