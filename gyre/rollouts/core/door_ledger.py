@@ -283,8 +283,8 @@ class DoorLedger:
         ]
 
     def committed(self, now: float) -> list[DoorRequest]:
-        """The batch that was collected last is in the ledger. Returns the requests of which more can be told; what those
-        that failed still run is in the groups' `cancelled`."""
+        """The batch that was collected last is in the ledger. Returns the requests of which more can be told; what
+        those that failed still run is in the groups' `cancelled`."""
         collected, self._collected = self._collected, []
         changed = []
         for known, told, failed in collected:
