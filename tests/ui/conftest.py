@@ -118,7 +118,11 @@ class Reader:
         """Open a view, by the part of the address after `#/`, and wait until its data is there."""
         self.page.goto("about:blank")
         self.page.goto(f"{self.base_url}#/{where}")
-        self.page.locator("main h1").first.wait_for(state="attached")
+        try:
+            self.page.locator("main h1").first.wait_for(state="attached")
+        except Exception as error:  # what the browser has instead says why
+            shown = self.page.locator("body").inner_text()[:500]
+            raise AssertionError(f"no view at {where}: {shown!r}, and it said {self.errors}") from error
         self.settle()
         return self.page
 
