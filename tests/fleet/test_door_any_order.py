@@ -254,6 +254,18 @@ class DoorFleet(Fleet):
     def is_written(self, number: int) -> bool:
         return self.writing is not None and number in self.writing.opened
 
+    @rule(moments=st.integers(3, 6))
+    def one_of_several_fails(self, moments: int) -> None:
+        """Wherever it runs, while the request's others go on slowly."""
+        for known in self.door.requests().values():
+            samples = known.request.samples
+            if len(samples) > 1 and not self.cursed and not any(one.finish or one.resets for one in samples):
+                self.cursed[samples[0].key] = "fails"
+                for _ in range(moments):
+                    self.a_while_passes([1, 1], True, True)
+                self.cursed.clear()
+                return
+
     # -- policies ---
 
     @rule()
@@ -395,7 +407,9 @@ class DoorFleet(Fleet):
         failed = [known for known in self.door.requests().values() if known.failed]
         for known in failed:
             assert all(sample.instance is None for sample in known.request.samples)
-            self.seen["failed beside others"] += any(not sample.resets for sample in known.request.samples)
+            self.seen["failed beside others"] += any(
+                not (sample.resets or sample.finish) for sample in known.request.samples
+            )
         wanted = [one for one in self.door.requests().values() if not one.failed]
         waiting = sum(
             not sample.finish and sample.instance is None and sample.key not in self.open_groups.given_up

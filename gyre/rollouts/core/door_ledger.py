@@ -311,7 +311,7 @@ class DoorLedger:
     def _tell(self, known: DoorRequest, told: list[ToldSample], failed: str, now: float) -> None:
         if known.ended_at is not None:  # of a request that failed, other samples may have gone on until then
             self.kept_tokens += sum(one.length for one in told) - known.tokens
-        known.told, known.failed = told, failed
+        known.told, known.failed = told, known.failed or failed  # the first reason stays
         if known.ended_at is None and (failed or all(one.finish for one in told)):
             known.ended_at = now
             self._ended[known.request.number] = known

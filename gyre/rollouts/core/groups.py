@@ -84,7 +84,8 @@ class OpenGroups:
         self.quarantined: list[InFlightSample] = []
         """Quarantined samples that the caller has not yet reported and cleared."""
         self.given_up: dict[int, InFlightSample] = {}
-        """Samples that failed on every instance and with every seed, by key."""
+        """Samples that failed on every instance and with every seed, and those of their requests that were abandoned
+        with them, by key."""
         self.cancelled: list[tuple[str, int, int]] = []
         """(instance, row, lease) of samples to stop, which the caller has not yet stopped and cleared."""
         self._most_resets = most_resets
@@ -188,12 +189,13 @@ class OpenGroups:
                 self._queue(sample)
 
     def abandon(self, request: InFlightRequest) -> None:
-        """Nobody wants the rest of the request: what is not finished stays as it is, stops, and waits for nothing."""
+        """Nobody wants the rest of the request: what is not finished keeps its tokens and is given up, too."""
         for sample in request.samples:
             if not sample.finish and sample.key not in self.given_up:
                 if sample.instance is not None:
                     self.cancelled.append((sample.instance, sample.row, sample.lease))
                 self._detach(sample)
+                self.given_up[sample.key] = sample
 
     def promote(self, version: int) -> None:
         """Note that instances should have this version: samples that waited for it may be assigned."""
@@ -293,7 +295,7 @@ class OpenGroups:
         )
 
     def _goes_back(self, sample: InFlightSample, held: Held, instance: Instance) -> bool:
-        if sample.finish or not self._is_wanted(sample.request):
+        if sample.finish or sample.key in self.given_up:
             return False
         if sample.instance is not None and held.length == sample.length:
             return False  # the present holder has as many tokens
