@@ -7,11 +7,9 @@ VERL := .venv-verl
 DLROVER := .venv-dlrover
 DOCS := .venv-docs
 
-# Four workers, also on two cores: tests that kill processes mostly wait for them to come back. They may write bytecode,
-# whatever the shell says: else each worker rewrites every assertion anew.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
-# Three for real jobs on real clusters: they fill two cores, and with a fourth each waits for the others.
-PYTEST_JOBS := $(subst -n 4,-n 3,$(PYTEST))
+# Workers may write bytecode, whatever the shell says: else each rewrites every assertion anew. Four of them, also on two
+# cores, for many tests wait; three where most tests have a real cluster each, which fill two cores.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder
 
 .PHONY: help install hooks demo test test-long test-all sglang test-sglang verl test-verl dlrover test-dlrover soak search fuzz coverage lint types layers docs picture ui ui-check recorded bench clean
 .DEFAULT_GOAL := help
@@ -38,12 +36,12 @@ demo: install  ## train a small model through the whole system on this machine; 
 # Ray's processes run Python's own event loop here, and uvloop, which SGLang brings, in the long suite.
 test: install  ## what to run before a commit: the fast tests, and a real job whose processes are killed, each kind once
 	$(BIN)/python -m compileall -q gyre
-	RAY_USE_UVLOOP=0 $(PYTEST) -m "not slow and not postgres and not sglang" $(ARGS)
+	RAY_USE_UVLOOP=0 $(PYTEST) -n 4 -m "not slow and not postgres and not sglang" $(ARGS)
 
 test-long: install  ## the rest but SGLang: all kills, the command line on real jobs, PostgreSQL, all examples of properties
 	$(BIN)/python -m compileall -q gyre
-	GYRE_TEST_EXAMPLES=1 $(PYTEST) -m "hypothesis and not slow and not postgres and not sglang" $(ARGS)
-	$(PYTEST_JOBS) -m "(slow or postgres) and not sglang and not verl and not dlrover" $(ARGS)
+	GYRE_TEST_EXAMPLES=1 $(PYTEST) -n 4 -m "hypothesis and not slow and not postgres and not sglang" $(ARGS)
+	$(PYTEST) -n 3 -m "(slow or postgres) and not sglang and not verl and not dlrover" $(ARGS)
 
 test-all:  ## everything: test-sglang, test-verl, test-dlrover, test and test-long
 	for one in test-sglang test-verl test-dlrover test test-long; do $(MAKE) $$one || exit 1; done
@@ -88,14 +86,14 @@ soak: install  ## a job on several machines under random faults for an hour, as 
 	$(BIN)/python -m tests.soak --out bench/results $(ARGS)
 
 search: install  ## look for examples that break a property: others each time, ten times as many as in the long suite
-	GYRE_TEST_EXAMPLES=10 $(PYTEST) -m "hypothesis and not slow and not sglang" --hypothesis-profile search $(ARGS)
+	GYRE_TEST_EXAMPLES=10 $(PYTEST) -n 4 -m "hypothesis and not slow and not sglang" --hypothesis-profile search $(ARGS)
 
 fuzz: install  ## hostile input for every place where bytes of strangers come in; FUZZ_N=10000 FUZZ_SEED=7 for fewer, and others
 	$(BIN)/python -m tests.fuzz --n $(or $(FUZZ_N),1000000) --seed $(or $(FUZZ_SEED),1) $(ARGS)
 
 coverage: install  ## lines and branches that `make test` reaches, subprocesses included
 	rm -f .coverage .coverage.*
-	COVERAGE_PROCESS_START=pyproject.toml $(PYTEST) --cov=gyre --cov-branch --cov-report=term:skip-covered -m "not slow and not postgres and not sglang" $(ARGS)
+	COVERAGE_PROCESS_START=pyproject.toml $(PYTEST) -n 4 --cov=gyre --cov-branch --cov-report=term:skip-covered -m "not slow and not postgres and not sglang" $(ARGS)
 
 lint: install  ## ruff: check and format
 	$(BIN)/ruff check .

@@ -1,8 +1,8 @@
 """Statements that are made once and run thousands of times a minute: SQLite's by its own driver.
 
-What SQLAlchemy does around a small statement takes ten times as long as SQLite does (`bench/door.py` shows it), and the
-rollout manager's clients wait for it. The transaction is SQLAlchemy's, and so is everything on PostgreSQL, whose round
-trips take longer than either.
+What SQLAlchemy does around a small statement takes several times as long as SQLite does, and clients of the rollout
+manager wait for it (`bench/results/door.md`). The transaction is SQLAlchemy's, and so is everything on PostgreSQL,
+whose round trips take longer than either.
 
 This module must not know what the statements do.
 """

@@ -26,8 +26,8 @@ NO_STEP_S = 60.0
 """Length of an observation in which no step ends; if steps take longer, an observation covers two of them."""
 
 FIRST_STEPS_WITHIN_S = 1800.0
-"""Until two steps have ended nobody knows how long one takes, and instances that stand idle may have to wait for the
-trainer's turn to end. A trainer that has made none for so long has stopped."""
+"""Until two policies were published nobody knows how long a step takes, and instances that stand idle may just wait for
+the trainer's turn to end. A trainer that has come no further in so long has stopped."""
 
 ASK_AGAIN_S = 60.0
 """Time after which an advice without effect (there was no room, or the master was away) may be given again."""

@@ -65,7 +65,7 @@ class Observation:
     local_share: float = 0.0
     """Share of the time in which the trainer's devices generated instead of training."""
     idle_share: float = 0.0
-    """Share of the time in which an instance had nothing to do, on average."""
+    """Share of the time in which an instance had nothing to do, on average; 0 where that cannot be told yet."""
     queued_tokens: float = 0.0
     """Predicted tokens of samples that no instance has, at its end."""
     least_queued_tokens: float = 0.0
