@@ -17,7 +17,6 @@ from gyre.data import TextTokenizer
 from gyre.ports.bounds import PortBounds
 from gyre.rollouts.core.door_ledger import Asked, DoorLedger
 from gyre.rollouts.protocol.credentials import digest_of
-from gyre.rollouts.protocol.frames import Cancel
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import VersionRun
 from tests.data.small import write_tokenizer
@@ -534,25 +533,6 @@ async def test_a_prompt_that_kills_engines_fails_for_good(plane: FleetPlane) -> 
     await plane.kill()
     await plane.start()
     assert await plane.generate("poison") == (status, told)
-
-
-async def test_of_a_request_that_fails_nothing_goes_on(plane: FleetPlane) -> None:
-    (agent,) = await plane.serving("a")
-    asking = plane.asking("poison", params={"n": 3})
-    poison, other, third = await agent.work(3)
-    await agent.report({other.work.row: 2, third.work.row: 1}, {third.work.row: "stop"})
-    for _ in range(2):
-        await agent.report({}, {poison.work.row: "failed"}, message="no such token")
-        (poison,) = await agent.work(1)
-    await agent.report({}, {poison.work.row: "failed"}, message="no such token")
-    assert (await agent.wire.expect(Cancel)).rows == [(other.work.row, other.work.lease)]
-    status, told = await asking
-    assert (status, told["code"]) == (500, "cannot_generate")
-    await until(lambda: not plane.manager.groups.instances["a"].held)
-    await plane.kill()
-    await plane.start()
-    assert await plane.generate("poison", params={"n": 3}) == (status, told)
-    assert not plane.manager.groups.queued
 
 
 async def test_models_and_health(plane: FleetPlane) -> None:

@@ -254,18 +254,6 @@ class DoorFleet(Fleet):
     def is_written(self, number: int) -> bool:
         return self.writing is not None and number in self.writing.opened
 
-    @rule(moments=st.integers(3, 6))
-    def one_of_several_fails(self, moments: int) -> None:
-        """Wherever it runs, while the request's others go on slowly."""
-        for known in self.door.requests().values():
-            samples = known.request.samples
-            if len(samples) > 1 and not self.cursed and not any(one.finish or one.resets for one in samples):
-                self.cursed[samples[0].key] = "fails"
-                for _ in range(moments):
-                    self.a_while_passes([1, 1], True, True)
-                self.cursed.clear()
-                return
-
     # -- policies ---
 
     @rule()
@@ -338,7 +326,6 @@ class DoorFleet(Fleet):
             assert known.failed == failed
             if not any(sample.resets for sample in known.request.samples):
                 assert heard_of(known) == rows, "the rows have all that can be told, and no more"
-        self.cancel()
         self.seen["failed"] += sum(bool(known.failed) for known in changed)
 
     def write(self, batch: WriteBatch) -> None:
@@ -401,22 +388,6 @@ class DoorFleet(Fleet):
             self.seen["tokens told"] += sum(len(one.tokens) for one in heard)
             self.seen["tokens told"] -= sum(len(one.tokens) for one in promise.heard)
             promise.heard = heard
-
-    @invariant()
-    def of_what_has_failed_nothing_goes_on(self) -> None:
-        failed = [known for known in self.door.requests().values() if known.failed]
-        for known in failed:
-            assert all(sample.instance is None for sample in known.request.samples)
-            self.seen["failed beside others"] += any(
-                not (sample.resets or sample.finish) for sample in known.request.samples
-            )
-        wanted = [one for one in self.door.requests().values() if not one.failed]
-        waiting = sum(
-            not sample.finish and sample.instance is None and sample.key not in self.open_groups.given_up
-            for known in wanted
-            for sample in known.request.samples
-        )
-        assert self.open_groups.queued == waiting
 
     @invariant()
     def nothing_is_told_that_is_not_in_the_rows(self) -> None:

@@ -8,7 +8,7 @@ Invariants:
 - *written before answered*: `told` has the lengths, versions and ends that are in the ledger, and nothing else is told;
 - *same id same tokens*: while an id is kept, whoever asks again joins the request that is there. The same id with
   something else asked is refused, and tokens that were told are never replaced by others: where a sample cannot be
-  generated its request has failed for good, and its other samples stop;
+  generated its request has failed for good;
 - *a key sees its own*: an id belongs to the key that first asked with it;
 - *a pin ends*: an exact version is the newest or refused, so that a publish waits for those that were pinned before it,
   and for none that come later;
@@ -283,8 +283,7 @@ class DoorLedger:
         ]
 
     def committed(self, now: float) -> list[DoorRequest]:
-        """The batch that was collected last is in the ledger. Returns the requests of which more can be told; what
-        those that failed still run is in the groups' `cancelled`."""
+        """The batch that was collected last is in the ledger. Returns the requests of which more can be told."""
         collected, self._collected = self._collected, []
         changed = []
         for known, told, failed in collected:
@@ -309,16 +308,14 @@ class DoorLedger:
         return known
 
     def _tell(self, known: DoorRequest, told: list[ToldSample], failed: str, now: float) -> None:
-        if known.ended_at is not None:  # of a request that failed, other samples may have gone on until then
+        if known.ended_at is not None:  # of a request that failed, other samples may go on
             self.kept_tokens += sum(one.length for one in told) - known.tokens
-        known.told, known.failed = told, known.failed or failed  # the first reason stays
+        known.told, known.failed = told, failed
         if known.ended_at is None and (failed or all(one.finish for one in told)):
             known.ended_at = now
             self._ended[known.request.number] = known
             self.kept_tokens += known.tokens
             self._count_down(known.owner)
-            if failed:
-                self._groups.abandon(known.request)
 
     def _why_failed(self, request: InFlightRequest) -> str:
         for sample in request.samples:

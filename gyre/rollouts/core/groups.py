@@ -84,8 +84,7 @@ class OpenGroups:
         self.quarantined: list[InFlightSample] = []
         """Quarantined samples that the caller has not yet reported and cleared."""
         self.given_up: dict[int, InFlightSample] = {}
-        """Samples that failed on every instance and with every seed, and those of their requests that were abandoned
-        with them, by key."""
+        """Samples that failed on every instance and with every seed, by key."""
         self.cancelled: list[tuple[str, int, int]] = []
         """(instance, row, lease) of samples to stop, which the caller has not yet stopped and cleared."""
         self._most_resets = most_resets
@@ -187,15 +186,6 @@ class OpenGroups:
                     self._store.reset(sample)
                 self._store.note_record(sample)
                 self._queue(sample)
-
-    def abandon(self, request: InFlightRequest) -> None:
-        """Nobody wants the rest of the request: what is not finished keeps its tokens and is given up, too."""
-        for sample in request.samples:
-            if not sample.finish and sample.key not in self.given_up:
-                if sample.instance is not None:
-                    self.cancelled.append((sample.instance, sample.row, sample.lease))
-                self._detach(sample)
-                self.given_up[sample.key] = sample
 
     def promote(self, version: int) -> None:
         """Note that instances should have this version: samples that waited for it may be assigned."""

@@ -177,8 +177,7 @@ class Door:
         for known in changed:
             for waiter in self._waiting.get(known.request.number, ()):
                 waiter.wake.set()
-        if any(known.failed for known in changed):
-            self._dispatch.cancel_superseded()
+        if any(known.failed and known.request.pinned for known in changed):
             self._policies.promote()
         self._publishing.committed()
         for event in self._deleting:
