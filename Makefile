@@ -7,11 +7,9 @@ VERL := .venv-verl
 DLROVER := .venv-dlrover
 DOCS := .venv-docs
 
-# Workers may write bytecode, whatever the shell says: else each rewrites every assertion anew. Four of them, also on two
-# cores, for many tests wait; three where most tests have a real cluster each, which fill two cores.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder
+SUITE := $(BIN)/python -m tests.suite
 
-.PHONY: help install hooks demo test test-long test-all sglang test-sglang verl test-verl dlrover test-dlrover soak search fuzz coverage lint types layers docs picture ui ui-check recorded bench clean
+.PHONY: help install hooks demo test test-long test-all sglang verl dlrover soak search fuzz coverage lint types layers docs picture ui ui-check recorded bench clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -33,18 +31,19 @@ demo: install  ## train a small model through the whole system on this machine; 
 	$(BIN)/gyre demo $(ARGS)
 
 # Compiled first: where Python may not write bytecode, each process of a test would compile Gyre again.
-# Ray's processes run Python's own event loop here, and uvloop, which SGLang brings, in the long suite.
+PARTS ?= fast
 test: install  ## what to run before a commit: the fast tests, and a real job whose processes are killed, each kind once
 	$(BIN)/python -m compileall -q gyre
-	RAY_USE_UVLOOP=0 $(PYTEST) -n 4 -m "not slow and not postgres and not sglang" $(ARGS)
+	$(SUITE) $(PARTS) $(if $(ARGS),-- $(ARGS))
 
-test-long: install  ## the rest but SGLang: all kills, the command line on real jobs, PostgreSQL, all examples of properties
+# What has an environment of its own gets it first.
+PART ?= long
+APART := $(if $(filter long,$(PART)),sglang verl dlrover,$(filter sglang verl dlrover,$(PART)))
+test-long: install $(APART)  ## the long suite, or PART=kill of it; CONTRIBUTING.md has the list of its parts
 	$(BIN)/python -m compileall -q gyre
-	GYRE_TEST_EXAMPLES=1 $(PYTEST) -n 4 -m "hypothesis and not slow and not postgres and not sglang" $(ARGS)
-	$(PYTEST) -n 3 -m "(slow or postgres) and not sglang and not verl and not dlrover" $(ARGS)
+	$(SUITE) $(PART) $(if $(ARGS),-- $(ARGS))
 
-test-all:  ## everything: test-sglang, test-verl, test-dlrover, test and test-long
-	for one in test-sglang test-verl test-dlrover test test-long; do $(MAKE) $$one || exit 1; done
+test-all: test test-long  ## everything
 
 # SGLang has an environment of its own (2.6 GB): it wants other versions than Gyre.
 sglang: $(SGLANG)/.installed
@@ -53,10 +52,6 @@ $(SGLANG)/.installed: constraints-sglang.txt
 	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	$(SGLANG)/bin/python -m pip install --quiet --no-deps -r constraints-sglang.txt
 	touch $@
-
-# One worker has the job, the other what needs an engine alone: an engine takes half a minute of a core to start.
-test-sglang: install sglang  ## the real SGLang on the CPU: conformance, weight loading, a job that is killed
-	$(BIN)/python -m pytest -m sglang -n 2 --dist loadfile tests/sglang $(ARGS)
 
 # verl wants other versions than Gyre, too (2 GB). Gyre is beside it for `fleet.weights=plane`, and for `backend: verl`.
 verl: $(VERL)/.installed
@@ -67,9 +62,6 @@ $(VERL)/.installed: constraints-verl.txt integrations/gyre-verl/pyproject.toml p
 	$(VERL)/bin/python -m pip install --quiet -c constraints-verl.txt -e . -e 'integrations/gyre-verl[backend,plane]'
 	touch $@
 
-test-verl: install verl  ## verl over a fleet, and verl's workers under Gyre, on CPUs, while processes are killed
-	$(BIN)/python -m pytest -m verl -n 2 --dist loadfile tests/e2e/test_verl.py tests/e2e/test_verl_backend.py $(ARGS)
-
 # DLRover's wheel lacks torch, which its runtime imports (1.2 GB).
 dlrover: $(DLROVER)/.installed
 
@@ -79,21 +71,18 @@ $(DLROVER)/.installed: constraints-dlrover.txt
 	$(DLROVER)/bin/python -m pip install --quiet -c constraints-dlrover.txt 'dlrover[ray]' pytest
 	touch $@
 
-test-dlrover: install dlrover  ## DLRover's own tests of its unified API, under it and under Gyre, side by side
-	$(BIN)/python -m pytest -m dlrover -n 0 tests/compat/dlrover $(ARGS)
-
 soak: install  ## a job on several machines under random faults for an hour, as root; SOAK_S=600 for ten minutes
 	$(BIN)/python -m tests.soak --out bench/results $(ARGS)
 
 search: install  ## look for examples that break a property: others each time, ten times as many as in the long suite
-	GYRE_TEST_EXAMPLES=10 $(PYTEST) -n 4 -m "hypothesis and not slow and not sglang" --hypothesis-profile search $(ARGS)
+	$(SUITE) search $(if $(ARGS),-- $(ARGS))
 
 fuzz: install  ## hostile input for every place where bytes of strangers come in; FUZZ_N=10000 FUZZ_SEED=7 for fewer, and others
 	$(BIN)/python -m tests.fuzz --n $(or $(FUZZ_N),1000000) --seed $(or $(FUZZ_SEED),1) $(ARGS)
 
 coverage: install  ## lines and branches that `make test` reaches, subprocesses included
 	rm -f .coverage .coverage.*
-	COVERAGE_PROCESS_START=pyproject.toml $(PYTEST) -n 4 --cov=gyre --cov-branch --cov-report=term:skip-covered -m "not slow and not postgres and not sglang" $(ARGS)
+	COVERAGE_PROCESS_START=pyproject.toml $(BIN)/python -m pytest --cov=gyre --cov-branch --cov-report=term:skip-covered -m "not slow and not postgres and not verl and not dlrover" $(ARGS)
 
 lint: install  ## ruff: check and format
 	$(BIN)/ruff check .

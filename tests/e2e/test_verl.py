@@ -1,4 +1,4 @@
-"""verl's own trainer over a Gyre fleet, in an environment of its own (`make test-verl`), on CPUs: its processes are
+"""verl's own trainer over a Gyre fleet, in an environment of its own (`make test-long PART=verl`), on CPUs: its processes are
 killed while samples are in flight, one joins, and verl resumes."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.verl,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(not PYTHON.exists(), reason="make test-verl makes verl's environment"),
+    pytest.mark.skipif(not PYTHON.exists(), reason="make test-long PART=verl makes verl's environment"),
 ]
 
 

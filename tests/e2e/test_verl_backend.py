@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.verl,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not PYTHON.exists(), reason="make test-verl makes verl's environment"),
+    pytest.mark.skipif(not PYTHON.exists(), reason="make test-long PART=verl makes verl's environment"),
 ]
 
 QWEN3 = {**CONFIGS["qwen3"], "architectures": ["Qwen3ForCausalLM"]}

@@ -1,4 +1,4 @@
-"""The real SGLang, in an environment of its own: `make test-sglang` makes it and runs these tests.
+"""The real SGLang, in an environment of its own: `make test-long PART=sglang` makes it and runs these tests.
 
 They are left out of every other run: only `-m sglang` selects them.
 """
@@ -32,5 +32,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def sglang_python() -> str:
     python = os.environ.get("GYRE_SGLANG_PYTHON", ".venv-sglang/bin/python")
     if not Path(python).exists():
-        pytest.fail(f"There is no {python}: run `make test-sglang`, which installs SGLang.")
+        pytest.fail(f"There is no {python}: run `make test-long PART=sglang`, which installs SGLang.")
     return str(Path(python).absolute())

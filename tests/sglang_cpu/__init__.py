@@ -13,7 +13,7 @@ the unmodified wheel with the folder `path/` on its PYTHONPATH, which
 What that does not show: anything of GPU kernels, CUDA graphs, tensor parallelism or speed. That a seed draws the same
 tokens in a batch of another size is shown here for float32 on a CPU, by these means, and not for a GPU.
 
-Versions: `constraints-sglang.txt`. `make test-sglang` installs them beside Gyre and runs `tests/sglang`.
+Versions: `constraints-sglang.txt`. `make test-long PART=sglang` installs them beside Gyre and runs `tests/sglang`.
 """
 
 from __future__ import annotations

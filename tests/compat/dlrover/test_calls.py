@@ -156,7 +156,7 @@ def test_a_queue_goes_on_where_its_producer_or_owner_dies(tmp_path: Path, victim
     builder.workload("BELT", f"{HERE}.Belt")
     spec = spec_of(builder, tmp_path, failover_exec_strategy=2)
     with InProcessJob(spec, tmp_path) as run:
-        appears(tmp_path / "got", "2")
+        appears(tmp_path / "got two")
         run.kill(victim)
         got = run.result(timeout_s=30)["got"]
     assert got[-1] == 5

@@ -1,5 +1,5 @@
 """DLRover's own tests of its unified API, under DLRover and under Gyre, in an environment of its own
-(`make test-dlrover`): they end alike, and the user's code in them does the same."""
+(`make test-long PART=dlrover`): they end alike, and the user's code in them does the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.dlrover,
     pytest.mark.timeout(2400),
     pytest.mark.skipif(
-        not PYTHONS["dlrover"].exists(), reason="make test-dlrover makes DLRover's environment"
+        not PYTHONS["dlrover"].exists(), reason="make test-long PART=dlrover makes DLRover's environment"
     ),
 ]
 

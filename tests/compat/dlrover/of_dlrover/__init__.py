@@ -116,7 +116,7 @@ def run(side: str, place: Path, modules: list[str], timeout_s: float) -> Ran:
         "OUTCOMES": str(place / "outcomes.json"),
         "RAY_DEDUP_LOGS": "0",
     }
-    options = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:timeout", "-p", "copied_plugin", "-q"]
+    options = ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "copied_plugin", "-q"]
     process = subprocess.Popen(
         [str(PYTHONS[side]), "-m", "pytest", *options, "-c", "/dev/null", "--rootdir", str(folder), *tests],
         cwd=folder,
