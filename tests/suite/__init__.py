@@ -1,4 +1,4 @@
-"""How this repository's tests are run: `python -m tests.suite PART…`, which `make test` and `make test-long` call.
+"""How this repository's tests are run: `python -m tests.suite PART…`, by `make test` and `make test-long`.
 
 A part is a named share of the tests (`parts.py`). It is cut into bundles: tests of a few folders that one pytest process
 collects and runs, beside others. What a process recorded (`recorder.py`) is folded to a verdict (`verdict.py`), which

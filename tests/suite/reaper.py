@@ -1,8 +1,8 @@
 """`python -m tests.suite.reaper COMMAND…` runs a command, and ends whatever it leaves, wherever that has gone.
 
-Orphans of the command become children of this process (PR_SET_CHILD_SUBREAPER in prctl(2)), so that none is missed: Ray's
-servers have sessions of their own, and some write over their environment. It ends with whoever started it, too. Its exit
-status is the command's.
+Orphans of the command become children of this process (PR_SET_CHILD_SUBREAPER in prctl(2)), so that none is missed:
+Ray's servers have sessions of their own, and some write over their environment. It ends with whoever started it, too.
+Its exit status is the command's.
 """
 
 from __future__ import annotations

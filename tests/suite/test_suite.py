@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -36,7 +35,11 @@ def test_alone():
     assert not Path("/proc", Path("child").read_text()).exists()
 """
 
-QUICK = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p pytest_timeout"}
+QUICK = {
+    "PYTHONPATH": str(ROOT),
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTEST_ADDOPTS": "-p pytest_timeout",
+}
 """A start of pytest without the plug-ins that these tests do not need takes a third of the time."""
 
 
@@ -74,10 +77,6 @@ def test_what_fails_twice_is_red_and_what_passes_by_itself_is_a_flake(tmp_path: 
 def test_what_it_left_is_ended_before_a_test_is_run_again(tmp_path: Path) -> None:
     made, verdict = run(tmp_path, {"test_family.py": FAMILY})
     assert outcomes(verdict) == {"test_family": "passed", "test_alone": "flaky"}
-    assert not psutil.pid_exists(int(child.read_text()))\n    first"
-    )
-    made, verdict = run(tmp_path, {"test_family.py": family})
-    assert outcomes(verdict) == {"test_family": "passed", "test_it": "flaky"}
     assert not psutil.pid_exists(int((tmp_path / "child").read_text()))
     assert "ended what was left" in made.ended[0].log.read_text()
 
@@ -135,7 +134,9 @@ def test_nothing_but_skips_is_red() -> None:
 def test_many_flakes_are_red_and_many_failures_are_not_run_again() -> None:
     def flakes(count: int) -> Verdict:
         first = [Result(str(number), "failed", "why") for number in range(count)]
-        return judge(first, {test.id: Result(test.id, "passed") for test in first}, [], may_skip=lambda _: True)
+        return judge(
+            first, {test.id: Result(test.id, "passed") for test in first}, [], may_skip=lambda _: True
+        )
 
     assert flakes(MOST_FLAKES).green
     assert not flakes(MOST_FLAKES + 1).green
@@ -145,11 +146,21 @@ def test_many_flakes_are_red_and_many_failures_are_not_run_again() -> None:
 
 
 def test_the_command_says_it_by_its_status_and_its_last_line(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "tests.suite", "fast", "--out", str(tmp_path), "--", "tests/test_philox.py"]
+    words = [
+        sys.executable,
+        "-m",
+        "tests.suite",
+        "fast",
+        "--out",
+        str(tmp_path),
+        "--",
+        "tests/test_philox.py",
+    ]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=GENEROUS_S * 2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
-    none = subprocess.run([*words, "-k", "nothing"], cwd=ROOT, capture_output=True, text=True, timeout=GENEROUS_S * 2)
+    none = subprocess.run(
+        [*words, "-k", "nothing"], cwd=ROOT, capture_output=True, text=True, timeout=GENEROUS_S * 2
+    )
     assert none.returncode == 1
-    (line,) = (tmp_path / "flakes.jsonl").read_text().splitlines() or [json.dumps({})]
-    assert json.loads(line) == {}
+    assert none.stdout.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"

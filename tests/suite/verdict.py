@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -62,7 +61,7 @@ class Verdict:
 
     @property
     def green(self) -> bool:
-        return not self.problems and not self.of("failed") and bool(self.of("passed", "flaky"))
+        return not self.problems and not self.of("failed")
 
     def of(self, *outcomes: Outcome) -> list[Result]:
         return [test for test in self.tests if test.outcome in outcomes]
@@ -85,8 +84,9 @@ def judge(
     *,
     may_skip: Callable[[str], bool],
 ) -> Verdict:
-    """The verdict on a run whose failed tests ended as `again` says when each was run by itself; a test that is not
-    in it was not run again. A test that is skipped for a reason that `may_skip` does not take has failed: nothing was proved."""
+    """The verdict on a run whose failed tests ended as `again` says when each was run by itself; one that is not in it
+    was not run again. A test that is skipped for a reason that `may_skip` does not take has failed: it proved nothing.
+    """
     tests, found = [], list(problems)
     for test in first:
         if test.outcome == "failed" and test.id in again:
@@ -102,6 +102,8 @@ def judge(
     flakes = sum(test.outcome == "flaky" for test in tests)
     if flakes > MOST_FLAKES:
         found.append(f"{flakes} flakes, of which a run may have {MOST_FLAKES}")
+    if all(test.outcome == "skipped" for test in tests):
+        found.append("no test was run")
     return Verdict(tuple(tests), tuple(found))
 
 
@@ -109,5 +111,3 @@ def worth_another_run(failed: Iterable[Result]) -> list[str]:
     """The tests that are run once more: none, if so many failed that the run is red however they end."""
     names = [test.id for test in failed]
     return names if len(names) <= MOST_FLAKES else []
-
-
