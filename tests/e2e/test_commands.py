@@ -13,7 +13,7 @@ from gyre.api.handle import JobHandle
 from gyre.testing.processes import ProcessFaults
 from tests.e2e.conftest import ENDS_WITHIN_S, Process, Shared
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 
 MODULE = "tests.e2e.workloads"
 

@@ -18,7 +18,7 @@ from tests.e2e.conftest import ENDS_WITHIN_S, Shared
 from tests.engines.embedded.tiny_transformers import write_folder
 from tests.kill.gate import Gate
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(180)]
 
 STEPS = 5
 

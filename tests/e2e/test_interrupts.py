@@ -13,7 +13,7 @@ import pytest
 from gyre.store import JobRow, open_store
 from tests.e2e.conftest import Process, command_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
 MODULE = "tests.e2e.workloads"
 

@@ -21,7 +21,7 @@ from tests.e2e.test_fsdp import STEPS, ended, fsdp_job
 from tests.engines.embedded.tiny_transformers import write_folder
 from tests.kill.gate import Gate
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def adapter_job(folder: Path, **changes: Any) -> RLJobBuilder:

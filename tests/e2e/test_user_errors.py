@@ -9,7 +9,7 @@ import pytest
 from gyre.api import RLJobBuilder
 from tests.e2e.conftest import ENDS_WITHIN_S, HERE, Ended, Process, Shared
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 
 MODULE = "tests.e2e.workloads"
 

@@ -15,7 +15,7 @@ from gyre.api.home import home
 from gyre.store import open_store
 from tests.kill.conftest import Run
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(180)]
 
 STEPS = 4
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -48,6 +49,14 @@ def odd_home(tmp_path: Path) -> Path:
     return tmp_path / "gr\u00f6\u00dfe ?#%20 'x'\n"
 
 
+@pytest.fixture
+def folder(odd_home: Path) -> Iterator[Path]:
+    """Where the command's Ray will be: not below such a home."""
+    made = home(odd_home).ray_temp_dir()
+    yield made
+    shutil.rmtree(made)
+
+
 def commands_below(command: subprocess.Popen[bytes]) -> list[str]:
     return [command_of(child) for child in psutil.Process(command.pid).children(recursive=True)]
 
@@ -82,9 +91,8 @@ def while_one_of_its_dead_is_started_anew(
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("moment", [before_ray, in_rays_start, while_one_of_its_dead_is_started_anew])
 def test_nothing_is_left_of_a_killed_command(
-    odd_home: Path, moment: Callable[[subprocess.Popen[bytes], Path, Path], bool]
+    odd_home: Path, folder: Path, moment: Callable[[subprocess.Popen[bytes], Path, Path], bool]
 ) -> None:
-    folder = home(odd_home).ray_temp_dir()
     with subprocess.Popen(
         [sys.executable, "-m", "gyre.api", "demo", "--chaos", "--steps", "40"],
         stdout=subprocess.DEVNULL,

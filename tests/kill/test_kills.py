@@ -17,7 +17,7 @@ from gyre.store.write_lock import holder_of
 from gyre.testing.processes import Victim
 from tests.kill.conftest import Run
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.timeout(180)]
 
 Start = Callable[..., Run]
 

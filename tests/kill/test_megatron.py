@@ -13,7 +13,7 @@ from tests.kill.conftest import Run
 from tests.kill.test_first_weights import published
 from tests.kill.test_kills import engine_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(180)]
 
 STEPS = 9
 JOB: dict[str, Any] = {

@@ -28,7 +28,7 @@ from tests.kill.jobs import STEPS, tiny_job
 
 __all__ = ["short_home"]
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def spec_of(run: Run) -> dict[str, Any]:

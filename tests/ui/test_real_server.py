@@ -22,7 +22,7 @@ from tests.ui.views import OF_ANY_JOB, go_to
 RECORDED = Path(__file__).parent / "recorded.tar.gz"
 """Made by `make recorded`."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.ui.conftest import AXE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 VIEWS = {
     "now": "main .sentence",
