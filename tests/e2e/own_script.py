@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gyre.api import RLJobBuilder
-from gyre.workloads import BaseTrainer
+from gyre.workloads import BaseTrainer, BaseWorkload
 
 
 class Rollout:
@@ -13,12 +13,18 @@ class Rollout:
         return [self.rank] * n
 
 
+class Actor(BaseWorkload):
+    def where(self) -> list[int]:
+        return [self.rank, self.local_rank]
+
+
 class Trainer(BaseTrainer):
-    def fit(self) -> list[list[int]]:
-        found: list[list[int]] = self.rollout.generate(3)
-        return found
+    def fit(self) -> dict[str, list[list[int]]]:
+        return {"generated": self.rollout.generate(3), "places": self.actor.where()}
 
 
 if __name__ == "__main__":
-    handle = RLJobBuilder().trainer(Trainer).rollout(Rollout).total(2).submit("test")
-    print(handle.wait(60)["job"]["result"]["value"])
+    job = RLJobBuilder().trainer(Trainer).rollout(Rollout).total(2).actor(Actor).total(2).per_node(2)
+    handle = job.submit("test")
+    result = handle.wait(60)["job"]["result"]
+    print(result["generated"], result["places"], handle.notes)

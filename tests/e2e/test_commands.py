@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gyre.api import RLJobBuilder
 from gyre.api.handle import JobHandle
 from gyre.testing.processes import ProcessFaults
 from tests.e2e.conftest import ENDS_WITHIN_S, Process, Shared
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 
 MODULE = "tests.e2e.workloads"
 
@@ -26,45 +25,6 @@ roles:
   trainer: {{entrypoint: "{MODULE}:Endless"}}
   rollout: {{entrypoint: "{MODULE}:MyRollout", total: 1, elastic: {{min: 1, max: 3}}}}
 """
-
-
-@pytest.fixture
-def endless(shared: Shared) -> Iterator[JobHandle]:
-    builder = RLJobBuilder().trainer(MODULE, "Endless").rollout(MODULE, "MyRollout").elastic(1, 3)
-    handle = shared.submit(builder, "by-handle")
-    yield handle
-    if not handle.status()["job"]["ended_at"]:
-        handle.stop("the test failed")
-        handle.wait(ENDS_WITHIN_S)
-    handle.close()
-
-
-def test_a_handle_scales_pauses_resumes_and_stops(endless: JobHandle) -> None:
-    watch = ProcessFaults(endless)
-
-    def vertices(count: int) -> None:
-        watch.until(
-            lambda view: view["progress"].get("vertices") == count or None,
-            f"{count} vertices called",
-            timeout_s=ENDS_WITHIN_S,
-        )
-
-    vertices(1)
-    endless.scale("rollout", 3)
-    vertices(3)
-    endless.scale("rollout", 1)
-    vertices(1)
-    endless.pause()
-    watch.until(lambda view: view["job"]["phase"] == "paused" or None, "pause", timeout_s=ENDS_WITHIN_S)
-    endless.resume()
-    view = watch.until(
-        lambda view: view if view["job"]["phase"] == "running" else None, "run", timeout_s=ENDS_WITHIN_S
-    )
-    watch.reach_step(view["progress"]["step"] + 5)
-    endless.stop("enough")
-    view = endless.wait(ENDS_WITHIN_S)
-    assert (view["job"]["phase"], view["job"]["message"]) == ("stopped", "enough")
-    assert endless.status()["job"]["result"]["rounds"] > 0
 
 
 def test_each_machine_of_a_cluster_is_checked_and_nothing_stays(shared: Shared) -> None:
@@ -102,7 +62,7 @@ def test_kill_ends_a_job_at_once(shared: Shared, tmp_path: Path) -> None:
     assert not [event for event in events if event["kind"] == "TimerFired"], "no drain timeout was waited for"
 
 
-def test_every_verb_from_another_process_while_the_job_holds_the_foreground(
+def test_every_verb_and_a_handle_from_another_process_while_the_job_holds_the_foreground(
     shared: Shared, tmp_path: Path
 ) -> None:
     file = tmp_path / "endless.yaml"
@@ -123,12 +83,15 @@ def test_every_verb_from_another_process_while_the_job_holds_the_foreground(
     tail = Process.start(shared.home, "logs", "-f", "fore", "--role", "rollout", ray_address=shared.address)
 
     assert [job["name"] for job in shared.verb("ls", "--json").json()] == ["fore"]
+    job_id = view["job"]["job_id"]
+    with closing(JobHandle(job_id, f"sqlite:///{shared.home / 'gyre.db'}")) as handle:
+        scales_pauses_and_resumes(handle)
     assert shared.gyre("submit", str(file), "--name", "fore").code == 5
     assert shared.verb("scale", "fore", "rollout=2").code == 0
     assert shared.verb("scale", "fore", "rollout=9").code == 2
     assert shared.verb("scale", "fore", "nobody=1").code == 4
     assert shared.verb("pause").code == 0
-    assert shared.verb("resume", "--json").json()["job_id"] == view["job"]["job_id"]
+    assert shared.verb("resume", "--json").json()["job_id"] == job_id
     assert shared.verb("replay", "fore", "--json").json()["differences"] == []
     assert shared.verb("stop", "fore", "--reason", "seen enough").code == 0
 
@@ -137,6 +100,7 @@ def test_every_verb_from_another_process_while_the_job_holds_the_foreground(
     last = ended.json()
     assert (last["job"]["phase"], last["job"]["message"]) == ("stopped", "seen enough")
     assert last["job"]["roles"]["rollout"] == 2
+    assert last["job"]["result"]["rounds"] > 0
     events = [json.loads(line) for line in follow.end().out.splitlines()]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert {"ScaleRequested", "PauseRequested", "ResumeRequested", "StopRequested"} <= {
@@ -152,3 +116,28 @@ def test_every_verb_from_another_process_while_the_job_holds_the_foreground(
     assert shared.verb("pause", "fore").code == 5
     assert shared.verb("show", "nobody").code == 4
     assert "generates 1" in shared.verb("logs", "fore", "--role", "rollout", "--rank", "0").out
+
+
+def scales_pauses_and_resumes(handle: JobHandle) -> None:
+    """By its own methods; the job starts and ends with one rollout."""
+    watch = ProcessFaults(handle)
+
+    def vertices(count: int) -> None:
+        watch.until(
+            lambda view: view["progress"].get("vertices") == count or None,
+            f"{count} vertices called",
+            timeout_s=ENDS_WITHIN_S,
+        )
+
+    vertices(1)
+    handle.scale("rollout", 3)
+    vertices(3)
+    handle.scale("rollout", 1)
+    vertices(1)
+    handle.pause()
+    watch.until(lambda view: view["job"]["phase"] == "paused" or None, "pause", timeout_s=ENDS_WITHIN_S)
+    handle.resume()
+    view = watch.until(
+        lambda view: view if view["job"]["phase"] == "running" else None, "run", timeout_s=ENDS_WITHIN_S
+    )
+    watch.reach_step(view["progress"]["step"] + 5)

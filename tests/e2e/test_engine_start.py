@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import Shared
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 
 GRPO = """
 name: engineless

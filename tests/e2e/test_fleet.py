@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.e2e.conftest import ENDS_WITHIN_S, Shared
 from tests.e2e.fleets import PROMPT, Fleet, fleet_on
 from tests.engines.embedded.tiny import write_checkpoint
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def body_of(request_id: str, new: int, **more: Any) -> dict[str, Any]:
@@ -29,45 +30,36 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [write_checkpoint(root / f"v{seed}", "qwen3", seed=seed) for seed in range(3)]
 
 
-@pytest.fixture
-def fleet(shared: Shared, folders: list[Path], tmp_path: Path) -> Iterator[Fleet]:
-    with fleet_on(shared, folders[0], f"fleet-{tmp_path.name[-12:].strip('_-')}", tmp_path) as fleet:
+@pytest.fixture(scope="module")
+def fleet(shared: Shared, folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with fleet_on(shared, folders[0], "fleet", tmp_path_factory.mktemp("spec")) as fleet:
         yield fleet
 
 
-async def test_it_answers_publishes_and_answers_with_the_new_version(
-    fleet: Fleet, folders: list[Path]
-) -> None:
-    async with aiohttp.ClientSession() as fleet.session:
-        await fleet.healthy()
-        status, told = await fleet.ask("/generate", body_of("one", 12, return_logprob=True))
-        assert status == 200, told
-        assert len(told["output_ids"]) == 12
-        assert told["meta_info"]["policy_versions"] == [[0, 0, 12]]
-        status, published = await fleet.ask("/v1/policies", {"version": 1, "path": str(folders[1])})
-        assert status == 200, published
-        status, later = await fleet.ask("/generate", body_of("two", 12, policy={"at_least": 1}))
-        assert status == 200, later
-        assert later["meta_info"]["policy_versions"] == [[1, 0, 12]]
-        assert await fleet.ask("/generate", body_of("one", 12, return_logprob=True)) == (200, told)
-        await fleet.listen("three", 12)
-        assert len(fleet.seen["three"]) == 12
-
-
 @pytest.mark.kill
+@pytest.mark.landing
 async def test_whoever_is_killed_every_id_gets_its_tokens_and_gets_them_again(
     fleet: Fleet, folders: list[Path]
 ) -> None:
-    """An instance, then the manager, while versions change under forty requests."""
+    """An instance, then the manager, while versions change under forty streams that a key has opened."""
     faults = ProcessFaults(fleet.handle)
     ids = [f"request-{number}" for number in range(40)]
+    before = body_of("before", 12, return_logprob=True)
     async with aiohttp.ClientSession() as fleet.session:
         await fleet.healthy()
+        version = fleet.version
+        status, first = await fleet.ask("/generate", before)
+        assert status == 200, first
+        assert len(first["output_ids"]) == 12
+        assert first["meta_info"]["policy_versions"] == [[version, 0, 12]]
+        stranger = replace(fleet, key="gyre-nobody")
+        assert (await stranger.ask("/generate", body_of("stranger", 12)))[0] == 401
+
         listening = [asyncio.create_task(fleet.listen(one, 300)) for one in ids]
         await fleet.heard(200)
-        for number, name in enumerate(("rollout-0", "rollout_manager-0"), start=1):
+        for name in ("rollout-0", "rollout_manager-0"):
             (victim,) = await asyncio.to_thread(faults.kill, name)
-            await fleet.until_asked("/v1/policies", {"version": number, "path": str(folders[number])})
+            await fleet.publish(folders)
             replaced = await asyncio.to_thread(faults.replaced, victim, timeout_s=ENDS_WITHIN_S)
             assert replaced.pid != victim.pid
         await asyncio.gather(*listening)
@@ -80,10 +72,15 @@ async def test_whoever_is_killed_every_id_gets_its_tokens_and_gets_them_again(
             )
         )
         again = [await fleet.until_asked("/generate", bodies[one]) for one in ids]
+        later = await fleet.until_asked("/generate", body_of("later", 12, policy={"at_least": version + 2}))
+        assert await fleet.until_asked("/generate", before) == first
+        await fleet.listen("listened", 12)
     for one, told in whole.items():
         assert len(told["output_ids"]) == 300
         assert told["output_ids"][: len(fleet.seen[one])] == fleet.seen[one], "told tokens were replaced"
     assert [told["output_ids"] for told in again] == [told["output_ids"] for told in whole.values()]
+    assert later["meta_info"]["policy_versions"] == [[version + 2, 0, 12]]
+    assert len(fleet.seen["listened"]) == 12
 
 
 @pytest.mark.kill
@@ -91,17 +88,18 @@ async def test_a_thousand_open_requests_outlive_every_kill(fleet: Fleet, folders
     """Two instances and the manager, while versions change. Each id gets its tokens once, and the same when it is asked
     again; nothing is generated twice."""
     faults = ProcessFaults(fleet.handle)
-    bodies = {f"request-{number}": body_of(f"request-{number}", 24) for number in range(1000)}
+    bodies = {f"open-{number}": body_of(f"open-{number}", 24) for number in range(1000)}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as fleet.session:
         await fleet.healthy()
         asking = [asyncio.create_task(fleet.until_asked("/generate", body)) for body in bodies.values()]
-        listening = [asyncio.create_task(fleet.listen(one, 24)) for one in list(bodies)[::100]]
+        streamed = list(bodies)[::100]
+        listening = [asyncio.create_task(fleet.listen(one, 24)) for one in streamed]
         for number, name in enumerate(("rollout-0", "rollout_manager-0", "rollout-1"), start=1):
             await fleet.answered(asking, 150 * number)
             assert not all(task.done() for task in asking), "nothing was open"
             (victim,) = await asyncio.to_thread(faults.kill, name)
-            if number < len(folders):
-                await fleet.until_asked("/v1/policies", {"version": number, "path": str(folders[number])})
+            if number < 3:
+                await fleet.publish(folders)
             replaced = await asyncio.to_thread(faults.replaced, victim, timeout_s=ENDS_WITHIN_S)
             assert replaced.pid != victim.pid
         answers = await asyncio.gather(*asking)
@@ -112,6 +110,7 @@ async def test_a_thousand_open_requests_outlive_every_kill(fleet: Fleet, folders
     assert [one["output_ids"] for one in again] == [one["output_ids"] for one in answers]
     told = {one["meta_info"]["id"]: one["output_ids"] for one in answers}
     assert {len(tokens) for tokens in told.values()} == {24}
-    for one, seen in fleet.seen.items():
+    for one in streamed:
+        seen = fleet.seen[one]
         assert told[one][: len(seen)] == seen, "told tokens were replaced"
     assert status["job"]["phase"] == "running"

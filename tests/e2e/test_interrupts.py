@@ -13,7 +13,7 @@ import pytest
 from gyre.store import JobRow, open_store
 from tests.e2e.conftest import Process, command_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
 MODULE = "tests.e2e.workloads"
 
@@ -71,20 +71,20 @@ def ends(process: Process, code: int) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_ray_starts(running: Process) -> None:
-    def ray_starts() -> bool:
-        return any("gcs_server" in command_of(child) for child in running.seen)
+def test_ctrl_c_while_ray_starts_and_again_while_the_job_is_placed(short_home: Path, tmp_path: Path) -> None:
+    """In one home: what the first left would be in the way of the second."""
+    with endless(short_home, tmp_path) as running:
 
-    running.until(ray_starts)
-    running.ctrl_c()
-    ends(running, 130)
+        def ray_starts() -> bool:
+            return any("gcs_server" in command_of(child) for child in running.seen)
 
-
-@pytest.mark.slow
-def test_ctrl_c_while_the_job_is_placed(running: Process) -> None:
-    running.until(lambda: row_of(running))
-    running.ctrl_c()
-    ends(running, 130)
+        running.until(ray_starts)
+        running.ctrl_c()
+        ends(running, 130)
+    with endless(short_home, tmp_path) as running:
+        running.until(lambda: row_of(running))
+        running.ctrl_c()
+        ends(running, 130)
 
 
 def test_ctrl_c_while_it_trains_on_a_cluster_of_others(
@@ -95,13 +95,15 @@ def test_ctrl_c_while_it_trains_on_a_cluster_of_others(
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_it_trains(running: Process) -> None:
-    is_interrupted_while_it_trains(running)
+def test_an_impatient_ctrl_c_while_it_trains(running: Process) -> None:
+    """On a cluster of its own, which ends with it."""
+    is_interrupted_while_it_trains(running, times=3)
 
 
-def is_interrupted_while_it_trains(running: Process) -> None:
+def is_interrupted_while_it_trains(running: Process, times: int = 1) -> None:
     reach(running, "running")
-    running.ctrl_c()
+    for _ in range(times):
+        running.ctrl_c()
     ends(running, 130)
     row = row_of(running)
     assert row is not None
@@ -111,35 +113,11 @@ def is_interrupted_while_it_trains(running: Process) -> None:
 
 
 @pytest.mark.slow
-def test_an_impatient_ctrl_c(running: Process) -> None:
-    reach(running, "running")
-    running.ctrl_c()
-    running.ctrl_c()
-    running.ctrl_c()
-    ends(running, 130)
-    row = row_of(running)
-    assert row is not None
-    assert row.phase == "stopped"
-
-
-@pytest.mark.slow
-def test_a_sigterm_to_the_whole_group_ends_the_job_in_order(running: Process) -> None:
-    """As `timeout` and Slurm send it. The local Ray went with it, and the job could not end."""
-    reach(running, "running")
-    running.look()
-    assert os.getpgid(running.process.pid) == running.process.pid, "else the test would end itself"
-    os.killpg(running.process.pid, signal.SIGTERM)
-    ends(running, 143)
-    [row] = rows(running)
-    assert (row.phase, row.reason, row.message) == ("stopped", "stop_requested", "interrupted by SIGTERM"), (
-        story(running)
-    )
-
-
-@pytest.mark.slow
 def test_a_killed_driver_takes_everything_along_and_its_name_comes_free_for_one_that_sigterm_ends_in_order(
     running: Process, tmp_path: Path
 ) -> None:
+    """A SIGTERM to the whole group, as `timeout` and Slurm send it: where the local Ray went with it, the job could not
+    end."""
     reach(running, "running")
     running.look()
     os.kill(running.process.pid, signal.SIGKILL)
@@ -155,7 +133,8 @@ def test_a_killed_driver_takes_everything_along_and_its_name_comes_free_for_one_
 
     again.until(is_again)
     again.look()
-    os.kill(again.process.pid, signal.SIGTERM)
+    assert os.getpgid(again.process.pid) == again.process.pid, "else the test would end itself"
+    os.killpg(again.process.pid, signal.SIGTERM)
     ends(again, 143)
     assert [(row.phase, row.reason) for row in rows(again)] == [
         ("stopped", "stop_requested"),

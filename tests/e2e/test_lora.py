@@ -21,7 +21,7 @@ from tests.e2e.test_fsdp import STEPS, ended, fsdp_job
 from tests.engines.embedded.tiny_transformers import write_folder
 from tests.kill.gate import Gate
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def adapter_job(folder: Path, **changes: Any) -> RLJobBuilder:
@@ -42,16 +42,24 @@ def learnt_what_was_served(handle: JobHandle) -> None:
     assert max(abs(step["rollout_kl"]) for step in steps) < 1e-4, steps
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("lora") / "model", "gemma3_text")
-
-
-def test_a_job_trains_and_serves_an_adapter(shared: Shared, folder: Path, tmp_path: Path) -> None:
-    """With a KL term and no role for the reference."""
-    handle = shared.submit(adapter_job(folder))
+@pytest.mark.kill
+def test_a_job_trains_serves_and_exports_an_adapter_whatever_is_killed(
+    shared: Shared, tmp_path: Path
+) -> None:
+    """With a KL term and no role for the reference. A rank, an instance with its engine, and the rollout manager are
+    killed, one after another: no prompt is lost, and none is trained twice."""
+    folder = write_folder(tmp_path / "model", "qwen3")
+    handle = shared.submit(adapter_job(folder, gated=True))
+    gate, faults = Gate(home(shared.home).job_directory(handle.job_id)), ProcessFaults(handle)
+    killed = ("actor-1", "rollout-0", "rollout_manager-0")
+    for step, name in enumerate(killed, start=1):
+        gate.open_to(step + 1)
+        faults.reach_step(step)
+        (victim,) = faults.kill(name)
+        assert faults.replaced(victim, timeout_s=ENDS_WITHIN_S).pid != victim.pid
+    gate.open()
     view = ended(handle)
-    assert view["incidents"] == []
+    assert {one["vertex"] for one in view["incidents"]} == set(killed)
     learnt_what_was_served(handle)
     done = shared.gyre("export", handle.job_id, str(tmp_path / "bare"), "--adapter")
     assert done.code == 0, done.err
@@ -60,20 +68,3 @@ def test_a_job_trains_and_serves_an_adapter(shared: Shared, folder: Path, tmp_pa
     assert max(np.abs(one).max() for name, one in tensors.items() if ".lora_B" in name) > 0
     config = json.loads((tmp_path / "bare" / ADAPTER_CONFIG).read_text())
     assert config["base_model_name_or_path"] == str(folder)
-
-
-@pytest.mark.kill
-def test_whatever_is_killed_no_prompt_is_lost_and_none_is_trained_twice(shared: Shared, folder: Path) -> None:
-    """A rank, an instance with its engine, and the rollout manager, one after another."""
-    handle = shared.submit(adapter_job(folder, gated=True))
-    gate, faults = Gate(home(shared.home).job_directory(handle.job_id)), ProcessFaults(handle)
-    for step, name in enumerate(("actor-1", "rollout-0", "rollout_manager-0"), start=1):
-        gate.open_to(step + 1)
-        faults.reach_step(step)
-        (victim,) = faults.kill(name)
-        assert faults.replaced(victim, timeout_s=ENDS_WITHIN_S).pid != victim.pid
-    gate.open()
-    view = ended(handle)
-    assert view["job"]["result"]["steps"] == STEPS
-    assert {one["vertex"] for one in view["incidents"]} >= {"actor-1", "rollout-0", "rollout_manager-0"}
-    learnt_what_was_served(handle)

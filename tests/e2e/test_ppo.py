@@ -13,7 +13,7 @@ from gyre.testing.processes import ProcessFaults
 from tests.e2e.conftest import Shared
 from tests.kill.gate import Gate
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(180)]
 
 CONFIG = {
     "seed": 3,

@@ -125,11 +125,6 @@ class CarelessRollout(BaseWorkload):
         return prices["missing"] * n
 
 
-class CarelessReward:
-    def score(self, groups: list[Any], *, step: int) -> list[Any]:
-        raise ZeroDivisionError("no rewards today")
-
-
 class TokenSum(BaseWorkload):
     """A reward that differs between samples of an untrained model; a gate holds the job while somebody is killed."""
 

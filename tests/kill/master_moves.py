@@ -1,4 +1,5 @@
-"""Run as a program: three nodes on this machine and a journal in PostgreSQL. The node of the master is killed.
+"""Run as a program: three nodes on this machine and a journal in PostgreSQL. The trainer and the node of the master are
+killed together.
 
 `master_moves.py POSTGRES_URL` prints one JSON object. A program of its own because a process has one Ray connection.
 """
@@ -38,9 +39,11 @@ def main(url: str) -> int:
             kill(handle)
         before, struck_at = master(handle), time.monotonic()
         raylet = raylet_of(before["pid"])
+        (trainer,) = faults.kill("trainer-0")
         cluster.remove_node(node, allow_graceful=False)
         after = next_master(handle, before)
         moved_s = time.monotonic() - struck_at
+        faults.replaced(trainer)
         elsewhere = raylet_of(after["pid"]) not in (raylet, 0)
         gate.open()
         view = handle.wait(150)
@@ -51,6 +54,7 @@ def main(url: str) -> int:
             "elsewhere": elsewhere,
             "moved_s": round(moved_s, 2),
             "outcomes": sorted({incident["outcome"] for incident in view["incidents"]}),
+            "lost": [incident["vertex"] for incident in view["incidents"]],
         }
         handle.close()
     sys.stdout.write(json.dumps(out) + "\n")

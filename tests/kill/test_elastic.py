@@ -13,7 +13,7 @@ from gyre.rollouts.trainer.sample_ledger import account_of
 from gyre.store import open_store
 from tests.kill.conftest import Run
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def test_a_backlog_brings_an_instance_and_idleness_drains_it_and_nothing_is_lost(

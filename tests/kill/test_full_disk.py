@@ -9,7 +9,7 @@ import pytest
 
 from tests.machine import sweep
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @pytest.mark.parametrize("seed", [0])
@@ -20,7 +20,7 @@ def test_a_disk_that_fills_and_empties_costs_no_prompt_and_no_budget(seed: int) 
             [sys.executable, "-m", "tests.kill.full_disk", str(seed)],
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=170,
             check=False,
         )
     finally:

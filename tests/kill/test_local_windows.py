@@ -14,7 +14,7 @@ import pytest
 from gyre.api.home import home
 from tests.kill.conftest import Run
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(180)]
 
 STEPS = 24
 WITH_LOCAL = {"rollouts": {"local": 1, "max_running": 1}, "rollout_total": 1, "actors": 1}

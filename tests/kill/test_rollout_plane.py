@@ -29,7 +29,7 @@ from gyre.rollouts.trainer.plane_client import RolloutClient
 from gyre.weights.version.model_folder import list_model_folder
 from tests.engines.tiny_model import write_tiny_model
 
-pytestmark = [pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(180)]
 
 GROUPS, N, TOKENS = 8, 2, 240
 LASTS_S = 1.0

@@ -22,7 +22,7 @@ from tests.kill.jobs import STEPS
 from tests.kill.test_kills import PATIENT
 from tests.observe.webhooks import Hook
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(180)]
 
 Start = Callable[..., Run]
 COMES_WITHIN_S = 60.0

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from gyre.store import open_store
 from tests.kill.conftest import Run
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(180)]
 
 Start = Callable[..., Run]
 STEPS = 16

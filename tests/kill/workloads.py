@@ -21,6 +21,18 @@ class PacedReward(ExactMatchReward):
         return super().score(groups)
 
 
+class TokenSum(PacedReward):
+    """Differs between samples of a model that has learned nothing, so that it is trained."""
+
+    @operator
+    def score(self, groups: list[Group], *, step: int) -> list[Group]:  # type: ignore[override]
+        groups = super().score(groups, step=step)
+        for group in groups:
+            for sample in group.samples:
+                sample.reward = float(sample.token_ids.sum() % 5) / 4
+        return groups
+
+
 class SwitchedReward(ExactMatchReward):
     """Takes long while the file `slow` is in the job's directory: then nobody waits for the rollouts.
 

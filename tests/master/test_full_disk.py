@@ -25,8 +25,8 @@ def disk(available_mib: float, *, total_mib: int = 10_000, where: str = "/d", na
 
 
 def test_nothing_is_started_and_nothing_charged_while_a_disk_is_full(make_job: Callable[..., Job]) -> None:
-    """Ten minutes, in which processes die that have nothing to do with it."""
-    job = make_job(steps=20, step_s=30.0)
+    """Five minutes, in which processes die that have nothing to do with it."""
+    job = make_job(steps=3, step_s=30.0)
     seen: list[Any] = []
     job.world.at(20.0, lambda: setattr(job.world, "disks", (disk(3),)))
     for at_s, vertex in ((23.0, "rollout-0"), (30.0, "reward-0"), (40.0, "actor-1"), (50.0, "trainer-0")):
@@ -35,8 +35,8 @@ def test_nothing_is_started_and_nothing_charged_while_a_disk_is_full(make_job: C
     def look(life: Any) -> None:
         seen.append((len(job.world.spawned), job.state, life.master.view()))
 
-    job.world.at(600.0, lambda: setattr(job.world, "disks", (disk(900),)))
-    job.life().at(60.0, look).at(590.0, look).run(3000.0)
+    job.world.at(300.0, lambda: setattr(job.world, "disks", (disk(900),)))
+    job.life().at(60.0, look).at(290.0, look).run()
     (begun, state, view), (later, _, _) = seen
     assert begun == later, "nothing was started"
     assert (state.job.phase, state.job.reason) == (JobPhase.RECOVERING, Reason.DISK_FULL)

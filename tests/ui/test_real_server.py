@@ -17,12 +17,12 @@ from gyre.api.rest.app import create_app, create_store_app
 from gyre.api.stored_jobs import StoredJobs
 from tests.doubles.standing_job import StandingJob
 from tests.ui.conftest import Reader
-from tests.ui.views import OF_ANY_JOB
+from tests.ui.views import OF_ANY_JOB, go_to
 
 RECORDED = Path(__file__).parent / "recorded.tar.gz"
 """Made by `make recorded`."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
@@ -47,21 +47,28 @@ def of_recorded(browser: Any, recorded: tuple[str, str]) -> Iterator[Any]:
     context.close()
 
 
-@pytest.mark.parametrize("view", OF_ANY_JOB)
-def test_a_view_of_an_ended_job_shows_its_data(
-    of_recorded: Any, recorded: tuple[str, str], view: str
-) -> None:
-    page = of_recorded.open(f"jobs/{recorded[1]}/{view}")
-    page.locator(OF_ANY_JOB[view]).first.wait_for()
-    assert of_recorded.errors == []
-
-
-def test_the_sentence_of_the_recorded_job_is_the_one_of_rest(
+@pytest.mark.landing
+def test_somebody_walks_through_every_view_of_an_ended_job(
     of_recorded: Any, recorded: tuple[str, str]
 ) -> None:
-    page = of_recorded.open(f"jobs/{recorded[1]}/now")
-    page.locator("main .sentence", has_text="Succeeded after").wait_for()
-    page.get_by_text("0 lost, 0 twice").first.wait_for()
+    """From the list of jobs, by links and clicks in one open page. Each view shows its data, and nothing goes wrong;
+    the sentence is the one of REST."""
+    import httpx
+
+    url, job = recorded
+    page = of_recorded.open("jobs?all=1")
+    page.locator("main td a", has_text=job).first.click()
+    for view, shown in OF_ANY_JOB.items():
+        go_to(page, view)
+        page.locator(shown).first.wait_for()
+        of_recorded.settle()
+        assert page.locator("main h1").count() == 1, view
+        if view == "now":
+            told = httpx.get(f"{url}api/v1/jobs/{job}/now").json()["sentence"]
+            assert told.startswith("Succeeded after")
+            page.locator("main .sentence", has_text=told).wait_for()
+            page.get_by_text("0 lost, 0 twice").first.wait_for()
+    assert of_recorded.errors == []
 
 
 def test_the_tokens_of_a_recorded_sample_are_those_of_rest(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.ui.conftest import Mock
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def test_a_step_shows_without_asking(reader: Any, job: str, mock: Mock) -> None:

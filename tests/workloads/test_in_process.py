@@ -55,7 +55,6 @@ def cluster():
     made.close()
 
 
-@pytest.mark.timeout(240)  # two jobs
 def test_the_torch_workloads_end_with_the_same_bits_whatever_died(make_job):
     with make_job(TORCH) as job:
         undisturbed = job.result(timeout_s=DEADLINE_S)
@@ -142,7 +141,6 @@ class CrampedActor(TorchActor):
         return backend
 
 
-@pytest.mark.timeout(240)  # two jobs
 def test_passes_of_plain_torch_that_do_not_fit_are_halved_and_learn_the_same(make_job):
     with make_job(TORCH) as job:
         whole = job.result(timeout_s=DEADLINE_S)
