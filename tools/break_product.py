@@ -41,7 +41,7 @@ FAST = "not slow and not postgres and not sglang and not verl and not dlrover"
 TEST_WITHIN_S = 60
 RUN_WITHIN_S = 240.0
 """For the tests of a break. The unbroken copy has so long for each break whose tests it runs."""
-MOST_FAILURES = 3
+MOST_FAILURES = 2
 """After so many a break is noticed well enough."""
 TOLD = 2
 """Tests in a row of the table."""

@@ -224,7 +224,7 @@ ROLLOUTS = (
         "gyre/rollouts/core/report_checks.py",
         "if highest >= vocabulary:",
         "if highest > vocabulary:",
-        ("tests/rollouts/manager/test_lying_peers.py", "tests/rollouts/core/test_groups.py"),
+        ("tests/rollouts/manager/test_peers.py",),
     ),
     Break(
         "sample-beyond-its-limit",
@@ -232,7 +232,7 @@ ROLLOUTS = (
         "gyre/rollouts/core/report_checks.py",
         "if (mine & (ends > rows.limits[numbers])).any():",
         "if (mine & (starts > rows.limits[numbers])).any():",
-        ("tests/rollouts/manager/test_lying_peers.py", "tests/rollouts/core/test_groups.py"),
+        ("tests/rollouts/core/test_groups.py",),
     ),
     Break(
         "version-never-loaded",
@@ -240,7 +240,7 @@ ROLLOUTS = (
         "gyre/rollouts/scheduling/loaded_versions.py",
         "return version in self._acknowledged or 0 <= version <= self._earlier",
         "return version in self._acknowledged or version in self._told or 0 <= version <= self._earlier",
-        ("tests/rollouts/manager/test_lying_peers.py", "tests/rollouts/core/test_groups.py"),
+        ("tests/rollouts/manager/test_lying_peers.py",),
     ),
     Break(
         "stale-report-accepted",
@@ -329,7 +329,7 @@ ROLLOUTS = (
         "gyre/rollouts/token_log/retention.py",
         "left = keys[key_of[rows] == keys]",
         "left = keys[(key_of[rows] == keys) & (keys > key)]",
-        ("tests/rollouts/token_log/test_records.py", "tests/rollouts/core/test_groups.py"),
+        ("tests/rollouts/core/test_token_table.py", "tests/rollouts/core/test_groups.py"),
     ),
     Break(
         "restored-without-a-reset",
@@ -413,7 +413,7 @@ FLEET = (
         "gyre/rollouts/manager/join_tokens.py",
         "if token is None or token.digest != caller.digest or token.revoked_at is not None:",
         "if token is None or token.digest != caller.digest:",
-        ("tests/rollouts/manager/test_peers.py", "tests/fleet/test_door.py"),
+        ("tests/fleet/test_door.py",),
     ),
 )
 
@@ -577,7 +577,7 @@ DATA = (
         "gyre/data/order.py",
         'np.argsort(lots, kind="stable").astype(np.int64)',
         "(lots % self.rows).astype(np.int64)",
-        ("tests/data/test_sources.py", "tests/data/test_folder.py"),
+        ("tests/data/test_prepared.py",),
     ),
     Break(
         "every-epoch-the-same",
@@ -585,7 +585,7 @@ DATA = (
         "gyre/data/order.py",
         "np.arange(self.rows), epoch & 0xFFFFFFFF, 0)",
         "np.arange(self.rows), 0, 0)",
-        ("tests/data/test_sources.py", "tests/data/test_folder.py"),
+        ("tests/data/test_prepared.py",),
     ),
 )
 
@@ -718,7 +718,7 @@ API = (
         "gyre/config/secrets.py",
         'given.append(webhook.partition("://")[2].partition("/")[2])',
         'given.append(webhook.partition("://")[2].partition("/")[0])',
-        ("tests/observe/test_notify.py", "tests/api/test_debug_bundle.py"),
+        ("tests/api/test_debug_bundle.py",),
     ),
     Break(
         "token-off-for-reads",
