@@ -135,16 +135,20 @@ def test_what_runs_elsewhere_than_in_the_copy_proves_nothing(tree: Path) -> None
 
 def test_a_test_that_ended_by_its_time_limit_has_not_noticed() -> None:
     report = """<testsuites><testsuite>
-        <testcase file="tests/a.py" name="waits"><failure message="Failed: Timeout (&gt;60.0s) from pytest-timeout."/>
+        <testcase classname="tests.a.test_b.TestC" name="waits">
+            <failure message="Failed: Timeout (&gt;60.0s) from pytest-timeout."/>
         </testcase>
-        <testcase file="tests/a.py" name="left_out"><skipped/></testcase>
-        <testcase file="tests/a.py" name="works"/>
+        <testcase classname="tests.a.test_b" name="left_out"><skipped/></testcase>
+        <testcase classname="tests.a.test_b" name="works"/>
         </testsuite></testsuites>"""
     tests = read_report(report)
-    assert tests == Outcome(hung=("tests/a.py::waits",), passed=1)
+    assert tests == Outcome(hung=("tests/a/test_b.py::TestC::waits",), passed=1)
     assert not tests.are_right
     found = finding_of(NOTICED, tests, 1.0)
-    assert (found.is_noticed, found.problem) == (False, "tests/a.py::waits ended by its time limit")
+    assert (found.is_noticed, found.problem) == (
+        False,
+        "tests/a/test_b.py::TestC::waits ended by its time limit",
+    )
 
 
 # -- what is told ----------------------------------------------------------------------------------

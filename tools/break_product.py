@@ -88,7 +88,7 @@ def read_report(text: str) -> Outcome:
     """The tests in a report of pytest's in JUnit's format."""
     failed, hung, could_not, passed = [], [], [], 0
     for case in ElementTree.fromstring(text).iter("testcase"):
-        name = f"{case.get('file') or case.get('classname') or ''}::{case.get('name')}"
+        name = _id_of(case.get("classname", ""), case.get("name", ""))
         failure = case.find("failure")
         if case.find("error") is not None:
             could_not.append(name)
@@ -98,6 +98,13 @@ def read_report(text: str) -> Outcome:
         elif case.find("skipped") is None:
             passed += 1
     return Outcome(tuple(failed), tuple(hung), tuple(could_not), passed)
+
+
+def _id_of(place: str, name: str) -> str:
+    """As pytest takes it: of `tests.a.test_b.TestC` and `test_d`, `tests/a/test_b.py::TestC::test_d`."""
+    parts = place.split(".")
+    module = [part for part in parts if not part[:1].isupper()]
+    return "::".join(["/".join(module) + ".py", *parts[len(module) :], name])
 
 
 def finding_of(one: Break, tests: Outcome, seconds: float) -> Finding:
@@ -175,9 +182,8 @@ class Copy:
         report = self._root / "break_product.xml"
         report.unlink(missing_ok=True)
         command = [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1"),
-            *(f"--junitxml={report}", f"--maxfail={most_failures}", f"--timeout={TEST_WITHIN_S}"),
-            *("-m", marks, *paths),
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"),
+            *(f"--maxfail={most_failures}", f"--timeout={TEST_WITHIN_S}", "-m", marks, *paths),
         ]
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
@@ -339,4 +345,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # it takes the copy and the tests along
     sys.exit(main())

@@ -472,7 +472,7 @@ TRAINER = (
         "gyre/workloads/trainer/groups/group_state.py",
         "if g not in recorded and g not in found.trained}",
         "if g not in recorded or g in found.trained}",
-        ("tests/workloads/trainer/groups/test_group_state.py", "tests/workloads/trainer/test_loop.py"),
+        ("tests/workloads/trainer/groups/test_group_state.py",),
     ),
     Break(
         "advantage-of-itself",
@@ -539,7 +539,7 @@ TRAINER = (
         "gyre/workloads/learner/packing.py",
         "positions=joined([np.arange(length) for length in lengths], np.int64)",
         "positions=joined([np.arange(sum(lengths))], np.int64)",
-        ("tests/workloads/learner", "tests/fsdp/test_backend.py"),
+        ("tests/workloads/learner/test_packing.py",),
     ),
     Break(
         "damaged-checkpoint-restored",
@@ -555,10 +555,7 @@ TRAINER = (
         "gyre/workloads/trainer/learning/recovery.py",
         "gang.restore_from_memory(newer_than=checkpoint_step - 1, at_most=at_most)",
         "gang.restore_from_memory(newer_than=-1, at_most=at_most)",
-        (
-            "tests/workloads/trainer/learning/test_recovery.py",
-            "tests/workloads/trainer/learning/test_restore_order.py",
-        ),
+        ("tests/workloads/trainer/learning/test_recovery.py",),
     ),
     Break(
         "dead-vertex-announced",
