@@ -84,6 +84,10 @@ coverage: install  ## lines and branches that `make test` reaches, subprocesses 
 	rm -f .coverage .coverage.*
 	COVERAGE_PROCESS_START=pyproject.toml $(BIN)/python -m pytest --cov=gyre --cov-branch --cov-report=term:skip-covered -m "not slow and not postgres and not verl and not dlrover" $(ARGS)
 
+.PHONY: breaks
+breaks: install  ## break the product in one way after another, and say which tests notice; ARGS="--only NAME"
+	$(BIN)/python -m tools.break_product $(ARGS)
+
 lint: install  ## ruff: check and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

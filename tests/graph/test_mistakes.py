@@ -316,10 +316,17 @@ def test_rates_that_do_not_balance_name_the_edge() -> None:
         check_dcg(Dcg(("a", "b"), (a, b), (first, second)))
 
 
-def test_capacity_below_a_firing_is_refused() -> None:
+@pytest.mark.parametrize(("produce", "consume"), [(4, 4), (4, 1), (1, 4)])
+def test_capacity_below_a_firing_is_refused(produce: int, consume: int) -> None:
     a, b = Operator("a", "go"), Operator("b", "go")
-    with pytest.raises(GraphError, match="capacity of 2 is less than one firing needs"):
-        check_dcg(Dcg(("a", "b"), (a, b), (Edge(a.ref, b.ref, EdgeKind.SAMPLES, 4, 4, capacity=2),)))
+
+    def check(capacity: int) -> None:
+        edge = Edge(a.ref, b.ref, EdgeKind.SAMPLES, produce, consume, capacity=capacity)
+        check_dcg(Dcg(("a", "b"), (a, b), (edge,)))
+
+    with pytest.raises(GraphError, match=r"capacity of 3 is less than one firing needs \(4\)"):
+        check(3)
+    check(4)
 
 
 def test_delay_that_is_too_small_for_the_rates_is_a_deadlock() -> None:

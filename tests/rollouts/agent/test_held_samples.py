@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre.engines.dialect import StreamChunk
-from gyre.rollouts.agent.held_samples import HeldSample
+from gyre.rollouts.agent.held_samples import HeldSample, engine_request
 
 
 def held(serves: int = 3, counted: bool = True) -> HeldSample:
@@ -27,6 +27,24 @@ def take(sample: HeldSample, count: int, label: int) -> None:
 def made(sample: HeldSample) -> list[int]:
     """The version of each token."""
     return [version for version, count in sample.runs for _ in range(count)]
+
+
+def test_the_engine_is_asked_to_go_on_after_the_last_token_that_is_there() -> None:
+    """Those that came with the sample, and those that this agent's engine made before its request broke."""
+    sample = HeldSample(
+        key=1,
+        row=0,
+        lease=1,
+        prompt=np.array([1, 2, 3], np.int32),
+        prior=np.array([7, 8], np.int32),
+        sampling={"max_new_tokens": 10},
+        seed=5,
+    )
+    sample.take(StreamChunk(np.array([9], np.int32), np.zeros(1, np.float32), "3"), served=3)
+    request = engine_request(sample)
+    assert request.input_ids.tolist() == [1, 2, 3, 7, 8, 9]
+    assert request.sampling.max_new_tokens == 7
+    assert request.sampling.sampling_seed == 5
 
 
 def test_tokens_that_waited_to_be_sent_are_the_older_versions_whatever_their_label() -> None:

@@ -212,6 +212,34 @@ def test_version_runs_that_the_engine_tells_in_the_end_are_the_ones_kept() -> No
     assert picture(rows.restored(2)) == picture(open_groups)
 
 
+def test_what_comes_under_a_lease_that_ended_counts_for_nothing_though_its_holder_has_the_sample_again() -> (
+    None
+):
+    open_groups = groups_with("a")
+    (request,) = open_groups.open(asked(1))
+    (state,) = request.samples
+    open_groups.assign()
+    report(open_groups, "a", {state: 4})
+    former = state.lease
+    report(open_groups, "a", {}, {state: "released"})
+    open_groups.assign()
+    assert state.instance == "a"
+    assert state.lease != former
+    late = {
+        "rows": np.array([state.row], np.uint32),
+        "leases": np.array([former], np.uint64),
+        "starts": np.array([4], np.uint32),
+        "counts": np.array([3], np.uint32),
+        "versions": np.zeros(1, np.int32),
+        "tokens": np.zeros(3, np.int32),
+        "logprobs": np.zeros(3, np.float32),
+    }
+    open_groups.progress("a", Progress(2, **late, ends=[End(state.row, former, "stop", "", ())]))
+    assert (state.length, state.finish, state.instance) == (4, "", "a")
+    assert open_groups.account.discarded == {"superseded": 3}
+    assert open_groups.missing_tokens() == 0
+
+
 def test_a_sample_that_was_given_up_is_not_taken_back() -> None:
     open_groups = groups_with("a", "b")
     (request,) = open_groups.open(asked(1))

@@ -10,7 +10,7 @@ import pytest
 from gyre.rollouts.core.groups import MOST_RESETS, OpenGroups
 from gyre.rollouts.core.quarantine import CLEARED_AFTER_TOKENS, QUARANTINE_AFTER
 from gyre.rollouts.protocol.frames import Held
-from tests.rollouts.core.simulated_agents import SimAgent
+from tests.rollouts.core.simulated_agents import Rows, SimAgent, picture
 from tests.rollouts.core.small_groups import asked, die, groups_with, join, report
 
 
@@ -158,6 +158,23 @@ def test_engines_that_die_by_themselves_quarantine_nothing() -> None:
     assert all(state.finish for state in open_groups.samples())
     assert open_groups.account.samples_quarantined == 0
     assert open_groups.account.generated == 16 * 1000
+
+
+def test_what_was_thrown_away_with_a_reset_does_not_come_back_with_the_next_manager() -> None:
+    open_groups, rows = groups_with("a"), Rows(newest=5)
+    (request,) = open_groups.open(asked(1))
+    (state,) = request.samples
+    for _ in range(QUARANTINE_AFTER):
+        open_groups.assign()
+        report(open_groups, "a", {state: 10}, {state: "failed"})
+    assert (state.resets, state.length) == (1, 0)
+    open_groups.assign()
+    report(open_groups, "a", {state: 3})
+    batch = open_groups.take_batch()
+    rows.counters, rows.groups, rows.deltas = batch.counters, batch.opened, dict(batch.encoded())
+    again = rows.restored(2)
+    assert [one.length for one in again.samples()] == [3]
+    assert picture(again) == picture(open_groups)
 
 
 def test_a_suspect_that_gets_further_than_where_it_died_is_cleared() -> None:

@@ -5,17 +5,55 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from gyre.rollouts.manager import delivery as delivery_module
+from gyre.rollouts.manager.delivery import Delivery
+from gyre.rollouts.manager.sessions import Connection
 from gyre.rollouts.protocol import connection as connection_module
 from gyre.rollouts.protocol.fields import FrameError
-from gyre.rollouts.samples import Group, Sample, SampleKey
+from gyre.rollouts.protocol.frames import Done
+from gyre.rollouts.samples import Group, Sample, SampleKey, unpack_groups
 from gyre.rollouts.trainer.plane_client import LONGEST_SAMPLE_TOKENS, RolloutClient
+from tests.rollouts.core.small_groups import asked, groups_with, report
 from tests.rollouts.plane import TOKEN, live_plane, small_folder, until
+
+
+class Trainer:
+    """Reads at once, and has what it was sent."""
+
+    waiting_bytes = 0
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+
+    def send(self, frame: Done) -> None:
+        self.came += [group.id for group in unpack_groups(frame.groups)]
+
+
+def test_a_group_is_sent_once_and_again_to_whoever_asks_for_it_again() -> None:
+    open_groups, trainer = groups_with("a"), Trainer()
+    requests = open_groups.open(asked(3))
+    open_groups.assign()
+    samples = list(open_groups.samples())
+    report(open_groups, "a", dict.fromkeys(samples, 2), dict.fromkeys(samples, "stop"))
+    delivery = Delivery(open_groups.requests)
+    delivery.attached(cast(Connection, trainer))
+    delivery.complete(requests)
+    delivery.complete(requests[:1])
+    assert trainer.came == [0, 1, 2]
+    delivery.again("train", [1])
+    assert trainer.came == [0, 1, 2, 1]
+    delivery.taken("train", [1])
+    delivery.again("train", [1])
+    assert trainer.came == [0, 1, 2, 1], "the trainer has it in its own ledger"
+    later = Trainer()
+    delivery.attached(cast(Connection, later))
+    delivery.again("train", [0, 1])
+    assert later.came == [0, 2], "what it has not is sent, whatever the one before it was sent"
 
 
 async def test_a_group_larger_than_a_frame_arrives_in_parts(

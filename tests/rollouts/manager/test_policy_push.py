@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from gyre.rollouts.manager import policy_push, policy_versions
-from gyre.rollouts.manager.policy_versions import CHECKSUMS_KEPT
+from gyre.rollouts.manager.policy_versions import CHECKSUMS_KEPT, PolicyVersions
+from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import (
     Asleep,
     Assign,
@@ -154,6 +155,32 @@ async def test_a_policy_is_in_the_ledger_before_anybody_hears_of_it(plane: Plane
     weights = await agent.wire.expect(Weights)
     assert weights.checksum == folder.checksum
     assert [known["version"] for known in plane.store.load().counters["weights"]] == [0]
+
+
+def test_no_version_is_served_before_its_commit_whenever_somebody_looks() -> None:
+    """Not only a commit makes the manager look for a version to serve: so do groups that the trainer has taken."""
+    versions = PolicyVersions()
+    for version in (0, 1):
+        versions.publish(Publish(version=version, checksum=f"c{version}", path="", sources=["h:1"]), "model")
+        assert versions.promote(None) is None
+        counters = versions.take_counters()
+        assert versions.promote(None) is None, "taken is not written"
+        assert versions.committed(counters)
+        served = versions.promote(None)
+        assert served is not None
+        assert served.version == version
+        assert versions.promote(None) is None
+
+
+def test_one_number_is_one_policy() -> None:
+    versions = PolicyVersions()
+    first = Publish(version=3, checksum="one", path="", sources=["h:1"])
+    assert versions.publish(first, "model")
+    assert not versions.publish(first, "model"), "the same bytes again"
+    with pytest.raises(FrameError, match="version 3 was published with checksum one, now other"):
+        versions.publish(msgspec.structs.replace(first, checksum="other"), "model")
+    assert versions.is_known(3, "one")
+    assert not versions.is_known(3, "other")
 
 
 async def test_a_manifest_that_takes_long_to_read_holds_up_nobody(
