@@ -11,11 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from tests.soak.faults import Known, processes_of
+from tests.soak.account import JUDGED_FROM_S, Account
+from tests.soak.faults import WATCHED, Known, Tally, processes_of
 from tests.soak.flatness import Life, Look, growth_between_lives, growth_of
 from tests.soak.isolation import PAST_DEADLINE
 from tests.waits import GENEROUS_S
@@ -206,3 +208,57 @@ def test_descriptors_that_leak_are_seen() -> None:
     found = growth_of([life], "descriptors", after_s=0.0)
     assert found is not None
     assert found.per_hour == pytest.approx(18.0, abs=1.0)
+
+
+# -- what is no proof -----------------------------------------------------------------------------------
+
+
+def an_account(**changed: Any) -> Account:
+    """Of a soak that came out well."""
+    tokens = {"generated": 10, "delivered": 6, "in_flight": 3, "discarded": 1}
+    well: dict[str, Any] = {
+        "phase": "stopped",
+        "calm": 1.0,
+        "faulty_s": HOUR_S,
+        "faulty_steps": 3000,
+        "tallies": {"kill_a_process": Tally(5, 5), "swallow": Tally(3, 0)},
+        "trained": 24_000,
+        "lost": 0,
+        "twice": 0,
+        "tokens": tokens,
+        "replay_differences": 0,
+        "lives": {role: Life(role, 1, a_life().looks) for role in WATCHED},
+    }
+    return Account(**well | changed)
+
+
+def test_a_soak_that_came_out_well_holds() -> None:
+    assert an_account().holds
+    short = an_account(faulty_s=JUDGED_FROM_S - 1, lives={})
+    assert short.holds, "no life of a short soak says anything"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"trained": 0},
+        {"faulty_steps": 0},
+        {"tallies": {}},
+        {"tallies": {"swallow": Tally(3, 0)}},
+        {"tokens": {}},
+        {"tokens": {"generated": 0, "delivered": 0, "in_flight": 0, "discarded": 0}},
+        {"replay_differences": -1},
+        {"lives": {}},
+        {"lives": {"master": Life("master", 1, a_life().looks)}},
+    ],
+    ids=str,
+)
+def test_a_soak_in_which_there_was_nothing_to_lose_or_to_look_at_proves_nothing(
+    changed: dict[str, Any],
+) -> None:
+    assert not an_account(**changed).holds
+
+
+@pytest.mark.parametrize("changed", [{"lost": 1}, {"twice": 1}, {"left": {"a file"}}, {"phase": "failed"}])
+def test_a_soak_that_lost_something_does_not_hold(changed: dict[str, Any]) -> None:
+    assert not an_account(**changed).holds

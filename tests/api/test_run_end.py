@@ -92,6 +92,10 @@ ACCOUNT = COUNTS | {"accuracy_first": 0.34, "accuracy_last": 0.97}
             view_of("stopped", message="interrupted by SIGTERM", result=COUNTS),
             "demo stopped by SIGTERM after 1 min 11 s: 0 steps; 0 prompts lost, 0 trained twice",
         ),
+        (
+            view_of("stopped", message="enough", result=COUNTS | {"prompts": 0}),
+            "demo stopped after 1 min 11 s (enough): 0 steps; no prompt was drawn",
+        ),
         (view_of(result={}), "demo succeeded after 1 min 11 s"),
     ],
 )

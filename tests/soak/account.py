@@ -30,6 +30,10 @@ from tests.soak.flatness import (
 )
 
 LOOK_S = 5.0
+
+JUDGED_FROM_S = 1200.0
+"""A soak of this length leaves each watched process alone for long enough to say whether it grows."""
+
 WANTED = 0.95
 """Of the pace without faults."""
 
@@ -85,17 +89,27 @@ class Account:
 
     @property
     def is_flat(self) -> bool:
-        """Where no life was long enough to say, nothing is held against it."""
+        """Where no life was long enough to say, nothing is held against a short soak."""
+        growth = self.growth()
+        if self.faulty_s >= JUDGED_FROM_S and growth.keys() != set(WATCHED):
+            return False
         return all(
             one.per_hour < (MIB_PER_HOUR if quantity == "memory_mib" else PER_HOUR)
-            for grown in self.growth().values()
+            for grown in growth.values()
             for quantity, one in grown.items()
         )
+
+    @property
+    def had_something_to_lose(self) -> bool:
+        """Processes were killed, and prompts were trained and tokens generated meanwhile: else that nothing was lost
+        says nothing."""
+        return min(self.killed, self.faulty_steps, self.trained, self.tokens.get("generated", 0)) > 0
 
     @property
     def holds(self) -> bool:
         return (
             self.phase == "stopped"
+            and self.had_something_to_lose
             and (self.lost, self.twice, self.replay_differences) == (0, 0, 0)
             and self.tokens_add_up
             and not self.left
@@ -128,7 +142,8 @@ class Account:
                 len(prompts.trained_twice),
                 prompts.trained,
             )
-            self.replay_differences = len(replay_job(store, handle.job_id).differences or ())
+            differences = replay_job(store, handle.job_id).differences
+            self.replay_differences = len(differences) if differences is not None else -1
         for group in placement_group_table().values():
             if group["state"] != "REMOVED":
                 self.left.add(f"placement group {group['name']} ({group['state']})")
@@ -246,6 +261,7 @@ def report(account: Account, *, command: str) -> str:
     faulty = account.faulty_steps / max(account.faulty_s, 1.0)
     rows = {
         "the job ended": f"{account.phase} {account.message}",
+        "was there something to lose": "yes" if account.had_something_to_lose else "no",
         "prompts trained": account.trained,
         "prompts lost, trained twice": f"{account.lost}, {account.twice}",
         "tokens generated = delivered + in flight + discarded": (

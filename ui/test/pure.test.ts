@@ -3,6 +3,7 @@ import { describe, expect, it } from "vitest";
 import { smoothed, thinned, within } from "../src/data/thinning";
 import { bytes, duration, percent, percentTick, short, tick, whole } from "../src/format";
 import { hrefOf, parseRoute } from "../src/route";
+import { promiseOf } from "../src/views/account/promise";
 import { differences } from "../src/views/compare/differences";
 import { binCondition } from "../src/views/samples/filters";
 import { columnsOf, firstAfter, rolesOf, rowsOf, spanAt, sumsOf } from "../src/views/timeline/rows";
@@ -30,6 +31,23 @@ describe("formats", () => {
 
   it("writes whole numbers, shares and bytes", () => {
     expect([whole(20480), percent(0.362), percent(0.014), bytes(988e6)].map(read)).toEqual(["20\u202f480", "36 %", "1.4 %", "988 MB"]);
+  });
+});
+
+describe("the promise", () => {
+  const prompts = { drawn: 0, trained: 0, dropped: 0, in_flight: 0, lost: 0, twice: 0 };
+  const tokens = { generated: null, delivered: null, in_flight: null, discarded: {}, missing: null };
+  const told = (p: Partial<typeof prompts>, t: object = {}) => {
+    const { tone, words } = promiseOf({ prompts: { ...prompts, ...p }, tokens: { ...tokens, ...t } });
+    return `${tone}: ${read(words)}`;
+  };
+
+  it("is kept where there was something to lose, and of nothing it says nothing", () => {
+    expect([told({ drawn: 512 }), told({}), told({}, { generated: 0, missing: 0 }), told({}, { generated: 9000, missing: 0 })]).toEqual(["good: 0 lost, 0 twice", "over: nothing drawn yet", "over: nothing drawn yet", "good: 0 of 9000 tokens missing"]);
+  });
+
+  it("is broken by one prompt or token, whatever else there is", () => {
+    expect([told({ drawn: 512, lost: 1 }), told({ drawn: 512, twice: 2 }), told({ lost: 1 }), told({ drawn: 512 }, { generated: 9, missing: 3 }), told({}, { generated: 9, missing: 3 })]).toEqual(["bad: 1 lost, 0 twice", "bad: 0 lost, 2 twice", "bad: 1 lost, 0 twice", "bad: 0 lost, 0 twice", "bad: 3 of 9 tokens missing"]);
   });
 });
 

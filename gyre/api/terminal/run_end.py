@@ -176,7 +176,9 @@ def _account(view: View) -> str:
     parts = []
     if _is_gyres(result):
         lost, twice = result["prompts_lost"], result["trained_twice"]
-        if isinstance(lost, int) and isinstance(twice, int):
+        if result["prompts"] == 0:
+            parts.append("no prompt was drawn")
+        elif isinstance(lost, int) and isinstance(twice, int):
             parts += [f"{lost} prompt{'' if lost == 1 else 's'} lost", f"{twice} trained twice"]
     if incidents := incidents_of_this_run(view):
         recovered = sum(incident["recovered_at"] is not None for incident in incidents)

@@ -4,18 +4,19 @@ import { percent, short, whole, words } from "../../format";
 import { Badge } from "../../parts/Badge";
 import { Refused } from "../../parts/Refused";
 import type { Account, Price, TokenAccount } from "../../rest";
+import { promiseOf } from "./promise";
 import "./account.css";
 
 export default function AccountView() {
   const { data, error } = useJob<Account>("/account", 2);
   if (!data) return <><h1>Account</h1>{error ? <Refused error={error} /> : <p className="empty">Loading …</p>}</>;
   const { prompts, tokens } = data;
-  const exact = prompts.lost + prompts.twice + (tokens.missing ?? 0) === 0;
+  const { tone, words: promise } = promiseOf(data);
   return (
     <>
       <div className="head">
         <h1>Account</h1>
-        <Badge tone={exact ? "good" : "bad"}>{whole(prompts.lost)} lost, {whole(prompts.twice)} twice{tokens.missing !== null && `, ${whole(tokens.missing)} tokens missing`}</Badge>
+        <Badge tone={tone}>{promise}{prompts.drawn > 0 && tokens.missing !== null && `, ${whole(tokens.missing)} tokens missing`}</Badge>
       </div>
       <div className="grid account">
         <section className="card">

@@ -2,12 +2,13 @@
 import { useJob, useJobView } from "../../data/job";
 import { useLive } from "../../data/live";
 import { useSteps } from "../../data/steps";
-import { short, whole } from "../../format";
+import { short } from "../../format";
 import { Badge } from "../../parts/Badge";
 import { Refused } from "../../parts/Refused";
 import { Sparkline } from "../../parts/Sparkline";
 import type { Account, Now, Tone } from "../../rest";
 import { hrefOf } from "../../route";
+import { promiseOf } from "../account/promise";
 import { LateIncidents } from "./LateIncidents";
 import { stepLine } from "./stepLine";
 import "./now.css";
@@ -84,16 +85,15 @@ function Sentence({ text }: { text: string }) {
   return text.split(/(\w+(?:-\w+)+)/).map((part, at) => (at % 2 === 1 ? <span key={at} className="name">{part}</span> : part));
 }
 
-/** The promise of the account, at a glance: no prompt lost, none trained twice. */
+/** The promise of the account, at a glance: no prompt lost, none trained twice; of a job without a trainer, no token missing. */
 function AccountBadge() {
   const { job } = useLive();
   const { data } = useJob<Account>("/account");
   if (!data) return null;
-  const { lost, twice } = data.prompts;
-  const tone: Tone = lost + twice + (data.tokens.missing ?? 0) === 0 ? "good" : "bad";
+  const { tone, words } = promiseOf(data);
   return (
     <a className="badge-link" href={hrefOf(job, "account")}>
-      <Badge tone={tone}>{whole(lost)} lost, {whole(twice)} twice</Badge>
+      <Badge tone={tone}>{words}</Badge>
     </a>
   );
 }

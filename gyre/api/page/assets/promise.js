@@ -1,0 +1,1 @@
+import{f as e,m as t}from"./jsx-runtime.js";function n({prompts:n,tokens:r}){let{drawn:i,lost:a,twice:o}=n,[s,c]=[r.generated??0,r.missing??0],l=a+o+c>0?`bad`:i+s>0?`good`:`over`;return i+a+o>0?{tone:l,words:`${t(a)} lost, ${t(o)} twice`}:s+c>0?{tone:l,words:`${t(c)} of ${e(s)} tokens missing`}:{tone:l,words:`nothing drawn yet`}}export{n as t};
