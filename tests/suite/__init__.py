@@ -1,8 +1,8 @@
 """How this repository's tests are run: `python -m tests.suite PART…`, by `make test` and `make test-long`.
 
-A part is a named share of the tests (`parts.py`). It is cut into bundles: tests of a few folders that one pytest process
-collects and runs, beside others. What a process recorded (`recorder.py`) is folded to a verdict (`verdict.py`), which
-neither starts processes nor reads a clock.
+A part is a named share of the tests (`parts.py`). It is cut into bundles: tests of a few folders, which one pytest
+process collects and runs, beside others. What a process recorded (`recorder.py`) is folded to a verdict (`verdict.py`),
+which neither starts processes nor reads a clock.
 
 Invariants:
 - *no green of nothing*: a bundle that runs no test, a part that does not end in time and a process that dies are red;
