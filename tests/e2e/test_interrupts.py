@@ -87,6 +87,7 @@ def test_ctrl_c_while_ray_starts_and_again_while_the_job_is_placed(short_home: P
         ends(running, 130)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_it_trains_on_a_cluster_of_others(
     short_home: Path, tmp_path: Path, ray_cluster: str
 ) -> None:

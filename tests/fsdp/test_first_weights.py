@@ -124,6 +124,7 @@ def same(found: Weights, wanted: Weights) -> bool:
     return found.keys() == wanted.keys() and all(np.array_equal(found[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("source", BACK_ENDS)
 def test_every_back_end_begins_with_a_checkpoint_of_every_other(
     pool: RankPool, megatrons: RankPool, store: Store, model: Path, tmp_path: Path, source: str
@@ -175,6 +176,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_read(
             begun(store, tmp_path, job_on(model), folder)
 
 
+@pytest.mark.slow
 def test_a_model_that_only_transformers_knows(
     pool: RankPool, store: Store, folder_of: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz.__main__ import main
 from tests.fuzz.target import Broken, Target, every_target, run
 
-CASES = 2000
+CASES = 1000
 """Of the quick targets. Slow ones get their share, ten times as large as in a long run."""
 
 TARGETS = every_target()

@@ -545,6 +545,7 @@ def now(stored: Stored) -> None:
     stored.history.now = time.time()
 
 
+@pytest.mark.slow
 def test_killed_between_the_post_and_the_cursor_it_tells_again_with_the_same_key(
     stored: Stored, hook: Hook, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def test_elastic_training_by_a_function(gyre_home: dict[str, Any], tmp_path: Pat
         assert job.handle.status()["job"]["phase"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_an_rl_job_whose_workers_call_each_other(gyre_home: dict[str, Any], tmp_path: Path) -> None:
     job = ppo.described(tmp_path)
     assert job.submit("dl-ppo", gyre=gyre_home) == 0
@@ -49,6 +50,7 @@ def test_an_rl_job_whose_workers_call_each_other(gyre_home: dict[str, Any], tmp_
     assert result["answers"][4] == "prompt 2.4 xxx by 1 with 2"
 
 
+@pytest.mark.slow
 def test_a_script_and_an_exception(
     gyre_home: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

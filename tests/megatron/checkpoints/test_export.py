@@ -104,6 +104,7 @@ def test_so_does_the_small_decoder_in_another_dtype(pool: RankPool, tmp_path: Pa
         assert torch.equal(saved[name], torch.from_numpy(expected).bfloat16()), name
 
 
+@pytest.mark.slow
 def test_the_weights_of_one_file_are_in_memory(pool: RankPool, tmp_path: Path) -> None:
     """Of ranks that shared the layers, so that parameters are put together."""
     (tmp_path / "checkpoint").mkdir()

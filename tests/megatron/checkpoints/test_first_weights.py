@@ -84,6 +84,7 @@ def same(found: Weights, expected: Weights) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_a_folder_s_model_in_another_layout(pool: RankPool, store: Store, tmp_path: Path) -> None:
     """Whoever is killed before the first step begins with them again, by way of a checkpoint that has no weights."""
     model = work.write_folder(tmp_path / "model", FAMILIES["qwen3-tied"])

@@ -43,7 +43,8 @@ def take_a_step(rank: int, ranks: int, port: int, folder: str, groups: list[Grou
         actor.teardown()
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.many_cases(quick=1)
+@pytest.mark.parametrize("count", [3, 1])
 def test_its_step_is_plain_torchs_on_any_number_of_ranks(ranks: RankPool, tmp_path: Path, count: int) -> None:
     (tmp_path / f"{NAME}.py").write_text(FILES[f"{NAME}.py"].text)
     groups = random_groups(0, 6)

@@ -150,6 +150,7 @@ def test_transformers_says_of_an_export_what_the_trained_model_says(
     assert found["generated"] == 7
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("dtype", ["", "bfloat16"])
 def test_an_export_has_the_weights_of_one_file_in_memory(tmp_path: Path, dtype: str) -> None:
     shape = {"layers": 6, "hidden": 512, "heads": 8, "kv_heads": 8, "mlp": 2048}
