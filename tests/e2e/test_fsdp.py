@@ -50,9 +50,9 @@ def fsdp_job(folder: Path, **changes: Any) -> RLJobBuilder:
     return builder.rollout().total(1).reward("tests.e2e.workloads", "TokenSum").end()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_folder(tmp_path / "model", "gemma3_text")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("fsdp") / "model", "gemma3_text")
 
 
 def ended(handle: JobHandle) -> dict[str, Any]:
@@ -67,10 +67,17 @@ def ended(handle: JobHandle) -> dict[str, Any]:
     return view
 
 
-def test_a_killed_rank_changes_no_weight(shared: Shared, folder: Path) -> None:
-    """Its gang goes on from a checkpoint on the disk, and what was trained since is trained again from the ledger."""
-    calm = ended(shared.submit(fsdp_job(folder)))
+@pytest.fixture(scope="module")
+def calm(shared: Shared, folder: Path) -> dict[str, Any]:
+    return ended(shared.submit(fsdp_job(folder)))
+
+
+def test_a_job_on_fsdp_trains_a_folder(calm: dict[str, Any]) -> None:
     assert calm["incidents"] == []
+
+
+def test_a_killed_rank_changes_no_weight(shared: Shared, folder: Path, calm: dict[str, Any]) -> None:
+    """Its gang goes on from a checkpoint on the disk, and what was trained since is trained again from the ledger."""
     handle = shared.submit(fsdp_job(folder, gated=True))
     gate, faults = Gate(home(shared.home).job_directory(handle.job_id)), ProcessFaults(handle)
     gate.open_to(STEPS - 1)

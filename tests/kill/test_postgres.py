@@ -14,7 +14,7 @@ __all__ = ["postgres_server", "postgres_url"]
 @pytest.mark.kill
 @pytest.mark.slow
 @pytest.mark.postgres
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)  # with the undisturbed job, where that did not run before
 def test_trainer_and_the_node_of_the_master_are_killed_together_and_it_moves_with_its_journal(
     postgres_url: str, undisturbed_digest: str
 ) -> None:

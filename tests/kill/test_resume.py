@@ -40,6 +40,7 @@ STRETCHES = ((5, 2, False), (STEPS, 2, True), (13, 2, False), (STEPS, 3, True), 
 """Of one job: how many steps it is told to make, with how many ranks, and whether it is stopped on the way."""
 
 
+@pytest.mark.timeout(240)  # one job that is started five times
 def test_an_ended_job_goes_on_to_the_weights_of_one_that_was_never_interrupted(
     start: Callable[..., Run], kill_home: Path, undisturbed_digest: str
 ) -> None:
