@@ -133,6 +133,29 @@ def test_a_sink_is_told_steps_evaluations_and_warnings_and_each_once(
     ]
 
 
+def test_a_sink_has_flushed_before_its_cursor_moves_whatever_it_was_told(
+    written: Written, tmp_path: Path
+) -> None:
+    """A step, an event alone, and events of which it hears nothing: after a cut it begins at the cursor."""
+    path = tmp_path / "told"
+    sink = make_sink(OWN, SinkJob("j1", "grpo", {}, tmp_path, str(path)), {}, [])
+    cursor = Cursor()
+    for tell in (
+        lambda: written.step(1),
+        lambda: written.event(WARNED),
+        lambda: written.event(EVALUATED),
+        lambda: written.event(StepCompleted(1, 1, 1)),
+    ):
+        tell()
+        moved = tell_new(written.store, "j1", sink, cursor)
+        assert moved != cursor
+        assert told(path)[-1] == ["flush"]
+        cursor = moved
+    assert [line[0] for line in told(path)] == [
+        *("step", "flush", "warning", "flush", "evaluation", "flush", "flush")
+    ]
+
+
 def test_a_cursor_that_cannot_be_read_is_the_beginning(tmp_path: Path) -> None:
     path = tmp_path / "cursor.json"
     assert read_cursor(path) == Cursor()

@@ -89,6 +89,21 @@ def test_a_tensor_that_cannot_be_is_no_manifest(change):
         WeightManifest.from_dict(plain)
 
 
+@pytest.mark.parametrize("what", ["digests", "sizes", "chunk_bytes"])
+def test_a_manifest_proves_itself_by_its_checksum(what):
+    """Whoever asks a stranger for the manifest of a checksum believes nobody: bytes, sizes and cuts are in it."""
+    plain = pack_weights(state(), version=3, step=4)[0].to_dict()
+    assert WeightManifest.from_dict(plain).checksum == plain["checksum"]
+    if what == "digests":
+        plain["digests"] = ["0" * 16, *plain["digests"][1:]]
+    elif what == "sizes":
+        plain["files"] = [{**file, "size_bytes": file["size_bytes"] + 8} for file in plain["files"]]
+    else:
+        plain["chunk_bytes"] *= 2
+    with pytest.raises(WeightMismatch, match="the manifest of version 3 does not have its own checksum"):
+        WeightManifest.from_dict(plain)
+
+
 def test_every_flipped_bit_is_noticed():
     manifest, buffer = pack_weights(state(), version=1, step=1)
     for position in range(0, len(buffer), 7):

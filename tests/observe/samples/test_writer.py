@@ -224,6 +224,22 @@ def test_samples_leave_the_job_its_room(tmp_path: Path) -> None:
         assert SampleFiles(disk.path / "samples").steps()["steps"] == []
 
 
+def test_nobody_sees_a_file_before_all_of_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, seen = SampleFiles(tmp_path), []
+    write = writer_module.write_table
+
+    def watched(table: Any, path: Path) -> None:
+        write(table, path)
+        seen.append(files.steps()["steps"])
+
+    monkeypatch.setattr(writer_module, "write_table", watched)
+    kept(tmp_path, {4: [group(4)]})
+    assert seen == [[]]
+    assert [one["step"] for one in files.steps()["steps"]] == [4]
+
+
 def test_what_a_dead_trainer_left_half_written_is_removed(tmp_path: Path) -> None:
     (tmp_path / f".step-00000003.parquet.123{PARTIAL}").write_bytes(b"PAR1")
     kept(tmp_path, {4: [group(4)]})

@@ -501,6 +501,22 @@ def test_a_vertex_whose_master_does_not_come_back_ends_itself(capsys):
     assert status == [ORPHANED]
 
 
+def test_a_call_that_runs_keeps_no_vertex_whose_master_is_gone(capsys):
+    """Nobody would ever end a call that hangs, nor give its devices back."""
+    now, status = [0.0], []
+    made = orphan(now, status.append)
+    made.bind(5, binding())
+    thread, _ = in_thread(made.call, 1, "hold")
+    assert made._workload.entered.wait(GENEROUS_S)
+    now[0] = 250.0
+    assert made._look_for_master(250.0)
+    now[0] = 250.1
+    assert not made._look_for_master(250.0)
+    assert status == [ORPHANED]
+    made._workload.gate.set()
+    thread.join(GENEROUS_S)
+
+
 def test_a_vertex_that_hears_of_its_master_stays():
     now, gone = [0.0], threading.Event()
     made = orphan(now, lambda code: gone.set())
