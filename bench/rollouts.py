@@ -116,9 +116,9 @@ def plane(load: dict[str, Any], **options: Any) -> Iterator[tuple[Child, Child]]
             yield manager, agents
             told = agents.ask("stats")
             agents.ask("stop")
-            missing = manager.ask("stop").get("missing_tokens", 0)
-            if missing or told.get("wrong"):
-                raise SystemExit(f"{missing} tokens are missing, {told['wrong']} samples came wrong")
+            missing, wrong = manager.ask("stop")["missing_tokens"], told["wrong"]
+            if missing or wrong:
+                raise SystemExit(f"{missing} tokens are missing, {wrong} samples came wrong")
         finally:
             if agents is not None:
                 agents.end()

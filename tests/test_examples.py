@@ -255,7 +255,9 @@ def test_the_images_hold_what_their_processes_import() -> None:
     assert extras is not None
     assert set(extras[1].split(",")) <= project["optional-dependencies"].keys()
     passed_on = (ROOT / ".dockerignore").read_text().splitlines()
-    for source in re.findall(r"^COPY ([^-].*) \S+$", text, re.MULTILINE):
+    sources = re.findall(r"^COPY ([^-].*) \S+$", text, re.MULTILINE)
+    assert sources
+    for source in sources:
         for name in source.split():
             assert (ROOT / name).exists(), name
             assert f"!{name}" in passed_on

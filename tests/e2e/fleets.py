@@ -95,6 +95,33 @@ class Fleet:
             assert time.monotonic() < deadline, "no answers come"
             await asyncio.sleep(0.01)
 
+    async def settled(self) -> dict[str, Any]:
+        """The manager's account in tokens, once nothing is generated any more."""
+        assert self.session is not None
+        deadline = time.monotonic() + ENDS_WITHIN_S
+        while True:
+            found = read_endpoint(home(self.shared.home).job_directory(self.handle.job_id))
+            assert found is not None
+            async with self.session.get(
+                f"{found[0]}/v1/status", headers={"Authorization": f"Bearer {found[1]}"}
+            ) as reply:
+                told = await reply.json()
+            if not told["queued"] and not any(one["running"] for one in told["instances"]):
+                account: dict[str, Any] = told["account"]
+                return account
+            assert time.monotonic() < deadline, "it still generates"
+            await asyncio.sleep(0.2)
+
+    async def kept(self, request_id: str) -> int | None:
+        """Tokens of a request that the door keeps; None where there is none of this id, or none any more."""
+        assert self.session is not None
+        headers = {"Authorization": f"Bearer {self.key}"}
+        async with self.session.get(f"{self.url}/v1/requests/{request_id}", headers=headers) as reply:
+            if reply.status == 404:
+                return None
+            assert reply.status == 200, await reply.text()
+            return sum(one["tokens"] for one in (await reply.json())["samples"])
+
     async def healthy(self) -> None:
         """An instance serves."""
         assert self.session is not None

@@ -162,9 +162,11 @@ def test_a_killed_rank_changes_no_weight_of_a_job(short_home: Path) -> None:
         stop(process)
     assert code == 0, (short_home / "job.log").read_text()[-3000:]
     found = json.loads((short_home / "job.json").read_text())
+    assert found.keys() == {"calm", "killed"}
     for one in found.values():
         assert (one["phase"], one["result"]["steps"], one["trained"]) == ("succeeded", 4, 32)
         assert (one["lost"], one["twice"]) == ([], [])
     assert found["calm"]["incidents"] == []
     assert ["actor-1", "region"] in found["killed"]["incidents"]
+    assert found["killed"]["replaced"], "nobody was killed"
     assert found["killed"]["result"]["digest"] == found["calm"]["result"]["digest"]

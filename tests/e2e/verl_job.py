@@ -6,10 +6,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -123,6 +126,7 @@ def over_fleet(
     key: str,
     on_plane: bool = False,
     checkpoints: str = "checkpoints",
+    records: Records | None = None,
 ) -> subprocess.Popen[str]:
     """verl's trainer over a fleet up to this step, from its last checkpoint where it has one. `on_plane` it serves its
     versions itself."""
@@ -137,7 +141,16 @@ def over_fleet(
         f"fleet.key={key}",
         "fleet.weights=plane" if on_plane else f"fleet.folder={place / 'policies'}",
     ]
-    return _started(place, script, [*own, *overrides(place, temp, steps, checkpoints=checkpoints)])
+    more = {}
+    if records is not None:
+        own.append(f"trainer.rollout_data_dir={records.trained_in(checkpoints)}")
+        modules = f"{CPU_ENVIRONMENT['VERL_USE_EXTERNAL_MODULES']},verl_told"
+        more = {
+            "VERL_USE_EXTERNAL_MODULES": modules,
+            "PYTHONPATH": str(records.modules),
+            "GYRE_VERL_TOLD": str(records.told),
+        }
+    return _started(place, script, [*own, *overrides(place, temp, steps, checkpoints=checkpoints)], **more)
 
 
 def alone(
@@ -187,6 +200,59 @@ def _started(place: Path, script: str, arguments: Sequence[str], **more: str) ->
         cwd=place,
         start_new_session=True,
     )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A row of verl's own record of a step: `uid` is of a prompt as it was drawn, `sample` its place in the group."""
+
+    step: int
+    uid: str
+    sample: int
+    prompt: str
+    text: str
+
+
+class Records:
+    """What verl's runs asked, were answered and trained, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.told, self.modules = folder / "told", folder / "modules"
+        self.told.mkdir(parents=True)
+        self.modules.mkdir()
+        shutil.copy(Path(__file__).with_name("verl_told.py"), self.modules)
+
+    def trained_in(self, run: str) -> Path:
+        """Where verl writes the steps of a run, which a resumed one goes on with."""
+        return self._folder / f"trained-{run}"
+
+    def trained(self, run: str) -> list[Trained]:
+        """In the order of steps."""
+        rows = []
+        for file in sorted(self.trained_in(run).glob("*.jsonl"), key=lambda one: int(one.stem)):
+            for line in file.read_text().splitlines():
+                told = json.loads(line)
+                uid, sample, _ = told["uid"].rsplit("_", 2)
+                assert told["step"] == int(file.stem)
+                rows.append(Trained(told["step"], uid, int(sample), told["input"], told["output"]))
+        return rows
+
+    def asked(self) -> list[str]:
+        """The ids, as often as they were asked for. That of a request that is asked for again, for its connection
+        broke, is here once."""
+        return [one["asked"] for one in self._lines() if "asked" in one]
+
+    def answered(self) -> list[tuple[str, list[int]]]:
+        """Ids and tokens, as often as they came."""
+        return [(one["answered"], one["token_ids"]) for one in self._lines() if "answered" in one]
+
+    def _lines(self) -> list[dict[str, Any]]:
+        return [
+            json.loads(line)
+            for file in sorted(self.told.glob("*.jsonl"))
+            for line in file.read_text().splitlines()
+        ]
 
 
 class Followed:

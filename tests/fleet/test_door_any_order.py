@@ -20,7 +20,7 @@ from gyre.rollouts.manager.policy_versions import PolicyVersions
 from gyre.rollouts.protocol.frames import Publish
 from gyre.rollouts.token_log.write_buffer import WriteBatch
 from tests.examples import examples
-from tests.rollouts.core.fleet import Fleet
+from tests.rollouts.core.fleet import Fleet, went_through
 from tests.rollouts.core.simulated_agents import SimAgent, logprob_of, mix, token_of
 
 NEWEST = 6
@@ -144,6 +144,46 @@ class DoorFleet(Fleet):
         asked = Asked(request_id, np.array([prompt, 2], np.int32), n, {"max_new_tokens": limit}, wish)
         self.asks(owner, asked)
 
+    @rule(owner=OWNERS)
+    def rush(self, owner: str) -> None:
+        """A client asks for more than it may have open, for what is too old, and for what is not there yet."""
+        self.publish()
+        self.ask_for_long_ones(owner)
+        self.ask(owner, "five", wish=Wish(0, exact=True))
+        self.ask(owner, "five", wish=Wish(NEWEST + 1))
+        self.a_while_passes([20, 20], True, True)
+        self.a_while_passes([20, 20], True, True)
+        self.ask(owner, "six")
+        self.ask_again(owner, "one")
+        self.ask_again("other" if owner == "lab" else "lab", "one")
+
+    @rule(owner=OWNERS, request_id=IDS)
+    def change_ones_mind(self, owner: str, request_id: str) -> None:
+        self.ask_for_long_ones(owner)
+        self.a_while_passes([2, 2], True, True)
+        self.withdraw(owner, request_id, 0)
+        self.abort(owner, None, 0)
+
+    @rule(data=st.data(), how=st.sampled_from(["fails", "kills"]))
+    def come_to_grief(self, data: st.DataObject, how: str) -> None:
+        self.ask_for_long_ones()
+        self.cursed.clear()
+        self.curse(data, how)
+        for _ in range(4):
+            self.a_while_passes([3, 3], True, True)
+
+    @rule(in_time=st.booleans())
+    def restart_while_a_batch_is_written(self, in_time: bool) -> None:
+        self.a_while_passes([2, 2], True, False)
+        self.end_commit()
+        self.begin_commit()
+        self.restart(in_time)
+
+    def ask_for_long_ones(self, owner: str = "lab") -> None:
+        self.take(KEEP_S)  # what has ended makes room
+        for request_id in ("one", "two", "three", "four"):
+            self.ask(owner, request_id, n=2, limit=30)
+
     @rule(owner=OWNERS, request_id=IDS)
     def ask_again(self, owner: str, request_id: str) -> None:
         known = self.door.requests().get(request_id)
@@ -193,7 +233,7 @@ class DoorFleet(Fleet):
     def kept_tokens(self) -> int:
         return sum(one.tokens for one in self.door.requests().values() if one.ended_at is not None)
 
-    @rule(owner=OWNERS, request_id=IDS, often=st.integers(0, 2))
+    @rule(owner=OWNERS, request_id=IDS, often=st.integers(0, 1))
     def withdraw(self, owner: str, request_id: str, often: int) -> None:
         """A client deletes its request, or tries to delete another's."""
         known = self.door.requests().get(request_id)
@@ -470,12 +510,45 @@ class DoorFleet(Fleet):
 SEEN: Counter[str] = Counter()
 """What the runs went through."""
 
-TestDoorFleet = DoorFleet.TestCase
-TestDoorFleet.settings = settings(
-    max_examples=examples(50),
-    stateful_step_count=50,
-    deadline=None,
-    database=None,
-    phases=[Phase.generate],  # a failure is told as it came: making it smaller takes minutes
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+EVERYTHING = (
+    "tokens told",
+    "asked again",
+    *(
+        f"refused: {reason}"
+        for reason in (
+            "not_yours",
+            "other_request",
+            "policy_unknown",
+            "policy_gone",
+            "too_many_open",
+            "ledger_full",
+        )
+    ),
+    "deleted",
+    "aborted",
+    "forgotten",
+    "failed",
+    "restarts",
+    "restarts while a batch is written",
+    "back",
 )
+"""What the runs must have come to."""
+
+
+class TestDoorFleet(DoorFleet.TestCase):
+    settings = settings(
+        max_examples=examples(50),
+        stateful_step_count=50,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],  # a failure is told as it came: making it smaller takes minutes
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    )
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        SEEN.clear()
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        went_through(SEEN, EVERYTHING)

@@ -62,7 +62,7 @@ class Run:
         assert result["steps"] == steps
         assert result["prompts_lost"] == 0
         assert result["trained_twice"] == 0
-        self._check_history()
+        self._check_history(steps)
         with open_store(self.handle.store_url) as store:
             account = account_of(store.ledger(self.handle.job_id))
             assert account.lost == ()
@@ -74,14 +74,16 @@ class Run:
         assert open_incidents == [], view["incidents"]
         return view
 
-    def _check_history(self) -> None:
+    def _check_history(self, steps: int) -> None:
         versions, epochs = [], []
         for event in self.handle.events():
             if event["kind"] == "WeightsPublished":
                 versions.append(event["body"]["version"])
             elif event["kind"] == "MasterStarted":
                 epochs.append(event["body"]["epoch"])
+        assert versions[-1:] == [steps], "the last step's weights were not published"
         assert versions == sorted(versions), "the version fell"
+        assert epochs[:1] == [1], "no master took the job over"
         assert epochs == sorted(set(epochs)), "an epoch was used twice"
 
     def incidents_of(self, view: dict[str, Any], name: str) -> list[dict[str, Any]]:

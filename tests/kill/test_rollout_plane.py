@@ -239,12 +239,15 @@ def test_the_manager_is_killed_and_the_agents_go_on(fleet: Fleet) -> None:
         time.sleep(0.3)
         fleet.start_manager()
 
+    before = fleet.status()["account"]
     fleet.same(fleet.generate("manager", kill))
     back = [event for event in fleet.events("InstanceJoined") if event["term"] == fleet.term]
     assert len(back) == 2
     assert all(event["kept"] == event["held"] for event in back)
     assert sum(event["kept"] for event in back) > 0
-    assert fleet.status()["account"]["discarded"] == fleet.status()["account"]["discarded"]
+    after = fleet.status()["account"]
+    assert after["discarded"] == before["discarded"], "something was generated twice"
+    assert after["generated"] - before["generated"] == GROUPS * N * fleet.tokens
 
 
 def test_an_agent_is_stopped_and_goes_on_later(fleet: Fleet) -> None:

@@ -68,7 +68,9 @@ async def test_who_has_not_the_key_is_refused_and_the_key_is_on_no_command_line(
             ):
                 with pytest.raises(EngineRefused, match="401"):
                     await asked
-    for process in psutil.Process(engine.process.pid).children(recursive=True):
+    processes = psutil.Process(engine.process.pid).children(recursive=True)
+    assert processes, "nobody's command line was looked at"
+    for process in processes:
         assert not any(str(engine.api_key) in word for word in process.cmdline())
 
 

@@ -73,7 +73,9 @@ def test_nobody_calls_a_method_of_a_protocol_by_its_name_in_quotes() -> None:
     methods = {name for role in REQUIRED for name in signatures(role)}
     assert set(quoted('gang.call("state", 1); rank.submit(member, "begin")')) == {"state", "begin"}
     for folder in ("trainer", "gang", "vertex"):
-        for path in sorted((ROOT / "gyre" / "workloads" / folder).rglob("*.py")):
+        paths = sorted((ROOT / "gyre" / "workloads" / folder).rglob("*.py"))
+        assert paths, folder
+        for path in paths:
             assert not methods & set(quoted(path.read_text())), path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,10 @@ class Fleet(RuleBasedStateMachine):
         self.pending[agent.name] = []
         self.sessions[self.open_groups.instances[agent.name].number] = agent
         agent.welcomed(keep)
-        self.open_groups.instances[agent.name].version = agent.version
+        instance = self.open_groups.instances[agent.name]
+        instance.version = agent.version
+        if agent.version >= 0:
+            instance.loaded.came_back(agent.version)
         self.open_groups.admit(agent.name, able=self.can(agent.name))
         self.cancel()
 
@@ -227,9 +231,15 @@ class Fleet(RuleBasedStateMachine):
     def bless(self) -> None:
         self.cursed.clear()
 
+    def ask_for_long_ones(self) -> None:
+        """So that there is something to take over."""
+        self.ask(2, 40, 1, False, False)  # and so few that the other has room for them
+
     @rule(name=NAMES, data=st.data())
     def cut_for_long(self, name: str, data: st.DataObject) -> None:
         """The other takes over, and gets on or not, before it is back."""
+        self.heal()
+        self.ask_for_long_ones()
         self.a_while_passes([3, 3], True, True)
         agent = self.agents[name]
         helper = self.agents["b" if name == "a" else "a"]
@@ -249,6 +259,14 @@ class Fleet(RuleBasedStateMachine):
             self.seen["back with other tokens"] += sum(
                 1 for s in agent.samples.values() if s.end == "released"
             )
+
+    @rule()
+    def restart_while_held(self) -> None:
+        """What agents hold then is of leases that the ledger may not have."""
+        self.heal()
+        self.ask_for_long_ones()
+        self.a_while_passes([2, 2], False, False)
+        self.restart()
 
     @rule(name=NAMES, data=st.data())
     def report(self, name: str, data: st.DataObject) -> None:
@@ -543,3 +561,11 @@ class Fleet(RuleBasedStateMachine):
 
 SEEN: Counter[str] = Counter()
 """What the runs went through, to see that they go through something."""
+
+EVERYTHING = ("groups", "joints", "discarded", "restarts", "restarts while held", "back", "back with more")
+
+
+def went_through(seen: Counter[str], kinds: Iterable[str]) -> None:
+    """Raises AssertionError where the runs together never came to one of these: what holds of it was not looked at."""
+    missing = [kind for kind in kinds if not seen[kind]]
+    assert not missing, f"no run went through {', '.join(missing)}: {dict(seen)}"

@@ -13,7 +13,7 @@ from hypothesis.stateful import precondition, rule
 from gyre.rollouts.core.admission import DeviceUse, NotAdmitted, PolicyBounds, why_not_admitted
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions
 from tests.examples import examples
-from tests.rollouts.core.fleet import NAMES, Fleet
+from tests.rollouts.core.fleet import EVERYTHING, NAMES, SEEN, Fleet, went_through
 from tests.rollouts.core.simulated_agents import SimAgent
 
 
@@ -118,12 +118,20 @@ class FleetWithSessions(Fleet):
         super().assign(limit)
 
 
-TestFleetWithSessions = FleetWithSessions.TestCase
-TestFleetWithSessions.settings = settings(
-    max_examples=examples(50),
-    stateful_step_count=30,
-    deadline=None,
-    database=None,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-)
+class TestFleetWithSessions(FleetWithSessions.TestCase):
+    settings = settings(
+        max_examples=examples(50),
+        stateful_step_count=30,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    )
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        SEEN.clear()
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        went_through(SEEN, EVERYTHING)

@@ -17,19 +17,28 @@ from gyre.rollouts.protocol.frames import Held, Request
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import Group, pack_groups
 from tests.examples import examples
-from tests.rollouts.core.fleet import Fleet
+from tests.rollouts.core.fleet import EVERYTHING, SEEN, Fleet, went_through
 from tests.rollouts.core.simulated_agents import Rows, SimAgent, picture
 from tests.rollouts.core.small_groups import asked, groups_with, join, report
 
-TestFleet = Fleet.TestCase
-TestFleet.settings = settings(
-    max_examples=examples(50),
-    stateful_step_count=50,
-    deadline=None,
-    database=None,
-    phases=[Phase.generate],  # a failure is told as it came: making it smaller takes minutes
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-)
+
+class TestFleet(Fleet.TestCase):
+    settings = settings(
+        max_examples=examples(50),
+        stateful_step_count=50,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],  # a failure is told as it came: making it smaller takes minutes
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    )
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        SEEN.clear()
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        went_through(SEEN, EVERYTHING)
 
 
 def test_a_request_that_fails_is_tried_elsewhere_first() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gyre.rollouts.scheduling.routing_settings import RoutingSettings
 from tests.examples import examples
+from tests.rollouts.core.fleet import went_through
 from tests.rollouts.scheduling.routed_fleet import RoutedFleet
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
@@ -112,7 +114,9 @@ class Fleet(RuleBasedStateMachine):
             assert self.place[sample] is None
             assert name in self.accepting
             self.place[sample] = name
+            SEEN["given out"] += 1
         if limit is None and self.router.queued():
+            SEEN["no room"] += bool(self.accepting)
             assert not any(self.router.has_room(name) for name in self.accepting)
 
     @rule(passed_s=st.sampled_from([0.0, 1.0, 30.0]), tail=st.booleans())
@@ -125,6 +129,25 @@ class Fleet(RuleBasedStateMachine):
             assert target in self.accepting
             assert sum(place == target for place in self.place.values()) < self.instances[target]
             self.place[sample] = target
+            SEEN["stragglers moved" if tail else "moved"] += 1
+
+    # Rules are drawn alike, and each alone seldom comes to a fleet that has work, or too much of it.
+    @rule(name=NAMES, slots=st.integers(1, 6), first=SAMPLES, count=st.integers(1, 12))
+    def work_comes(self, name: str, slots: int, first: int, count: int) -> None:
+        self.join(name, slots, 9000, 90.0)
+        for sample in range(first, first + count):
+            self.submit(sample, 0)
+        self.assign(None)
+
+    @rule(name=NAMES, tail=st.booleans())
+    def somebody_comes_to_a_full_fleet(self, name: str, tail: bool) -> None:
+        self.leave(name, True, 0)
+        for other in {"a", "b", "c", "d"} - {name}:
+            self.join(other, 6, 9000, 1.0)
+        self.work_comes(name, 6, 0, 40)
+        self.leave(name, False, 0)
+        self.join(name, 6, 9000, 90.0)
+        self.move(30.0, tail)
 
     # -- what always holds ----------------------------------------------------------------------
 
@@ -145,8 +168,20 @@ class Fleet(RuleBasedStateMachine):
             assert self.router.rate_tokens_s(name) > 0
 
 
-Fleet.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
-TestFleet = Fleet.TestCase
+SEEN: Counter[str] = Counter()
+"""What the runs went through."""
+
+
+class TestFleet(Fleet.TestCase):
+    settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        SEEN.clear()
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        went_through(SEEN, ("given out", "no room", "moved"))
 
 
 @settings(max_examples=examples(40), deadline=None)

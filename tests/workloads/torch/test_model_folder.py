@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -110,16 +109,13 @@ def test_two_steps_on_a_folders_model_end_in_an_export_that_others_open(
     trained, before = SafetensorsFolder(out).tensors(), SafetensorsFolder(folder).tensors()
     assert trained.keys() == before.keys()
     assert any(not torch.equal(trained[name], before[name]) for name in trained)
-    if importlib.util.find_spec("transformers") is None:
-        return
-    from transformers import AutoModelForCausalLM
-
+    transformers = pytest.importorskip("transformers")
     architecture = read_architecture(out)
     own = Decoder(architecture)
     own.load_state_dict(from_names(trained, architecture), strict=False)
     ids = torch.arange(20)[None] % architecture.vocab
     with torch.no_grad():
-        theirs = AutoModelForCausalLM.from_pretrained(out)(ids).logits
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(out)(ids).logits
         assert torch.allclose(theirs, own(ids), atol=1e-4)
 
 
