@@ -719,7 +719,7 @@ API = (
         ("tests/api/test_rest.py",),
     ),
     Break(
-        "stranger's-page",
+        "page-of-a-stranger",
         "A page of another site may stop a job, through a browser that does not say where a request comes from.",
         "gyre/api/rest/guard.py",
         'is_foreign = bool(origin) and _host_of(origin or "") != headers.get("host", "")',

@@ -62,6 +62,8 @@ def test_where_and_how_long_may_change_and_can_be_taken_back(override: str) -> N
         ("recipe=ppo", "recipe: 'grpo' cannot become 'ppo' in a job that goes on"),
         ("config.seed=8", "config.seed: 7 cannot become 8"),
         ("config.model.layers=2", "config.model.layers: 1 cannot become 2"),
+        ("config.loss.kl_loss_coef=0.5", "config.loss: None cannot become {'kl_loss_coef'"),
+        ("config.sampling.temperature=0.5", "config.sampling"),
         ("run.prompts_per_step=128", "run.prompts_per_step: 64 cannot become 128"),
         ("roles.critic.total=1", "roles.critic: None cannot become"),
         ("max_staleness=2", "max_staleness: 0 cannot become 2"),
