@@ -1,5 +1,5 @@
-"""verl's own trainer over a Gyre fleet, in an environment of its own (`make test-long PART=verl`), on CPUs: its processes
-are killed while samples are in flight, one joins, and verl resumes."""
+"""verl's own trainer over a Gyre fleet, in an environment of its own (`make test-long PART=verl`), on CPUs: its
+processes are killed while samples are in flight, one joins, and verl resumes."""
 
 from __future__ import annotations
 
