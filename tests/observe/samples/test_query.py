@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import numpy as np
 import pytest
 
 from gyre.errors import ConfigError
-from gyre.observe.samples.query import Condition, conditions_in
+from gyre.observe.samples.query import CONDITIONS_PATTERN, Condition, conditions_in
 
 
 @pytest.mark.parametrize(
@@ -44,3 +47,12 @@ def test_what_is_no_condition_is_refused_and_says_how(text: str) -> None:
 def test_a_condition_goes_over_the_wire_and_back() -> None:
     condition = Condition("<", 0.1 + 0.2)
     assert conditions_in(str(condition)) == (condition,)
+
+
+def test_a_client_that_checks_by_the_pattern_is_done_at_once_whatever_it_checks() -> None:
+    """A number may be read in one way alone: where each may be split anywhere, a text of many numbers that is wrong at
+    its end takes for ever."""
+    begun = time.process_time()
+    assert re.search(CONDITIONS_PATTERN, ",".join(["1234567890"] * 18)) is not None
+    assert re.search(CONDITIONS_PATTERN, ",".join(["1234567890"] * 18) + "x") is None
+    assert time.process_time() - begun < 1.0
