@@ -24,6 +24,8 @@ from tests.fsdp.work import (
 from tests.other_checkpoints import write_beginnings
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.slow
+
 
 def same(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
     return found.keys() == wanted.keys() and all(np.array_equal(found[one], wanted[one]) for one in wanted)

@@ -19,6 +19,8 @@ from tests.fsdp.test_checkpoints import altered, flip
 from tests.fsdp.work import CONFIG, MODELS, fsdp, random_rows
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.slow
+
 ROWS = random_rows(6, seed=3)
 BESIDE = {"tokenizer.json": "{}", "chat_template.jinja": "{{ messages }}", "README.md": "theirs"}
 

@@ -32,6 +32,8 @@ from tests.megatron.work import LAYOUTS, config_of, random_groups
 from tests.rank_pool import RankPool
 from tests.workloads.torch_workloads import bind
 
+pytestmark = pytest.mark.slow
+
 Weights = dict[str, np.ndarray[Any, Any]]
 BACK_ENDS = ("torch", "megatron", "fsdp")
 TOKENIZER = {"tokenizer.json": "{}", "generation_config.json": '{"eos_token_id": 3}'}

@@ -31,6 +31,8 @@ from tests.fsdp.work import VOCAB
 from tests.megatron.work import random_groups
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.slow
+
 STEPS = [
     [random_groups(0, 3), [], random_groups(3, 1), random_groups(4, 5)],
     [random_groups(9, 1), random_groups(10, 4)],

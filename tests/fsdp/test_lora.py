@@ -32,6 +32,8 @@ from tests.fsdp.test_checkpoints import same
 from tests.fsdp.work import CONFIG, random_rows
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.slow
+
 STEPS = [random_rows(9, seed=1), random_rows(8, seed=2)]
 FolderOf = Callable[[str], Path]
 OF_A_LAYER = {

@@ -18,6 +18,8 @@ from tests.megatron.test_hugging_face import FAMILIES
 from tests.megatron.work import LAYOUTS, config_of, random_groups, take_step
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.slow
+
 STRAIGHT = {"lr": 1.0, "eps": 1.0, "clip_norm": 1e9, "warmup_steps": 0}
 PPO: dict[str, Any] = {
     "loss": {"adv_estimator": "gae", "lam": 0.9, "gamma": 0.98, "cliprange_value": 0.2},

@@ -16,6 +16,8 @@ from tests.megatron import learner_work
 from tests.megatron.work import CONFIG, LAYOUTS, config_of, random_groups
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.slow
+
 LOSSES: dict[str, dict[str, Any]] = {
     "ppo": {
         "adv_estimator": "gae",

@@ -21,6 +21,8 @@ from tests.megatron.test_hugging_face import FAMILIES
 from tests.megatron.work import config_of
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.slow
+
 
 def write_reward_model(folder: Path, family: str) -> Path:
     """As `AutoModelForSequenceClassification` saves it: no output layer, and a score, all in one file."""

@@ -13,6 +13,8 @@ from tests.megatron.checkpoints import checkpoint_work
 from tests.megatron.work import CONFIG, LAYOUTS, config_of, random_groups
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.slow
+
 OPTIM = {"lr": 0.03, "eps": 0.03, "warmup_steps": 0, "epochs": 2, "mini_batches": 3}
 LOSSES: dict[str, dict[str, Any]] = {
     "truncated": {"tis_imp_ratio_cap": 1.2, "clip_ratio_low": 0.02, "clip_ratio_high": 0.02},

@@ -12,7 +12,7 @@ from gyre.errors import ConfigError
 
 Order = Literal["step", "worst", "best"]
 
-_ONE = r"\s*(<=|>=|!=|==|<|>|=)?\s*([-+]?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?)\s*"
+_ONE = r"\s*(?:(<=|>=|!=|==|<|>|=)\s*)?([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*"
 _CONDITION = re.compile(_ONE)
 CONDITIONS_PATTERN = f"^{_ONE}(,{_ONE})*$"
 """What `conditions_in` takes, as a regular expression."""

@@ -20,6 +20,8 @@ from tests.megatron.work import LAYOUTS, config_of, random_groups
 from tests.other_checkpoints import write_beginnings
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.slow
+
 STEPS = [[random_groups(0, 4)], [random_groups(4, 3), random_groups(7, 2)], [random_groups(9, 4)]]
 
 

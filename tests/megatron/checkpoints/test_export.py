@@ -27,6 +27,8 @@ from tests.megatron.test_hugging_face import FAMILIES
 from tests.megatron.work import LAYOUTS, config_of, random_groups
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.slow
+
 STEPS = [[random_groups(0, 4)]]
 ROWS = random_rows(5, seed=6)
 

@@ -33,6 +33,8 @@ from tests.megatron.work import LAYOUTS, config_of, random_groups
 from tests.rank_pool import RankPool
 from tests.workloads.torch_workloads import bind
 
+pytestmark = pytest.mark.slow
+
 STEPS = [[random_groups(0, 4)]]
 MEGATRON = {"entrypoint": {"module": "gyre.workloads.megatron", "name": "MegatronActor"}}
 

@@ -137,7 +137,7 @@ ONE_DIES = [
 ]
 
 
-@pytest.mark.many_cases(quick=7)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(("call", "vertex", "nth"), ONE_DIES)
 def test_a_vertex_that_dies_in_a_call_leaves_no_trace(make_job, undisturbed, call, vertex, nth, when):
@@ -149,7 +149,7 @@ def test_a_vertex_that_dies_in_a_call_leaves_no_trace(make_job, undisturbed, cal
     assert job.killed == [victim], "the moment never came"
 
 
-@pytest.mark.many_cases(quick=3)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(("call", "vertex", "nth"), ONE_DIES[::3])
 def test_a_trainer_that_dies_during_a_call_is_continued_by_the_next(
@@ -162,7 +162,7 @@ def test_a_trainer_that_dies_during_a_call_is_continued_by_the_next(
     assert job.killed == ["trainer-0"], "the moment never came"
 
 
-@pytest.mark.many_cases(quick=4)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     ("kind", "nth"),
@@ -190,7 +190,7 @@ def test_a_trainer_that_dies_between_two_writes_is_continued_by_the_next(
     assert job.killed == ["trainer-0"], "the moment never came"
 
 
-@pytest.mark.many_cases(quick=3)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("victims", ["actor-0", "actor-1", "actor-0 actor-1", "actor-1 trainer-0"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("during", ["actor.restore", "actor.accumulate", "actor.apply"])

@@ -86,7 +86,7 @@ def came_out_right(job: InProcessJob, plane: ToyPlane, *, diverged: bool = False
     return result
 
 
-@pytest.mark.many_cases(quick=4)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_run_takes_all_that_the_plane_generates(planed: MakePlaned, mode: str) -> None:
     job, plane = planed(mode)
@@ -114,7 +114,7 @@ def test_a_group_that_comes_late_holds_up_as_little_as_it_may(planed: MakePlaned
         assert len(batches_of(job)[1]) >= 2, "the others were not sent before it"
 
 
-@pytest.mark.many_cases(quick=3)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("mode", ALL_MODES)
 def test_a_group_that_nobody_can_generate_is_quarantined_and_replaced(planed: MakePlaned, mode: str) -> None:
     job, plane = planed(mode, poison={2, 11, 40, 41})
@@ -331,7 +331,7 @@ def test_a_reward_that_fails_is_blamed_and_asked_again(planed: MakePlaned) -> No
     assert (told["operator"], told["error"]) == ("reward.score", "RuntimeError: not today")
 
 
-@pytest.mark.many_cases(quick=3)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("mode", ["fixed", "streamed", "wait", "drop", "drop, replaced"])
 @pytest.mark.parametrize("seed", range(4))
 def test_deaths_and_cuts_at_random_moments_lose_nothing(planed: MakePlaned, mode: str, seed: int) -> None:

@@ -248,7 +248,7 @@ def test_bounds_in_samples_and_tokens_hold(make_streamed):
 # -- deaths -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.many_cases(quick=6)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("mode", ["streamed", "wait", "drop"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_death_changes_nothing_of_what_was_recorded(make_streamed, mode, call,
         assert after[step][: len(batches)] == batches, "a recorded micro-batch became another"
 
 
-@pytest.mark.many_cases(quick=3)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("kind", ["StepCompleted", "WeightsPublished", "CheckpointCommitted"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_trainer_that_dies_between_two_writes_is_continued(make_streamed, kind, when):

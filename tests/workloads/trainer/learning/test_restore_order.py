@@ -172,7 +172,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before_it(make_job, 
     assert steps[-2:] == [4, 5], "a second one is there again as soon as can be"
 
 
-@pytest.mark.many_cases(quick=3)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("victims", ["actor-1", "trainer-0", "actor-0 trainer-0"])
 @pytest.mark.parametrize(
     ("call", "nth", "when"),
