@@ -137,7 +137,7 @@ ONE_DIES = [
 ]
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(("call", "vertex", "nth"), ONE_DIES)
 def test_a_vertex_that_dies_in_a_call_leaves_no_trace(make_job, undisturbed, call, vertex, nth, when):
