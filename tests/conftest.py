@@ -25,6 +25,7 @@ settings.register_profile("suite", deadline=None, derandomize=True, max_examples
 settings.register_profile("search", deadline=None, max_examples=examples(100))
 settings.load_profile("suite")
 
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """What a run that was killed left on the machine is removed before the first test."""
     for path in machine.sweep():

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.skips import is_allowed
 from tests.suite.parts import LONG, PARTS, Bundle, Part
 from tests.suite.recorder import RECORD
-from tests.suite.verdict import Seen, Result, Verdict, judge, worth_another_run
+from tests.suite.verdict import Result, Seen, Verdict, judge, worth_another_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,7 +124,9 @@ class Running:
         if self.seen.running:
             died = self.seen.running
             why = "it went on beyond its limit" if self.overdue else f"its process ended with {status}"
-            self._write(kind="ended", test=died, outcome="failed", seconds=0.0, text=f"{why}:\n{self._last_words()}")
+            self._write(
+                kind="ended", test=died, outcome="failed", seconds=0.0, text=f"{why}:\n{self._last_words()}"
+            )
             tests += self.look()
             self.overdue = False
         elif not self.seen.waiting:
@@ -138,7 +140,9 @@ class Running:
     def problems(self, *, may_be_empty: bool) -> list[str]:
         """What is wrong with the bundle once it has ended, beyond its tests."""
         if self.seen.waiting:
-            return [f"{self.name}: {len(self.seen.waiting)} tests were not run; {self.log} ends:\n{self._last_words()}"]
+            return [
+                f"{self.name}: {len(self.seen.waiting)} tests were not run; {self.log} ends:\n{self._last_words()}"
+            ]
         if not self.seen.tests and not may_be_empty:
             return [f"{self.name}: no test was run; {self.log} ends:\n{self._last_words()}"]
         return []
@@ -160,7 +164,9 @@ class Running:
 
 
 class Run:
-    def __init__(self, parts: list[Part], out: Path, extra: tuple[str, ...] = (), *, root: Path = ROOT) -> None:
+    def __init__(
+        self, parts: list[Part], out: Path, extra: tuple[str, ...] = (), *, root: Path = ROOT
+    ) -> None:
         self._out = out
         self._root = root
         self._extra = extra
@@ -187,7 +193,9 @@ class Run:
         while self._queue and len(self._running) < self._queue[0][0].at_once:
             part, bundle = self._queue.pop(0)
             self._deadlines.setdefault(part.name, time.monotonic() + part.limit_s)
-            self._running.append(Running(part, bundle, self._out / part.name / bundle.name, self._root, self._extra))
+            self._running.append(
+                Running(part, bundle, self._out / part.name / bundle.name, self._root, self._extra)
+            )
 
     def _look_at(self, one: Running) -> None:
         _print_failed(one.look())
@@ -213,7 +221,7 @@ class Run:
     def _close(self, one: Running) -> None:
         self.ended.append(one)
         self.problems += one.problems(may_be_empty=bool(self._extra))
-        counts = {name: 0 for name in ("passed", "failed", "skipped")}
+        counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
         for test in one.seen.tests.values():
             counts[test.outcome] += 1
         said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
@@ -237,7 +245,9 @@ class Run:
                 time.sleep(LOOK_S)
             one.end()
             one.look()
-            seconds[name] = one.seen.tests.get(name, Result(name, "failed", "it did not end when it was run again"))
+            seconds[name] = one.seen.tests.get(
+                name, Result(name, "failed", "it did not end when it was run again")
+            )
             print(f"once more, by itself: {name}: {seconds[name].outcome}", flush=True)
         return seconds
 
@@ -295,20 +305,28 @@ def main(given: list[str]) -> int:
     if "--" in given:
         own, extra = given[: given.index("--")], given[given.index("--") + 1 :]
     parser = argparse.ArgumentParser(prog="python -m tests.suite", description=__doc__)
-    parser.add_argument("part", nargs="+", choices=["long", *sorted(PARTS)], help="`long`: all parts of the long suite")
+    parser.add_argument(
+        "part", nargs="+", choices=["long", *sorted(PARTS)], help="`long`: all parts of the long suite"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build/tests", help="records, logs and flakes")
     parser.add_argument(
-        "--strict", action="store_true", help="a test that is skipped for want of what can be installed has failed"
+        "--strict",
+        action="store_true",
+        help="a test that is skipped for want of what can be installed has failed",
     )
     asked = parser.parse_args(own)
-    names = [name for one in asked.part for name in ([part.name for part in LONG] if one == "long" else [one])]
+    names = [
+        name for one in asked.part for name in ([part.name for part in LONG] if one == "long" else [one])
+    ]
     parts, left_out = [], []
     for name in names:
         part = PARTS[name]
         if part.is_there(ROOT):
             parts.append(part)
         elif part.may_be_left_out:
-            left_out.append(f"{name}: {part.needs} is not there (`make {part.needs.removeprefix('.venv-')}` makes it)")
+            left_out.append(
+                f"{name}: {part.needs} is not there (`make {part.needs.removeprefix('.venv-')}` makes it)"
+            )
         else:
             parser.error(f"{name} needs {part.needs}: `make {part.needs.removeprefix('.venv-')}` makes it")
     narrowed = [_narrowed(part, extra) for part in parts]

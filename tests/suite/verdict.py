@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -109,5 +108,3 @@ def worth_another_run(failed: Iterable[Result]) -> list[str]:
     """The tests that are run once more: none, if so many failed that the run is red however they end."""
     names = [test.id for test in failed]
     return names if len(names) <= MOST_FLAKES else []
-
-
