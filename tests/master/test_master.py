@@ -153,7 +153,11 @@ def test_a_silent_process_that_is_well_is_no_incident(job: Job, activity: Activi
 
 def test_one_that_waits_inside_a_call_is_left_alone_as_long_as_a_call_may_make_no_progress(job: Job) -> None:
     """It keeps its interpreter's lock and uses no CPU: from outside it looks like a deadlock, and may be none."""
-    job.world.living("reward-0").busy = "score"
+
+    def enter_call() -> None:
+        job.world.living("reward-0").busy = "score"
+
+    job.world.at(SETTLED_S - 1.0, enter_call)
     job.world.at(SETTLED_S, job.world.hang, "reward-0", IDLE)
     job.world.at(SETTLED_S + 1.5 * job.spec.failover.silence_timeout_s, job.world.unhang, "reward-0")
     job.run()
@@ -172,10 +176,10 @@ def test_one_that_waits_inside_a_call_is_left_alone_as_long_as_a_call_may_make_n
 def test_one_that_is_silent_for_ever_is_replaced_after_its_stall_timeout(
     job: Job, activity: Activity, busy: str, life: str, said: str
 ) -> None:
-    def silence() -> None:
+    def enter_call() -> None:
         job.world.living("rollout-0").busy = busy
 
-    job.world.at(SETTLED_S - 1.0, silence)
+    job.world.at(SETTLED_S - 1.0, enter_call)
     job.world.at(SETTLED_S, job.world.hang, "rollout-0", activity)
     job.run()
     assert job.phase is JobPhase.SUCCEEDED
