@@ -1,5 +1,5 @@
-"""How long other threads of a process stand still while memory is page-locked: by torch's binding, which keeps the
-interpreter's lock, and in one call or in pieces by ctypes, which gives it back. And whether copies may cross the pieces.
+"""How long other threads of a process stand still while memory is page-locked: by torch's binding, by ctypes, in one
+call or in pieces, with pages that the call makes or that were made before. And whether copies may cross the pieces.
 
     python bench/page_locking_gpu.py --gib 24 --json results.json
 """

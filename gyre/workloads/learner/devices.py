@@ -61,12 +61,12 @@ def page_locked(memory: torch.Tensor, device: torch.device) -> Callable[[], None
     through a buffer of the driver's. What is returned undoes it. Where CUDA refuses, copies take the detour, and
     nothing else is lost.
 
-    One call locks all of it, for no copy may cross from one locked piece to another. The kernel lets no other thread map
-    memory during that call: 13 s for 24 GiB that it makes meanwhile, 0.5 s for what is there already
-    (`bench/page_locking_gpu.py`). So it is made first, piece by piece."""
+    One call locks all of it, for no copy may cross from one locked piece to another. During that call no other thread
+    of the process can map memory: for 13 s where the kernel makes 24 GiB meanwhile, for 0.5 s where they are there
+    already (`bench/page_locking_gpu.py`). So they are made first, piece by piece."""
     cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address, size = memory.data_ptr(), memory.numel() * memory.element_size()
-    _make(address, size)
+    make_pages(address, size)
     with torch.cuda.device(device):  # a thread's own device is the machine's first one
         status = int(cuda.cudaHostRegister(address, size, 0))
         if status:
@@ -78,8 +78,8 @@ def page_locked(memory: torch.Tensor, device: torch.device) -> Callable[[], None
     return lambda: cuda.cudaHostUnregister(address)
 
 
-def _make(address: int, size: int) -> None:
-    """Have the kernel make the memory's pages now, as if each had been written to. What it contains stays."""
+def make_pages(address: int, size: int) -> None:
+    """Have the kernel make the memory's pages now, as if each had been written to. What they hold stays."""
     libc = ctypes.CDLL(None)
     begin, end = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, address + size
     with ThreadPoolExecutor(MAKERS, "gyre-make-memory") as pool:
