@@ -20,17 +20,15 @@ from gyre.failover.state import (
     state_from,
 )
 from gyre.failover.suspicions import (
-    Activity,
     Observation,
     Suspicion,
     diagnose,
     forgiven,
-    is_patience_over,
+    is_left_alone,
     silent_together,
 )
 
 __all__ = [
-    "Activity",
     "Cause",
     "Decision",
     "Difference",
@@ -53,7 +51,7 @@ __all__ = [
     "differences",
     "fold",
     "forgiven",
-    "is_patience_over",
+    "is_left_alone",
     "row_of",
     "rows_of",
     "silent_together",

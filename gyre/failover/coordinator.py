@@ -200,6 +200,8 @@ _HANDLERS: dict[type[e.Event], Callable[..., Iterable[c.Command]]] = {
     e.DiskFilled: full_disk.disk_filled,
     e.DiskHasRoom: full_disk.disk_has_room,
     e.VertexLost: deaths.vertex_lost,
+    e.VertexFellSilent: deaths.vertex_fell_silent,
+    e.VertexHeardAgain: deaths.vertex_heard_again,
     e.DrainRequested: machines.drain_requested,
     e.MachineExamined: machines.machine_examined,
     e.UndrainRequested: machines.undrain_requested,

@@ -81,6 +81,8 @@ class Draft:
             message=message,
             no_room="",
             no_room_since=0.0,
+            silent="",
+            silent_since=0.0,
             **fields,
         )
 

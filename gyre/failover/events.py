@@ -137,6 +137,27 @@ class VertexLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class VertexFellSilent(Event):
+    """The vertex reports nothing, and is left alone, because its process is found to be well: `life` is a `Life` value,
+    and `detail` says what was seen."""
+
+    vertex: str
+    incarnation: int
+    life: str
+    silent_s: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VertexHeardAgain(Event):
+    """A vertex that fell silent reports again: its silence was a false alarm."""
+
+    vertex: str
+    incarnation: int
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class VertexStopped(Event):
     """The process of a vertex that was stopped is gone."""
 
@@ -565,6 +586,8 @@ _KINDS: dict[str, type[Event]] = {
         DiskFilled,
         DiskHasRoom,
         VertexLost,
+        VertexFellSilent,
+        VertexHeardAgain,
         VertexStopped,
         OperatorFailed,
         TrainerFinished,

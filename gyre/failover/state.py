@@ -204,6 +204,11 @@ class VertexRecord:
     no_room_since: float = 0.0
     avoids: str = ""
     """The machine that it was drained from, on which it is not started again."""
+    silent: str = ""
+    """While it reports nothing and is left alone: what its process was found to do, a `Life` value."""
+    silent_since: float = 0.0
+    false_alarms: int = 0
+    """How often this vertex, in whatever incarnation, fell silent and was heard again."""
     reported: int = 0
     """Reports of this incarnation up to here are in the journal; repeated ones are dropped."""
 
@@ -349,6 +354,20 @@ def _token_row(token: JoinToken) -> dict[str, Any]:
     return row
 
 
+_OF_SILENCE = ("silent", "silent_since", "false_alarms")
+
+
+def _vertex_row(record: VertexRecord) -> dict[str, Any]:
+    """Rows of before silence was noted have nothing of it, and so has the row of a vertex that never fell silent: the
+    same history gives the same row."""
+    row = fields_of(record)
+    return (
+        row
+        if record.silent or record.false_alarms
+        else {k: v for k, v in row.items() if k not in _OF_SILENCE}
+    )
+
+
 def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     """The snapshot row under `key`, as JSON-able data; None if the state has none."""
     kind, name = key
@@ -365,7 +384,7 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
         return None if evaluation is None else fields_of(evaluation)
     if kind == "vertex":
         record = state.vertices.get(name)
-        return None if record is None else fields_of(record)
+        return None if record is None else _vertex_row(record)
     if kind == "machine":
         machine = state.machines.get(name)
         return None if machine is None else {**fields_of(machine), "deaths": list(machine.deaths)}

@@ -4,10 +4,12 @@ A vertex reports at least every `report_interval_s`. Two things make it suspect:
 `silence_timeout_s`: a stopped process, a dead node, a partition) and a *stall* (reports come, but the call that
 it is in has made no progress for the role's `stall_timeout_s`). Liveness alone proves nothing.
 
-Silence is not always the vertex's fault, so before anybody is restarted because of it:
+Silence is not death: a call into C that keeps the interpreter's lock silences every thread of a process that is well.
+So before anybody is restarted because of it:
 - *who stood still heard nobody*: time for which the observer itself did not run is no silence (`forgiven`);
-- *slow is not dead*: a process that the machine does not let run is left alone, for at most the role's
-  `stall_timeout_s`. One that is stopped, or hangs on a machine that has room for it, is not.
+- *busy is not dead*: a process that works, or that the machine does not let work, is left alone, and so is one that
+  waits inside a call: for at most the role's `stall_timeout_s`, as any call that makes no progress. One that is
+  stopped, or hangs and has nothing to do, is not (`is_left_alone`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from gyre.config import JobSpec
 from gyre.failover.state import Cause
+from gyre.process_activity import Life
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +48,6 @@ class Suspicion:
     detail: str
 
 
-STARVED_SHARE = 0.3
-"""CPUs that the threads of a silent process wait for, on average over a moment, from which on it counts as slow. A
-process that hangs waits for none, unless the machine is busy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """What a process did for a moment: its state's letter by proc(5), the CPUs that it used, and those that it was
-    ready to use and did not get."""
-
-    state: str
-    ran: float
-    waited: float
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether the machine, not the process, is what does not go on: it lacks CPUs, or its disk is waited for."""
-        return self.state == "D" or (self.state in "RS" and self.waited >= STARVED_SHARE)
-
-
 def forgiven(seen: Observation, late_s: float, now: float) -> Observation:
     """The observation, after the observer itself stood still for `late_s` up to `now` and could hear nobody."""
     return replace(
@@ -74,9 +57,11 @@ def forgiven(seen: Observation, late_s: float, now: float) -> Observation:
     )
 
 
-def is_patience_over(suspicion: Suspicion, spec: JobSpec) -> bool:
-    """Whether a silent process is given up although it is only slow."""
-    return suspicion.after_s > spec.roles[suspicion.vertex.rpartition("-")[0]].stall_timeout_s
+def is_left_alone(suspicion: Suspicion, life: Life, in_call: bool, spec: JobSpec) -> bool:
+    """Whether a silent process is given more time. `in_call` says that its last report was from within a call."""
+    if suspicion.after_s > spec.roles[suspicion.vertex.rpartition("-")[0]].stall_timeout_s:
+        return False
+    return life is Life.BUSY or (life is Life.HUNG and in_call)
 
 
 def silent_together(silent: int, watched: int, machine: str) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from gyre.failover import Activity
 from gyre.graph import NodeCapacity, SubGraph
+from gyre.process_activity import Activity
 from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.memory_kills import MemoryKills
 from gyre.workloads.vertex.messages import Binding

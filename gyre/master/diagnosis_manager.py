@@ -10,7 +10,7 @@ import asyncio
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from gyre.failover import (
     VertexPhase,
     diagnose,
     forgiven,
-    is_patience_over,
+    is_left_alone,
     silent_together,
 )
 from gyre.failover.events import (
@@ -37,6 +37,8 @@ from gyre.failover.events import (
     RolloutsChanged,
     ScaleAdvised,
     StepReported,
+    VertexFellSilent,
+    VertexHeardAgain,
     VertexLost,
 )
 from gyre.graph import is_instance
@@ -48,6 +50,7 @@ from gyre.master.last_words import last_words_of
 from gyre.master.start_troubles import death, new_memory_kills
 from gyre.master.vertex_reports import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
 from gyre.master.vertex_scheduler import Scheduler
+from gyre.process_activity import Activity, Life
 from gyre.process_identity import ProcessIdentity
 from gyre.workloads.plain_data import plain_fields
 from gyre.workloads.vertex.disk_room import DiskLook, DiskRoom
@@ -68,8 +71,8 @@ STATUS_EACH_S = 0.25
 ACTIVITY_OVER_S = 0.5
 """How long a silent process is looked at: many turns of a busy machine's scheduler."""
 
-SLOW_AGAIN_S = 2.0
-"""How long a process that was found slow is left alone before it is looked at again: looking costs CPU too."""
+LOOK_AGAIN_S = 2.0
+"""How long a silent process that was found well is left alone before it is looked at again: looking costs CPU too."""
 
 HELD_UP_S = 1.0
 """How long one event waits to be written until it is asked who holds the journal up: a hundred times what it takes."""
@@ -83,7 +86,30 @@ STEP_EVERY_S = 10.0
 MOST_STEPS = 2**53
 """Above any count of steps, and exact in JSON: what a script of the user's own reports may be anything."""
 
-SLOW = "its process lives, and the machine does not let it run"
+_SENTENCES = {
+    Life.BUSY: "its process works, and its interpreter is not free to report",
+    Life.HUNG: "its process could run, and does nothing",
+    Life.STOPPED: "its process is stopped",
+    Life.DEAD: "its process is dead",
+}
+
+
+def _sentence_of(activity: Activity | None) -> str:
+    if activity is None:
+        return ""
+    return (
+        "its process lives, and the machine does not let it run"
+        if activity.is_starved
+        else _SENTENCES[activity.life]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LeftAlone:
+    """A vertex that is silent and well, since then; times are monotonic."""
+
+    since: float
+    look_again_at: float
 
 
 class DiagnosisManager:
@@ -110,8 +136,8 @@ class DiagnosisManager:
         self._watches: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._standing: list[asyncio.Task[None]] = []
         """What goes on for as long as this manager does."""
-        self._slow: dict[Address, float] = {}
-        """The silent vertices that are left alone because their machine is busy, with when to look at each again."""
+        self._left_alone: dict[Address, LeftAlone] = {}
+        """The silent vertices whose processes are well."""
         self._observations: dict[str, Observation] = {}
         self._identity = ProcessIdentity.own()
         self._condemned: set[tuple[str, int]] = set()
@@ -159,6 +185,7 @@ class DiagnosisManager:
                 task.add_done_callback(self._ended)
         for key in [key for key in self._watches if key not in wanted]:
             self._watches.pop(key).cancel()
+            self._left_alone.pop(Address(*key), None)
             if self._observations.get(key[0]) and self._observations[key[0]].incarnation == key[1]:
                 del self._observations[key[0]]
                 self._disks_of.pop(key[0], None)
@@ -212,7 +239,7 @@ class DiagnosisManager:
 
     async def _end_holder(self, address: Address) -> None:
         activity = await self._scheduler.activity(address, ACTIVITY_OVER_S)
-        if activity is not None and not activity.is_slow:
+        if activity is not None and activity.life is not Life.BUSY:
             print(f"{address.vertex} is silent and holds the journal up: ended", file=sys.stderr, flush=True)
             await self._scheduler.end(address)
 
@@ -224,13 +251,15 @@ class DiagnosisManager:
             key = (suspicion.vertex, suspicion.incarnation)
             if suspicion.cause is Cause.SILENT:
                 silent.append(Address(*key))
-            if key not in self._condemned and now >= self._slow.get(Address(*key), 0.0):
+            left = self._left_alone.get(Address(*key))
+            if key not in self._condemned and (left is None or now >= left.look_again_at):
                 self._condemned.add(key)
                 found.append(suspicion)
         # Concurrently: the stack of a stopped process takes seconds to get, and a lost node stops many processes at
         # once.
         await asyncio.gather(*(self._judge(suspicion, self._together(silent)) for suspicion in found))
-        self._slow = {address: at for address, at in self._slow.items() if address in silent}
+        for address in [address for address in self._left_alone if address not in silent]:
+            self._heard_again(address)
         await self._look_for_notices()
         await self._examine_machines(now)
         await self._growth.look()
@@ -315,32 +344,49 @@ class DiagnosisManager:
         }
 
     async def _judge(self, suspicion: Suspicion, together: dict[str, str]) -> None:
-        """Accuse the vertex, unless it is silent because the machine does not let it run."""
+        """Accuse the vertex, unless it is silent and its process is well."""
         address = Address(suspicion.vertex, suspicion.incarnation)
-        key, detail = (suspicion.vertex, suspicion.incarnation), suspicion.detail
+        key, evidence = (suspicion.vertex, suspicion.incarnation), {"error": suspicion.detail}
         if suspicion.cause is Cause.SILENT:
             activity = await self._scheduler.activity(address, ACTIVITY_OVER_S)
             seen = self._observations.get(address.vertex)
-            is_heard = seen is None or self._monotonic() - seen.heard_at < suspicion.after_s
-            slow = activity is not None and activity.is_slow
-            if sentence := together.get(self._scheduler.node_of(address)) or (SLOW if slow else ""):
-                detail += f"; {sentence}"
-            if is_heard or (slow and not is_patience_over(suspicion, self._spec)):
+            if seen is None or self._monotonic() - seen.heard_at < suspicion.after_s:  # it is heard
                 self._condemned.discard(key)
-                if slow and not is_heard:
-                    self._leave_alone(address, detail)
                 return
-        evidence = {
-            "error": detail,
+            if sentence := together.get(self._scheduler.node_of(address)) or _sentence_of(activity):
+                evidence["error"] += f"; {sentence}"
+            if activity is not None:
+                evidence["life"] = activity.life.value
+                if is_left_alone(suspicion, activity.life, bool(seen.busy), self._spec):
+                    self._condemned.discard(key)
+                    self._leave_alone(address, suspicion, activity.life, evidence["error"])
+                    return
+        evidence |= {
             "stack": await self._scheduler.stacks(address),
             **await last_words_of(self._directory / "logs", address),
         }
+        self._left_alone.pop(address, None)
         await self._lost(address, suspicion.cause, evidence, after_s=round(suspicion.after_s, 3))
 
-    def _leave_alone(self, address: Address, detail: str) -> None:
-        if address not in self._slow:
-            print(f"{address.vertex}: {detail}; left alone", file=sys.stderr, flush=True)
-        self._slow[address] = self._monotonic() + SLOW_AGAIN_S
+    def _leave_alone(self, address: Address, suspicion: Suspicion, life: Life, detail: str) -> None:
+        known = self._left_alone.get(address)
+        now = self._monotonic()
+        since = known.since if known is not None else now - suspicion.after_s
+        self._left_alone[address] = LeftAlone(since, now + LOOK_AGAIN_S)
+        if known is None:
+            self._context.submit(
+                VertexFellSilent(
+                    address.vertex, address.incarnation, life.value, round(suspicion.after_s, 3), detail
+                ),
+                actor="diagnosis",
+            )
+
+    def _heard_again(self, address: Address) -> None:
+        left = self._left_alone.pop(address)
+        silent_s = round(self._monotonic() - left.since, 3)
+        self._context.submit(
+            VertexHeardAgain(address.vertex, address.incarnation, silent_s), actor="diagnosis"
+        )
 
     def _lost(
         self, address: Address, cause: Cause, evidence: dict[str, Any], *, after_s: float | None = None

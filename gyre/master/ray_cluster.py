@@ -41,14 +41,14 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from gyre.config import ROLLOUT_MANAGER, TRAINER
-from gyre.failover import Activity
 from gyre.graph import NodeCapacity, SubGraph
 from gyre.master.cluster import Address, CannotPlace, HostMethod, NotAnswering, P, ProcessDied, R, Spawned
+from gyre.process_activity import Activity, activity_of
 from gyre.process_identity import ProcessIdentity
 from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.memory_kills import kills_in
 from gyre.workloads.vertex.messages import Binding
-from gyre.workloads.vertex.observed_process import cpu_activity, describe_process
+from gyre.workloads.vertex.observed_process import describe_process
 from gyre.workloads.vertex.preflight import Needs, examine
 from gyre.workloads.vertex.transport import NAMESPACE, actor_name
 
@@ -462,12 +462,12 @@ class RayCluster:
         if not pid:
             return None
         if node == _own_node():
-            found = await asyncio.to_thread(cpu_activity, pid, over_s)
+            found = await asyncio.to_thread(activity_of, pid, over_s)
         else:
-            remote: Any = ray.remote(num_cpus=0, max_retries=0)(cpu_activity)
+            remote: Any = ray.remote(num_cpus=0, max_retries=0)(activity_of)
             where = NodeAffinitySchedulingStrategy(node, soft=False)
             found = await _within(remote.options(scheduling_strategy=where).remote(pid, over_s), over_s + 5.0)
-        return None if found is None else Activity(*found)
+        return found
 
     async def memory_kills(self, counter: str, *, node: str) -> int | None:
         if node == _own_node():

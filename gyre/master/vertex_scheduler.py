@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gyre.config import ROLLOUT_MANAGER, TRAINER, JobSpec
 from gyre.errors import GraphError, GyreError
-from gyre.failover import Activity, Cause, JobPhase, JobState, VertexPhase
+from gyre.failover import Cause, JobPhase, JobState, VertexPhase
 from gyre.failover.commands import StartRegion, StopVertex
 from gyre.failover.events import (
     Event,
@@ -38,6 +38,7 @@ from gyre.master.fitted_plans import Fitted, FittedPlans
 from gyre.master.last_words import last_words_of
 from gyre.master.places import Places
 from gyre.master.start_troubles import lost, new_memory_kills, waiting
+from gyre.process_activity import Activity
 from gyre.store import QueuedJob
 from gyre.workloads.plain_data import plain_text
 from gyre.workloads.vertex.host import VertexHost

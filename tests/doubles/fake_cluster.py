@@ -29,9 +29,9 @@ from typing import Any, TypeVar
 
 from gyre.config import TRAINER
 from gyre.errors import Fenced
-from gyre.failover import Activity
 from gyre.graph import SubGraph
 from gyre.master.cluster import Address, CannotPlace, NotAnswering, ProcessDied, Spawned
+from gyre.process_activity import Activity
 from gyre.testing.clock import VirtualClock
 from gyre.workloads.vertex.disk_room import DiskRoom
 from gyre.workloads.vertex.host import VertexHost
@@ -44,7 +44,8 @@ T = TypeVar("T")
 
 FIRST_PID = 1000
 STACK_OF_A_STALL = 'File "loop.py", line 7, in generate\n    while True: pass'
-IDLE, STARVED = Activity("S", ran=0.0, waited=0.0), Activity("R", ran=0.1, waited=1.5)
+IDLE, WORKING = Activity("S", ran=0.0, waited=0.0), Activity("RS", ran=1.0, waited=0.0)
+STARVED, STOPPED = Activity("R", ran=0.1, waited=1.5), Activity("T", ran=0.0, waited=0.0)
 
 
 class FakeClusterBroken(AssertionError):
@@ -73,6 +74,8 @@ class FakeProcess:
     hung: bool = False
     stalled: bool = False
     activity: Activity = IDLE
+    busy: str = ""
+    """The call that it says it is in."""
     detail: str = ""
     node_lost: bool = False
     ticks: int = 0
@@ -181,10 +184,11 @@ class FakeCluster:
             self.room.machines[process.node].memory_kills += 1
             self.end(process, f"{vertex} was killed (SIGKILL)")
 
-    def hang(self, vertex: str) -> None:
-        """Let a vertex hang: it lives and answers nothing."""
+    def hang(self, vertex: str, activity: Activity = STOPPED) -> None:
+        """Let a vertex answer nothing until `unhang`, while its process does this."""
         if (process := self.living(vertex)) is not None:
             process.hung = True
+            process.activity = activity
             self._wake()
 
     def add_machine(self, name: str, **what: Any) -> None:
@@ -215,12 +219,6 @@ class FakeCluster:
         machine = self.room.machines[name]
         machine.others_cpu, machine.others_gpu = cpu, gpu
         self._wake()
-
-    def starve(self, vertex: str) -> None:
-        """Let a vertex hang because its machine is busy, until `unhang`."""
-        self.hang(vertex)
-        if (process := self.living(vertex)) is not None:
-            process.activity = STARVED
 
     def unhang(self, vertex: str) -> None:
         if (process := self.living(vertex)) is not None:
@@ -531,7 +529,7 @@ class FakeCluster:
         return Report(
             ticks=process.ticks,
             fields=usual if process.fields is None else process.fields,
-            busy="generate" if process.stalled else "",
+            busy=process.busy or ("generate" if process.stalled else ""),
             still_s=self.clock.monotonic() - process.moved_at,
             version=process.version,
             outbox=list(process.outbox),

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gyre.failover import Activity
 from gyre.graph import NodeCapacity, SubGraph
 from gyre.master.cluster import Address, HostMethod, P, R, Spawned
+from gyre.process_activity import Activity
 from gyre.workloads.vertex.messages import Binding
 from gyre.workloads.vertex.preflight import Needs
 

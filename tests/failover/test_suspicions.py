@@ -6,14 +6,14 @@ import pytest
 
 from gyre.config import JobSpec
 from gyre.failover import (
-    Activity,
     Cause,
     Observation,
     diagnose,
     forgiven,
-    is_patience_over,
+    is_left_alone,
     silent_together,
 )
+from gyre.process_activity import Life
 from tests.doubles.standing_job import small_spec
 
 
@@ -76,26 +76,22 @@ def test_the_worst_comes_first(spec: JobSpec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("activity", "slow"),
+    ("life", "in_call", "left"),
     [
-        (Activity("R", ran=0.1, waited=0.9), True),
-        (Activity("S", ran=0.2, waited=0.5), True),
-        (Activity("D", ran=0.0, waited=0.0), True),
-        (Activity("R", ran=1.0, waited=0.0), False),
-        (Activity("S", ran=0.0, waited=0.0), False),
-        (Activity("T", ran=0.0, waited=0.9), False),
-        (Activity("Z", ran=0.0, waited=0.9), False),
+        (Life.BUSY, False, True),
+        (Life.BUSY, True, True),
+        (Life.HUNG, True, True),
+        (Life.HUNG, False, False),
+        (Life.STOPPED, True, False),
+        (Life.DEAD, True, False),
     ],
-    ids=["starved", "some threads starved", "disk", "spins", "sleeps", "stopped", "dead"],
 )
-def test_a_process_is_slow_where_the_machine_does_not_let_it_run(activity: Activity, slow: bool) -> None:
-    assert activity.is_slow is slow
-
-
-def test_a_slow_process_is_given_up_after_its_stall_timeout(spec: JobSpec) -> None:
+def test_a_silent_process_that_works_or_waits_inside_a_call_is_left_alone_until_its_stall_timeout(
+    spec: JobSpec, life: Life, in_call: bool, left: bool
+) -> None:
     for now, over in ((29.0, False), (31.0, True)):
         [found] = diagnose({"rollout-0": seen("rollout-0")}, spec, now)
-        assert is_patience_over(found, spec) is over
+        assert is_left_alone(found, life, in_call, spec) is (left and not over)
 
 
 def test_an_observer_that_stood_still_heard_nobody(spec: JobSpec) -> None:

@@ -19,6 +19,7 @@ from gyre.errors import Fenced
 from gyre.graph import Bundle, SubGraph
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
 from gyre.master.ray_cluster import CONTROL_THREADS, RayCluster, living_nodes
+from gyre.process_activity import Life
 from gyre.testing.clock import VirtualClock, run_virtual
 from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.messages import Binding, Failure, Report
@@ -385,7 +386,7 @@ def test_a_process_that_is_stopped_does_not_answer_and_can_be_looked_at_and_ende
         assert "T (stopped)" in seen
         activity = await bench.cluster.activity(pid=spawned.pid, node=spawned.node, over_s=0.1)
         assert activity is not None
-        assert not activity.is_slow
+        assert activity.life is Life.STOPPED
         await bench.cluster.kill(FIRST, pid=spawned.pid, node=spawned.node)
         with pytest.raises(ProcessDied):
             await bench.cluster.call(FIRST, GENEROUS_S, VertexHost.hello, 1)

@@ -289,6 +289,8 @@ def _show_vertices(vertices: list[dict[str, Any]]) -> None:
 def _message_of(vertex: dict[str, Any], now: float) -> str:
     if vertex.get("no_room"):
         return f"waits for room for {duration(now - vertex['no_room_since'])}: {vertex['no_room']}"
+    if vertex.get("silent"):
+        return f"{vertex['silent']}: reports nothing for {duration(now - vertex['silent_since'])}"
     return str(vertex["message"])
 
 

@@ -79,7 +79,8 @@ class Master(Out):
 
 class Vertex(Out):
     """One instance of a role. `version`: of the weights that it serves. `no_room`: what it waits for, since
-    `no_room_since`, while no machine has room for it."""
+    `no_room_since`, while no machine has room for it. `silent`: what its process does (`busy`, or `hung` inside a call)
+    while it reports nothing, since `silent_since`; `false_alarms`: how often it was heard again."""
 
     id: str
     role: str
@@ -94,6 +95,9 @@ class Vertex(Out):
     since: float
     no_room: str = ""
     no_room_since: float = 0.0
+    silent: str = ""
+    silent_since: float = 0.0
+    false_alarms: int = 0
     version: int | None = None
     busy: str = ""
     fields: dict[str, Any] = Field(default_factory=dict)

@@ -35,6 +35,23 @@ def vertex_lost(layout: JobLayout, draft: Draft, event: e.VertexLost, now: float
     return repair(layout, draft, record, now, fault)
 
 
+def vertex_fell_silent(
+    layout: JobLayout, draft: Draft, event: e.VertexFellSilent, now: float
+) -> Iterable[c.Command]:
+    if current(draft, event.vertex, event.incarnation) is not None:
+        draft.set_vertex(event.vertex, silent=event.life, silent_since=now - event.silent_s)
+    return ()
+
+
+def vertex_heard_again(
+    layout: JobLayout, draft: Draft, event: e.VertexHeardAgain, now: float
+) -> Iterable[c.Command]:
+    record = current(draft, event.vertex, event.incarnation)
+    if record is not None and record.silent:
+        draft.set_vertex(event.vertex, silent="", silent_since=0.0, false_alarms=record.false_alarms + 1)
+    return ()
+
+
 def vertex_start_failed(
     layout: JobLayout, draft: Draft, event: e.VertexStartFailed, now: float
 ) -> Iterable[c.Command]:

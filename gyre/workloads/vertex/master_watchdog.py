@@ -15,15 +15,12 @@ import signal
 import sys
 from collections.abc import Callable
 
+from gyre.process_activity import Activity, activity_of
 from gyre.process_identity import ProcessIdentity
-from gyre.workloads.vertex.observed_process import cpu_activity, describe_process
+from gyre.workloads.vertex.observed_process import describe_process
 
 ACTIVITY_OVER_S = 0.2
 """For so long a silent master is looked at: many turns of a busy machine's scheduler."""
-
-STARVED_SHARE = 0.3
-"""CPUs that the threads of a silent master wait for, on average, from which on its machine is to blame; as the master
-judges vertices (`gyre.failover.suspicions`)."""
 
 PATIENCE = 3.0
 """Such a master is given so many times as long as another."""
@@ -38,7 +35,7 @@ class MasterWatchdog:
         *,
         kill: Callable[[ProcessIdentity], bool] = lambda master: master.signal(signal.SIGKILL),
         is_alive: Callable[[ProcessIdentity], bool] = ProcessIdentity.is_alive,
-        activity: Callable[[int, float], tuple[str, float, float] | None] = cpu_activity,
+        activity: Callable[[int, float], Activity | None] = activity_of,
         describe: Callable[[int], str] = describe_process,
     ) -> None:
         self.hung_after_s = hung_after_s
@@ -74,9 +71,5 @@ class MasterWatchdog:
         return evidence
 
     def _is_starved(self, pid: int) -> bool:
-        """Whether the process would go on if its machine let it: it lacks CPUs, or waits for a disk."""
         seen = self._activity(pid, ACTIVITY_OVER_S)
-        if seen is None:
-            return False
-        state, _, waited = seen
-        return state == "D" or (state in "RS" and waited >= STARVED_SHARE)
+        return seen is not None and seen.is_starved

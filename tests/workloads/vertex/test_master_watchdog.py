@@ -9,13 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
-from gyre.failover import suspicions
+from gyre.process_activity import Activity
 from gyre.process_identity import ProcessIdentity
-from gyre.workloads.vertex.master_watchdog import STARVED_SHARE, MasterWatchdog
+from gyre.workloads.vertex.master_watchdog import MasterWatchdog
 
 MASTER = ProcessIdentity(41, 7, "this boot")
 
 Make = Callable[..., MasterWatchdog]
+
+HANGS = Activity("S", 0.0, 0.0)
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def make(killed: list[int]) -> Make:
         *,
         master: ProcessIdentity | None = MASTER,
         is_alive: bool = True,
-        activity: tuple[str, float, float] | None = ("S", 0.0, 0.0),
+        activity: Activity | None = HANGS,
     ) -> MasterWatchdog:
         made = MasterWatchdog(
             10.0,
@@ -75,7 +77,7 @@ def test_of_guards_that_look_at_the_same_time_only_the_one_that_ended_the_master
             10.0,
             kill=lambda master: alive.__setitem__(0, False) is None,
             is_alive=lambda master: alive[0],
-            activity=lambda pid, over_s: ("T", 0.0, 0.0),
+            activity=lambda pid, over_s: Activity("T", 0.0, 0.0),
             describe=second_is_quicker,
         )
         for _ in range(2)
@@ -126,27 +128,23 @@ def test_another_process_of_the_masters_pid_lives_on(change: dict[str, object]) 
 @pytest.mark.parametrize(
     ("activity", "ended_after_s"),
     [
-        pytest.param(("S", 0.0, 0.0), 10.0, id="it hangs"),
-        pytest.param(("T", 0.0, 0.0), 10.0, id="it is stopped"),
-        pytest.param(("R", 1.0, 0.0), 10.0, id="it runs in circles"),
+        pytest.param(Activity("S", 0.0, 0.0), 10.0, id="it hangs"),
+        pytest.param(Activity("T", 0.0, 0.0), 10.0, id="it is stopped"),
+        pytest.param(Activity("R", 1.0, 0.0), 10.0, id="it runs in circles"),
         pytest.param(None, 10.0, id="the kernel does not tell"),
-        pytest.param(("R", 0.1, 0.9), 30.0, id="its machine is busy"),
-        pytest.param(("S", 0.1, 0.3), 30.0, id="its machine is rather busy"),
-        pytest.param(("D", 0.0, 0.0), 30.0, id="it waits for a disk"),
+        pytest.param(Activity("R", 0.1, 0.9), 30.0, id="its machine is busy"),
+        pytest.param(Activity("S", 0.1, 0.3), 30.0, id="its machine is rather busy"),
+        pytest.param(Activity("D", 0.0, 0.0), 30.0, id="it waits for a disk"),
     ],
 )
 def test_a_master_that_its_machine_does_not_let_run_has_more_time(
-    make: Make, killed: list[int], activity: tuple[str, float, float] | None, ended_after_s: float
+    make: Make, killed: list[int], activity: Activity | None, ended_after_s: float
 ) -> None:
     guard = make(activity=activity)
     assert guard.look(ended_after_s - 0.1) is None
     assert killed == []
     assert guard.look(ended_after_s) is not None
     assert killed == [41]
-
-
-def test_it_is_judged_as_vertices_are() -> None:
-    assert STARVED_SHARE == suspicions.STARVED_SHARE
 
 
 def test_a_guard_whose_signal_comes_too_late_tells_nothing() -> None:

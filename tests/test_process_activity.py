@@ -1,0 +1,112 @@
+"""What the kernel says of a process that answers nobody: it works, is kept from working, hangs, is stopped or dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gyre.process_activity import Activity, Life, activity_of
+from tests.waits import GENEROUS_S
+
+SPIN = "while True: pass"
+SLEEP = "import time; time.sleep(1000)"
+IN_C = "import ctypes; ctypes.PyDLL(None).sleep(1000)"
+"""No thread of Python's runs while this one has the interpreter's lock; the kernel sees it asleep."""
+COUNTS_IN_C = "import re; re.match('(a*)*b', 'a' * 64)"
+"""So it is here; and the kernel sees it work."""
+
+Start = Callable[[str], int]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts Python processes that share one CPU, and ends them."""
+    processes: list[subprocess.Popen[bytes]] = []
+    cpu = min(os.sched_getaffinity(0))
+
+    def begin(code: str) -> int:
+        processes.append(subprocess.Popen([sys.executable, "-c", code]))
+        os.sched_setaffinity(processes[-1].pid, {cpu})
+        return processes[-1].pid
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait(GENEROUS_S)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + GENEROUS_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_process_beside_many_others_waits_for_a_cpu(start: Start) -> None:
+    pids = [start(SPIN) for _ in range(4)]
+    until(lambda: waited(pids[0]) > 0.3)
+
+
+def waited(pid: int) -> float:
+    found = activity_of(pid, 0.5)
+    assert found is not None
+    return found.waited
+
+
+def life_of(pid: int) -> Life | None:
+    found = activity_of(pid, 0.2)
+    return None if found is None else found.life
+
+
+@pytest.mark.parametrize(
+    ("code", "stop", "life"),
+    [
+        (SLEEP, False, Life.HUNG),
+        (IN_C, False, Life.HUNG),
+        (SPIN, True, Life.STOPPED),
+        (SPIN, False, Life.BUSY),
+        (COUNTS_IN_C, False, Life.BUSY),
+    ],
+    ids=["sleeps", "sleeps in C", "stopped", "works", "works in C"],
+)
+def test_what_it_does_is_told_without_it(start: Start, code: str, stop: bool, life: Life) -> None:
+    pid = start(code)
+    if stop:
+        os.kill(pid, signal.SIGSTOP)
+    until(lambda: life_of(pid) is life)
+    assert life_of(pid) is life
+
+
+@pytest.mark.parametrize(
+    ("activity", "life", "starved"),
+    [
+        (Activity("R", ran=0.1, waited=0.9), Life.BUSY, True),
+        (Activity("RS", ran=0.2, waited=0.5), Life.BUSY, True),
+        (Activity("DS", ran=0.0, waited=0.0), Life.BUSY, True),
+        (Activity("S", ran=0.0, waited=0.0, faults=500.0), Life.BUSY, True),
+        (Activity("RS", ran=1.0, waited=0.0), Life.BUSY, False),
+        (Activity("S", ran=0.03, waited=0.0), Life.HUNG, False),
+        (Activity("T", ran=0.0, waited=0.0), Life.STOPPED, False),
+        (Activity("TZ", ran=0.0, waited=0.0), Life.STOPPED, False),
+        (Activity("Z", ran=0.0, waited=0.0), Life.DEAD, False),
+    ],
+    ids=["starved", "some starved", "disk", "swaps", "works", "sleeps", "stopped", "a thread ended", "dead"],
+)
+def test_the_words(activity: Activity, life: Life, starved: bool) -> None:
+    assert (activity.life, activity.is_starved) == (life, starved)
+
+
+def test_nothing_is_known_of_a_process_that_is_gone(start: Start) -> None:
+    pid = start("pass")
+    until(lambda: _is_gone(pid))
+    assert activity_of(pid, 0.01) is None
+
+
+def _is_gone(pid: int) -> bool:
+    return os.waitpid(pid, os.WNOHANG)[0] == pid
