@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import tempfile
@@ -30,6 +31,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """What a run that was killed left on the machine is removed before the first test."""
     for path in machine.sweep():
         sys.stderr.write(f"removed {path} of a run that was killed\n")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected is no garbage, and makes every collection long."""
+    gc.collect()
+    gc.freeze()
 
 
 def mark_most_cases_slow(items: list[pytest.Item]) -> None:

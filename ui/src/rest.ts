@@ -58,6 +58,10 @@ export interface Vertex {
   restarts: number;
   since: number;
   no_room: string;
+  /** What its process does while it reports nothing: "busy", or "hung" inside a call. */
+  silent: string;
+  silent_since: number;
+  false_alarms: number;
   version: number | null;
   busy: string;
   fields: Record<string, Json>;

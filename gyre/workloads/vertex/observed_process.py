@@ -11,14 +11,17 @@ from pathlib import Path
 
 
 def describe_process(pid: int, timeout_s: float = 5.0) -> str:
-    """Its state by the kernel, and the Python stack of its threads by py-spy. Runs on the process's own host.
+    """Its state by the kernel, and the stacks of its threads by py-spy, with the native frames where they can be had: a
+    call into C is seen by them alone. Runs on the process's own host.
 
     Where a part cannot be had, the text says why; nothing is raised, for evidence must not hold up a repair.
     """
     status = _status(pid)
     if status.startswith("gone"):
         return f"process {pid}: {status}"
-    return f"process {pid}: {status}\n{_stack(pid, timeout_s)}"
+    # With native frames it is paused for a moment, and one that is stopped already would be waited for.
+    modes = ["--nonblocking"] if "stopped" in status else ["--native", "--nonblocking"]
+    return f"process {pid}: {status}\n{_stack(pid, modes, timeout_s / len(modes))}"
 
 
 def _status(pid: int) -> str:
@@ -31,17 +34,23 @@ def _status(pid: int) -> str:
     return ", ".join(f"{key} {' '.join(value.split())}" for key, _, value in rows if key in wanted)
 
 
-def _stack(pid: int, timeout_s: float) -> str:
+def _stack(pid: int, modes: list[str], timeout_s: float) -> str:
+    """By the first of py-spy's modes that tells anything; else why the last does not."""
     program = shutil.which("py-spy") or str(Path(sys.executable).with_name("py-spy"))
-    try:
-        # Without pausing the process: one that is already stopped must not be waited for.
-        done = subprocess.run(
-            [program, "dump", "--nonblocking", "--pid", str(pid)],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"(no stack: {error})"
-    return done.stdout.strip() or f"(no stack: {done.stderr.strip()[:300]})"
+    trouble = ""
+    for mode in modes:
+        try:
+            done = subprocess.run(
+                [program, "dump", mode, "--pid", str(pid)],
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            trouble = str(error)
+            continue
+        if told := done.stdout.strip():
+            return told
+        trouble = done.stderr.strip()[:300]
+    return f"(no stack: {trouble})"

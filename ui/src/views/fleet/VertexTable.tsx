@@ -51,7 +51,7 @@ export function VertexTable({ vertices, ended, now = Date.now() / 1000 }: Props)
                 <span>{one.busy}</span>
                 <span className="n">{whole(one.incarnation)}</span>
                 <span>{one.node}</span>
-                <span className="muted">{one.message || one.no_room || words(one.reason)}</span>
+                <span className="muted">{saidOf(one, now)}</span>
               </div>
             );
           }}
@@ -60,4 +60,9 @@ export function VertexTable({ vertices, ended, now = Date.now() / 1000 }: Props)
       {name && <SourceNumbers source={`vertex/${name}`} title={name} />}
     </>
   );
+}
+
+function saidOf(one: Vertex, now: number): string {
+  if (one.silent) return `${one.silent}: last heard ${ago(one.silent_since, now)}`;
+  return one.message || one.no_room || words(one.reason);
 }
