@@ -19,6 +19,8 @@ from gyre.api.home import Home
 from tests.api.conftest import Seed
 from tests.waits import GENEROUS_S
 
+pytestmark = pytest.mark.landing
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = str(ROOT / "examples" / "grpo_arithmetic.py")
 ELSEWHERE = ("--ray-address", "192.0.2.1:6379")  # an address that is no machine's (RFC 5737)

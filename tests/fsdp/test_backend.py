@@ -30,6 +30,8 @@ from tests.fsdp.work import (
 )
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.landing
+
 STEPS = [random_rows(9, seed=1), random_rows(8, seed=2)]
 
 

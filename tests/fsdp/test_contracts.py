@@ -11,6 +11,8 @@ import pytest
 from tests.fsdp.learner_work import CONFIG, PPO, check, of_folder, save_reward_model
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.landing
+
 
 @pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize(

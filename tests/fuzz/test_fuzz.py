@@ -9,6 +9,8 @@ import pytest
 from tests.fuzz.__main__ import main
 from tests.fuzz.target import Broken, Target, every_target, run
 
+pytestmark = pytest.mark.landing
+
 CASES = 1000
 """Of the quick targets. Slow ones get their share, ten times as large as in a long run."""
 

@@ -14,6 +14,8 @@ from tests.megatron import work
 from tests.megatron.work import CONFIG, LAYOUTS, config_of, random_groups, take_step
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.landing
+
 STRAIGHT = {"lr": 1.0, "eps": 1.0, "clip_norm": 1e9, "warmup_steps": 0, "weight_decay": 0.0}
 """AdamW whose first step is nearly the gradient itself, so that weights tell of gradients."""
 

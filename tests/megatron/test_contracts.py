@@ -16,6 +16,8 @@ from tests.megatron.test_reward_model import write_reward_model
 from tests.megatron.work import CONFIG
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.landing
+
 PPO = {"loss": {"adv_estimator": "gae"}}
 
 

@@ -18,6 +18,8 @@ from tests.megatron import work
 from tests.megatron.work import LAYOUTS, config_of
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.landing
+
 # A vocabulary that is no multiple of anything: its padding must have no probability, and must not come out again.
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {**CONFIGS["qwen3"], "vocab_size": 93},

@@ -7,6 +7,8 @@ import pytest
 from tests.megatron import work
 from tests.rank_pool import RankPool
 
+pytestmark = pytest.mark.landing
+
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_split_logits_give_torchs_logprobs_entropies_and_gradients(pool: RankPool, ranks: int) -> None:

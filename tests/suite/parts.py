@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-FAST = "not slow and not postgres and not sglang and not verl and not dlrover"
+QUICK = "not slow and not postgres and not sglang and not verl and not dlrover"
+FAST = f"{QUICK} and not landing"
 SLOW = "(slow or postgres) and not sglang and not verl and not dlrover"
-PROPERTIES = f"hypothesis and {FAST}"
+PROPERTIES = f"hypothesis and {QUICK}"
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,17 @@ fast = Part(
 landing = Part(
     "landing",
     (
-        Bundle("fleet", _tests("e2e/test_fleet.py"), 40),
-        Bundle("page", _tests("ui/test_real_server.py"), 30),
+        Bundle("trainer", _tests("workloads"), 80),
+        Bundle("layouts", _tests("megatron", "fsdp"), 80),
+        Bundle("engines", _tests("engines", "weights", "fuzz", "api"), 70),
+        Bundle("on-ray", _tests("e2e/test_fleet.py", "compat"), 60),
+        Bundle("page", _tests("ui/test_real_server.py"), 15),
     ),
-    limit_s=400,
+    limit_s=1000,
     select="landing",
+    at_once=4,
 )
+"""What `.ci/run` has beside `fast`: whole jobs, layouts of ranks, processes that are killed."""
 
 LONG_EXAMPLES = {"GYRE_TEST_EXAMPLES": "1"}
 """All examples of properties."""

@@ -18,6 +18,8 @@ from tests.machine import small_disk
 from tests.weights.plane import content, until
 from tests.weights.process import Child, held, slow
 
+pytestmark = pytest.mark.landing
+
 SOME = 800_000
 """Bytes of the megabyte, seventeen chunks, that a link carries before it stands: eight chunks at least, and not all."""
 

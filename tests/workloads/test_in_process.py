@@ -20,6 +20,8 @@ from tests.workloads.plain_workloads import Cluster
 from tests.workloads.scripts import script_spec
 from tests.workloads.toy_policy import toy_spec
 
+pytestmark = pytest.mark.landing
+
 DEADLINE_S = 60
 
 TORCH = {

@@ -13,7 +13,7 @@ import pytest
 from gyre.compat.dlrover.api.builder import DLJobBuilder
 from tests.compat.dlrover import calling, ppo, sft
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.landing]
 
 
 def test_elastic_training_by_a_function(gyre_home: dict[str, Any], tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from tests.engines.tiny_model import write_tiny_model
 from tests.ports import free_port
 from tests.waits import GENEROUS_S
 
+pytestmark = pytest.mark.landing
+
 
 @contextlib.asynccontextmanager
 async def serving(model: Path, *flags: str) -> AsyncIterator[str]:

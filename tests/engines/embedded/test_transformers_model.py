@@ -30,6 +30,8 @@ from tests.engines.embedded.test_conformance import serving
 from tests.engines.embedded.tiny import Asked, ask, go_on, run
 from tests.engines.embedded.tiny_transformers import CONFIGS, Model, whole_logprobs, write_folder
 
+pytestmark = pytest.mark.landing
+
 TOLERANCE = 1e-4
 
 

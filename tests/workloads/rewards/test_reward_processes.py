@@ -16,6 +16,8 @@ from gyre.workloads.rewards import RewardPool
 from gyre.workloads.rewards import pool as pool_module
 from tests.waits import GENEROUS_S
 
+pytestmark = pytest.mark.landing
+
 HERE = "tests.workloads.unruly_rewards"
 
 

@@ -15,6 +15,8 @@ from gyre.testing.in_process import InProcessJob
 from gyre.workloads.torch.actor import TorchActor
 from tests.workloads.conftest import digests_of, steps_of
 
+pytestmark = pytest.mark.landing
+
 DEADLINE_S = 60
 
 TINY: dict[str, Any] = {

@@ -21,6 +21,8 @@ from tests.workloads.toy_plane import ToyPlane, install
 from tests.workloads.trainer.test_loop import DEADLINE_S, ONE_RESTART
 from tests.workloads.trainer.test_streaming import MODES, batches_of, digests_by_record
 
+pytestmark = pytest.mark.landing
+
 HERE = "tests.workloads.toy_plane"
 PLANE_ROLLOUT = "gyre.workloads.rollout_vertices:RolloutInstance"
 ALL_MODES = {"fixed": {"run": {"micro_batches": "fixed"}}, **MODES}

@@ -29,6 +29,8 @@ from tests.workloads.trainer.test_loop import (
     assert_never_back,
 )
 
+pytestmark = pytest.mark.landing
+
 HERE = "tests.workloads.trainer.test_streaming"
 STREAMED = {"micro_batches": "streamed"}
 

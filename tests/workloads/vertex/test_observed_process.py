@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from gyre.workloads.vertex.observed_process import describe_process
@@ -45,6 +46,8 @@ def test_one_that_is_stuck_in_c_shows_where_in_python_and_in_c(stuck: int) -> No
 
 def test_one_that_is_stopped_is_not_waited_for(stuck: int) -> None:
     os.kill(stuck, signal.SIGSTOP)
+    while psutil.Process(stuck).status() != psutil.STATUS_STOPPED:  # the kernel does it soon
+        time.sleep(0.01)
     begun = time.monotonic()
     told = describe_process(stuck, GENEROUS_S)
     assert time.monotonic() - begun < GENEROUS_S / 2

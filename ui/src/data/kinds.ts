@@ -1,7 +1,7 @@
 /** The kinds of events in a journal: the browser's EventSource wants them by name. A test compares them with Gyre's. */
 export const EVENT_KINDS = [
   "JobSubmitted", "JobContinued", "MasterStarted", "VertexStarted", "VertexStartFailed", "VertexWaitsForRoom",
-  "VertexFoundRoom", "DiskFilled", "DiskHasRoom", "VertexLost", "VertexStopped", "OperatorFailed", "TrainerFinished",
+  "VertexFoundRoom", "DiskFilled", "DiskHasRoom", "VertexLost", "VertexFellSilent", "VertexHeardAgain", "VertexStopped", "OperatorFailed", "TrainerFinished",
   "TrainerFailed", "StepCompleted", "StepReported", "LearningWarned", "WeightsPublished", "Evaluated",
   "EvaluationLeftOut", "CheckpointCommitted", "CheckpointDamaged", "StepDiverged", "GangRestored", "GroupReplaced",
   "GroupRedrawn", "BatchSkipped", "PassesHalved", "MasterHung", "JobStalled", "RolloutsChanged", "ScaleAdvised",

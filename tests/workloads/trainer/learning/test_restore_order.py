@@ -13,6 +13,8 @@ from tests.workloads import kept_policy
 from tests.workloads.conftest import digests_of
 from tests.workloads.toy_policy import ToyActor
 
+pytestmark = pytest.mark.landing
+
 DEADLINE_S = 90
 HERE = "tests.workloads.kept_policy"
 
