@@ -138,8 +138,8 @@ class VertexLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class VertexFellSilent(Event):
-    """The vertex reports nothing, and is left alone, because its process is found to be well: `life` is a `Life` value,
-    and `detail` says what was seen."""
+    """The vertex reports nothing, and is left alone: its process is neither stopped nor dead. `life` is a `Life`
+    value, and `detail` says what was seen."""
 
     vertex: str
     incarnation: int

@@ -7,9 +7,9 @@ it is in has made no progress for the role's `stall_timeout_s`). Liveness alone 
 Silence is not death: a call into C that keeps the interpreter's lock silences every thread of a process that is well.
 So before anybody is restarted because of it:
 - *who stood still heard nobody*: time for which the observer itself did not run is no silence (`forgiven`);
-- *busy is not dead*: a process that works, or that the machine does not let work, is left alone, and so is one that
-  waits inside a call: for at most the role's `stall_timeout_s`, as any call that makes no progress. One that is
-  stopped, or hangs and has nothing to do, is not (`is_left_alone`).
+- *only who is stopped or dead is lost at once*: a process that works, or that the machine does not let work, is left
+  alone, and so is one that does nothing, for it may wait inside a call: for at most the role's `stall_timeout_s`, as
+  any call that makes no progress (`is_left_alone`).
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def forgiven(seen: Observation, late_s: float, now: float) -> Observation:
     )
 
 
-def is_left_alone(suspicion: Suspicion, life: Life, in_call: bool, spec: JobSpec) -> bool:
-    """Whether a silent process is given more time. `in_call` says that its last report was from within a call."""
-    if suspicion.after_s > spec.roles[suspicion.vertex.rpartition("-")[0]].stall_timeout_s:
-        return False
-    return life is Life.BUSY or (life is Life.HUNG and in_call)
+def is_left_alone(suspicion: Suspicion, life: Life, spec: JobSpec) -> bool:
+    """Whether a silent process is given more time. Whether one that does nothing is in a call cannot be asked: its last
+    report may be from before the call."""
+    stall_timeout_s = spec.roles[suspicion.vertex.rpartition("-")[0]].stall_timeout_s
+    return life in (Life.BUSY, Life.HUNG) and suspicion.after_s <= stall_timeout_s
 
 
 def silent_together(silent: int, watched: int, machine: str) -> str:

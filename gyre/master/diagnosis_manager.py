@@ -357,7 +357,7 @@ class DiagnosisManager:
                 evidence["error"] += f"; {sentence}"
             if activity is not None:
                 evidence["life"] = activity.life.value
-                if is_left_alone(suspicion, activity.life, bool(seen.busy), self._spec):
+                if is_left_alone(suspicion, activity.life, self._spec):
                     self._condemned.discard(key)
                     self._leave_alone(address, suspicion, activity.life, evidence["error"])
                     return

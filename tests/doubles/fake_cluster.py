@@ -74,8 +74,6 @@ class FakeProcess:
     hung: bool = False
     stalled: bool = False
     activity: Activity = IDLE
-    busy: str = ""
-    """The call that it says it is in."""
     detail: str = ""
     node_lost: bool = False
     ticks: int = 0
@@ -529,7 +527,7 @@ class FakeCluster:
         return Report(
             ticks=process.ticks,
             fields=usual if process.fields is None else process.fields,
-            busy=process.busy or ("generate" if process.stalled else ""),
+            busy="generate" if process.stalled else "",
             still_s=self.clock.monotonic() - process.moved_at,
             version=process.version,
             outbox=list(process.outbox),

@@ -76,22 +76,15 @@ def test_the_worst_comes_first(spec: JobSpec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("life", "in_call", "left"),
-    [
-        (Life.BUSY, False, True),
-        (Life.BUSY, True, True),
-        (Life.HUNG, True, True),
-        (Life.HUNG, False, False),
-        (Life.STOPPED, True, False),
-        (Life.DEAD, True, False),
-    ],
+    ("life", "left"),
+    [(Life.BUSY, True), (Life.HUNG, True), (Life.STOPPED, False), (Life.DEAD, False)],
 )
-def test_a_silent_process_that_works_or_waits_inside_a_call_is_left_alone_until_its_stall_timeout(
-    spec: JobSpec, life: Life, in_call: bool, left: bool
+def test_a_silent_process_that_is_neither_stopped_nor_dead_is_left_alone_until_its_stall_timeout(
+    spec: JobSpec, life: Life, left: bool
 ) -> None:
     for now, over in ((29.0, False), (31.0, True)):
         [found] = diagnose({"rollout-0": seen("rollout-0")}, spec, now)
-        assert is_left_alone(found, life, in_call, spec) is (left and not over)
+        assert is_left_alone(found, life, spec) is (left and not over)
 
 
 def test_an_observer_that_stood_still_heard_nobody(spec: JobSpec) -> None:

@@ -199,7 +199,7 @@ def test_user_code_that_keeps_the_interpreters_lock_is_not_taken_for_dead(
     run = start(reward="LockedReward", rollout_total=1)
     view = run.end()
     assert view["job"]["result"]["digest"] == undisturbed_digest
-    assert view["incidents"] == []
+    assert view["incidents"] == [], view["incidents"]
     (reward,) = (vertex for vertex in view["vertices"] if vertex["role"] == "reward")
     assert (reward["incarnation"], reward["false_alarms"], reward["silent"]) == (1, 1, "")
     told = [event["body"] for event in run.handle.events() if event["kind"] == "VertexFellSilent"]

@@ -58,7 +58,7 @@ export interface Vertex {
   restarts: number;
   since: number;
   no_room: string;
-  /** What its process does while it reports nothing: "busy", or "hung" inside a call. */
+  /** What its process does while it reports nothing: "busy" or "hung". */
   silent: string;
   silent_since: number;
   false_alarms: number;

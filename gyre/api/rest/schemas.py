@@ -79,7 +79,7 @@ class Master(Out):
 
 class Vertex(Out):
     """One instance of a role. `version`: of the weights that it serves. `no_room`: what it waits for, since
-    `no_room_since`, while no machine has room for it. `silent`: what its process does (`busy`, or `hung` inside a call)
+    `no_room_since`, while no machine has room for it. `silent`: what its process does (`busy` or `hung`)
     while it reports nothing, since `silent_since`; `false_alarms`: how often it was heard again."""
 
     id: str
