@@ -10,7 +10,7 @@ import asyncio
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +104,6 @@ def _sentence_of(activity: Activity | None) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LeftAlone:
-    """A vertex that is silent and well, since then; times are monotonic."""
-
-    since: float
-    look_again_at: float
-
-
 class DiagnosisManager:
     def __init__(
         self,
@@ -136,8 +128,8 @@ class DiagnosisManager:
         self._watches: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._standing: list[asyncio.Task[None]] = []
         """What goes on for as long as this manager does."""
-        self._left_alone: dict[Address, LeftAlone] = {}
-        """The silent vertices whose processes are well."""
+        self._look_again_at: dict[Address, float] = {}
+        """When to look again at the silent vertices whose processes are well. That they are silent is in the state."""
         self._observations: dict[str, Observation] = {}
         self._identity = ProcessIdentity.own()
         self._condemned: set[tuple[str, int]] = set()
@@ -185,7 +177,7 @@ class DiagnosisManager:
                 task.add_done_callback(self._ended)
         for key in [key for key in self._watches if key not in wanted]:
             self._watches.pop(key).cancel()
-            self._left_alone.pop(Address(*key), None)
+            self._look_again_at.pop(Address(*key), None)
             if self._observations.get(key[0]) and self._observations[key[0]].incarnation == key[1]:
                 del self._observations[key[0]]
                 self._disks_of.pop(key[0], None)
@@ -251,15 +243,13 @@ class DiagnosisManager:
             key = (suspicion.vertex, suspicion.incarnation)
             if suspicion.cause is Cause.SILENT:
                 silent.append(Address(*key))
-            left = self._left_alone.get(Address(*key))
-            if key not in self._condemned and (left is None or now >= left.look_again_at):
+            if key not in self._condemned and now >= self._look_again_at.get(Address(*key), 0.0):
                 self._condemned.add(key)
                 found.append(suspicion)
         # Concurrently: the stack of a stopped process takes seconds to get, and a lost node stops many processes at
         # once.
         await asyncio.gather(*(self._judge(suspicion, self._together(silent)) for suspicion in found))
-        for address in [address for address in self._left_alone if address not in silent]:
-            self._heard_again(address)
+        self._tell_who_is_heard_again(silent)
         await self._look_for_notices()
         await self._examine_machines(now)
         await self._growth.look()
@@ -365,15 +355,13 @@ class DiagnosisManager:
             "stack": await self._scheduler.stacks(address),
             **await last_words_of(self._directory / "logs", address),
         }
-        self._left_alone.pop(address, None)
+        self._look_again_at.pop(address, None)
         await self._lost(address, suspicion.cause, evidence, after_s=round(suspicion.after_s, 3))
 
     def _leave_alone(self, address: Address, suspicion: Suspicion, life: Life, detail: str) -> None:
-        known = self._left_alone.get(address)
-        now = self._monotonic()
-        since = known.since if known is not None else now - suspicion.after_s
-        self._left_alone[address] = LeftAlone(since, now + LOOK_AGAIN_S)
-        if known is None:
+        self._look_again_at[address] = self._monotonic() + LOOK_AGAIN_S
+        record = self._context.state.vertices.get(address.vertex)
+        if record is not None and not record.silent:
             self._context.submit(
                 VertexFellSilent(
                     address.vertex, address.incarnation, life.value, round(suspicion.after_s, 3), detail
@@ -381,12 +369,16 @@ class DiagnosisManager:
                 actor="diagnosis",
             )
 
-    def _heard_again(self, address: Address) -> None:
-        left = self._left_alone.pop(address)
-        silent_s = round(self._monotonic() - left.since, 3)
-        self._context.submit(
-            VertexHeardAgain(address.vertex, address.incarnation, silent_s), actor="diagnosis"
-        )
+    def _tell_who_is_heard_again(self, silent: list[Address]) -> None:
+        """Of the vertices that are silent by the state, whether this master or its predecessor found them so: those
+        that have reported to this one."""
+        for record in list(self._context.state.vertices.values()):
+            address = Address(record.id, record.incarnation)
+            if record.silent and address not in silent and record.id in self.telemetry:
+                self._look_again_at.pop(address, None)
+                silent_s = round(self._clock() - record.silent_since, 3)
+                event = VertexHeardAgain(record.id, record.incarnation, silent_s)
+                self._context.submit(event, actor="diagnosis")
 
     def _lost(
         self, address: Address, cause: Cause, evidence: dict[str, Any], *, after_s: float | None = None

@@ -175,6 +175,19 @@ def test_one_that_is_silent_for_ever_is_replaced_after_its_stall_timeout(
     assert incident.detected_after_s == pytest.approx(job.spec.roles["rollout"].stall_timeout_s, abs=4.0)
 
 
+def test_a_vertex_that_is_heard_again_by_the_next_master_is_no_longer_silent(job: Job) -> None:
+    """The next master has to take from the journal that it is."""
+    silent_s = job.spec.failover.silence_timeout_s
+    job.world.at(SETTLED_S, job.world.hang, "reward-0", WORKING)
+    job.life().at(SETTLED_S + silent_s + 3.0, lambda life: life.die()).run()
+    assert job.state.vertices["reward-0"].silent == "busy"
+    job.world.at(SETTLED_S + silent_s + 5.0, job.world.unhang, "reward-0")
+    job.run()
+    record = job.state.vertices["reward-0"]
+    assert (record.silent, record.false_alarms, record.incarnation) == ("", 1, 1)
+    assert [incident.vertex for incident in job.incidents] == ["master"]
+
+
 def test_vertices_of_one_machine_that_hang_at_once_say_so(job: Job) -> None:
     for vertex in ("rollout-0", "rollout-1"):
         job.world.at(SETTLED_S, job.world.hang, vertex)
