@@ -1,6 +1,6 @@
 """Break the product in one way after another, and say which tests notice.
 
-    python -m tools.break_product                 all breaks: half an hour of a quiet machine, at the most
+    python -m tools.break_product                 all breaks, one after the other
     python -m tools.break_product --only NAME     one of them; again for more
     python -m tools.break_product --list          the breaks, without running anything
 

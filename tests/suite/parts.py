@@ -1,8 +1,9 @@
 """The parts of the tests, and of each how it is cut into bundles, what it usually takes, and which rooms it guards. A
 table, and what follows from it.
 
-Every test is in `fast`, or, if it is slow or wants PostgreSQL or an environment of its own, in the one part of `LONG`
-that has its folder; `tests/suite/test_parts.py` holds that. Seconds are those of two quiet cores.
+Every test is in `fast` or `landing`, or, if it is slow or wants PostgreSQL or an environment of its own, in one part
+of `LONG` that has its folder; `tests/suite/test_parts.py` holds that. The seconds of `fast` and `landing` are of two
+cores that have nothing else to do, those of the others are estimates.
 """
 
 from __future__ import annotations
