@@ -26,9 +26,12 @@ def megatron_layer(
     # norm, or, where each head of queries has keys of its own, to attention.
     joined = width * (queries + 2 * keys) if a.qk_norm or a.group == 1 else 0
     if a.qk_norm:
-        norms += (width * queries if a.group > 1 else 0) + FLOAT * (a.heads + a.kv_heads) // share
-    attention = width * 4 * queries + FLOAT * a.heads // share
-    """Queries, keys and values, each for every head, and what comes out."""
+        # Queries are cut out as a copy where there are several heads of keys between them.
+        cut = width * queries if a.group > 1 and a.kv_heads > share else 0
+        norms += cut + FLOAT * (a.heads + a.kv_heads) // share
+    # Queries, keys and values, each for every head of queries, and what comes out. Values that are not repeated are a
+    # view of the product.
+    attention = width * (4 if a.group > 1 else 3) * queries + FLOAT * a.heads // share
     mlp = width * 3 * a.mlp // share
     return norms + joined + attention + mlp
 

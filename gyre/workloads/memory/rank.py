@@ -75,6 +75,10 @@ class Rank:
     def bytes_of(self, part: Pass) -> int:
         return sum(self.peak(part).values())
 
+    def held(self, tokens: int) -> int:
+        """Bytes of activations that are there when the loss's gradient begins, beside logits."""
+        raise NotImplementedError
+
     def _moments(self, part: Pass) -> Iterable[Parts]:
         raise NotImplementedError
 
@@ -104,23 +108,43 @@ class MegatronRank(Rank):
     """Of the logits here."""
     tied: bool = False
 
+    def held(self, tokens: int) -> int:
+        a, w = self.shape, self.width
+        each = self.layers * (self._kept() if self.recompute else self._layer())
+        each += 8 * self.first + activations.angles(a, width=w, whole=False)
+        if self.recompute:
+            each += FLOAT * a.head_dim  # the angles themselves go into each layer again
+        if self.last:
+            each += (2 * w * a.hidden + FLOAT) // self._sharded
+        return tokens * each
+
+    @property
+    def _sharded(self) -> int:
+        """Ranks over which norms are sharded."""
+        return self.tensor_parallel if self.sequence_parallel else 1
+
+    def _layer(self) -> int:
+        return activations.megatron_layer(
+            self.shape,
+            width=self.width,
+            tensor_parallel=self.tensor_parallel,
+            sequence_parallel=self.sequence_parallel,
+        )
+
+    def _kept(self) -> int:
+        return activations.kept_input(self.shape, width=self.width) // self._sharded
+
     def _moments(self, part: Pass) -> Iterable[Parts]:
         a, tokens, share = self.shape, part.tokens, self.tensor_parallel
-        layer = tokens * activations.megatron_layer(
-            a, width=self.width, tensor_parallel=share, sequence_parallel=self.sequence_parallel
-        )
-        sharded = share if self.sequence_parallel else 1
+        layer = tokens * self._layer()
         if not self.trains:
             back = self.width * self.columns * tokens + _blocks(tokens, self.columns, 4) if self.last else 0
             yield {"activations": layer, "logits": 0}
             yield {"activations": self.width * 2 * a.hidden * tokens, "logits": back}
             return
-        kept = activations.kept_input(a, width=self.width) * tokens // sharded
-        held = self.layers * (kept if self.recompute else layer)
-        held += tokens * (8 * self.first + activations.angles(a, width=self.width, whole=False))
+        held = self.held(tokens)
         head_gradient = self.width * self.columns * a.hidden if self.columns else 0
         if self.last:
-            held += tokens * (2 * self.width * a.hidden + FLOAT) // sharded
             logits = self.width * self.columns * tokens
             yield {"activations": held, "logits": 2 * logits + _blocks(tokens, self.columns, 5)}
             yield {"activations": held, "logits": logits, "gradients on their way": head_gradient}
@@ -219,10 +243,23 @@ class FsdpRank(Rank):
     """Numbers of the output layer, if it is no value head."""
     ranks: int = 1
 
+    def held(self, tokens: int) -> int:
+        a, w = self.shape, self.width
+        each = a.layers * (activations.kept_input(a, width=w) if self.recompute else self._layer())
+        each += 8 + activations.angles(a, width=w, whole=True)
+        norm = FLOAT * a.hidden + FLOAT + (w * a.hidden if self._whole else 0)
+        return tokens * (each + norm + w * a.hidden)
+
+    @property
+    def _whole(self) -> bool:
+        return self.trains and self.lora is None
+
+    def _layer(self) -> int:
+        return activations.fsdp_layer(self.shape, width=self.width, lora=self.lora)
+
     def _moments(self, part: Pass) -> Iterable[Parts]:
         a, tokens, w = self.shape, part.tokens, self.width
-        whole = self.trains and self.lora is None
-        layer = tokens * activations.fsdp_layer(a, width=w, lora=self.lora)
+        layer = tokens * self._layer()
         gathered = w * (self.outside + 4 * self.layer)
         """What is outside of the layers stays; of a layer there are its parameters and the buffer that they came in,
         and the same of the next one."""
@@ -235,11 +272,8 @@ class FsdpRank(Rank):
                 "gathered": gathered,
             }
             return
-        kept = activations.kept_input(a, width=w) * tokens
-        held = a.layers * (kept if self.recompute else layer)
-        held += tokens * (8 + activations.angles(a, width=w, whole=True))
-        held += tokens * (FLOAT * a.hidden + FLOAT + w * a.hidden + (w * a.hidden if whole else 0))
-        head = self.vocabulary if whole else 0
+        held = self.held(tokens)
+        head = self.vocabulary if self._whole else 0
         yield {
             "activations": held,
             "logits": self._pieces(tokens, 16),
@@ -257,7 +291,7 @@ class FsdpRank(Rank):
             "gradients on their way": w * head + moving,
             "gathered": gathered,
         }
-        if whole:
+        if self._whole:
             # The output layer's gradient is there from the beginning, the embedding's comes last.
             tied = self.vocabulary and self.outside < 2 * self.vocabulary
             grown = w * (self.outside + (self.vocabulary if tied else 0))
