@@ -48,7 +48,7 @@ def test_what_a_rank_keeps_is_foretold(pool: RankPool, case: str) -> None:
     said = BY_PREDICTED * (tokens - 3 * SEQUENCES)
     # Beside an adapter, the first norm has nothing before it that is trained. Cosines and sines of layers that are
     # computed again are not saved, but stay.
-    near = 0.07 if own.get("recompute") else 0.02 if lora is None else 0.06
+    near = 0.09 if own.get("recompute") or lora is not None else 0.02
     assert mine.held(tokens) + said == pytest.approx(found[0]["saved"], rel=near)
 
 
