@@ -293,10 +293,16 @@ class FsdpBackend:
         torch._foreach_mul_(gradients, min(1.0, self._optim.clip_norm / (norm + _CLIP_EPS)))
         for group in self._optimizer.param_groups:
             group["lr"] = lr
+        self._settle()
         self._optimizer.step()
         self._updates += 1
         self.zero()
         return norm
+
+    def _settle(self) -> None:
+        """The state is about to be changed."""
+        if self.memory is not None:
+            self.memory.settle()
 
     # -- weights ---------------------------------------------------------------------------------------
 
@@ -313,6 +319,7 @@ class FsdpBackend:
 
     def load(self, source: TensorSource) -> None:
         """See `Backend.load`. With `config.lora` the source gives an adapter, by PEFT's names."""
+        self._settle()
         self._trained.load(source)
         if self.memory is not None:
             self.memory.drop()  # of the same steps, and of another history
@@ -352,6 +359,7 @@ class FsdpBackend:
     def restore(self, path: Path) -> dict[str, Any]:
         """See `Backend.restore`. A model that does not train takes the weights of one that does. An adapter is refused
         that was trained beside another model, or is of another `config.lora`."""
+        self._settle()
         parts = self._parts()
         metadata, self._updates = checkpoints.restore(path, parts, self.ranks, judge=self._problem_with)
         self._restored(parts)

@@ -5,11 +5,13 @@ Invariants:
 - *all or none*: ranks keep states only if each of them has the room, and take one back only if each has that one whole;
 - *one step, one life*: states belong together when they are of one step and of one gang's life (`lineage`). Two gangs
   that made the same step need not have the same bits;
-- *seldom enough*: copies take at most `share` of the time, as the first rank measures it, and what a checkpoint on the
-  disk needs is copied besides.
+- *copied before changed*: a copy is made beside the passes of the next step, which leave the state as it is; whoever
+  changes it calls `settle` before;
+- *seldom enough*: training waits for copies for at most `share` of the time, as the first rank measures it, and what a
+  checkpoint on the disk needs is copied besides.
 
-Every method but `prepare`, `close` and `unlink` is a collective of all ranks. This module must not know what a step is
-made of, or where else a state may come from.
+Every method but `prepare`, `settle`, `close` and `unlink` is a collective of all ranks. This module must not know what
+a step is made of, or where else a state may come from.
 """
 
 from __future__ import annotations
@@ -97,6 +99,9 @@ class MemoryCheckpoints(Generic[P]):
         self._no_room = ""
         self._saved: int | None = None
         """The step whose state the newest slot has."""
+        self._is_copying = False
+        self._hold_s = 0.0
+        """Seconds that the last copy took of the training's time."""
         self._next_at = 0.0
         self._memory: HostMemory | None = None
         self.trouble = ""
@@ -114,10 +119,11 @@ class MemoryCheckpoints(Generic[P]):
         return self._memory is not None
 
     def status(self) -> dict[str, Any]:
-        """Facts for people: how long the last copy held training up, and what keeps states from being kept."""
+        """Facts for people: how long the last copy held training up, of which step it was, and what keeps states from
+        being kept."""
         if self._memory is None:
             return {"trouble": self.trouble}
-        return {"hold_s": round(self._memory.hold_s, 4)}
+        return {"hold_s": round(self._hold_s, 4), "step": self._saved}
 
     def prepare(self) -> None:
         """Begin to take the memory, so that the first copy need not wait for it."""
@@ -158,17 +164,26 @@ class MemoryCheckpoints(Generic[P]):
             return False
         # What fails from here on fails on this rank alone: the others keep a state that no gang will agree on.
         self._save(self._memory, step, metadata, named(self._state.parts()))
-        rest_s = self._memory.hold_s * (1.0 / self._share - 1.0)
-        self._next_at = time.monotonic() + rest_s
         return True
 
+    def settle(self) -> None:
+        """Wait until the last copy is made: from here on the state may be changed. No collective."""
+        if self._memory is None:
+            return
+        waited_s = self._memory.settle()
+        if self._is_copying:
+            self._is_copying = False
+            self._hold_s += waited_s
+            self._next_at = time.monotonic() + self._hold_s * (1.0 / self._share - 1.0)
+
     def _save(self, memory: HostMemory, step: int, metadata: dict[str, Any], tensors: Named) -> None:
-        self._saved = None
+        began, self._saved = time.monotonic(), None
         try:
             memory.save(tensors, lineage=self._lineage, step=step, book=metadata)
-            self._saved = step
+            self._saved, self._is_copying = step, True
         except (NoHostMemory, OSError) as error:
             print(f"step {step} is not in host memory: {error}", flush=True)
+        self._hold_s = time.monotonic() - began
 
     def copied(self, step: int, metadata: dict[str, Any]) -> Copied[P] | None:
         """What this rank writes of the state of `step`, at which it is, for the disk; None where it is not in memory.
@@ -178,9 +193,10 @@ class MemoryCheckpoints(Generic[P]):
         memory, parts = self._memory, self._state.parts()
         if self._saved != step:
             self._save(memory, step, metadata, named(parts))
-        if self._saved != step:
+        slot = memory.hold(step) if self._saved == step else None
+        if slot is None:
             return None
-        return _written_of(memory.hold(), parts, self._state.written(parts), memory.release)
+        return _written_of(slot, parts, self._state.written(parts), memory.release)
 
     def restore(self, *, newer_than: int, at_most: int) -> dict[str, Any] | None:
         """Take the newest state back that every rank has, of a step beyond `newer_than` and up to `at_most`: its

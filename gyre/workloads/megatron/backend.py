@@ -148,11 +148,17 @@ class MegatronBackend:
         return list(torch.split(flat, counts))
 
     def update(self, *, count: float, lr: float) -> float:
+        self._settle()
         norm = self.policy.step(count=count, lr=lr)
         self._is_first_model = False
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # so that whoever measures has the device's work in it
         return norm
+
+    def _settle(self) -> None:
+        """The state is about to be changed."""
+        if self.memory is not None:
+            self.memory.settle()
 
     # -- weights -------------------------------------------------------------------------------------
 
@@ -178,6 +184,7 @@ class MegatronBackend:
     def _load(self, source: TensorSource) -> None:
         from gyre.workloads.megatron.checkpoints.parts import begin_optimizer_anew
 
+        self._settle()
         self.policy.load(source)
         begin_optimizer_anew(self.policy)
         self.has_weights = True
@@ -231,6 +238,7 @@ class MegatronBackend:
         refuse_another_model(path, config_in(read_metadata(path)), self.policy.architecture)
         from gyre.workloads.megatron.checkpoints.on_disk import restore
 
+        self._settle()
         metadata = restore(self.policy, self._seam, path, load_first_model=self._load_first_model)
         self._is_first_model = metadata.get("first_model", False)
         self.has_weights = True
