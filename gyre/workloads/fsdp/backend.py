@@ -53,6 +53,7 @@ from gyre.workloads.learner.devices import device_of, dtype_of, make_determinist
 from gyre.workloads.learner.errors import NotFinite
 from gyre.workloads.learner.losses import detached
 from gyre.workloads.learner.packing import Pass
+from gyre.workloads.learner.pass_tokens import known_shape, pass_tokens_of
 
 _CLIP_EPS = 1e-6
 """As torch's and Megatron's clip have it."""
@@ -86,7 +87,6 @@ class FsdpBackend:
         held: Collection[str] = (),
     ) -> None:
         own = settings.fsdp
-        self.pass_tokens: int | None = own.pass_tokens
         self.device = device_of(own)
         self._dtype = dtype_of(own, self.device)
         self.dtype = str(self._dtype).removeprefix("torch.")
@@ -111,6 +111,16 @@ class FsdpBackend:
         self.ranks = FsdpRanks(context, device=self.device, timeout_s=settings.collective_timeout_s)
         self._writer = CheckpointWriter(self.ranks, self.device)
         try:
+            self.pass_tokens, self._passes = pass_tokens_of(
+                "fsdp",
+                known_shape(hugging_face_config, attention=own.attention),
+                settings,
+                self.device,
+                ranks=context.world_size,
+                exchange=self.ranks.exchange,
+                trains=trains,
+                values=values,
+            )
             self._set_up(source, held, recompute=own.recompute and trains, seed=settings.seed)
         except BaseException:
             self.close(keep=False)
@@ -336,8 +346,9 @@ class FsdpBackend:
         return parts_of(self._trained, moments)
 
     def status(self) -> dict[str, Any]:
-        """How sequences are packed, and how the last checkpoint was written."""
-        return {"packing": self.packing, "checkpoint": self._writer.status()}
+        """How sequences are packed, how the last checkpoint was written, and for `auto` how large passes are."""
+        told = {"packing": self.packing, "checkpoint": self._writer.status()}
+        return told | ({"passes": self._passes} if self._passes else {})
 
     def close(self, *, keep: bool) -> None:
         self._writer.close()
