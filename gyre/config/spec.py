@@ -719,6 +719,9 @@ class JobSpec(Model):
     """The most machines that the job uses; None for as many as it takes."""
     device_per_node: PositiveInt | None = None
     """Devices that a machine gives the job; None for those that it has."""
+    device_memory_gib: Annotated[float, Field(gt=0)] | None = None
+    """Memory of each device in GiB, by which `plan` judges whether the job fits; None asks the driver of this machine
+    where the job runs on it alone, and else it is not known."""
     device_type: DeviceType = "CPU"
     """What a device is: `CPU` or `GPU`. With `CPU` a device is a number for placement and reserves nothing."""
     config: dict[str, Any] = Field(default_factory=dict)

@@ -28,8 +28,9 @@ class MegatronSettings(Section):
     """`auto` is `cuda` where there is one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """`auto` is bfloat16 with float32 master weights on GPUs, and float32 on CPUs."""
-    pass_tokens: PositiveInt = 16384
-    """Tokens in one forward and backward pass: sequences are packed up to it. A longer one is a pass of its own."""
+    pass_tokens: Literal["auto"] | PositiveInt = 16384
+    """Tokens in one forward and backward pass: sequences are packed up to it. A longer one is a pass of its own. `auto`
+    takes the largest that fits the device by what is foretold; `gyre plan` says which."""
     recompute: bool = False
     """Activations of each layer are computed again in the backward pass: less memory for a third more work."""
     memory_checkpoint_share: Annotated[float, Field(ge=0, le=1)] = 0.05

@@ -62,6 +62,7 @@ from gyre.workloads.learner.errors import NotFinite
 from gyre.workloads.learner.losses import detached
 from gyre.workloads.learner.memory_checkpoints import MemoryCheckpoints, purpose_of
 from gyre.workloads.learner.packing import Pass
+from gyre.workloads.learner.pass_tokens import known_shape, pass_tokens_of
 
 _CLIP_EPS = 1e-6
 """As torch's and Megatron's clip have it."""
@@ -94,7 +95,6 @@ class FsdpBackend:
         held: Collection[str] = (),
     ) -> None:
         own = settings.fsdp
-        self.pass_tokens: int | None = own.pass_tokens
         self.device = device_of(own)
         self._dtype = dtype_of(own, self.device)
         self.dtype = str(self._dtype).removeprefix("torch.")
@@ -123,6 +123,16 @@ class FsdpBackend:
         self.has_weights = False
         self.packs, self.packing = False, ""
         try:
+            self.pass_tokens, self._passes = pass_tokens_of(
+                "fsdp",
+                known_shape(hugging_face_config, attention=own.attention),
+                settings,
+                self.device,
+                ranks=context.world_size,
+                exchange=self.ranks.exchange,
+                trains=trains,
+                values=values,
+            )
             self._set_up(held, recompute=own.recompute and trains)
             if not trains or self._lora is not None or begin_anew(context, self.ranks):
                 self.take_first()
@@ -404,11 +414,11 @@ class FsdpBackend:
         return parts_of(self._trained, moments)
 
     def status(self) -> dict[str, Any]:
-        """How sequences are packed, and how the last checkpoints were written."""
+        """How sequences are packed, how the last checkpoints were written, and for `auto` how large passes are."""
         told: dict[str, Any] = {"packing": self.packing, "checkpoint": self._writer.status()}
         if self.memory is not None:
             told["memory_checkpoint"] = self.memory.status()
-        return told
+        return told | ({"passes": self._passes} if self._passes else {})
 
     def close(self, *, keep: bool) -> None:
         self._writer.close()  # it may be reading the states

@@ -30,6 +30,7 @@ from gyre.workloads.learner.devices import device_of, dtype_of, make_determinist
 from gyre.workloads.learner.errors import CheckpointMismatch
 from gyre.workloads.learner.losses import detached
 from gyre.workloads.learner.packing import Pass
+from gyre.workloads.learner.pass_tokens import pass_tokens_of
 from gyre.workloads.learner.trained_model import TrainedModel
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ class MegatronBackend:
         self.layout = layout = settings.megatron
         self.settings, self.values, self.context = settings, values, context
         self.device = device_of(layout)
-        self.pass_tokens = layout.pass_tokens
         self._first, self._model = first, model
         self._is_first_model = True
         """Whether weights and optimizer are still those that `first` gives."""
@@ -84,6 +84,15 @@ class MegatronBackend:
         dtype = dtype_of(layout, self.device)
         self.dtype = str(dtype).removeprefix("torch.")
         try:
+            self.pass_tokens, self._passes = pass_tokens_of(
+                "megatron",
+                architecture,
+                settings,
+                self.device,
+                ranks=context.world_size,
+                exchange=self.ranks.exchange,
+                values=values,
+            )
             self.policy = MegatronPolicy(
                 architecture,
                 layout,
@@ -257,6 +266,8 @@ class MegatronBackend:
 
     def status(self) -> dict[str, Any]:
         told: dict[str, Any] = {"checkpoint": self.writer.status()}
+        if self._passes:
+            told["passes"] = self._passes
         if self.memory is not None:
             told["memory_checkpoint"] = self.memory.status()
         return told
