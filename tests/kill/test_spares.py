@@ -14,12 +14,14 @@ import pytest
 from gyre.api.home import home
 from gyre.config import SPARE_ROLLOUT
 from tests.kill.conftest import Run
+from tests.kill.test_kills import engine_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(180)]
 
 STEPS = 24
 SPARE = f"{SPARE_ROLLOUT}-0"
 SERVES_WITHIN_S = 3.0
+ENGINE = "the engine of rollout-0"
 PATIENCE = 5.0
 """How many times as long a busy machine may take."""
 
@@ -66,15 +68,19 @@ def test_a_spare_takes_over_within_seconds_and_nothing_is_lost(
     start: Callable[..., Run], kill_home: Path
 ) -> None:
     # Generating takes longer than training, so that there is always something to take over.
-    run = start(steps=STEPS, slack=10, rollout_total=1, actors=1, rollouts={"spares": 1, "max_running": 1})
+    run = start(steps=STEPS, slack=4, rollout_total=1, actors=1, rollouts={"spares": 1, "max_running": 1})
     plane = Plane(home(kill_home).job_directory(run.handle.job_id))
     took = {}
-    for turn, victims in enumerate((("rollout-0",), (SPARE,), ("rollout-0", "master"))):
-        run.faults.reach_step(2 + 2 * turn)
+    for victims in (("rollout-0",), (SPARE,), (ENGINE,), ("rollout-0", "master")):
+        run.faults.reach_step(run.handle.status()["job"]["step"] + 1)
         before = plane.at_work()[SPARE]["tokens"]
-        killed = run.faults.kill(*victims)
+        if ENGINE in victims:
+            killed = []
+            engine_of(run.faults.find("rollout-0")).kill()
+        else:
+            killed = run.faults.kill(*victims)
         died_at = time.monotonic()
-        if "rollout-0" in victims:
+        if SPARE not in victims:
             plane.until(
                 lambda found, before=before: SPARE in found and found[SPARE]["tokens"] > before,
                 "a token of the spare",
@@ -93,6 +99,6 @@ def test_a_spare_takes_over_within_seconds_and_nothing_is_lost(
     changed = [event["body"] for event in run.handle.events() if event["kind"] == "RolloutsChanged"]
     promoted = [body["details"] for body in changed if body["what"] == "SparePromoted"]
     assert {tuple(one["missing"]) for one in promoted} == {("rollout-0",)}
-    assert len(promoted) >= 2
+    assert len(promoted) >= 3
     assert [body for body in changed if body["what"] == "SpareRelieved"]
     assert {one["vertex"] for one in view["incidents"]} == {"rollout-0", SPARE, "master"}
