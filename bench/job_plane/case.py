@@ -21,9 +21,10 @@ SHAPES: dict[str, Row] = {
     "tiny": {"hidden": 64, "inner": 128, "heads": 4, "kv_heads": 2, "head_dim": 16, "layers": 2},
     "0.6B": {"hidden": 1024, "inner": 3072, "heads": 16, "kv_heads": 8, "head_dim": 128, "layers": 28},
     "1.7B": {"hidden": 2048, "inner": 6144, "heads": 16, "kv_heads": 8, "head_dim": 128, "layers": 28},
+    "4B": {"hidden": 2560, "inner": 9728, "heads": 32, "kv_heads": 8, "head_dim": 128, "layers": 36},
     "8B": {"hidden": 4096, "inner": 12288, "heads": 32, "kv_heads": 8, "head_dim": 128, "layers": 36},
 }
-"""Qwen3's. 8B wants more GPUs than one for its trainer: with Adam its states alone have 126 GB."""
+"""Qwen3's. 4B and 8B want more GPUs than one for their trainer: with Adam its states alone have 58 GB and 126 GB."""
 
 VOCAB = 640
 RARE = (VOCAB - 3, VOCAB - 2)

@@ -14,7 +14,11 @@ GPUS = {"node_num": 2, "device_per_node": 4, "device_type": "GPU"}
 
 
 def test_spares_are_instances_with_devices_of_their_own() -> None:
-    rollout = {"total": 2, "resources": {"accelerator": 1}, "pool": {"price_per_hour": 4.0, "max_running": 64}}
+    rollout = {
+        "total": 2,
+        "resources": {"accelerator": 1},
+        "pool": {"price_per_hour": 4.0, "max_running": 64},
+    }
     compiled = compile_job(grpo_job({"rollout": rollout}, rollouts={"spares": 2}, **GPUS))
     spec, plan = compiled.spec, compiled.plan
     assert is_instance(spec, SPARE_ROLLOUT)
@@ -40,7 +44,7 @@ def test_what_is_compiled_again_has_the_same_spares() -> None:
     once = compile_job(grpo_job(rollouts={"spares": 1}))
     again = compile_job(once.spec)
     assert (again.spec, again.plan) == (once.spec, once.plan)
-    none = with_numbers(once.plan, once.spec, {name: 1 for name in once.spec.roles} | {SPARE_ROLLOUT: 0})
+    none = with_numbers(once.plan, once.spec, dict.fromkeys(once.spec.roles, 1) | {SPARE_ROLLOUT: 0})
     assert f"{SPARE_ROLLOUT}-0" not in none.placements, "people may give their devices back"
 
 
@@ -68,4 +72,6 @@ def test_spares_of_instances_on_the_actors_devices_are_refused() -> None:
 
 def test_spares_that_do_not_fit_are_named_with_what_is_required() -> None:
     with pytest.raises(GraphError, match=rf"{SPARE_ROLLOUT} 1"):
-        compile_job(grpo_job({"rollout": {"total": 2}}, rollouts={"spares": 1}, node_num=1, device_per_node=4))
+        compile_job(
+            grpo_job({"rollout": {"total": 2}}, rollouts={"spares": 1}, node_num=1, device_per_node=4)
+        )

@@ -38,7 +38,9 @@ class Plane:
         try:
             where = json.loads((self._directory / "rollouts.json").read_text())
             headers = {"Authorization": f"Bearer {where['secret']}"}
-            status = httpx.get(f"{where['url']}/v1/status", headers=headers, timeout=5.0, trust_env=False).json()
+            status = httpx.get(
+                f"{where['url']}/v1/status", headers=headers, timeout=5.0, trust_env=False
+            ).json()
         except (httpx.HTTPError, OSError, ValueError):  # it is being replaced, or not there yet
             return {}
         return {one["instance"]: one for one in status["instances"]}
@@ -91,8 +93,9 @@ def test_a_spare_takes_over_within_seconds_and_nothing_is_lost(
             run.faults.replaced(one)
     print({" and ".join(victims): round(seconds, 2) for victims, seconds in took.items()})
     plane.until(
-        lambda found: [found[name]["not_admitted"] for name in ("rollout-0", SPARE) if name in found]
-        == ["", "spare"],
+        lambda found: (
+            [found[name]["not_admitted"] for name in ("rollout-0", SPARE) if name in found] == ["", "spare"]
+        ),
         "a successor that serves beside a spare that waits",
     )
     view = run.end(steps=STEPS)

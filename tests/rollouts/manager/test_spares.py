@@ -68,7 +68,9 @@ async def test_a_spare_serves_when_an_instance_is_gone_and_waits_again_when_it_i
     assert set(await trainer.groups(40)) == set(range(40)), "not one is lost"
     for task in given:
         task.cancel()
-    assert plane.manager.groups.instances[SPARE].generated_tokens == its_own, "it got more when it was relieved"
+    assert plane.manager.groups.instances[SPARE].generated_tokens == its_own, (
+        "it got more when it was relieved"
+    )
     assert state_of(plane, SPARE) == ("spare", "spare")
 
 
@@ -150,7 +152,9 @@ async def test_the_next_manager_finds_who_serves_by_who_dials_it(plane: Plane) -
 async def test_what_the_trainer_says_is_wanted_counts(plane: Plane) -> None:
     trainer, _, spare = await with_a_spare(plane)
     await trainer.wire.send(TrainerStatus(at_s=0.0, waited_s=0.0, wanted={"rollout": 2}))
-    await until(lambda: state_of(plane, SPARE) == ("idle", ""))  # another one is to come: it serves until then
+    await until(
+        lambda: state_of(plane, SPARE) == ("idle", "")
+    )  # another one is to come: it serves until then
     await trainer.wire.send(TrainerStatus(at_s=1.0, waited_s=0.0, wanted={"rollout": 1}))
     await until(lambda: state_of(plane, SPARE) == ("spare", "spare"))
     await spare.wire.nothing(Assign)
