@@ -285,10 +285,10 @@ class Plane:
     def tokens_of(self, name: str) -> int:
         return self.of(name).generated_tokens if self.of(name) is not None else 0
 
-    def state_of(self, name: str) -> str:
-        return next(
-            (one["state"] for one in self.manager.status()["instances"] if one["instance"] == name), ""
-        )
+    def waits(self, name: str) -> bool:
+        """Whether it is a spare that has nothing to do."""
+        session = self.manager.sessions.get(name)
+        return session is not None and session.not_admitted == "spare" and not self.of(name).held
 
     async def until(self, holds: Callable[[], bool], within_s: float) -> float:
         """When it holds, monotonic. Raises TimeoutError with the last events."""
@@ -379,7 +379,7 @@ class Bench:
         self.keep("cold", {"serves_s": took_s} | instance.parts())
         if not self._together:
             spare.start()
-        await plane.until(lambda: plane.state_of(SPARE) == "spare", READY_WITHIN_S)
+        await plane.until(lambda: plane.waits(SPARE), READY_WITHIN_S)
         self.keep("spare is ready", spare.parts())
 
         at = await self._die(instance.kill)
@@ -387,7 +387,7 @@ class Bench:
         instance.start()
         took_s = await self._serves(instance)
         self.keep("back", {"serves_s": took_s} | instance.parts())
-        await plane.until(lambda: plane.state_of(SPARE) == "spare", 60.0)
+        await plane.until(lambda: plane.waits(SPARE), 60.0)
 
         if self.has_time("engine", took_s + 15.0):
             at = await self._die(instance.kill_engine)

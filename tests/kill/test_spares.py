@@ -60,7 +60,7 @@ class Plane:
             if not {"rollout-0", SPARE} <= found.keys():
                 return False
             instance, spare = found["rollout-0"], found[SPARE]
-            waits = (spare["state"], spare["not_admitted"]) == ("spare", "spare")
+            waits = spare["not_admitted"] == "spare" and not spare["samples"]
             return bool(instance["samples"]) and waits and spare["version"] == instance["version"]
 
         return self.until(holds, "an instance at work beside a spare")

@@ -147,6 +147,4 @@ def _state(session: AgentSession, instance: Instance) -> str:
         return {"falling": "asleep", "asleep": "asleep", "waking": "waking"}[session.resting]
     if session.loading is not None:
         return "loading"
-    if instance.held:
-        return "working"
-    return "spare" if session.not_admitted is NotAdmitted.SPARE else "idle"
+    return "working" if instance.held else "idle"

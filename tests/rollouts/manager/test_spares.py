@@ -6,7 +6,10 @@ import asyncio
 from typing import Any
 
 from gyre.config import SPARE_ROLLOUT
+from gyre.rollouts.manager.autoscaler import Fleet
 from gyre.rollouts.protocol.frames import Assign, EngineDied, Loaded, TrainerStatus, Weights
+from gyre.rollouts.scheduling.elasticity import ElasticSettings
+from gyre.rollouts.scheduling.pools import Pool
 from tests.rollouts.plane import Plane, ScriptedAgent, ScriptedTrainer, live_plane, until, within
 
 SPARE = f"{SPARE_ROLLOUT}-0"
@@ -45,7 +48,7 @@ async def test_a_spare_serves_when_an_instance_is_gone_and_waits_again_when_it_i
     held = await instance.work(4)
     await trainer.ask(range(4, 40))  # more than the instance has slots for
     await spare.wire.nothing(Assign)
-    assert state_of(plane, SPARE) == ("spare", "spare")
+    assert state_of(plane, SPARE) == ("idle", "spare")
     for sample in held:
         await instance.report({sample.work.row: 5})
     await until(lambda: plane.manager.groups.account.generated == 20)
@@ -71,7 +74,7 @@ async def test_a_spare_serves_when_an_instance_is_gone_and_waits_again_when_it_i
     assert plane.manager.groups.instances[SPARE].generated_tokens == its_own, (
         "it got more when it was relieved"
     )
-    assert state_of(plane, SPARE) == ("spare", "spare")
+    assert state_of(plane, SPARE) == ("idle", "spare")
 
 
 async def test_a_spare_has_each_version_and_serves_the_newest_at_once(plane: Plane) -> None:
@@ -108,7 +111,7 @@ async def test_an_engine_s_death_is_enough(plane: Plane) -> None:
 async def test_of_two_that_die_at_once_one_spare_serves_for_one(plane: Plane) -> None:
     trainer, first, spare = await with_a_spare(plane, rollout=2)
     second = await plane.working("rollout-1")
-    await until(lambda: state_of(plane, SPARE) == ("spare", "spare"))
+    await until(lambda: state_of(plane, SPARE) == ("idle", "spare"))
     cut(first)
     cut(second)
     await trainer.ask([0])
@@ -125,7 +128,7 @@ async def test_the_death_of_a_spare_costs_nothing_and_its_successor_waits(plane:
     other = ScriptedAgent(plane, SPARE, incarnation="2")
     await other.dial()
     await other.load()
-    await until(lambda: state_of(plane, SPARE) == ("spare", "spare"))
+    await until(lambda: state_of(plane, SPARE) == ("idle", "spare"))
     await instance.report({sample.work.row: 1}, {sample.work.row: "stop"})
     assert set(await trainer.groups(1)) == {0}
     cut(instance)
@@ -156,7 +159,7 @@ async def test_what_the_trainer_says_is_wanted_counts(plane: Plane) -> None:
         lambda: state_of(plane, SPARE) == ("idle", "")
     )  # another one is to come: it serves until then
     await trainer.wire.send(TrainerStatus(at_s=1.0, waited_s=0.0, wanted={"rollout": 1}))
-    await until(lambda: state_of(plane, SPARE) == ("spare", "spare"))
+    await until(lambda: state_of(plane, SPARE) == ("idle", "spare"))
     await spare.wire.nothing(Assign)
 
 
@@ -169,3 +172,21 @@ async def test_a_machine_that_dialled_in_is_no_spare_whatever_its_name(tmp_path:
         await theirs.load()
         await trainer.ask(range(4))
         await theirs.work(1)
+
+
+async def test_a_spare_is_no_capacity_until_it_serves(tmp_path: Any) -> None:
+    """What the elasticity policy sees of it."""
+    pools = {"rollout": Pool(ElasticSettings(min=0, max=2))}
+    async with live_plane(tmp_path, pools=pools) as plane:
+        seen: list[Fleet] = []
+        assert plane.manager._autoscaler is not None
+        plane.manager._autoscaler.look = lambda fleet, now, **_: seen.append(fleet) or []  # type: ignore[method-assign]
+        trainer, instance, _ = await with_a_spare(plane)
+        await until(lambda: seen[-1].serving == 1)
+        assert (seen[-1].placed["rollout"], seen[-1].others) == (1, 0)
+        cut(instance)
+        await until(lambda: plane.told("InstanceLeft"))
+        await until(lambda: seen[-1].placed["rollout"] == 0)
+        assert (seen[-1].serving, seen[-1].others) == (1, 0), "it does what the missing one would"
+        await trainer.ask([0])
+        await until(lambda: seen[-1].busy == 1)
