@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gyre.config import SPARE_ROLLOUT
+from gyre.config import SPARE_ROLLOUT, parse_job
+from gyre.config.changes import changes_between, check_changes
 from gyre.errors import GraphError
 from gyre.graph import can_come_later, compile_job, is_instance, pools_of, rollouts_of, with_numbers
 from gyre.graph.render import as_dict
@@ -75,3 +76,15 @@ def test_spares_that_do_not_fit_are_named_with_what_is_required() -> None:
         compile_job(
             grpo_job({"rollout": {"total": 2}}, rollouts={"spares": 1}, node_num=1, device_per_node=4)
         )
+
+
+def test_a_fleet_has_spares_too() -> None:
+    spec = compile_job(
+        parse_job({"recipe": "fleet", "roles": {"rollout": {"total": 2}}, "rollouts": {"spares": 1}})
+    ).spec
+    assert pools_of(spec)[SPARE_ROLLOUT]["count"] == 1
+
+
+def test_a_job_that_goes_on_may_have_more_of_them() -> None:
+    one, two = (compile_job(grpo_job(rollouts={"spares": count})).spec for count in (1, 2))
+    check_changes(changes_between(one.model_dump(mode="json"), two.model_dump(mode="json")))
