@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import time
+from typing import Any
 
 from gyre.rollouts import Group
 from gyre.workloads import operator
 from gyre.workloads.rewards import ExactMatchReward
+from gyre.workloads.torch import TorchActor
 from tests.kill.gate import wait_at_gate
 
 
@@ -38,6 +40,16 @@ class LockedReward(PacedReward):
             (self.context.directory / "held").touch()
             ctypes.PyDLL(None).sleep(self.HELD_S)
         return super().score(groups, step=step)
+
+
+class HungryActor(TorchActor):
+    """From step 2 on a micro-batch fits into its memory once it is computed in two passes."""
+
+    @operator
+    def accumulate(self, groups: list[Group], *, step: int, index: int) -> dict[str, Any]:
+        if step >= 2 and self.passes < 2:
+            raise MemoryError("a pass does not fit")
+        return super().accumulate(groups, step=step, index=index)
 
 
 class TokenSum(PacedReward):
