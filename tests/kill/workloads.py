@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from typing import Any
 
@@ -22,24 +21,6 @@ class PacedReward(ExactMatchReward):
         time.sleep(self.config["pace_s"])
         wait_at_gate(self, step)
         return super().score(groups)
-
-
-class LockedReward(PacedReward):
-    """Keeps the interpreter's lock for longer than a vertex may be silent: in its setup, and in one call. No thread of
-    the process runs meanwhile, so that it reports nothing."""
-
-    HELD_S = 8
-
-    def setup(self) -> None:
-        super().setup()
-        ctypes.PyDLL(None).sleep(self.HELD_S)
-
-    @operator
-    def score(self, groups: list[Group], *, step: int) -> list[Group]:  # type: ignore[override]
-        if step == 3 and not (self.context.directory / "held").exists():
-            (self.context.directory / "held").touch()
-            ctypes.PyDLL(None).sleep(self.HELD_S)
-        return super().score(groups, step=step)
 
 
 class HungryActor(TorchActor):
