@@ -273,8 +273,8 @@ class OutOfMemorySpec(Model):
     """What becomes of a learner whose passes do not fit into its devices' memory."""
 
     smaller_passes: Annotated[int, Field(ge=0, le=8)] = 2
-    """How often its passes may be halved, each time with a restart of the gang, for as long as the trainer lives. Only
-    learners whose passes have a size in tokens, `megatron.pass_tokens` or `fsdp.pass_tokens`."""
+    """How often its passes may be halved in a job, each time with a restart of the gang. Only learners whose passes
+    have a size in tokens, `megatron.pass_tokens` or `fsdp.pass_tokens`."""
 
 
 class FailoverSpec(Model):
