@@ -109,6 +109,14 @@ FAILOVER = (
         ("tests/failover/test_transitions.py",),
     ),
     Break(
+        "silence-is-death",
+        "A vertex whose process waits in a call into C, and cannot report meanwhile, is restarted.",
+        "gyre/failover/suspicions.py",
+        "life in (Life.BUSY, Life.HUNG)",
+        "life in (Life.BUSY,)",
+        ("tests/failover/test_suspicions.py",),
+    ),
+    Break(
         "false-alarm",
         "A master that stood still itself takes everybody for silent, and restarts them.",
         "gyre/failover/suspicions.py",
@@ -478,6 +486,14 @@ WEIGHTS = (
 )
 
 TRAINER = (
+    Break(
+        "passes-forgotten",
+        "That passes were halved is forgotten with the trainer: ranks that come back run out of memory again.",
+        "gyre/workloads/trainer/groups/group_state.py",
+        "        self._ledger.record_passes(passes)\n",
+        "",
+        ("tests/workloads/trainer/learning/test_pass_sizes.py",),
+    ),
     Break(
         "trained-twice",
         "A new trainer takes groups that are trained for groups that wait, and trains them again.",
