@@ -8,6 +8,7 @@ later.
 from __future__ import annotations
 
 import contextlib
+import random
 import signal
 import statistics
 import time
@@ -47,12 +48,14 @@ GIVEN_UP_S = 300.0
 
 class Chaos(Attack):
     """SIGKILL to one of each of `kinds` in turn, `times` times. Engines and agents are killed while all of the job's
-    `engines` serve; kinds behind them in the row come first where one does not. Who dies is drawn in turn."""
+    `engines` serve; kinds behind them in the row come first where one does not. Who dies goes in turn, and the moment is
+    drawn, so that a death is anywhere in a step."""
 
     def __init__(self, kinds: Sequence[str], times: int, engines: int) -> None:
         super().__init__()
         self._left = [kind for _ in range(times) for kind in kinds]
         self._engines = engines
+        self._draw = random.Random(1)
 
     def _run(self) -> None:
         while not self._end.wait(0.2):
@@ -65,6 +68,8 @@ class Chaos(Attack):
             if not self._left:
                 break
             kind = next((kind for kind in self._left if self._may_strike(kind)), None)
+            if kind is not None and self._end.wait(self._draw.uniform(0.0, _last_lap(events))):
+                break
             if kind is not None and self._kill(kind, events):
                 self._left.remove(kind)
         self.ended_s = self.ended_s or time.time() - self._began
@@ -165,6 +170,12 @@ def _ends_of_steps(events: Sequence[Row]) -> dict[int, float]:
             end_s = told - began if told is not None and began is not None else event["at_s"]
             found.setdefault(event["body"]["step"], min(end_s, event["at_s"]))
     return found
+
+
+def _last_lap(events: Sequence[Row]) -> float:
+    """Seconds of the last step."""
+    ended = sorted(_ends_of_steps(events).values())
+    return ended[-1] - ended[-2] if len(ended) > 1 else 0.0
 
 
 def _of_kind(rows: Sequence[Row], kind: str) -> Row:
