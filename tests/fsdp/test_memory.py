@@ -3,13 +3,14 @@ saves of a pass."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gyre.config.sections import FsdpSettings, LoraSettings
-from gyre.workloads.memory.rank import fsdp_rank
-from tests.memory_work import LENGTH, SEQUENCES, SHAPES, keeps
+from gyre.workloads.memory.rank import Pass, fsdp_rank
+from tests.memory_work import LENGTH, SEQUENCES, SHAPES, keeps, most
 from tests.rank_pool import RankPool
 
 pytestmark = pytest.mark.landing
@@ -58,3 +59,26 @@ def test_a_critic_has_a_value_head(pool: RankPool) -> None:
     mine = fsdp_rank(shape, FsdpSettings(**BFLOAT), ranks=1, width=2, values=True)
     assert (mine.static["weights"], mine.static["gradients"]) == (found["weights"], found["gradients"])
     assert mine.held(SEQUENCES * LENGTH) == pytest.approx(found["saved"], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "vocab", "lora"),
+    [
+        (False, 4096, None),
+        (True, 320, None),
+        (False, 320, {"rank": 8, "alpha": 16.0}),
+        (True, 4096, {"rank": 8, "alpha": 16.0}),
+    ],
+)
+def test_the_most_at_once_is_foretold(
+    pool: RankPool, recompute: bool, vocab: int, lora: dict[str, Any] | None
+) -> None:
+    """A vocabulary whose logits are most, and one whose are nothing."""
+    own = {**BFLOAT, "recompute": recompute, "deterministic": False}
+    shape = replace(SHAPES["qwen3"], hidden=192, mlp=512, vocab=vocab)
+    settings = FsdpSettings(**own)
+    (found,) = pool.run(most, 1, "fsdp", shape, own, lora, 192)
+    adapter = None if lora is None else LoraSettings(**lora)
+    mine = fsdp_rank(shape, settings, ranks=1, width=2, lora=adapter)
+    foretold = mine.bytes_of(Pass(SEQUENCES * 192, SEQUENCES)) - mine.static["workspaces"]
+    assert foretold == pytest.approx(found, rel=0.15)
