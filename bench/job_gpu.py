@@ -11,12 +11,16 @@ Parts, each a process of its own with a limit of time; `engine+trainer` are meas
     job         `gyre run` of `examples/grpo_gsm8k.yaml`: Ray, master, all roles, ledger, checkpoints; only the data,
                 the model and the reward are of the bench (`job_plane/load.py`). Its numbers are from its journal
     kills       the same, where an engine is killed every so often
+    chaos       the same, where one of each kind of process is killed in turn: how long until it trains again, what is
+                done again, that no prompt is lost or trained twice, and who was taken for dead and was not
 
 Lengths: `equal`, all of 256; `anywhere`, ending anywhere up to 256; `lognormal`, median 400, at most 2,048: a prompt's
 samples share a limit, which the prompt brings, and one in five ends before it.
 
-results.json has all cases and parts, and is written anew after each part; what is asked for again is measured again,
-unless it is to be only what is `--missing`: a plan then goes on where an earlier call ended.
+results.json has all cases and parts, and is written anew after each part, and after each event of a job that runs; what
+is asked for again is measured again, unless it is to be only what is `--missing`: a plan then goes on where an earlier
+call ended. A job's journal, without its samples, and its logs are in the folder of details. Where that is not below
+OUT, a zip file of each job's of at most 15 MiB is in OUT.
 The table is printed at the end, or with `--table` alone from what is there. With `--dry-run` everything runs small, on
 CPUs.
 """
@@ -34,6 +38,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -42,19 +47,27 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from job_plane.case import LENGTHS, SHAPES, Case, Row  # noqa: E402
+from job_plane.chaos import KINDS, USUAL, Chaos  # noqa: E402
+from job_plane.job import pack  # noqa: E402
 from job_plane.table import table  # noqa: E402
 
 PACKAGES = ("torch", "sglang", "sglang-kernel", "megatron-core", "transformers", "aiohttp", "numpy")
 
-PARTS = ("engine", "trainer", "colocated", "job", "kills")
+PARTS = ("engine", "trainer", "colocated", "job", "kills", "chaos")
+
+JOBS = ("job", "kills", "chaos")
+"""Parts that run the job."""
 
 LIMITS_S = {"engine": 300.0, "trainer": 200.0, "colocated": 240.0}
 """Of a part that has no `--within`. A first engine on a fresh machine takes up to 170 s to start."""
 
-ENDING_S = 30.0
-"""For a job to be stopped, beyond its `--within`: it takes some 8 s."""
+UNFINISHED = "unfinished"
+"""The key of a row that is of a part that runs."""
 
-LEAST_S = {"job": ENDING_S + 80.0, "kills": ENDING_S + 200.0}
+ENDING_S = 70.0
+"""For a job to be stopped, beyond its `--within`: it takes some 8 s, with a checkpoint of 4B all that `job` gives."""
+
+LEAST_S = {"job": ENDING_S + 80.0, "kills": ENDING_S + 200.0, "chaos": ENDING_S + 120.0}
 """With less of `--total` left, the part does not begin; 45 s for others. A job needs 50 s for its first step where the
 machine has compiled its kernels."""
 
@@ -77,11 +90,18 @@ def arguments() -> argparse.ArgumentParser:
         "--steps", type=int, help="of the job; 60 of the 0.6B with lognormal lengths, else 15"
     )
     parser.add_argument("--engines", type=int, default=1, help="of the job")
+    parser.add_argument("--ranks", type=int, default=1, help="of the job's actor")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="of the ranks, with Megatron")
+    parser.add_argument("--backend", choices=("fsdp",), default="", help="where the example has another")
     parser.add_argument("--label", default="", help="added to the case's name, where only settings differ")
     parser.add_argument("--set", action="append", default=[], help="as of gyre run, for the job")
     parser.add_argument("--within", type=float, default=400.0, help="seconds for the job, its start included")
     parser.add_argument("--kill-every", type=float, default=120.0)
     parser.add_argument("--kill-for", type=float, default=480.0, help="seconds from the first kill on")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=USUAL, help="who dies, of the part chaos"
+    )
+    parser.add_argument("--times", type=int, default=2, help="how often one of each kind dies")
     parser.add_argument("--profile-at", type=int, default=0, help="the step after which py-spy records")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--plan", type=Path, help="a file with a case's arguments a line")
@@ -96,19 +116,25 @@ def arguments() -> argparse.ArgumentParser:
 
 def case_of(given: argparse.Namespace) -> Case:
     if given.dry_run:
-        case = Case("tiny", 4, 4, 16, given.lengths, 8, dry=True)
+        case = Case("tiny", 4, 4, 16, given.lengths, given.steps or 8, dry=True)
     else:
         case = Case(lengths=given.lengths)
-    shape = given.shape or case.shape
-    steps = 60 if (shape, given.lengths) == ("0.6B", "lognormal") else case.steps
+        shape = given.shape or case.shape
+        steps = 60 if (shape, given.lengths) == ("0.6B", "lognormal") else case.steps
+        case = replace(
+            case,
+            shape=shape,
+            steps=given.steps or steps,
+            prompt_tokens=given.prompt_tokens or case.prompt_tokens,
+            groups=given.groups or case.groups,
+        )
     return replace(
         case,
-        shape=shape,
-        steps=given.steps or steps,
-        prompt_tokens=given.prompt_tokens or case.prompt_tokens,
-        groups=given.groups or case.groups,
         engines=given.engines,
         example=given.example,
+        ranks=given.ranks,
+        tensor_parallel=given.tensor_parallel,
+        backend=given.backend,
     )
 
 
@@ -116,6 +142,8 @@ def main() -> int:
     parser = arguments()
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
+    # So that parts, engines and jobs are stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if given.only:
         return one_part(given)
     file = given.out / "results.json"
@@ -140,9 +168,9 @@ def name_of(given: argparse.Namespace) -> str:
 
 
 def is_there(given: argparse.Namespace, part: str, results: Row) -> bool:
-    """Whether the results have the part, or both where it is two, without an error."""
+    """Whether the results have the part, or both where it is two, to its end and without an error."""
     here = results.get(name_of(given), {})
-    return all("error" not in here.get(one, {"error": ""}) for one in part.split("+"))
+    return all(not {"error", UNFINISHED} & here.get(one, {"error": ""}).keys() for one in part.split("+"))
 
 
 def planned(given: argparse.Namespace) -> list[list[str]]:
@@ -170,23 +198,34 @@ def measure(
     together = len(parts) > 1 and (case.dry or gpus() > 1)
     running: list[tuple[str, Part]] = []
     for gpu, one in enumerate(parts):
-        limit = given.within + ENDING_S if one in ("job", "kills") else LIMITS_S[one]
+        limit = given.within + ENDING_S if one in JOBS else LIMITS_S[one]
         limit = min(limit, ends - time.monotonic())
-        if one in ("job", "kills"):
+        if one in JOBS:
             arguments_given = [*arguments_given, "--within", f"{limit - ENDING_S:.0f}"]
         details = given.details or given.out / "details"
         details.mkdir(parents=True, exist_ok=True)
         began = Part(details, name, one, arguments_given, limit, gpu if together else 0)
         running.append((one, began))
         if not together:
-            here[one] = began.row()
+            finish(began, one, name, here, given.out, results)
             running.clear()
-            save(given.out, results)
-            tell(name, one, here[one])
     for one, began in running:
-        here[one] = began.row()
-        save(given.out, results)
-        tell(name, one, here[one])
+        finish(began, one, name, here, given.out, results)
+
+
+def finish(began: Part, part: str, name: str, here: Row, out: Path, results: Row) -> None:
+    """Wait for the part; its row is in the results as far as it is known at any moment."""
+
+    def note(row: Row) -> None:
+        here[part] = row
+        save(out, results)
+
+    row = began.row(note)
+    if part in JOBS and not began.details.is_relative_to(out):
+        left_out = pack(began.details, began.label, out / f"{began.label}.zip")
+        row |= {"not_packed": left_out} if left_out else {}
+    note(row)
+    tell(name, part, row)
 
 
 class Part:
@@ -196,6 +235,7 @@ class Part:
         self, details: Path, name: str, part: str, arguments_given: list[str], limit_s: float, gpu: int
     ) -> None:
         safe = "".join(letter if letter.isalnum() or letter in "._" else "_" for letter in f"{name}_{part}")
+        self.details, self.label = details, safe
         self._file = details / f"{safe}.json"
         self._file.unlink(missing_ok=True)
         self._log = details / f"{safe}.out"
@@ -211,41 +251,57 @@ class Part:
                 start_new_session=True,
             )
 
-    def row(self) -> Row:
-        """Its row, when it has ended or its limit has passed."""
-        left = self._began + self._limit_s - time.monotonic()
-        late = False
+    def row(self, note: Callable[[Row], None]) -> Row:
+        """Its row, when it has ended or its limit has passed. `note` gets each row that it has before."""
+        late, seen = False, 0.0
         try:
-            self._process.wait(max(0.0, left))
-        except subprocess.TimeoutExpired:
-            late = True
-            os.killpg(self._process.pid, signal.SIGTERM)
-            try:
-                self._process.wait(15.0)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
-        row: Row = json.loads(self._file.read_text()) if self._file.exists() else {}
-        if not row:
+            while self._process.poll() is None and not late:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(0.5)
+                if self._file.exists() and (written := self._file.stat().st_mtime) != seen:
+                    seen = written
+                    note(self._read())
+                late = time.monotonic() > self._began + self._limit_s
+        finally:
+            if self._process.poll() is None:
+                self._end()
+        row = self._read()
+        if not row or UNFINISHED in row:
             why = f"it took longer than {self._limit_s:.0f} s" if late else "it ended without a row"
-            row = {"error": f"{why}: {self._log.read_text(errors='replace')[-3000:]}"}
+            row.pop(UNFINISHED, None)
+            row["error"] = f"{why}: {self._log.read_text(errors='replace')[-3000:]}"
         return row | {"took_s": round(time.monotonic() - self._began, 1)}
+
+    def _read(self) -> Row:
+        row: Row = json.loads(self._file.read_text()) if self._file.exists() else {}
+        return row
+
+    def _end(self) -> None:
+        os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(15.0)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 def one_part(given: argparse.Namespace) -> int:
     """Measure one part in this process, and write its row."""
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(1)
-    )  # so that engines and jobs are stopped on the way out
     part, _, gpu = given.only.partition("@")
     try:
         row = row_of(given, part, int(gpu))
     except Exception as error:  # it is the row: the other parts are worth having
-        row = {"error": f"{type(error).__name__}: {error}"[:4000]}
-    partial = given.row.with_suffix(".partial")
-    partial.write_text(json.dumps(row))
-    partial.rename(given.row)
+        seen = json.loads(given.row.read_text()) if given.row.exists() else {}
+        row = seen | {"error": f"{type(error).__name__}: {error}"[:4000]}
+        row.pop(UNFINISHED, None)
+    write(given.row, row)
     return 0
+
+
+def write(file: Path, row: Row) -> None:
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(row))
+    partial.rename(file)
 
 
 def row_of(given: argparse.Namespace, part: str, gpu: int) -> Row:
@@ -262,20 +318,41 @@ def row_of(given: argparse.Namespace, part: str, gpu: int) -> Row:
         from job_plane.colocated import colocated
 
         return asyncio.run(colocated(case, 2 if case.dry else gpus()))
-    from job_plane.account import looks_in
+    return job_row(case, given, part)
+
+
+def job_row(case: Case, given: argparse.Namespace, part: str) -> Row:
+    from job_plane.account import events_in, looks_in
     from job_plane.job import job
     from job_plane.kills import Kills
 
-    kills = Kills(every_s=given.kill_every, for_s=given.kill_for) if part == "kills" else None
-    if kills is not None:
+    attack: Kills | Chaos | None = None
+    if part == "kills":
+        attack = Kills(every_s=given.kill_every, for_s=given.kill_for)
+    elif part == "chaos":
+        attack = Chaos(given.kinds, given.times, case.engines)
+    if attack is not None:
         case = replace(case, steps=100_000)
     details, label = given.row.parent, given.row.stem
+
+    def whole(row: Row) -> Row:
+        if isinstance(attack, Kills):
+            row["kills"] = attack.summary(row.get("steps", []), looks_in(details, label), case.engines)
+        elif isinstance(attack, Chaos):
+            row["chaos"] = attack.summary(events_in(details, label))
+        return row
+
     row = job(
-        case, details, label, given.set, within_s=given.within, profile_at=given.profile_at, kills=kills
+        case,
+        details,
+        label,
+        given.set,
+        within_s=given.within,
+        profile_at=given.profile_at,
+        attack=attack,
+        tell=lambda row: write(given.row, whole(row) | {UNFINISHED: True}),
     )
-    if kills is not None:
-        row["kills"] = kills.summary(row.get("steps", []), looks_in(details, label), case.engines)
-    return row
+    return whole(row)
 
 
 def save(out: Path, results: Row) -> None:

@@ -232,7 +232,7 @@ def architecture(case: Case) -> Any:
 
 def config_of_job(case: Case, dry: bool) -> Row:
     own: Row = {"device": "cpu", "dtype": "bfloat16"} if dry else {"device": "cuda"}
-    own |= {"recompute": case.recompute}
+    own |= {"recompute": case.recompute, "memory_checkpoint_share": 0.0}
     section = "megatron" if case.backend == "megatron" else "fsdp"
     if section == "megatron":
         own["tensor_parallel"] = case.ranks

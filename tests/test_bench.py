@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ def test_the_gpu_bench_tells_its_parts() -> None:
         [sys.executable, str(BENCH / "job_gpu.py"), "--help"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert "engine, trainer, colocated, job, kills" in done.stdout
+    assert "engine, trainer, colocated, job, kills, chaos" in done.stdout
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -35,6 +36,91 @@ def test_what_modules_of_a_bench_import_from_each_other_is_there(package: str) -
                 assert names <= _names_in(BENCH / node.module.replace(".", "/")), (
                     f"{path.name}: {node.module}"
                 )
+
+
+def test_a_kill_costs_what_its_journal_says() -> None:
+    """Steps end when the trainer says so, those made again are no progress, and who died unasked is told."""
+    told = subprocess.run(
+        [sys.executable, "-c", _RECOVERY, str(BENCH)], capture_output=True, text=True, timeout=60
+    )
+    assert told.returncode == 0, told.stderr
+    of_actor, of_master, others = json.loads(told.stdout)
+    assert of_actor == {
+        "step": 3,
+        "next_step_s": 26.0,
+        "more_steps_s": 29.0,
+        "back_s": 20.0,
+        "restored": [{"after_s": 22.0, "role": "actor", "source": "disk", "step": 1, "seconds": 1.5}],
+        "steps_redone": 3,
+    }
+    assert (of_master["step"], of_master["next_step_s"], of_master["more_steps_s"]) == (8, 0.5, None)
+    assert of_master["back_s"] == 2.0
+    assert others == [{"at_s": 13.0, "vertex": "actor-1", "cause": "silent"}]
+
+
+_RECOVERY = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from job_plane.chaos import Chaos, recovery
+
+def event(at_s, kind, **body):
+    return {"at": 1000.0 + at_s, "at_s": at_s, "kind": kind, "body": body}
+
+def step(number, made_s, heard_s=None):
+    metrics = {"tokens": 10, "at": 1000.0 + made_s}
+    return event(heard_s or made_s, "StepCompleted", step=number, metrics=metrics)
+
+events = [
+    event(0.0, "JobSubmitted"),
+    *(step(number, 7.0 + number) for number in (1, 2, 3)),
+    step(4, 11.01),
+    event(12.0, "VertexLost", vertex="actor-0", cause="process_died"),
+    event(13.0, "VertexLost", vertex="actor-1", cause="silent"),
+    event(31.0, "VertexStarted", vertex="actor-0"),
+    event(33.0, "GangRestored", role="actor", source="disk", step=1, seconds=1.5),
+    step(3, 36.0),
+    *(step(number, 32.0 + number) for number in (5, 6, 7, 8)),
+    step(9, 41.5, heard_s=43.0),
+    event(43.0, "MasterStarted"),
+]
+chaos = Chaos(["actor", "master"], 1, 2)
+chaos.rows = [
+    {"kind": "actor", "vertex": "actor-0", "at_s": 11.0},
+    {"kind": "master", "vertex": "master", "at_s": 41.0},
+]
+told = chaos.summary(events)
+of_actor, of_master = ({k: v for k, v in row.items() if k not in chaos.rows[0]} for row in told["kills"])
+print(json.dumps([of_actor, of_master, told["deaths_of_others"]]))
+"""
+
+
+@pytest.mark.parametrize(
+    "plan", sorted((BENCH / "job_plane" / "plans").iterdir()), ids=lambda plan: plan.stem
+)
+def test_every_line_of_a_plan_is_a_case(plan: Path) -> None:
+    """By the parser of the bench, and by Gyre's own: the job of each is one that `gyre run` takes."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PLANNED, str(BENCH), str(plan)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0
+
+
+_PLANNED = """
+import shlex, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import job_gpu
+from gyre.config.parse import apply_overrides, parse_job
+
+lines = [line.split("#")[0].strip() for line in Path(sys.argv[2]).read_text().splitlines()]
+cases = [job_gpu.arguments().parse_args(["--out", "out", *shlex.split(line)]) for line in lines if line]
+for given in cases:
+    case = job_gpu.case_of(given)
+    parse_job(apply_overrides(case.spec(Path("model")), given.set))
+    assert all(part in job_gpu.PARTS for parts in given.part for part in parts.split("+")), given.part
+print(len(cases))
+"""
 
 
 def _names_in(module: Path) -> set[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gyre.process_activity import Activity, Life, activity_of
+from tests.machine import control_group
 from tests.waits import GENEROUS_S
 
 SPIN = "while True: pass"
@@ -20,6 +21,17 @@ IN_C = "import ctypes; ctypes.PyDLL(None).sleep(1000)"
 """No thread of Python's runs while this one has the interpreter's lock; the kernel sees it asleep."""
 COUNTS_IN_C = "import re; re.match('(a*)*b', 'a' * 64)"
 """So it is here; and the kernel sees it work."""
+
+LOADS = f"""
+import ctypes, mmap
+c = ctypes.PyDLL(None)
+while True:
+    with mmap.mmap(-1, {1 << 30}) as memory:
+        c.memset(ctypes.byref(ctypes.c_char.from_buffer(memory)), 1, ctypes.c_size_t({1 << 30}))
+"""
+"""A gigabyte is made and filled in a call that keeps the interpreter's lock."""
+
+HELD_BYTES = 256 << 20
 
 Start = Callable[[str], int]
 
@@ -72,8 +84,9 @@ def life_of(pid: int) -> Life | None:
         (SPIN, True, Life.STOPPED),
         (SPIN, False, Life.BUSY),
         (COUNTS_IN_C, False, Life.BUSY),
+        (LOADS, False, Life.BUSY),
     ],
-    ids=["sleeps", "sleeps in C", "stopped", "works", "works in C"],
+    ids=["sleeps", "sleeps in C", "stopped", "works", "works in C", "loads"],
 )
 def test_what_it_does_is_told_without_it(start: Start, code: str, stop: bool, life: Life) -> None:
     pid = start(code)
@@ -81,6 +94,20 @@ def test_what_it_does_is_told_without_it(start: Start, code: str, stop: bool, li
         os.kill(pid, signal.SIGSTOP)
     until(lambda: life_of(pid) is life)
     assert life_of(pid) is life
+
+
+def test_one_that_the_machine_lets_have_no_memory_is_starved(start: Start) -> None:
+    """It stands in the kernel, in the middle of filling memory; and works again when it is let."""
+    with control_group() as group:
+        pid = start(LOADS)
+        group.take(pid)
+        group.hold(HELD_BYTES)
+        until(lambda: (found := activity_of(pid, 0.2)) is not None and found.ran < 0.01)
+        held = activity_of(pid, 0.5)
+        assert held is not None
+        assert (held.life, held.is_starved) == (Life.BUSY, True)
+        group.release()
+        until(lambda: (found := activity_of(pid, 0.2)) is not None and found.ran > 0.05)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,14 @@ FAILOVER = (
         ("tests/failover/test_transitions.py",),
     ),
     Break(
+        "silence-is-death",
+        "A vertex whose process waits in a call into C, and cannot report meanwhile, is restarted.",
+        "gyre/failover/suspicions.py",
+        "life in (Life.BUSY, Life.HUNG)",
+        "life in (Life.BUSY,)",
+        ("tests/failover/test_suspicions.py",),
+    ),
+    Break(
         "false-alarm",
         "A master that stood still itself takes everybody for silent, and restarts them.",
         "gyre/failover/suspicions.py",
@@ -274,6 +282,22 @@ ROLLOUTS = (
         "return max(0, self.oldest) <= version <= self.served",
         "return self.oldest <= version <= self.served",
         ("tests/rollouts/core/test_admission.py",),
+    ),
+    Break(
+        "spare-not-held-back",
+        "A spare gets samples while the instances that are wanted serve.",
+        "gyre/rollouts/manager/sessions.py",
+        "session.not_admitted = session.not_admitted or NotAdmitted.SPARE",
+        "session.not_admitted = session.not_admitted or None",
+        ("tests/rollouts/core/test_spares.py", "tests/rollouts/manager/test_spares.py"),
+    ),
+    Break(
+        "spare-waits-for-the-agent",
+        "A spare does not take over from an instance whose engine died and whose agent lives.",
+        "gyre/rollouts/core/spares.py",
+        "        NotAdmitted.NO_POLICY,\n",
+        "",
+        ("tests/rollouts/core/test_spares.py", "tests/rollouts/manager/test_spares.py"),
     ),
     Break(
         "continuation-drops-a-token",
@@ -462,6 +486,14 @@ WEIGHTS = (
 )
 
 TRAINER = (
+    Break(
+        "passes-forgotten",
+        "That passes were halved is forgotten with the trainer: ranks that come back run out of memory again.",
+        "gyre/workloads/trainer/groups/group_state.py",
+        "        self._ledger.record_passes(passes)\n",
+        "",
+        ("tests/workloads/trainer/learning/test_pass_sizes.py",),
+    ),
     Break(
         "trained-twice",
         "A new trainer takes groups that are trained for groups that wait, and trains them again.",

@@ -18,21 +18,107 @@ WARM = 5
 
 
 def account(home: Path, out: Path, label: str, *, began: float, ended: float, stopped: float) -> Row:
-    from gyre.store import open_store
-
-    with open_store(f"sqlite:///{home / 'gyre.db'}") as store:
-        jobs = store.jobs()
-        if not jobs:
-            return {"error": "no job was submitted"}
-        entries = list(store.journal(jobs[0].job_id).events())
-    events = [
-        {"at_s": round(entry.at - began, 3), "kind": entry.kind, "body": entry.body} for entry in entries
-    ]
+    """The job by what is there of it, also while it runs."""
+    try:
+        events = events_of(home, began)
+    except IndexError:
+        return {"error": "no job was submitted"}
     with (out / f"{label}_events.jsonl").open("w") as lines:
         lines.writelines(json.dumps(event) + "\n" for event in events)
     looks = looks_in(out, label)
     gpus = list(gpu_samples(out / f"{label}_gpus.csv", began))
-    return numbers(events, looks, gpus, ended_s=ended - began, stopped_s=stopped and stopped - began)
+    return {
+        **facts(events),
+        "ledger": ledger_of(home),
+        "gpu_peak_mib": {
+            str(gpu): max(used for _, which, _, used in gpus if which == gpu)
+            for gpu in sorted({which for _, which, _, _ in gpus})
+        },
+        **numbers(events, looks, gpus, ended_s=ended - began, stopped_s=stopped and stopped - began),
+    }
+
+
+def events_of(home: Path, began: float, after: int = 0) -> list[Row]:
+    """The events of the home's job that are numbered after `after`. Raises IndexError where there is no job yet."""
+    from gyre.store import open_store
+
+    database = home / "gyre.db"
+    if not database.exists():
+        raise IndexError("there is no database yet")
+    with open_store(f"sqlite:///{database}") as store:
+        entries = store.journal(store.jobs()[0].job_id).events(after=after)
+    return [
+        {
+            "seq": entry.seq,
+            "at": entry.at,
+            "at_s": round(entry.at - began, 3),
+            "kind": entry.kind,
+            "body": entry.body,
+        }
+        for entry in entries
+    ]
+
+
+def ledger_of(home: Path) -> Row:
+    """What became of every prompt that was drawn: the counts, and the ids of what was lost or trained twice."""
+    from gyre.rollouts.trainer.sample_ledger import account_of
+    from gyre.store import open_store
+
+    with open_store(f"sqlite:///{home / 'gyre.db'}") as store:
+        told = account_of(store.ledger(store.jobs()[0].job_id))
+    return {
+        "drawn": told.drawn,
+        "trained": told.trained,
+        "waiting": told.waiting,
+        "dropped": told.dropped,
+        "lost": list(told.lost),
+        "trained_twice": list(told.trained_twice),
+    }
+
+
+def facts(events: Sequence[Row]) -> Row:
+    """What happened beside the steps: starts, deaths, silences and how many of them were false alarms, restores, passes
+    that were halved, and the largest of what the ranks say of their memory, where they do."""
+    started: dict[str, list[float]] = {}
+    alarms: dict[str, int] = {}
+    memory: dict[str, float] = {}
+    rows: dict[str, list[Row]] = {kind: [] for kind in _TOLD}
+    for event in events:
+        at_s, kind, body = event["at_s"], event["kind"], event["body"]
+        if kind == "VertexStarted":
+            started.setdefault(body["vertex"], []).append(at_s)
+        elif kind == "MasterStarted":
+            started.setdefault("master", []).append(at_s)
+        elif kind == "VertexHeardAgain":
+            alarms[body["vertex"]] = alarms.get(body["vertex"], 0) + 1
+        elif kind == "StepCompleted":
+            for name, value in body["metrics"].items():
+                if "memory" in name:
+                    memory[name] = max(value, memory.get(name, value))
+        if kind in _TOLD:
+            rows[kind].append({"at_s": at_s} | {key: body.get(key) for key in _TOLD[kind]})
+    return {
+        "started_s": started,
+        "false_alarms": alarms,
+        "deaths": rows["VertexLost"],
+        "silences": rows["VertexFellSilent"],
+        "restored": rows["GangRestored"],
+        "passes_halved": rows["PassesHalved"],
+    } | ({"memory": memory} if memory else {})
+
+
+_TOLD = {
+    "VertexLost": ("vertex", "incarnation", "cause"),
+    "VertexFellSilent": ("vertex", "incarnation", "life", "silent_s", "detail"),
+    "GangRestored": ("role", "source", "step", "checkpoint_step", "seconds"),
+    "PassesHalved": ("role", "pass_tokens", "passes"),
+}
+"""By kind of event, the fields that are kept of it."""
+
+
+def events_in(out: Path, label: str) -> list[Row]:
+    """The job's events, as the last account of it wrote them."""
+    return list(_lines(out / f"{label}_events.jsonl"))
 
 
 def looks_in(out: Path, label: str) -> list[Row]:
@@ -43,12 +129,12 @@ def looks_in(out: Path, label: str) -> list[Row]:
 def numbers(
     events: Sequence[Row],
     looks: Sequence[Row],
-    gpus: Sequence[tuple[float, int, float]],
+    gpus: Sequence[tuple[float, int, float, float]],
     *,
     ended_s: float,
     stopped_s: float = 0.0,
 ) -> Row:
-    """`looks` are those of `Watch` at the rollout plane, `gpus` are (time, GPU, percent busy)."""
+    """`looks` are those of `Watch` at the rollout plane, `gpus` are (time, GPU, percent busy, MiB in use)."""
     steps = steps_of(events)
     serving = next((look["at_s"] for look in looks if living(look) > 0), None)
     row: Row = {"engine_serves_s": serving, "steps": steps}
@@ -71,8 +157,8 @@ def numbers(
         "engine_runs": _mean([sum(one["running"] or 0 for one in _of(look)) for look in during]),
         "queued": _mean([look["queued"] for look in during]),
         "gpu_busy": {
-            str(gpu): _mean([busy for at, which, busy in gpus if which == gpu and since <= at <= until])
-            for gpu in sorted({which for _, which, _ in gpus})
+            str(gpu): _mean([busy for at, which, busy, _ in gpus if which == gpu and since <= at <= until])
+            for gpu in sorted({which for _, which, _, _ in gpus})
         },
         "end_s": round(ended_s - (stopped_s or until), 1),
     }
@@ -174,15 +260,19 @@ def share(found: Sequence[bool]) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def gpu_samples(file: Path, began: float) -> Iterator[tuple[float, int, float]]:
-    """Of nvidia-smi's lines: timestamp, index, utilization in percent, memory."""
+def gpu_samples(file: Path, began: float) -> Iterator[tuple[float, int, float, float]]:
+    """Of nvidia-smi's lines: timestamp, index, utilization in percent, memory in MiB."""
     if not file.exists():
         return
     with file.open() as lines:
         for fields in csv.reader(lines, skipinitialspace=True):
             try:
                 at = datetime.strptime(fields[0], "%Y/%m/%d %H:%M:%S.%f").timestamp()
-                yield at - began, int(fields[1]), float(fields[2].removesuffix("%").strip())
+                busy, used = (
+                    float(fields[2].removesuffix("%").strip()),
+                    float(fields[3].removesuffix("MiB").strip()),
+                )
+                yield at - began, int(fields[1]), busy, used
             except (IndexError, ValueError):  # cut off at the end, or not supported
                 continue
 

@@ -24,7 +24,7 @@ SHAPES: dict[str, Row] = {
     "4B": {"hidden": 2560, "inner": 9728, "heads": 32, "kv_heads": 8, "head_dim": 128, "layers": 36},
     "8B": {"hidden": 4096, "inner": 12288, "heads": 32, "kv_heads": 8, "head_dim": 128, "layers": 36},
 }
-"""Qwen3's. 4B and 8B want more GPUs than one for their trainer: with Adam the states of 8B alone have 126 GB."""
+"""Qwen3's. 4B and 8B want more GPUs than one for their trainer: with Adam its states alone have 58 GB and 126 GB."""
 
 VOCAB = 640
 RARE = (VOCAB - 3, VOCAB - 2)
@@ -51,10 +51,19 @@ class Case:
     engines: int = 1
     dry: bool = False
     example: str = "grpo_gsm8k.yaml"
+    ranks: int = 1
+    tensor_parallel: int = 1
+    backend: str = ""
+    """`fsdp` where the example's is another; "": the example's."""
 
     @property
     def name(self) -> str:
         by = "" if self.example == Case.example else f", {self.example.partition('.')[0]}"
+        by += f", {self.backend}" if self.backend else ""
+        if self.ranks > 1:
+            by += f", {self.ranks} ranks" + (
+                f" (TP {self.tensor_parallel})" if self.tensor_parallel > 1 else ""
+            )
         return f"{self.shape} {self.lengths}, prompts of {self.prompt_tokens}{by}"
 
     @property
@@ -129,6 +138,12 @@ class Case:
         config["task"] = {"name": "job_plane.load:RandomPrompts", "options": self.task}
         config["reward"] = {"function": "job_plane.load:even_share", "processes": 2 if self.dry else 8}
         config["model_path"] = str(folder)
+        if self.backend and self.backend != spec.get("backend"):
+            spec["backend"] = self.backend
+            config[self.backend] = {"pass_tokens": config.pop("megatron")["pass_tokens"]}
+            del spec["roles"]["actor"]["entrypoint"]
+        if self.tensor_parallel > 1:
+            config["megatron"]["tensor_parallel"] = self.tensor_parallel
         config["sampling"] |= {"n": self.samples, "max_new_tokens": self.new_tokens}
         spec["python_path"] = [str(BENCH)]
         spec["run"] |= {
@@ -139,13 +154,14 @@ class Case:
             "evaluate_every": 0,
         }
         spec["roles"]["rollout"]["total"] = self.engines
+        spec["roles"]["actor"]["total"] = self.ranks
         if self.dry:
-            spec |= {"device_type": "CPU", "device_per_node": 4}
+            spec |= {"device_type": "CPU", "device_per_node": max(4, self.ranks + self.engines)}
             spec["rollouts"] = {"engine": "embedded"}
             config["megatron" if "megatron" in config else "fsdp"] |= {"pass_tokens": 512}
             spec["run"] |= {"min_tokens_per_micro_batch": 256}
         else:
-            spec["device_per_node"] = 1 + self.engines
+            spec["device_per_node"] = self.ranks + self.engines
             spec["rollouts"] |= {
                 "engine_args": TRITON,
                 "context_length": max(2048, self.prompt_tokens + self.new_tokens + 8),

@@ -21,11 +21,10 @@ UNDISTURBED_STEPS = 8
 """Before the first kill, for the rate that the job has by itself."""
 
 
-class Kills:
-    """By SIGKILL: the engine's own process, below its guard, which then ends the rest of it."""
+class Attack:
+    """What is done to a running job, in a thread beside it. `rows` are the kills."""
 
-    def __init__(self, *, every_s: float, for_s: float) -> None:
-        self._every_s, self._for_s = every_s, for_s
+    def __init__(self) -> None:
         self._end = threading.Event()
         self.over = False
         self.rows: list[Row] = []
@@ -40,6 +39,17 @@ class Kills:
         self.ended_s = self.ended_s or time.time() - self._began
         self._end.set()
         self._thread.join(30.0)
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class Kills(Attack):
+    """By SIGKILL: the engine's own process, below its guard, which then ends the rest of it."""
+
+    def __init__(self, *, every_s: float, for_s: float) -> None:
+        super().__init__()
+        self._every_s, self._for_s = every_s, for_s
 
     def _run(self) -> None:
         while self._watch.steps() < UNDISTURBED_STEPS:

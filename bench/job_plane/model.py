@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +27,29 @@ def model_main(options: Row) -> None:
     hidden, inner, heads = s["hidden"], s["inner"], s["heads"] * s["head_dim"]
     kv = s["kv_heads"] * s["head_dim"]
     dtype = torch.bfloat16 if options["bf16"] else torch.float32
-    generator = torch.Generator().manual_seed(options["seed"])
 
-    def random(*shape: int, std: float) -> torch.Tensor:
-        return (torch.randn(*shape, generator=generator) * std).to(dtype)
+    def numbers(part: int) -> Callable[..., torch.Tensor]:
+        """Random tensors of a part of the model, which has a generator of its own: parts are made beside each other."""
+        generator = torch.Generator().manual_seed(1000 * options["seed"] + part)
+
+        def random(*shape: int, std: float) -> torch.Tensor:
+            return (torch.randn(*shape, generator=generator) * std).to(dtype)
+
+        return random
 
     def ones(size: int) -> torch.Tensor:
         return torch.ones(size, dtype=dtype)
 
     tensors = {
-        "model.embed_tokens.weight": random(s["vocab"], hidden, std=2.0 / hidden**0.5),
+        "model.embed_tokens.weight": numbers(0)(s["vocab"], hidden, std=2.0 / hidden**0.5),
         "model.norm.weight": ones(hidden),
     }
     for token in options.get("rare", ()):
         tensors["model.embed_tokens.weight"][token] = 0.0
-    for layer in range(s["layers"]):
-        name = f"model.layers.{layer}"
-        tensors |= {
+
+    def made(layer: int) -> Row:
+        name, random = f"model.layers.{layer}", numbers(1 + layer)
+        return {
             f"{name}.input_layernorm.weight": ones(hidden),
             f"{name}.post_attention_layernorm.weight": ones(hidden),
             f"{name}.self_attn.q_proj.weight": random(heads, hidden, std=hidden**-0.5),
@@ -54,6 +62,10 @@ def model_main(options: Row) -> None:
             f"{name}.mlp.up_proj.weight": random(inner, hidden, std=hidden**-0.5),
             f"{name}.mlp.down_proj.weight": random(hidden, inner, std=inner**-0.5),
         }
+
+    with ThreadPoolExecutor(options["threads"]) as pool:  # torch draws without the interpreter's lock
+        for layer in pool.map(made, range(s["layers"])):
+            tensors |= layer
     folder.mkdir(parents=True)
     config = {
         "architectures": ["Qwen3ForCausalLM"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Row = dict[str, Any]
@@ -34,7 +34,45 @@ def table(results: Row) -> str:
     for name, parts in results.items():
         if name != "machine":
             lines.append("| " + " | ".join([name, *cells(parts)]) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *of_chaos(results)])
+
+
+CHAOS_COLUMNS = ("case", "killed", "next step s", "three more s", "back s", "restored from", "redone")
+
+
+def of_chaos(results: Row) -> list[str]:
+    """A line for each kill, and one of the account, of the cases that have some."""
+    lines: list[str] = []
+    for name, parts in results.items():
+        row = parts.get("chaos", {}) if name != "machine" else {}
+        chaos = row.get("chaos")
+        if not chaos:
+            continue
+        for kill in chaos["kills"]:
+            killed = f"engine of {kill['vertex']}" if kill["kind"] == "engine" else kill["vertex"]
+            restored = ", ".join(
+                f"{one['source']} ({_as(one['seconds'], seconds)} s)" for one in kill["restored"]
+            )
+            found = [_as(kill[key], seconds) for key in ("next_step_s", "more_steps_s", "back_s")]
+            lines.append(_line([name, killed, *found, restored, str(kill["steps_redone"])]))
+        ledger = row.get("ledger", {})
+        lost, twice = (len(ledger.get(key, [])) for key in ("lost", "trained_twice"))
+        lines.append(
+            f"{name}: {_as(chaos['undisturbed_tokens_s'], rate)} tokens/s before the first kill; of "
+            f"{ledger.get('drawn')} prompts {lost} lost, {twice} trained twice; "
+            f"{sum(row.get('false_alarms', {}).values())} false alarms, "
+            f"{len(chaos['deaths_of_others'])} deaths of others; "
+            f"not killed: {', '.join(chaos['left']) or 'nobody'}"
+        )
+    if not lines:
+        return []
+    head = [_line(CHAOS_COLUMNS), _line(["---"] * len(CHAOS_COLUMNS))]
+    kills, accounts = [line for line in lines if line[0] == "|"], [line for line in lines if line[0] != "|"]
+    return ["", *head, *kills, "", *accounts]
+
+
+def _line(fields: Sequence[str]) -> str:
+    return "| " + " | ".join(fields) + " |"
 
 
 def cells(parts: Row) -> list[str]:

@@ -10,7 +10,14 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from job_plane.account import events_of
+from job_plane.case import Row
+
 EVERY_S = 0.1
+
+FRESH_S = 2.0
+"""A look at the plane that is older says nothing of now."""
+
 PROFILED = ("trainer-0", "actor-0", "rollout_manager-0", "rollout-0")
 
 
@@ -36,6 +43,10 @@ class Watch:
         if profile_at_step:
             self._threads.append(threading.Thread(target=self._profiles, daemon=True))
         self._gpus: subprocess.Popen[bytes] | None = None
+        self._reading = threading.Lock()
+        self._events: list[Row] = []
+        self._seq = 0
+        self._look: Row = {"at_s": -1e9, "instances": []}
 
     def __enter__(self) -> Watch:
         for thread in self._threads:
@@ -67,7 +78,8 @@ class Watch:
                     status = self._status()
                 except (OSError, ValueError, StopIteration):  # not there yet, or between two
                     continue
-                file.write(json.dumps({"at_s": round(time.time() - self._began, 3)} | status) + "\n")
+                self._look = {"at_s": round(time.time() - self._began, 3)} | status
+                file.write(json.dumps(self._look) + "\n")
 
     def _status(self) -> dict[str, Any]:
         told = json.loads(next(self._home.glob("jobs/*/rollouts.json")).read_text())
@@ -92,28 +104,44 @@ class Watch:
             "instances": [{key: one.get(key) for key in keys} for one in status["instances"]],
         }
 
+    def all_serve(self, engines: int) -> bool:
+        """Whether there are so many engines, and all that are there, spares too, have a policy, by the last look; False
+        where that is too old to say."""
+        look = self._look
+        fresh = time.time() - self._began - look["at_s"] < FRESH_S
+        versions = [one["version"] for one in look["instances"]]
+        return fresh and len(versions) >= engines and min(versions, default=-1) >= 0
+
     # -- the journal --------------------------------------------------------------------------------
 
     def steps(self) -> int:
         """Steps that the job has made so far."""
-        return sum(entry.kind == "StepCompleted" for entry in self._entries())
+        return sum(event["kind"] == "StepCompleted" for event in self.events())
 
     def vertices(self, prefix: str = "") -> dict[str, int]:
         """The process of each vertex whose name begins so, as it was started last."""
-        pids = {e.body["vertex"]: e.body["pid"] for e in self._entries() if e.kind == "VertexStarted"}
+        told = (event["body"] for event in self.events() if event["kind"] == "VertexStarted")
+        pids = {body["vertex"]: body["pid"] for body in told}
         return {name: pid for name, pid in pids.items() if name.startswith(prefix)}
 
-    def _entries(self) -> list[Any]:
-        from gyre.errors import GyreError
-        from gyre.store import open_store
+    def master(self) -> dict[str, int]:
+        """The process of the last master, by its name."""
+        pids = [event["body"]["pid"] for event in self.events() if event["kind"] == "MasterStarted"]
+        return {"master": pids[-1]} if pids else {}
 
-        if not (self._home / "gyre.db").exists():
-            return []
-        try:
-            with open_store(f"sqlite:///{self._home / 'gyre.db'}") as store:
-                return list(store.journal(store.jobs()[0].job_id).events())
-        except (GyreError, IndexError):  # no job yet
-            return []
+    def events(self) -> list[Row]:
+        """All events so far, each with `at_s`, `kind` and `body`."""
+        from gyre.errors import GyreError
+
+        with self._reading:
+            try:
+                found = events_of(self._home, self._began, after=self._seq)
+            except (GyreError, IndexError):  # no job yet
+                found = []
+            if found:
+                self._seq = found[-1]["seq"]
+            self._events += found
+            return list(self._events)
 
     def _profiles(self) -> None:
         while self.steps() < self._profile_at_step:

@@ -31,6 +31,8 @@ TOKEN_SCOPES = (JOIN_SCOPE, GENERATE_SCOPE, PUBLISH_SCOPE)
 """What the owner of a token may do: join as an instance; ask a fleet's door for samples; publish policies there."""
 LOCAL_ROLLOUT = "local_rollout"
 """The role of instances on the actor's devices, added for `rollouts.local`."""
+SPARE_ROLLOUT = "spare_rollout"
+"""The role of instances that wait for the death of others, added for `rollouts.spares`."""
 
 FLEET = "fleet"
 """The recipe of a job without a trainer, whose role `trainer` is filled by a keeper."""
@@ -271,8 +273,8 @@ class OutOfMemorySpec(Model):
     """What becomes of a learner whose passes do not fit into its devices' memory."""
 
     smaller_passes: Annotated[int, Field(ge=0, le=8)] = 2
-    """How often its passes may be halved, each time with a restart of the gang, for as long as the trainer lives. Only
-    learners whose passes have a size in tokens, `megatron.pass_tokens` or `fsdp.pass_tokens`."""
+    """How often its passes may be halved in a job, each time with a restart of the gang. Only learners whose passes
+    have a size in tokens, `megatron.pass_tokens` or `fsdp.pass_tokens`."""
 
 
 class FailoverSpec(Model):
@@ -441,6 +443,9 @@ class RolloutsSpec(Model):
     local: Annotated[int, Field(ge=0)] = 0
     """Instances on the actor's devices, which generate while there is nothing to train. A multiple of the actor's
     total, or a divisor."""
+    spares: Annotated[int, Field(ge=0)] = 0
+    """Instances beyond those of the roles, each on devices of its own, that have the newest weights and get no samples
+    until an instance that Gyre placed does not serve."""
     engine_args: list[str] = Field(default_factory=list)
     """Further arguments of the engine's command line."""
     engine_python: str = ""

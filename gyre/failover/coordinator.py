@@ -96,6 +96,8 @@ class FailoverCoordinator:
             return False
         if isinstance(event, e.GangRestored) and 0 < event.number <= state.job.restored.get(event.role, 0):
             return True
+        if isinstance(event, e.PassesHalved) and 0 < event.number <= state.job.halved.get(event.role, 0):
+            return True
         if isinstance(event, e.StepCompleted) and event.again and event.step <= state.job.step:
             return True
         if isinstance(event, e.Evaluated) and training_progress.is_known_evaluation(

@@ -386,7 +386,8 @@ class BatchSkipped(Event):
 @dataclass(frozen=True, slots=True)
 class PassesHalved(Event):
     """The ranks of `role` train in passes of half the size from now on, because one did not fit into memory: `error` is
-    what the rank said. A pass has at most `pass_tokens`, or a micro-batch is computed in `passes`."""
+    what the rank said. A pass has at most `pass_tokens`, or a micro-batch is computed in `passes`. `number` is the
+    ledger's: a later trainer tells again what an earlier one may not have been heard to say."""
 
     incarnation: int
     role: str
@@ -394,6 +395,7 @@ class PassesHalved(Event):
     error: str = ""
     report: int = 0
     passes: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,8 +425,8 @@ class RolloutsChanged(Event):
     """The rollout manager (`vertex`) tells what became of an instance, a sample or a window: `what` is
     `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `InstanceSuspended`, `RecallIgnored`, `AddressIgnored`,
     `EngineStarted`, `EngineStartFailed`, `EngineDied`, `EngineLimited`, `LoaderFallback`, `SampleQuarantined`,
-    `WindowClosed`, `MemoryNotReleased`, `WeightsRefused`, `FetchFault`, `TransferChosen`
-    or `PeerRefused`; the rollout plane's log has the rest."""
+    `WindowClosed`, `MemoryNotReleased`, `WeightsRefused`, `FetchFault`, `TransferChosen`,
+    `SparePromoted`, `SpareRelieved` or `PeerRefused`; the rollout plane's log has the rest."""
 
     vertex: str
     incarnation: int

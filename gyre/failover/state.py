@@ -174,6 +174,8 @@ class JobRecord:
     checkpoint_path: str = ""
     restored: dict[str, int] = field(default_factory=dict)
     """The number of the last restore of each role that had one."""
+    halved: dict[str, int] = field(default_factory=dict)
+    """The number of the last `PassesHalved` of each role whose passes were halved."""
     result: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     """The traceback or sentence that ended the job, for people."""
@@ -354,6 +356,13 @@ def _token_row(token: JoinToken) -> dict[str, Any]:
     return row
 
 
+def _job_row(record: JobRecord) -> dict[str, Any]:
+    """Rows of before what was learned of passes was noted have nothing of it, and so has the row of a job that has
+    learned nothing: the same history gives the same row."""
+    row = fields_of(record)
+    return row if record.halved else {k: v for k, v in row.items() if k != "halved"}
+
+
 _OF_SILENCE = ("silent", "silent_since", "false_alarms")
 
 
@@ -372,7 +381,7 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     """The snapshot row under `key`, as JSON-able data; None if the state has none."""
     kind, name = key
     if kind == "job":
-        return fields_of(state.job)
+        return _job_row(state.job)
     if kind == "budget":
         uses = state.uses.get(name)
         return None if uses is None else {"uses": list(uses), "attempts": state.attempts.get(name, 0)}

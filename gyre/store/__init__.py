@@ -21,6 +21,7 @@ from gyre.store.ledger import (
     LedgerRows,
     LedgerStore,
     MicroBatchRow,
+    PassesRow,
     RestoreRow,
     StepRow,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "LedgerRows",
     "LedgerStore",
     "MicroBatchRow",
+    "PassesRow",
     "QueuedJob",
     "RestoreRow",
     "RolloutRows",

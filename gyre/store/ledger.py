@@ -119,10 +119,24 @@ class RestoreRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PassesRow:
+    """From `from_step` on the passes of a role are halved so many times, because of `error`; of several rows that hold
+    for a step the last counts. `size` is what the ranks said of it, empty until they did. `number` counts a ledger's
+    rows from 1."""
+
+    number: int
+    role: str
+    from_step: int
+    halved: int
+    size: dict[str, int]
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerRows:
     """The rows that a new writer starts from: `groups` that no checkpoint covers, by id, with their payloads, and
     `micro_batches` of steps that none covers. `replaced` maps each replaced group to the group in its place, and
-    `restores` are by number."""
+    `restores` and `passes` are by number."""
 
     term: int
     cursor: int
@@ -133,6 +147,7 @@ class LedgerRows:
     discards: int = 0
     replaced: dict[int, int] = field(default_factory=dict)
     restores: list[RestoreRow] = field(default_factory=list)
+    passes: list[PassesRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +185,7 @@ class LedgerStore:
         self._upsert_micro_batches = database.upsert(tables.ledger_micro_batches)
         self._upsert_discards = database.upsert(tables.ledger_discards)
         self._upsert_restore = database.upsert(tables.ledger_restores)
+        self._upsert_passes = database.upsert(tables.ledger_passes)
 
     # -- writing -------------------------------------------------------------------------------------------
 
@@ -203,6 +219,7 @@ class LedgerStore:
         micro_batches: Sequence[MicroBatchRow] = (),
         discards: Sequence[DiscardRow] = (),
         restore: RestoreRow | None = None,
+        passes: PassesRow | None = None,
         cursor: int | None = None,
         drop_payloads_through_step: int | None = None,
         forget_digests_from_step: int | None = None,
@@ -263,6 +280,8 @@ class LedgerStore:
                 connection.execute(self._upsert_discards, self._discard_rows(discards))
             if restore is not None:
                 connection.execute(self._upsert_restore, [{"job_id": self.job_id, **asdict(restore)}])
+            if passes is not None:
+                connection.execute(self._upsert_passes, [self._passes_row(passes)])
             if checkpoint is not None:
                 check_text(f"checkpoint {checkpoint.step}", {"path": checkpoint.path})
                 connection.execute(
@@ -376,6 +395,15 @@ class LedgerStore:
             )
         return rows
 
+    def _passes_row(self, passes: PassesRow) -> dict[str, Any]:
+        what = f"passes {passes.number}"
+        return {
+            "job_id": self.job_id,
+            **asdict(passes),
+            "size": encode_body(passes.size, what),
+            "error": encode_body(passes.error, what),
+        }
+
     def _drop_payloads(self, connection: Connection, through_step: int) -> None:
         groups, checkpoints = tables.ledger_groups, tables.ledger_checkpoints
         newest = (
@@ -462,6 +490,12 @@ class LedgerStore:
                 .where(restores.c.job_id == self.job_id)
                 .order_by(restores.c.number)
             ).all()
+            passes = tables.ledger_passes
+            passes_rows = connection.execute(
+                select(*(passes.c[item.name] for item in fields(PassesRow)))
+                .where(passes.c.job_id == self.job_id)
+                .order_by(passes.c.number)
+            ).all()
         return LedgerRows(
             term=head[0] if head else 0,
             cursor=head[1] if head else 0,
@@ -485,6 +519,7 @@ class LedgerStore:
             discards=count or 0,
             replaced={old: new for old, new in replaced if new is not None},
             restores=[RestoreRow(*row) for row in restore_rows],
+            passes=[_passes_row(*row) for row in passes_rows],
         )
 
     def metrics(
@@ -566,6 +601,11 @@ def _micro_batch_row(step: int, position: int, shares: Any, last: Any) -> MicroB
     return MicroBatchRow(
         step, position, decode_body(shares, f"micro-batch {position} of step {step}"), bool(last)
     )
+
+
+def _passes_row(number: int, role: str, from_step: int, halved: int, size: Any, error: Any) -> PassesRow:
+    what = f"passes {number}"
+    return PassesRow(number, role, from_step, halved, decode_body(size, what), decode_body(error, what))
 
 
 # Literals, not parameters, so that the planner sees that a partial index fits.

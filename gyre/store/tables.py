@@ -35,10 +35,10 @@ from sqlalchemy import (
 
 from gyre.errors import StoreCorrupt, StoreError
 
-HEAD = "0009"
+HEAD = "0010"
 """The revision that this code reads and writes: the newest file in `migrations/versions/`."""
 
-KNOWN_REVISIONS = ("0008", "0009")
+KNOWN_REVISIONS = ("0008", "0009", "0010")
 """Every revision that this code can migrate from. Lower ones are of before the first release, higher ones of a newer
 Gyre."""
 
@@ -241,6 +241,18 @@ ledger_restores = Table(
     Column("checkpoint_step", BigInteger, nullable=False),
     Column("step", BigInteger),
     Column("seconds", Float),
+)
+
+ledger_passes = Table(
+    "gyre_ledger_passes",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("role", Text, nullable=False),
+    Column("from_step", BigInteger, nullable=False),
+    Column("halved", Integer, nullable=False),
+    Column("size", Text, nullable=False),
+    Column("error", Text, nullable=False),
 )
 
 rollouts = Table(

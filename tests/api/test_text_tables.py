@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import gyre
+from gyre.api.cli.look import _message_of
 from gyre.api.terminal.formats import ago, incident_message, sparkline
 from gyre.api.terminal.text_tables import GAP, Column, fit, table, table_width
 
@@ -112,6 +114,22 @@ def test_what_stays_fits(shapes: list[tuple[int, int, bool]], width: int) -> Non
 )
 def test_how_long_ago(passed_s: float, words: str) -> None:
     assert ago(1_700_000_000.0, 1_700_000_000.0 + passed_s) == words
+
+
+@pytest.mark.parametrize(
+    ("vertex", "words"),
+    [
+        ({"message": "replaced"}, "replaced"),
+        ({"message": "", "false_alarms": 1}, "1 false alarm"),
+        ({"message": "replaced", "false_alarms": 2}, "replaced; 2 false alarms"),
+        (
+            {"message": "replaced", "silent": "busy", "silent_since": 60.0, "false_alarms": 2},
+            "busy: reports nothing for 40 s; 2 false alarms",
+        ),
+    ],
+)
+def test_what_is_said_of_a_vertex(vertex: dict[str, Any], words: str) -> None:
+    assert _message_of(vertex, 100.0) == words
 
 
 def test_a_moment_that_never_was_has_no_words() -> None:

@@ -92,6 +92,22 @@ def test_what_the_trainers_successor_tells_again_is_taken_once(restarted: Histor
     assert restarted.state.job.restored == {"actor": 1, "rollout": 1}, "each role by itself"
 
 
+def test_passes_that_are_told_again_are_halved_once(restarted: History) -> None:
+    def halved(number: int, role: str = "actor") -> None:
+        restarted.report(e.PassesHalved, role=role, pass_tokens=2048, error="no memory left", number=number)
+
+    halved(1)
+    restarted.lose("trainer-0")
+    restarted.start_all()
+    before = restarted.state
+    halved(1)
+    assert restarted.state is before
+    halved(2)
+    assert restarted.state.job.halved == {"actor": 2}
+    told = [one.evidence for one in restarted.state.incidents.values() if one.cause == "out_of_memory"]
+    assert len(told) == 2
+
+
 def test_what_is_told_late_stands_in_the_incident_of_its_own_gang(restarted: History) -> None:
     """The ranks died again, and the trainer with them, before the first restore was heard of."""
     restarted.lose("actor-0")

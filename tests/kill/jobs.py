@@ -89,7 +89,8 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
         builder = builder.elastic(**elastic)
     if rollout_cpu is not None:
         builder = builder.resources(cpu=rollout_cpu)
-    builder = builder.reward("tests.kill.workloads", reward).total(reward_total).stall_timeout(stall_s)
+    own = reward if isinstance(reward, tuple) else ("tests.kill.workloads", reward)
+    builder = builder.reward(*own).total(reward_total).stall_timeout(stall_s)
     if reward_cpu is not None:
         builder = builder.resources(cpu=reward_cpu)
     return builder.end()

@@ -190,17 +190,3 @@ def test_a_rollout_class_of_the_users_is_called_again_elsewhere_also_behind_its_
     ]
     assert max(lags) <= 2
     assert view["job"]["step"] == 12
-
-
-@pytest.mark.slow
-def test_user_code_that_keeps_the_interpreters_lock_is_not_taken_for_dead(
-    start: Start, undisturbed_digest: str
-) -> None:
-    run = start(reward="LockedReward", rollout_total=1)
-    view = run.end()
-    assert view["job"]["result"]["digest"] == undisturbed_digest
-    assert view["incidents"] == [], view["incidents"]
-    (reward,) = (vertex for vertex in view["vertices"] if vertex["role"] == "reward")
-    assert (reward["incarnation"], reward["false_alarms"], reward["silent"]) == (1, 1, "")
-    told = [event["body"] for event in run.handle.events() if event["kind"] == "VertexFellSilent"]
-    assert [(one["vertex"], one["life"]) for one in told] == [("reward-0", "hung")]

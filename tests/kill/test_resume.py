@@ -97,6 +97,37 @@ def checksums(store: Store, job_id: str) -> dict[int, str]:
     return {body["step"]: body["checksum"] for body in published}
 
 
+def test_what_was_learned_of_memory_outlives_every_process_and_the_job(
+    start: Callable[..., Run], kill_home: Path
+) -> None:
+    """A pass does not fit once. Then a rank dies, trainer and master do, the job ends, goes on, and a rank dies again:
+    each time steps are trained again, and every pass fits."""
+    never = {"checkpoint_every": 50, "evaluate_every": 50}
+    run = start(steps=8, actor=("tests.kill.workloads", "HungryActor"), rollout_total=1, run=never)
+    run.faults.reach_step(4)
+    for victim in run.faults.kill("actor-1"):
+        run.faults.replaced(victim)
+    run.faults.reach_step(6)
+    for victim in run.faults.kill("trainer-0", "master", "actor-0"):
+        run.faults.replaced(victim)
+    run.end(steps=8)
+    run.gate.open_to(10)
+    handle = resume_job(
+        run.handle.job_id, apply_overrides(spec_of(run), ["run.steps=12"]), home_path=kill_home
+    )
+    again = Run(handle, ProcessFaults(handle), run.gate)
+    again.faults.reach_step(9)
+    for victim in again.faults.kill("actor-0"):
+        again.faults.replaced(victim)
+    again.end(steps=12)
+    told = [event["body"] for event in handle.events() if event["kind"] == "PassesHalved"]
+    assert [(one["role"], one["passes"]) for one in told] == [("actor", 2)]
+    failed = [event["body"] for event in handle.events() if event["kind"] == "OperatorFailed"]
+    assert [one["code"] for one in failed] == ["out_of_memory"]
+    assert sum(event["kind"] == "GangRestored" for event in handle.events()) >= 4
+    handle.close()
+
+
 def test_a_job_whose_cluster_was_killed_goes_on_from_the_command_line(
     short_home: Path, tmp_path: Path, undisturbed_digest: str
 ) -> None:

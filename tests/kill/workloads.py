@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
+from typing import Any
 
 from gyre.rollouts import Group
 from gyre.workloads import operator
 from gyre.workloads.rewards import ExactMatchReward
+from gyre.workloads.torch import TorchActor
 from tests.kill.gate import wait_at_gate
 
 
@@ -22,22 +23,14 @@ class PacedReward(ExactMatchReward):
         return super().score(groups)
 
 
-class LockedReward(PacedReward):
-    """Keeps the interpreter's lock for longer than a vertex may be silent: in its setup, and in one call. No thread of
-    the process runs meanwhile, so that it reports nothing."""
-
-    HELD_S = 8
-
-    def setup(self) -> None:
-        super().setup()
-        ctypes.PyDLL(None).sleep(self.HELD_S)
+class HungryActor(TorchActor):
+    """From step 2 on a micro-batch fits into its memory once it is computed in two passes."""
 
     @operator
-    def score(self, groups: list[Group], *, step: int) -> list[Group]:  # type: ignore[override]
-        if step == 3 and not (self.context.directory / "held").exists():
-            (self.context.directory / "held").touch()
-            ctypes.PyDLL(None).sleep(self.HELD_S)
-        return super().score(groups, step=step)
+    def accumulate(self, groups: list[Group], *, step: int, index: int) -> dict[str, Any]:
+        if step >= 2 and self.passes < 2:
+            raise MemoryError("a pass does not fit")
+        return super().accumulate(groups, step=step, index=index)
 
 
 class TokenSum(PacedReward):

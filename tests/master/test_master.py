@@ -13,7 +13,7 @@ import pytest
 
 from gyre.config import Budget, Elastic, JobSpec, WeightsSpec
 from gyre.errors import Conflict
-from gyre.failover import JobPhase, Reason, Scope, VertexPhase
+from gyre.failover import JobPhase, JobState, Reason, Scope, VertexPhase
 from gyre.process_activity import Activity
 from tests.doubles.fake_cluster import IDLE, STACK_OF_A_STALL, STARVED, WORKING
 from tests.doubles.fake_connection import STACK_FROM_OUTSIDE
@@ -151,6 +151,27 @@ def test_a_silent_process_that_is_well_is_no_incident(job: Job, activity: Activi
     told = [(event.kind, event.body["vertex"]) for event in job.events if event.kind.startswith("Vertex")]
     for vertex in VERTICES:
         assert told.count(("VertexFellSilent", vertex)) == told.count(("VertexHeardAgain", vertex)) == 1
+
+
+def test_false_alarms_spend_nothing_of_what_a_death_may_cost(job: Job) -> None:
+    """One after another, and then the vertex dies: it is repaired as if it had never been suspected."""
+    silence_s, times = job.spec.failover.silence_timeout_s, 3
+    seen: list[JobState] = []
+    for turn in range(times):
+        began_s = SETTLED_S + turn * (1.5 * silence_s + 2.0)
+        job.world.at(began_s, job.world.hang, "reward-0", IDLE)
+        job.world.at(began_s + 1.5 * silence_s, job.world.unhang, "reward-0")
+    died_s = SETTLED_S + times * (1.5 * silence_s + 2.0)
+    job.world.at(died_s, lambda: seen.append(job.state))
+    job.world.at(died_s, job.world.kill, "reward-0")
+    job.run()
+    assert job.phase is JobPhase.SUCCEEDED
+    [before] = seen
+    assert before.vertices["reward-0"].false_alarms == times
+    assert not any(before.uses.values())
+    assert not any(before.attempts.values())
+    [incident] = job.incidents
+    assert (incident.vertex, incident.cause, incident.scope) == ("reward-0", "process_died", Scope.VERTEX)
 
 
 @pytest.mark.parametrize(

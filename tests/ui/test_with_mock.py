@@ -97,6 +97,13 @@ def test_of_ten_thousand_vertices_few_rows_are_drawn(reader: Any, mock: Mock) ->
     page.get_by_text("rollout-7498", exact=True).first.wait_for()
 
 
+def test_false_alarms_are_counted_beside_their_vertex(reader: Any, job: str, mock: Mock) -> None:
+    page = reader.open(f"jobs/{job}/fleet")
+    page.locator("main .vertex-line strong").first.wait_for()
+    lines = page.locator("main .vertex-line", has_text="false alarm").all_inner_texts()
+    assert [("actor-1" in line, "2 false alarms" in line) for line in lines] == [(True, True)]
+
+
 def test_a_view_that_was_never_open_opens_while_the_server_is_away(reader: Any, job: str, mock: Mock) -> None:
     page = reader.open(f"jobs/{job}/now")
     page.wait_for_function(

@@ -48,7 +48,7 @@ function vertices(start, count, roles) {
       out.push({
         id: `${role}-${rank}`, role, rank, pid: 4000 + out.length, node: `node-${(out.length % count) + 1}`, phase: "running", reason: "", message: "",
         incarnation: role === "rollout" && rank === 2 ? 4 : 1, restarts: role === "rollout" && rank === 2 ? 3 : 0, since: start + 12 + out.length,
-        no_room: "", no_room_since: 0, silent: "", silent_since: 0, false_alarms: 0, version: role === "rollout" ? 300 : null, fields: {},
+        no_room: "", no_room_since: 0, silent: "", silent_since: 0, false_alarms: role === "actor" && rank === 1 ? 2 : 0, version: role === "rollout" ? 300 : null, fields: {},
         busy: { trainer: "waiting for rollout", actor: "training", reward: "", rollout_manager: "", rollout: "generating" }[role] ?? "",
       });
     }

@@ -289,9 +289,11 @@ def _show_vertices(vertices: list[dict[str, Any]]) -> None:
 def _message_of(vertex: dict[str, Any], now: float) -> str:
     if vertex.get("no_room"):
         return f"waits for room for {duration(now - vertex['no_room_since'])}: {vertex['no_room']}"
+    said, alarms = str(vertex["message"]), vertex.get("false_alarms", 0)
     if vertex.get("silent"):
-        return f"{vertex['silent']}: reports nothing for {duration(now - vertex['silent_since'])}"
-    return str(vertex["message"])
+        said = f"{vertex['silent']}: reports nothing for {duration(now - vertex['silent_since'])}"
+    counted = f"{alarms} false alarm{'s' if alarms > 1 else ''}" if alarms else ""
+    return "; ".join(filter(None, (said, counted)))
 
 
 def _pools(view: dict[str, Any]) -> list[tuple[str, str]]:

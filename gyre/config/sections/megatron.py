@@ -33,9 +33,10 @@ class MegatronSettings(Section):
     takes the largest that fits the device by what is foretold; `gyre plan` says which."""
     recompute: bool = False
     """Activations of each layer are computed again in the backward pass: less memory for a third more work."""
-    memory_checkpoint_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The part of the time that copies of each rank's state to its machine's memory may take: 0 makes none, 1 keeps
-    every step's. A rank that is killed goes on from there, without the disk and without training steps again."""
+    memory_checkpoint_share: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """The part of the time that training may wait for copies of each rank's state to its machine's memory: 0 makes
+    none, 1 keeps every step's. A gang whose rank is killed goes on from there, without the disk and without training
+    steps again."""
     deterministic: bool = True
     """Kernels that give the same bits each time, so that a replayed step is the step. Off, a replay on GPUs differs
     in last bits."""

@@ -88,6 +88,8 @@ def batch_skipped(layout: JobLayout, draft: Draft, event: e.BatchSkipped, now: f
 
 def passes_halved(layout: JobLayout, draft: Draft, event: e.PassesHalved, now: float) -> Iterable[c.Command]:
     """An incident beside that of the failure, so that people hear that training is slower from now on."""
+    if event.number:
+        draft.set_job(halved={**draft.job.halved, event.role: event.number})
     first = draft.vertices.get(f"{event.role}-0")
     if first is not None:
         if event.pass_tokens:

@@ -31,6 +31,7 @@ from gyre.store import (
     GroupRow,
     LedgerStore,
     MicroBatchRow,
+    PassesRow,
     RestoreRow,
     RolloutStore,
     StepRow,
@@ -68,6 +69,20 @@ class Restore:
     """How long it took; None where the trainer that began it died."""
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """From `from_step` on the passes of a role are halved so many times, for `error` was said by a rank whose pass did
+    not fit into memory. The row with the greatest `number` of those that hold for a step counts."""
+
+    number: int
+    role: str
+    from_step: int
+    halved: int
+    size: dict[str, int] = field(default_factory=dict)
+    """What the ranks said of it when they began with it: `pass_tokens`, or `passes`; empty before."""
+    error: str = ""
+
+
 @dataclass(slots=True)
 class Recovered:
     """Where an earlier writer got to. `groups` are those with samples that no checkpoint covers."""
@@ -92,6 +107,8 @@ class Recovered:
     restores: dict[str, Restore] = field(default_factory=dict)
     """The last restore of each role that had one."""
     restore_count: int = 0
+    passes: list[Passes] = field(default_factory=list)
+    """What was learned of how large passes may be, by number."""
     unreadable: dict[int, str] = field(default_factory=dict)
     """Scored groups whose samples cannot be read, each with the reason."""
 
@@ -172,6 +189,7 @@ class SampleLedger:
             replaced=rows.replaced,
             restores={row.role: Restore(**asdict(row)) for row in rows.restores},
             restore_count=rows.restores[-1].number if rows.restores else 0,
+            passes=[Passes(**asdict(row)) for row in rows.passes],
             unreadable=unreadable,
         )
 
@@ -324,6 +342,11 @@ class SampleLedger:
     def record_restore(self, restore: Restore) -> None:
         """The state of a restore: written before the ranks are changed, and when it has ended."""
         self._store.write(self._term, restore=RestoreRow(**asdict(restore)))
+
+    def record_passes(self, passes: Passes) -> None:
+        """What was learned of how large passes may be: written when one did not fit, and when the ranks have begun with
+        smaller ones."""
+        self._store.write(self._term, passes=PassesRow(**asdict(passes)))
 
     def account(self) -> PromptAccount:
         return account_of(self._store)

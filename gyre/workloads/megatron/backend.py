@@ -19,7 +19,7 @@ from gyre.errors import GyreError
 from gyre.models.safetensors_folder import TensorSource
 from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.learner.backend import TokenLoss
+from gyre.workloads.learner.backend import TokenLoss, begin_anew
 from gyre.workloads.learner.checkpoint_identity import (
     config_in,
     refuse_another_model,
@@ -34,12 +34,13 @@ from gyre.workloads.learner.pass_tokens import pass_tokens_of
 from gyre.workloads.learner.trained_model import TrainedModel
 
 if TYPE_CHECKING:
-    from gyre.workloads.megatron.checkpoints.in_memory import MemoryCheckpoints
+    from gyre.workloads.learner.memory_checkpoints import MemoryCheckpoints
+    from gyre.workloads.megatron.checkpoints.parts import Part
 
 
 class MegatronBackend:
     """A `gyre.workloads.learner.backend.Backend`. `first` gives the weights that training begins with, for the device;
-    they are asked for again where a checkpoint says that it is of those."""
+    they are asked for later where ranks are started again, and where a checkpoint says that it is of those."""
 
     def __init__(
         self,
@@ -72,11 +73,14 @@ class MegatronBackend:
         architecture = architecture_from(model.config, where)
         if values:  # the head is a value's, and shares nothing
             architecture = replace(architecture, tied=False)
-        source = first(self.device)
+        source = (
+            first(self.device) if context.incarnation == 1 else None
+        )  # refused before anybody is waited for
         seed_everything(settings.seed)
         self.ranks = Ranks(
             context, layout, device=self.device, timeout_s=settings.collective_timeout_s, seed=settings.seed
         )
+        self.has_weights = begin_anew(context, self.ranks)
         dtype = dtype_of(layout, self.device)
         self.dtype = str(dtype).removeprefix("torch.")
         try:
@@ -94,7 +98,7 @@ class MegatronBackend:
                 layout,
                 optim,
                 self.ranks,
-                source,
+                source if self.has_weights else None,
                 device=self.device,
                 dtype=dtype,
                 seam=self._seam,
@@ -105,12 +109,19 @@ class MegatronBackend:
             raise
         self.width_multiple = self.ranks.tensor if layout.sequence_parallel else 1
         self.writer = CheckpointWriter(self.ranks, self.device)
-        self.memory: MemoryCheckpoints | None = None
+        self.memory: MemoryCheckpoints[Part] | None = None
         if layout.memory_checkpoint_share:
-            from gyre.workloads.megatron.checkpoints.in_memory import MemoryCheckpoints
+            from gyre.workloads.learner.memory_checkpoints import MemoryCheckpoints, purpose_of
+            from gyre.workloads.megatron.checkpoints.parts import MegatronState
 
-            purpose = f"{context.job_id} {context.directory.resolve()} {context.role}"
-            self.memory = MemoryCheckpoints(self.policy, purpose, share=layout.memory_checkpoint_share)
+            state = MegatronState(self.policy, self._taken_from_memory)
+            share = layout.memory_checkpoint_share
+            self.memory = MemoryCheckpoints(
+                state, self.ranks, purpose_of(context), device=self.device, share=share
+            )
+
+    def _taken_from_memory(self) -> None:
+        self.has_weights, self._is_first_model = True, False
 
     # -- one step ------------------------------------------------------------------------------------
 
@@ -146,11 +157,17 @@ class MegatronBackend:
         return list(torch.split(flat, counts))
 
     def update(self, *, count: float, lr: float) -> float:
+        self._settle()
         norm = self.policy.step(count=count, lr=lr)
         self._is_first_model = False
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # so that whoever measures has the device's work in it
         return norm
+
+    def _settle(self) -> None:
+        """The state is about to be changed."""
+        if self.memory is not None:
+            self.memory.settle()
 
     # -- weights -------------------------------------------------------------------------------------
 
@@ -164,6 +181,9 @@ class MegatronBackend:
             if ranks.rank == 0:
                 yield named
 
+    def take_first(self) -> None:
+        self._load(self._first(self.device))
+
     def load(self, source: TensorSource) -> None:
         self._load(source)
         if self.memory is not None:
@@ -173,8 +193,10 @@ class MegatronBackend:
     def _load(self, source: TensorSource) -> None:
         from gyre.workloads.megatron.checkpoints.parts import begin_optimizer_anew
 
+        self._settle()
         self.policy.load(source)
         begin_optimizer_anew(self.policy)
+        self.has_weights = True
 
     # -- checkpoints ---------------------------------------------------------------------------------
 
@@ -225,8 +247,10 @@ class MegatronBackend:
         refuse_another_model(path, config_in(read_metadata(path)), self.policy.architecture)
         from gyre.workloads.megatron.checkpoints.on_disk import restore
 
+        self._settle()
         metadata = restore(self.policy, self._seam, path, load_first_model=self._load_first_model)
         self._is_first_model = metadata.get("first_model", False)
+        self.has_weights = True
         if self.memory is not None:
             self.memory.changed()
         return metadata

@@ -31,7 +31,7 @@ from typing import Any
 from gyre.rollouts.sample_checks import problem_with_group
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.micro_batcher import deal
-from gyre.rollouts.trainer.sample_ledger import RecordedBatch, Recovered, Restore, SampleLedger
+from gyre.rollouts.trainer.sample_ledger import Passes, RecordedBatch, Recovered, Restore, SampleLedger
 
 
 class Slots:
@@ -115,6 +115,8 @@ class GroupState:
         self.restores = found.restores
         """The last restore of each role that had one."""
         self._restore_count = found.restore_count
+        self.passes = found.passes
+        """What was learned of how large passes may be, by number."""
 
     def _redraw_unfit(self, found: Recovered, vocabulary: int | None) -> None:
         """Queue unfit groups again. The micro-batches of the step that is being made are forgotten where one has such a
@@ -324,6 +326,11 @@ class GroupState:
     def record_restored(self, restore: Restore, step: int, seconds: float | None) -> Restore:
         """The ranks have the state of `step`. `seconds` is how long it took, None where that is unknown."""
         return self._write_restore(replace(restore, step=step, seconds=seconds))
+
+    def record_passes(self, passes: Passes) -> None:
+        """What was learned of how large passes may be: a new row, or more of the one with its number."""
+        self._ledger.record_passes(passes)
+        self.passes = [*(row for row in self.passes if row.number != passes.number), passes]
 
     def _write_restore(self, restore: Restore) -> Restore:
         self._ledger.record_restore(restore)

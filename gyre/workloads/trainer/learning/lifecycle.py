@@ -87,7 +87,11 @@ class GangLifecycle:
             go_back=checkpoints.go_back,
             report=runtime.report,
         )
-        self._passes = PassSizes(runtime.spec.failover.out_of_memory.smaller_passes, report=runtime.report)
+        self._passes = PassSizes(
+            groups, runtime.spec.failover.out_of_memory.smaller_passes, report=runtime.report
+        )
+        self._replaying: int | None = None
+        """The step that is trained again while the gangs are brought up."""
         self._replayed = False
         """Whether the leading gang was brought up by training steps again."""
         self._diverged_at: set[tuple[int, int]] = set()
@@ -171,7 +175,7 @@ class GangLifecycle:
         if lost.blamed is not None:
             self._failures += 1
             self._not_before = time.monotonic() + pause_s(self._failures)
-            self._passes.failed(lost.blamed)
+            self._passes.failed(lost.blamed, self._replaying or self._groups.step + 1)
             self._report_failure(*lost.blamed, self._failures)
 
     def step_succeeded(self) -> None:
@@ -209,6 +213,7 @@ class GangLifecycle:
 
     def _bring_up(self, leader: ActorGang) -> None:
         groups, timeout_s = self._groups, self._run.call_timeout_s
+        self._replaying = None
         if groups.checkpoint_step is None or groups.checkpoint_path is None:
             leader.warm_start().results(timeout_s=timeout_s)
             if self._keeps_initial_policy:
@@ -236,8 +241,7 @@ class GangLifecycle:
                 self._checkpoints.write(leader, self._auxiliary, wait=False)
         self._policies.serve_initial()
         for gang in (leader, *self._auxiliary.values()):
-            begun = gang.begin(groups.step + 1, halved=self._passes.halved(gang.role))
-            self._passes.begun(gang.role, begun.results(timeout_s=timeout_s))
+            self._begin(gang, groups.step + 1)
         published = self._policies.published
         if published is None or published.version < groups.step:
             self._publish_last(leader)
@@ -247,6 +251,13 @@ class GangLifecycle:
             self._replayed and not self._policies.in_calls
         ):  # else each step was compared when it was replayed
             self._problem_with(leader, self._policies.prepare(leader, groups.step))
+
+    def _begin(self, gang: LearnerGang, step: int) -> None:
+        while True:
+            halved = self._passes.halved(gang.role, step)
+            begun = gang.begin(step, halved=halved).results(timeout_s=self._run.call_timeout_s)
+            if self._passes.begun(gang.role, step, begun):
+                return
 
     def _publish_last(self, gang: ActorGang) -> None:
         prepared = self._policies.prepare(gang, self._groups.step)
@@ -352,7 +363,8 @@ class GangLifecycle:
     def _replay(self, gang: LearnerGang, step: int) -> None:
         """Train a step again that the restored state lacks: the same groups in the same micro-batches."""
         groups, timeout_s = self._groups, self._run.call_timeout_s
-        gang.begin(step).results(timeout_s=timeout_s)
+        self._replaying = step
+        gang.begin(step, halved=self._passes.halved(gang.role, step)).results(timeout_s=timeout_s)
         if step in groups.skipped:
             skipping = gang.apply(step=step, indices=0, group_ids=[], skip=True)  # its groups are gone
             skipping.results(timeout_s=timeout_s)
@@ -363,4 +375,5 @@ class GangLifecycle:
             gang.accumulate(shares, step=step, index=batch.index).results(timeout_s=timeout_s)
         applying = gang.apply(step=step, indices=len(batches), group_ids=groups.ids_of(step))
         applying.results(timeout_s=timeout_s)
+        self._replaying = None
         self._runtime.context.progress.tick(replayed_step=step)

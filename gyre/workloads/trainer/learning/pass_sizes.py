@@ -1,7 +1,13 @@
 """How large the passes of each learner are: halved after one that did not fit into memory.
 
-A trainer that is restarted begins with whole passes again, for nothing else remembers it. Steps that were trained are
-replayed with whole passes, in which they fitted, so that they give the same bits.
+Invariants:
+- *what was learned is kept*: the ledger has it before the gang is formed again, so it outlives ranks, trainer and
+  master. Ranks that come back begin with passes that fit;
+- *as it was made*: a step that is trained again is so in passes of the size that it was made in, which fitted, so that
+  it gives the same bits. Where one does not fit any more, it and all later ones have smaller ones;
+- *told once*: a later trainer reports again what an earlier one may not have been heard to say, under the same number,
+  which the master accepts once;
+- *the user has the last word*: whoever continues the job with another size of passes begins with that.
 
 This module must not know what a pass is.
 """
@@ -9,39 +15,58 @@ This module must not know what a pass is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gyre.errors import OUT_OF_MEMORY
+from gyre.rollouts.trainer.sample_ledger import Passes
+from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
 
 
 class PassSizes:
-    """Halves a learner's passes at most `most` times. `report` sends an event to the journal."""
+    """Halves a learner's passes at most `most` times in the job. `report` sends an event to the journal."""
 
-    def __init__(self, most: int, *, report: Callable[..., None]) -> None:
+    def __init__(self, groups: GroupState, most: int, *, report: Callable[..., None]) -> None:
+        self._groups = groups
         self._most = most
         self._report = report
-        self._halved: dict[str, int] = {}
-        self._why: dict[str, str] = {}
-        """What failed, of the roles whose ranks have not begun with smaller passes yet."""
+        self._reported: set[int] = set()
+        """The numbers of the rows that this trainer has reported."""
 
-    def halved(self, role: str) -> int:
-        """How often the passes of the role are halved."""
-        return self._halved.get(role, 0)
+    def halved(self, role: str, step: int) -> int:
+        """How often the passes of the role are halved in a step."""
+        rows = [row for row in self._groups.passes if row.role == role and row.from_step <= step]
+        return rows[-1].halved if rows else 0
 
-    def failed(self, blamed: tuple[Member, str, Failure]) -> None:
-        """A gang was lost by this failure of one of its ranks."""
+    def failed(self, blamed: tuple[Member, str, Failure], step: int) -> None:
+        """A gang was lost by this failure of one of its ranks, when it trained `step`."""
         (vertex, _), _, failure = blamed
         role = vertex.rpartition("-")[0]
-        if failure.code == OUT_OF_MEMORY and self.halved(role) < self._most:
-            self._halved[role] = self.halved(role) + 1
-            self._why[role] = failure.error
+        halved = self.halved(role, step)
+        if failure.code == OUT_OF_MEMORY and halved < self._most:
+            self._learn(role, step, halved + 1, failure.error)
 
-    def begun(self, role: str, results: Sequence[Any]) -> None:
-        """The role's ranks have begun a step, with these results: tell it where their passes are smaller now."""
+    def begun(self, role: str, step: int, results: Sequence[Any]) -> bool:
+        """The role's ranks have begun a step, with these results: tell it where their passes are smaller. False where
+        they are to begin it again, because whole passes have another size now than when they did not fit."""
         first = results[0] if results and isinstance(results[0], dict) else {}
-        told = {key: first[key] for key in ("pass_tokens", "passes") if isinstance(first.get(key), int)}
-        if role in self._why and told:
-            self._report("PassesHalved", role=role, error=self._why[role], **told)
-        self._why.pop(role, None)
+        size = {key: first[key] for key in ("pass_tokens", "passes") if isinstance(first.get(key), int)}
+        rows = [row for row in self._groups.passes if row.role == role]
+        if not rows or not size:
+            return True
+        last = rows[-1]
+        if last.size and last.size != size:
+            self._learn(role, step, 0, "")
+            return False
+        if not last.size:
+            self._groups.record_passes(replace(last, size=size))
+        for row in self._groups.passes:
+            if row.role == role and row.halved and row.size and row.number not in self._reported:
+                self._reported.add(row.number)
+                self._report("PassesHalved", role=role, error=row.error, number=row.number, **row.size)
+        return True
+
+    def _learn(self, role: str, step: int, halved: int, error: str) -> None:
+        self._groups.record_passes(Passes(len(self._groups.passes) + 1, role, step, halved, error=error))

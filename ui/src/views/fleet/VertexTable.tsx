@@ -1,7 +1,7 @@
 /** Every vertex of the job, however many: by role and rank. */
 import { useState } from "react";
 import { useLive } from "../../data/live";
-import { ago, whole, words } from "../../format";
+import { ago, plural, whole, words } from "../../format";
 import { Badge } from "../../parts/Badge";
 import { SourceNumbers } from "../../parts/SourceNumbers";
 import { useRootSize } from "../../parts/rootSize";
@@ -63,6 +63,9 @@ export function VertexTable({ vertices, ended, now = Date.now() / 1000 }: Props)
 }
 
 function saidOf(one: Vertex, now: number): string {
-  if (one.silent) return `${one.silent}: last heard ${ago(one.silent_since, now)}`;
-  return one.message || one.no_room || words(one.reason);
+  const said = one.silent
+    ? `${one.silent}: last heard ${ago(one.silent_since, now)}`
+    : one.message || one.no_room || words(one.reason);
+  const alarms = one.false_alarms ? plural(one.false_alarms, "false alarm") : "";
+  return [said, alarms].filter(Boolean).join("; ");
 }
