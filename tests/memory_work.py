@@ -74,6 +74,29 @@ def config_of_shape(shape: Architecture) -> dict[str, Any]:
     return {**config, "architectures": [kinds[shape.family]], "model_type": shape.family}
 
 
+def automatic(
+    rank: int,
+    ranks: int,
+    port: int,
+    kind: str,
+    shape: Architecture,
+    own: dict[str, Any],
+    sizes: list[int | None],
+) -> tuple[int, str]:
+    """How large passes are by `auto`, and what the back end's status says of it, where each rank's device has one of
+    these `sizes`."""
+    from gyre.workloads.learner import pass_tokens
+
+    real, pass_tokens.device_bytes = pass_tokens.device_bytes, lambda device: sizes[rank]
+    try:
+        backend = _made(rank, ranks, port, kind, shape, {**own, "pass_tokens": "auto"}, None, False)
+        told = backend.pass_tokens, backend.status()["passes"]
+        backend.close(keep=False)
+        return told
+    finally:
+        pass_tokens.device_bytes = real
+
+
 def _made(
     rank: int,
     ranks: int,
