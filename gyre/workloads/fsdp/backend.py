@@ -59,6 +59,7 @@ from gyre.workloads.learner.checkpoint_identity import another_config, config_in
 from gyre.workloads.learner.checkpoint_writer import CheckpointWriter
 from gyre.workloads.learner.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.learner.errors import NotFinite
+from gyre.workloads.learner.laps import Laps
 from gyre.workloads.learner.losses import detached
 from gyre.workloads.learner.memory_checkpoints import MemoryCheckpoints, purpose_of
 from gyre.workloads.learner.packing import Pass
@@ -94,6 +95,7 @@ class FsdpBackend:
         trains: bool = True,
         held: Collection[str] = (),
     ) -> None:
+        laps = Laps()
         own = settings.fsdp
         self.device = device_of(own)
         self._dtype = dtype_of(own, self.device)
@@ -116,7 +118,9 @@ class FsdpBackend:
         self._lora = settings.lora if trains and not values else None
         self._layers = add_adapter(causal, self._lora) if self._lora is not None else []
         self._model: Any = TokenModel(causal, values=values)
+        laps.lap("layers")
         self.ranks = FsdpRanks(context, device=self.device, timeout_s=settings.collective_timeout_s)
+        laps.lap("ranks")
         self._writer = CheckpointWriter(self.ranks, self.device)
         self.memory: MemoryCheckpoints[Part] | None = None
         self._first, self._seed = source, settings.seed
@@ -134,11 +138,15 @@ class FsdpBackend:
                 values=values,
             )
             self._set_up(held, recompute=own.recompute and trains)
+            laps.lap("shards")
             if not trains or self._lora is not None or begin_anew(context, self.ranks):
                 self.take_first()
+                laps.lap("weights")
             if trains and own.memory_checkpoint_share:
                 share, purpose = own.memory_checkpoint_share, purpose_of(context)
                 self.memory = MemoryCheckpoints(self, self.ranks, purpose, device=self.device, share=share)
+                laps.lap("host memory")
+            print(f"FSDP2 is set up after {laps}", flush=True)
         except BaseException:
             self.close(keep=False)
             raise

@@ -28,6 +28,7 @@ from gyre.workloads.learner.checkpoint_identity import (
 from gyre.workloads.learner.checkpoint_writer import CheckpointWriter
 from gyre.workloads.learner.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.learner.errors import CheckpointMismatch
+from gyre.workloads.learner.laps import Laps
 from gyre.workloads.learner.losses import detached
 from gyre.workloads.learner.packing import Pass
 from gyre.workloads.learner.pass_tokens import pass_tokens_of
@@ -52,6 +53,7 @@ class MegatronBackend:
         *,
         values: bool,
     ) -> None:
+        laps = Laps()
         self.layout = layout = settings.megatron
         self.settings, self.values, self.context = settings, values, context
         self.device = device_of(layout)
@@ -69,18 +71,19 @@ class MegatronBackend:
         from gyre.workloads.megatron.model.parallel import Ranks
         from gyre.workloads.megatron.policy import MegatronPolicy
 
+        laps.lap("imports")
         where = str(model.folder / "config.json") if model.folder is not None else "config.model"
         architecture = architecture_from(model.config, where)
         if values:  # the head is a value's, and shares nothing
             architecture = replace(architecture, tied=False)
-        source = (
-            first(self.device) if context.incarnation == 1 else None
-        )  # refused before anybody is waited for
+        # Where it is refused, nobody is waited for.
+        source = first(self.device) if context.incarnation == 1 else None
         seed_everything(settings.seed)
         self.ranks = Ranks(
             context, layout, device=self.device, timeout_s=settings.collective_timeout_s, seed=settings.seed
         )
         self.has_weights = begin_anew(context, self.ranks)
+        laps.lap("ranks")
         dtype = dtype_of(layout, self.device)
         self.dtype = str(dtype).removeprefix("torch.")
         try:
@@ -109,6 +112,7 @@ class MegatronBackend:
             raise
         self.width_multiple = self.ranks.tensor if layout.sequence_parallel else 1
         self.writer = CheckpointWriter(self.ranks, self.device)
+        laps.lap("model and weights" if self.has_weights else "model")
         self.memory: MemoryCheckpoints[Part] | None = None
         if layout.memory_checkpoint_share:
             from gyre.workloads.learner.memory_checkpoints import MemoryCheckpoints, purpose_of
@@ -119,6 +123,8 @@ class MegatronBackend:
             self.memory = MemoryCheckpoints(
                 state, self.ranks, purpose_of(context), device=self.device, share=share
             )
+        laps.lap("host memory")
+        print(f"Megatron is set up after {laps}", flush=True)
 
     def _taken_from_memory(self) -> None:
         self.has_weights, self._is_first_model = True, False
