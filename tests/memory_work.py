@@ -41,29 +41,7 @@ def keeps(
 ) -> dict[str, int]:
     """Bytes of this rank's weights, gradients and optimizer, and of what is saved for the gradient when the loss of a
     pass of `SEQUENCES * LENGTH` tokens is made."""
-    import torch
-
-    given: dict[str, Any] = {"optim": {"lr": 1e-3}, "collective_timeout_s": 30.0}
-    given["megatron" if kind == "megatron" else "fsdp"] = {"device": "cpu", **own}
-    if lora is not None:
-        given["lora"] = lora
-    settings = WorkloadSettings.read(given)
-    context = WorkloadContext(
-        "j",
-        "actor",
-        rank,
-        ranks,
-        directory=Path(tempfile.gettempdir()),
-        master_addr="127.0.0.1",
-        master_port=port,
-    )
-    shapes = value_shapes(shape) if values else expected_shapes(shape)
-    drawn = torch.Generator().manual_seed(3)
-
-    def source(name: str) -> torch.Tensor:
-        return torch.randn(shapes[name], generator=drawn) * 0.02
-
-    backend = (_megatron if kind == "megatron" else _fsdp)(context, settings, shape, source, values)
+    backend = _made(rank, ranks, port, kind, shape, own, lora, values)
     try:
         saved = _saved_in_a_pass(backend, shape)
         told = (_megatron_states if kind == "megatron" else _fsdp_states)(backend)
@@ -94,6 +72,64 @@ def config_of_shape(shape: Architecture) -> dict[str, Any]:
     kinds = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
     config = config_of(shape, eos_id=0)
     return {**config, "architectures": [kinds[shape.family]], "model_type": shape.family}
+
+
+def automatic(
+    rank: int,
+    ranks: int,
+    port: int,
+    kind: str,
+    shape: Architecture,
+    own: dict[str, Any],
+    sizes: list[int | None],
+) -> tuple[int, str]:
+    """How large passes are by `auto`, and what the back end's status says of it, where each rank's device has one of
+    these `sizes`."""
+    from gyre.workloads.learner import pass_tokens
+
+    real, pass_tokens.device_bytes = pass_tokens.device_bytes, lambda device: sizes[rank]
+    try:
+        backend = _made(rank, ranks, port, kind, shape, {**own, "pass_tokens": "auto"}, None, False)
+        told = backend.pass_tokens, backend.status()["passes"]
+        backend.close(keep=False)
+        return told
+    finally:
+        pass_tokens.device_bytes = real
+
+
+def _made(
+    rank: int,
+    ranks: int,
+    port: int,
+    kind: str,
+    shape: Architecture,
+    own: dict[str, Any],
+    lora: dict[str, Any] | None,
+    values: bool,
+) -> Any:
+    import torch
+
+    given: dict[str, Any] = {"optim": {"lr": 1e-3}, "collective_timeout_s": 30.0}
+    given["megatron" if kind == "megatron" else "fsdp"] = {"device": "cpu", **own}
+    if lora is not None:
+        given["lora"] = lora
+    settings = WorkloadSettings.read(given)
+    context = WorkloadContext(
+        "j",
+        "actor",
+        rank,
+        ranks,
+        directory=Path(tempfile.gettempdir()),
+        master_addr="127.0.0.1",
+        master_port=port,
+    )
+    shapes = value_shapes(shape) if values else expected_shapes(shape)
+    drawn = torch.Generator().manual_seed(3)
+
+    def source(name: str) -> torch.Tensor:
+        return torch.randn(shapes[name], generator=drawn) * 0.02
+
+    return (_megatron if kind == "megatron" else _fsdp)(context, settings, shape, source, values)
 
 
 # -- states -----------------------------------------------------------------------------------------------
@@ -138,25 +174,32 @@ def _fsdp_optimizer(backend: Any) -> dict[str, int]:
     return {"optimizer": sum(value.nbytes for state in states for value in state.values() if value.dim())}
 
 
-# -- what is saved ----------------------------------------------------------------------------------------
-
-
-def _saved_in_a_pass(backend: Any, shape: Architecture) -> int:
+def _pass(backend: Any, shape: Architecture, length: int) -> Any:
     import numpy as np
-    import torch
 
-    from gyre.workloads.algorithms.losses import LossSum
     from gyre.workloads.learner.packing import Row, pack
 
     drawn = np.random.default_rng(5)
     rows = [
         Row(
             drawn.integers(0, shape.vocab, 4).astype(np.int32),
-            drawn.integers(0, shape.vocab, LENGTH - 3).astype(np.int32),
+            drawn.integers(0, shape.vocab, length - 3).astype(np.int32),
         )
         for _ in range(SEQUENCES)
     ]
-    (part,) = pack(rows, max_tokens=SEQUENCES * LENGTH, multiple=backend.width_multiple)
+    (part,) = pack(rows, max_tokens=SEQUENCES * length, multiple=backend.width_multiple)
+    return part
+
+
+# -- what is saved ----------------------------------------------------------------------------------------
+
+
+def _saved_in_a_pass(backend: Any, shape: Architecture) -> int:
+    import torch
+
+    from gyre.workloads.algorithms.losses import LossSum
+
+    part = _pass(backend, shape, LENGTH)
     seen: dict[int, tuple[int, Any]] = {}
     found = [0]
 
@@ -199,6 +242,68 @@ def _shapes_of_weights(backend: Any) -> set[tuple[int, ...]]:
     """Gathered parameters have no place of their own; no activation has the shape of one."""
     shapes = {tuple(one.shape) for one in _parameters(backend)}
     return shapes | {shape[::-1] for shape in shapes}
+
+
+# -- what there is at most ---------------------------------------------------------------------------------
+
+
+def most(
+    rank: int,
+    ranks: int,
+    port: int,
+    kind: str,
+    shape: Architecture,
+    own: dict[str, Any],
+    lora: dict[str, Any] | None,
+    length: int,
+) -> int:
+    """The most bytes of tensors that are there at once in two passes of `SEQUENCES * length` tokens and a step, by
+    following every tensor that torch makes: what a GPU's allocator would say."""
+    import gc
+    import weakref
+
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    from gyre.workloads.algorithms.losses import LossSum
+
+    class Followed(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.there: dict[int, Any] = {}
+            self.most = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            for one in tree_leaves(out):
+                if isinstance(one, torch.Tensor):
+                    storage = getattr(one, "_local_tensor", one).untyped_storage()
+                    self.there.setdefault(storage._cdata, weakref.ref(storage, self._gone(storage._cdata)))
+            found = [storage() for storage in list(self.there.values())]
+            self.most = max(self.most, sum(one.nbytes() for one in found if one is not None))
+            return out
+
+        def _gone(self, key: int) -> Any:
+            return lambda _: self.there.pop(key, None)
+
+    def loss(part: Any, numbers: Any, entropies: Any) -> LossSum:
+        return LossSum(numbers.sum(), torch.tensor(1.0), {})
+
+    with Followed() as followed:
+        backend = _made(rank, ranks, port, kind, shape, own, lora, False)
+        try:
+            part = _pass(backend, shape, length)
+            with _as_on_gpus(backend):
+                for _ in range(2):  # the optimizer has its states after the first one
+                    gc.collect()
+                    followed.most = 0
+                    backend.zero()
+                    backend.backward([part, part], loss)
+                    backend.update(count=1.0, lr=1e-3)
+            return followed.most
+        finally:
+            backend.close(keep=False)
 
 
 class _as_on_gpus:

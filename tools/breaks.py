@@ -766,6 +766,30 @@ API = (
         "config\\.(optim|loss)|config\\.(megatron|fsdp)",
         ("tests/config/test_changes.py",),
     ),
+    Break(
+        "memory-without-a-margin",
+        "Passes by `auto` leave nothing of a device free.",
+        "gyre/workloads/memory/passes.py",
+        "room = (1.0 - MARGIN) * device_bytes",
+        "room = 1.0 * device_bytes",
+        ("tests/workloads/memory/test_foretold.py", "tests/api/test_memory_checks.py"),
+    ),
+    Break(
+        "memory-that-is-too-small-is-taken",
+        "A job that cannot fit its devices is planned all the same.",
+        "gyre/api/checks/memory.py",
+        "if whole.total > job.device:",
+        "if whole.total > 2 * job.device:",
+        ("tests/api/test_memory_checks.py",),
+    ),
+    Break(
+        "activations-forgotten",
+        "What a norm of FSDP2's model keeps in float32 is not counted.",
+        "gyre/workloads/memory/activations.py",
+        "norms = 2 * (FLOAT * a.hidden + FLOAT)",
+        "norms = 2 * FLOAT",
+        ("tests/workloads/memory/test_foretold.py", "tests/fsdp/test_memory.py"),
+    ),
 )
 
 BREAKS: tuple[Break, ...] = (

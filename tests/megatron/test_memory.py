@@ -3,13 +3,15 @@ saves of a pass."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gyre.config.sections import MegatronSettings
-from gyre.workloads.memory.rank import megatron_ranks
-from tests.memory_work import LENGTH, SEQUENCES, SHAPES, keeps
+from gyre.workloads.memory.passes import WITHOUT_A_DEVICE, tokens_of
+from gyre.workloads.memory.rank import Pass, megatron_ranks
+from tests.memory_work import LENGTH, SEQUENCES, SHAPES, automatic, keeps, most
 from tests.rank_pool import RankPool
 
 pytestmark = pytest.mark.landing
@@ -60,3 +62,31 @@ def test_a_critic_has_no_logits(pool: RankPool) -> None:
     (mine,) = megatron_ranks(shape, MegatronSettings(**BFLOAT), ranks=1, width=2, values=True)
     assert (mine.static["weights"], mine.static["gradients"]) == (found["weights"], found["gradients"])
     assert mine.held(SEQUENCES * LENGTH) == pytest.approx(found["saved"], rel=0.04)
+
+
+@pytest.mark.parametrize(("recompute", "vocab"), [(False, 4096), (True, 320)])
+def test_the_most_at_once_is_foretold(pool: RankPool, recompute: bool, vocab: int) -> None:
+    """A vocabulary whose logits are most, and one whose are nothing."""
+    own = {**BFLOAT, "recompute": recompute, "deterministic": False}
+    shape = replace(SHAPES["qwen3"], hidden=192, mlp=512, vocab=vocab)
+    settings = MegatronSettings(**own)
+    (found,) = pool.run(most, 1, "megatron", shape, own, None, 192)
+    (mine,) = megatron_ranks(shape, settings, ranks=1, width=2)
+    foretold = mine.bytes_of(Pass(SEQUENCES * 192, SEQUENCES)) - mine.static["workspaces"]
+    assert foretold == pytest.approx(found, rel=0.15)
+
+
+def test_auto_is_what_the_smallest_device_takes(pool: RankPool) -> None:
+    shape, own = SHAPES["qwen3"], {**BFLOAT, "tensor_parallel": 2}
+    small, large = 3 << 29, 13 << 27
+    told = pool.run(automatic, 2, "megatron", shape, own, [large, small])
+    ranks = megatron_ranks(shape, MegatronSettings(**own), ranks=2, width=2)
+    (of_small, why), (of_large, _) = (
+        tokens_of("auto", ranks, size, longest=1024, several=True) for size in (small, large)
+    )
+    assert of_small < of_large
+    assert [tokens for tokens, _ in told] == [of_small, of_small]
+    assert told[1][1] == f"passes of {of_small} tokens: {why}"
+    assert "another rank's device" in told[0][1]
+    (alone,) = pool.run(automatic, 1, "megatron", shape, BFLOAT, [None])
+    assert alone[0] == WITHOUT_A_DEVICE

@@ -206,10 +206,9 @@ def _lines_of_host(job: _Job, learner: _Learner) -> Iterator[Line]:
     host = host_need(
         learner.backend,
         learner.shape,
+        job.settings,
         ranks=learner.gang,
         width=width_of(section, on_gpu=True),
-        megatron=job.settings.megatron,
-        lora=job.settings.lora,
         values=learner.values,
     )
     yield Line(learner.role, "host, each rank", host.by_rank, "copies of its state")

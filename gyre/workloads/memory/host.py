@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gyre.config.sections import LoraSettings, MegatronSettings
+from gyre.config.sections import WorkloadSettings
 from gyre.models.architecture import Architecture
 from gyre.workloads.memory.learners import Backend
 from gyre.workloads.memory.parameters import adapter_of, parameters_of
@@ -32,8 +32,8 @@ CHECKPOINTS = 3
 
 @dataclass(frozen=True, slots=True)
 class HostNeed:
-    """Bytes: of each rank's checkpoint buffer or its slots in memory, of what the first rank has besides to publish,
-    and of one checkpoint of all ranks."""
+    """Bytes: of each rank's slots in memory, or where there are none its checkpoint's buffer; of what the first rank
+    has besides to publish; and of one checkpoint of all ranks."""
 
     by_rank: int
     first_rank: int
@@ -47,14 +47,14 @@ class HostNeed:
 def host_need(
     backend: Backend,
     shape: Architecture,
+    settings: WorkloadSettings,
     *,
     ranks: int,
     width: int,
-    megatron: MegatronSettings,
-    lora: LoraSettings | None = None,
     values: bool = False,
 ) -> HostNeed:
     """Of a gang of `ranks`. A critic, whose model has `values`, publishes nothing."""
+    lora, megatron = settings.lora, settings.megatron
     numbers = parameters_of(shape, values=values).total
     published = width * numbers
     if backend == "fsdp":
@@ -62,7 +62,7 @@ def host_need(
             numbers = shape.layers * adapter_of(shape, lora)
             published = FLOAT * numbers
         checkpoint = 3 * FLOAT * numbers
-        buffer = checkpoint // ranks
+        buffer = checkpoint * (SLOTS if settings.fsdp.memory_checkpoint_share else 1) // ranks
     else:
         states = 3 * FLOAT if width != FLOAT else 2 * FLOAT
         checkpoint = (width + states) * numbers

@@ -146,17 +146,17 @@ class MegatronRank(Rank):
         head_gradient = self.width * self.columns * a.hidden if self.columns else 0
         if self.last:
             logits = self.width * self.columns * tokens
-            yield {"activations": held, "logits": 2 * logits + _blocks(tokens, self.columns, 5)}
+            yield {"activations": held, "logits": 2 * logits + _blocks(tokens, self.columns, 3.5)}
             yield {"activations": held, "logits": logits, "gradients on their way": head_gradient}
         queries, inner = a.heads * a.head_dim // share, a.mlp // share
         residual = 2 * self.width * a.hidden * tokens
-        mlp = residual + 3 * self.width * inner * tokens
-        attention = residual + self._attention_back(
-            part, queries=queries, heads=a.heads // share, expanded=False
-        )
+        # Of the MLP two gradients are there when what it kept goes; it is gone when attention's begins.
+        mlp = 2 * self.width * inner * tokens
+        attention = self._attention_back(part, queries=queries, heads=a.heads // share, expanded=False)
+        attention -= 3 * self.width * inner * tokens
         on_their_way = 2 * self.width * inner * a.hidden + (head_gradient if self.tied and self.last else 0)
         yield {
-            "activations": held + (layer if self.recompute else 0) + max(mlp, attention),
+            "activations": held + (layer if self.recompute else 0) + residual + max(mlp, attention),
             "gradients on their way": on_their_way,
         }
         if self.first:
@@ -164,9 +164,9 @@ class MegatronRank(Rank):
             yield {"gradients on their way": vocabulary * (2 if self.tied and self.last else 1)}
 
 
-def _blocks(tokens: int, columns: int, count: int) -> int:
+def _blocks(tokens: int, columns: int, count: float) -> int:
     """Of so many float32 copies of a block of logits."""
-    return count * min(tokens * columns, LOGITS_BLOCK) * FLOAT
+    return int(count * min(tokens * columns, LOGITS_BLOCK) * FLOAT)
 
 
 def megatron_ranks(
@@ -260,9 +260,9 @@ class FsdpRank(Rank):
     def _moments(self, part: Pass) -> Iterable[Parts]:
         a, tokens, w = self.shape, part.tokens, self.width
         layer = tokens * self._layer()
-        gathered = w * (self.outside + 4 * self.layer)
-        """What is outside of the layers stays; of a layer there are its parameters and the buffer that they came in,
-        and the same of the next one."""
+        gathered = w * (self.outside + 2 * self.layer)
+        """What is outside of the layers stays. Of a layer there are its parameters, and the buffer that the next one's
+        come in."""
         if not self.trains:
             forward = 2 * FLOAT * a.hidden * tokens + w * max(3 * a.mlp, 4 * a.heads * a.head_dim) * tokens
             yield {"activations": forward, "gathered": gathered}
@@ -274,20 +274,29 @@ class FsdpRank(Rank):
             return
         held = self.held(tokens)
         head = self.vocabulary if self._whole else 0
+        # Pieces of the logits come one after another; their sum is there from the second one on.
+        several = tokens * a.vocab > LOGITS_PIECE
         yield {
             "activations": held,
-            "logits": self._pieces(tokens, 16),
-            "gradients on their way": (FLOAT + w) * head,
+            "logits": self._pieces(tokens, 5 * FLOAT),
+            "gradients on their way": (FLOAT + w) * head if several else 0,
             "gathered": gathered,
         }
+        yield {"activations": held, "gradients on their way": (FLOAT + 2 * w) * head, "gathered": gathered}
         queries = a.heads * a.head_dim
         residual = 2 * w * a.hidden * tokens
-        norm = residual + 4 * FLOAT * a.hidden * tokens
-        mlp = residual + 4 * w * a.mlp * tokens
-        attention = residual + self._attention_back(part, queries=queries, heads=a.heads, expanded=True)
+        # Of the MLP two gradients are there when what it kept goes; it is gone when attention's begins.
+        mlp = 2 * w * a.mlp * tokens
+        attention = self._attention_back(part, queries=queries, heads=a.heads, expanded=True) - 2 * mlp
+        yield {
+            "activations": held + (layer if self.recompute else 0) + residual + max(mlp, attention),
+            "gradients on their way": w * (head + self.trained_layer),
+            "gathered": gathered,
+        }
+        # At its end a layer's gradient goes to its owners, and its activations are gone.
         moving = (w + FLOAT) * self.trained_layer + FLOAT * self.trained_layer // self.ranks
         yield {
-            "activations": held + (layer if self.recompute else 0) + max(norm, mlp, attention),
+            "activations": held - (0 if self.recompute else layer) + residual,
             "gradients on their way": w * head + moving,
             "gathered": gathered,
         }

@@ -15,7 +15,7 @@ from gyre.models.tensor_names import expected_shapes, value_shapes
 from gyre.workloads.memory import passes
 from gyre.workloads.memory.engine import engine_need
 from gyre.workloads.memory.host import host_need
-from gyre.workloads.memory.learners import ranks_of
+from gyre.workloads.memory.learners import Backend, ranks_of
 from gyre.workloads.memory.parameters import adapter_of, parameters_of
 from gyre.workloads.memory.passes import GIB, automatic, largest_pass, need, tokens_of
 from gyre.workloads.memory.rank import Pass, fsdp_rank, megatron_ranks
@@ -107,8 +107,9 @@ def test_more_ranks_need_less_each() -> None:
 
 
 def test_a_frozen_model_has_no_states() -> None:
-    for backend in ("megatron", "fsdp"):
-        (mine,) = ranks_of(backend, QWEN3_4B, WorkloadSettings(), ranks=4, trains=False)  # type: ignore[arg-type]
+    backends: tuple[Backend, ...] = ("megatron", "fsdp")
+    for backend in backends:
+        (mine,) = ranks_of(backend, QWEN3_4B, WorkloadSettings(), ranks=4, trains=False)
         assert set(mine.static) == {"weights", "workspaces"}
         assert mine.static["weights"] == 2 * parameters_of(QWEN3_4B).total
         assert mine.bytes_of(Pass(16384, 16)) < 16 * GIB
@@ -135,14 +136,17 @@ class TestEngine:
 
 def test_hosts_and_disks() -> None:
     numbers = parameters_of(QWEN3_4B).total
-    fsdp = host_need("fsdp", QWEN3_4B, ranks=2, width=2, megatron=MegatronSettings())
+    alone = WorkloadSettings.read({"fsdp": {"memory_checkpoint_share": 0.0}})
+    fsdp = host_need("fsdp", QWEN3_4B, alone, ranks=2, width=2)
     assert (fsdp.checkpoint, fsdp.by_rank) == (12 * numbers, 6 * numbers)
     assert (fsdp.first_rank, fsdp.on_disk) == (4 * 2 * numbers, 36 * numbers)
-    layout = MegatronSettings(tensor_parallel=2, memory_checkpoint_share=1.0)
-    megatron = host_need("megatron", QWEN3_4B, ranks=4, width=2, megatron=layout)
+    assert host_need("fsdp", QWEN3_4B, WorkloadSettings(), ranks=2, width=2).by_rank == 12 * numbers
+    layout = WorkloadSettings.read({"megatron": {"tensor_parallel": 2, "memory_checkpoint_share": 1.0}})
+    megatron = host_need("megatron", QWEN3_4B, layout, ranks=4, width=2)
     assert megatron.checkpoint == 14 * numbers
     assert megatron.by_rank == 2 * (2 + 6) * numbers // 2
-    lora = LoraSettings(rank=32)
-    adapter = QWEN3_4B.layers * adapter_of(QWEN3_4B, lora)
-    found = host_need("fsdp", QWEN3_4B, ranks=1, width=2, megatron=MegatronSettings(), lora=lora)
+    settings = WorkloadSettings.read({"lora": {"rank": 32}})
+    assert settings.lora is not None
+    adapter = QWEN3_4B.layers * adapter_of(QWEN3_4B, settings.lora)
+    found = host_need("fsdp", QWEN3_4B, settings, ranks=1, width=2)
     assert (found.checkpoint, found.first_rank) == (12 * adapter, 16 * adapter)
