@@ -128,7 +128,11 @@ class Instance:
 
     def __init__(self, name: str, gpu: int, folder: Path, logs: Path, told: Row) -> None:
         self.name = name
-        self._environment = {"CUDA_VISIBLE_DEVICES": str(gpu), "XDG_CACHE_HOME": str(folder / "compiled")}
+        self._environment = {
+            "CUDA_VISIBLE_DEVICES": str(gpu),
+            "XDG_CACHE_HOME": str(folder / "compiled"),
+            "HF_HUB_OFFLINE": "1",
+        }
         self._told = told | {"name": name}
         self._logs = logs
         self._starts = 0

@@ -53,6 +53,14 @@ class Plane:
             time.sleep(0.01)
         raise AssertionError(f"{what} within {within_s} s did not come: {self.engines()}")
 
+    def settled(self) -> None:
+        """The instance serves, and the spare waits."""
+        serve = {"rollout-0": "", SPARE: "spare"}
+        self.until(
+            lambda found: {name: one["not_admitted"] for name, one in found.items()} == serve,
+            "an instance that serves beside a spare that waits",
+        )
+
     def at_work(self) -> Engines:
         """The instance generates, and the spare waits with the version that is served."""
 
@@ -74,6 +82,7 @@ def test_a_spare_takes_over_within_seconds_and_nothing_is_lost(
     plane = Plane(home(kill_home).job_directory(run.handle.job_id))
     took = {}
     for victims in (("rollout-0",), (SPARE,), (ENGINE,), ("rollout-0", "master")):
+        plane.settled()  # before the job goes on: the spare might do all that is left to the next gate
         run.faults.reach_step(run.handle.status()["job"]["step"] + 1)
         before = plane.at_work()[SPARE]["tokens"]
         if ENGINE in victims:
@@ -92,12 +101,7 @@ def test_a_spare_takes_over_within_seconds_and_nothing_is_lost(
         for one in killed:
             run.faults.replaced(one)
     print({" and ".join(victims): round(seconds, 2) for victims, seconds in took.items()})
-    plane.until(
-        lambda found: (
-            [found[name]["not_admitted"] for name in ("rollout-0", SPARE) if name in found] == ["", "spare"]
-        ),
-        "a successor that serves beside a spare that waits",
-    )
+    plane.settled()
     view = run.end(steps=STEPS)
     changed = [event["body"] for event in run.handle.events() if event["kind"] == "RolloutsChanged"]
     promoted = [body["details"] for body in changed if body["what"] == "SparePromoted"]

@@ -91,7 +91,7 @@ class AgentSettings:
     """Starts of the engine in a row that may fail before the agent gives up; None for any number."""
     base: Path | None = None
     """A folder of the model that the job's first version is made from. The engine is started over it while nobody has a
-    version yet; it serves none of it."""
+    version yet, or while one is fetched; it serves none of it."""
 
 
 @dataclass(slots=True)
@@ -315,11 +315,17 @@ class Agent:
             self._connection.send_soon(Draining(reason=self._draining, deadline_s=self._drain_deadline_s))
         if self._host.client is not None:
             self._connection.send_soon(self._limits)
+        if self.settings.base is not None and self._is_to_come(frame.weights):
+            self._host.start_early(self.settings.base)
         if frame.weights is not None:
             self._spawn(self._weights.load(frame.weights, url, frame.weights_key))
-        elif self.settings.base is not None:
-            self._host.start_early(self.settings.base)
         self._report_now.set()
+
+    def _is_to_come(self, weights: Weights | None) -> bool:
+        """Whether it takes time until this machine has the version, in which an engine can start."""
+        if weights is None:
+            return True
+        return not self._weights.source and not (weights.local_path and Path(weights.local_path).is_dir())
 
     def _received(self, frame: Frame | Progress) -> None:
         if isinstance(frame, Assign):

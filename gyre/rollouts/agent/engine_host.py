@@ -1,7 +1,7 @@
 """The engine beside an agent: started over a policy version, updated, put to sleep, watched and ended.
 
-Its start takes minutes on a GPU, and the first version is made meanwhile. So it may begin early, over the folder that
-the first version is trained from.
+Its start takes minutes on a GPU, and the first version is made meanwhile, or a version is fetched from another machine.
+So it may begin early, over the folder that the first version is trained from.
 
 Invariants:
 - *verified before it serves*: an engine may start while its folder is verified, and is nobody's before that is done;

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from gyre.engines.http_client import EngineClient
 from gyre.rollouts.agent.agent import Agent
+from gyre.rollouts.agent.policy_loading import AgentWeights
+from gyre.rollouts.protocol.frames import Publish
+from gyre.workloads.gang.weight_source import WeightSource
 from tests.rollouts.agent.crew import Crew
-from tests.rollouts.plane import ScriptedTrainer, small_folder, until
+from tests.rollouts.plane import SOON_S, ScriptedTrainer, small_folder, until
 
 
 def base_folder(tmp_path: Path, **changes: Any) -> Path:
@@ -112,6 +118,33 @@ async def test_an_agent_that_ends_before_there_is_a_version_leaves_no_engine(
         task.cancel()
     await asyncio.gather(*crew.tasks.values(), return_exceptions=True)
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+async def test_it_starts_while_a_version_is_fetched_from_another_machine(
+    crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = WeightSource(tmp_path, crew.weights_endpoint, root=tmp_path / "far")
+    base = base_folder(tmp_path)
+    config = json.loads((base / "config.json").read_text())
+    told = far.publish({"x": torch.full((999,), 1.0)}, config, version=0, step=0)
+    trainer = await crew.plane.trainer()
+    await trainer.wire.send(Publish(version=0, checksum=told["checksum"], path="", sources=[far.address]))
+    await until(lambda: crew.plane.manager.weights.served is not None)
+    fetch, comes = AgentWeights._fetch, threading.Event()
+
+    def slowly(weights: AgentWeights, *given: Any) -> Any:
+        assert comes.wait(SOON_S)
+        return fetch(weights, *given)
+
+    monkeypatch.setattr(AgentWeights, "_fetch", slowly)
+    agent = crew.start("a", base=base)
+    early = await ready_early(agent)
+    assert agent.version == -1
+    comes.set()
+    await crew.serving("a")
+    assert [engine.pid for engine in agent._host.engines] == [early]
+    assert len((await tokens_of(trainer, "train"))[0]) > 0
+    far.close()
 
 
 async def test_who_comes_when_there_is_a_version_starts_over_it(crew: Crew, tmp_path: Path) -> None:
