@@ -284,6 +284,22 @@ ROLLOUTS = (
         ("tests/rollouts/core/test_admission.py",),
     ),
     Break(
+        "spare-not-held-back",
+        "A spare gets samples while the instances that are wanted serve.",
+        "gyre/rollouts/manager/sessions.py",
+        "session.not_admitted = session.not_admitted or NotAdmitted.SPARE",
+        "session.not_admitted = session.not_admitted or None",
+        ("tests/rollouts/core/test_spares.py", "tests/rollouts/manager/test_spares.py"),
+    ),
+    Break(
+        "spare-waits-for-the-agent",
+        "A spare does not take over from an instance whose engine died and whose agent lives.",
+        "gyre/rollouts/core/spares.py",
+        "        NotAdmitted.NO_POLICY,\n",
+        "",
+        ("tests/rollouts/core/test_spares.py", "tests/rollouts/manager/test_spares.py"),
+    ),
+    Break(
         "continuation-drops-a-token",
         "A sample that goes on elsewhere is continued without the last token that it has.",
         "gyre/rollouts/agent/held_samples.py",

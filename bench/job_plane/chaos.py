@@ -76,7 +76,7 @@ class Chaos(Attack):
         return recovery(events, self.rows[-1])["more_steps_s"] is not None
 
     def _may_strike(self, kind: str) -> bool:
-        return kind not in ("engine", "agent") or self._watch.serving() == self._engines
+        return kind not in ("engine", "agent") or self._watch.all_serve(self._engines)
 
     def _kill(self, kind: str, events: Sequence[Row]) -> bool:
         """Whether somebody was there to be killed."""

@@ -60,7 +60,8 @@ def of_chaos(results: Row) -> list[str]:
         lines.append(
             f"{name}: {_as(chaos['undisturbed_tokens_s'], rate)} tokens/s before the first kill; of "
             f"{ledger.get('drawn')} prompts {lost} lost, {twice} trained twice; "
-            f"{sum(row['false_alarms'].values())} false alarms, {len(chaos['deaths_of_others'])} deaths of others; "
+            f"{sum(row.get('false_alarms', {}).values())} false alarms, "
+            f"{len(chaos['deaths_of_others'])} deaths of others; "
             f"not killed: {', '.join(chaos['left']) or 'nobody'}"
         )
     if not lines:

@@ -104,11 +104,13 @@ class Watch:
             "instances": [{key: one.get(key) for key in keys} for one in status["instances"]],
         }
 
-    def serving(self) -> int:
-        """Engines that have a policy, by the last look; 0 where that is too old to say."""
+    def all_serve(self, engines: int) -> bool:
+        """Whether there are so many engines, and all that are there, spares too, have a policy, by the last look; False
+        where that is too old to say."""
         look = self._look
         fresh = time.time() - self._began - look["at_s"] < FRESH_S
-        return sum(one["version"] >= 0 for one in look["instances"]) if fresh else 0
+        versions = [one["version"] for one in look["instances"]]
+        return fresh and len(versions) >= engines and min(versions, default=-1) >= 0
 
     # -- the journal --------------------------------------------------------------------------------
 

@@ -31,6 +31,8 @@ TOKEN_SCOPES = (JOIN_SCOPE, GENERATE_SCOPE, PUBLISH_SCOPE)
 """What the owner of a token may do: join as an instance; ask a fleet's door for samples; publish policies there."""
 LOCAL_ROLLOUT = "local_rollout"
 """The role of instances on the actor's devices, added for `rollouts.local`."""
+SPARE_ROLLOUT = "spare_rollout"
+"""The role of instances that wait for the death of others, added for `rollouts.spares`."""
 
 FLEET = "fleet"
 """The recipe of a job without a trainer, whose role `trainer` is filled by a keeper."""
@@ -441,6 +443,9 @@ class RolloutsSpec(Model):
     local: Annotated[int, Field(ge=0)] = 0
     """Instances on the actor's devices, which generate while there is nothing to train. A multiple of the actor's
     total, or a divisor."""
+    spares: Annotated[int, Field(ge=0)] = 0
+    """Instances beyond those of the roles, each on devices of its own, that have the newest weights and get no samples
+    until an instance that Gyre placed does not serve."""
     engine_args: list[str] = Field(default_factory=list)
     """Further arguments of the engine's command line."""
     engine_python: str = ""
@@ -719,6 +724,9 @@ class JobSpec(Model):
     """The most machines that the job uses; None for as many as it takes."""
     device_per_node: PositiveInt | None = None
     """Devices that a machine gives the job; None for those that it has."""
+    device_memory_gib: Annotated[float, Field(gt=0)] | None = None
+    """Memory of each device in GiB, by which `plan` judges whether the job fits; None asks the driver of this machine
+    where the job runs on it alone, and else it is not known."""
     device_type: DeviceType = "CPU"
     """What a device is: `CPU` or `GPU`. With `CPU` a device is a number for placement and reserves nothing."""
     config: dict[str, Any] = Field(default_factory=dict)

@@ -1,9 +1,9 @@
 """Where an engine keeps what it compiles, so that the next engine on this machine finds it.
 
-Triton, torch and FlashInfer compile kernels when they are first used, for seconds to minutes, and keep them in folders
-of their own: some in the home, torch's in the system's temporary folder, which a container loses. Here they have one
-folder for each machine and user, which outlives engines and jobs. Each names a kernel by its source, compiler and
-device, and puts it in place by a rename, so engines that start side by side may share them.
+Triton, torch, FlashInfer, DeepGEMM and CUDA's driver compile kernels when they are first used, for seconds to minutes,
+and keep them in folders of their own: some in the home, torch's in the system's temporary folder, which a container
+loses. Here they have one folder for each machine and user, which outlives engines and jobs. Each names a kernel by its
+source, compiler and device, and puts it in place by a rename, so engines that start side by side may share them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ _FOLDERS = {
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "SGLANG_DG_CACHE_DIR": "deep_gemm",
+    "CUDA_CACHE_PATH": "cuda",
 }
 
 

@@ -33,8 +33,8 @@ from gyre.process_identity import ProcessIdentity, signal_group
 
 _GUARD = Path(__file__).with_name("process_guard.py")
 _TAIL_BYTES = 64 * 1024
-_LOOK_S = (0.05, 1.0)
-"""First and longest pause between two checks for readiness. A start takes a second to minutes."""
+_LOOK_S = (0.05, 0.25)
+"""First and longest pause between two checks for readiness: samples wait for it. A start takes a second to minutes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,11 @@ from gyre.config import (
     FLEET,
     LOCAL_ROLLOUT,
     ROLLOUT_MANAGER,
+    SPARE_ROLLOUT,
     TRAINER,
     DoorSpec,
     EdgeSpec,
+    Elastic,
     Entrypoint,
     JobSpec,
     Resources,
@@ -35,7 +37,7 @@ from gyre.graph.execution import ExecutionGraph
 from gyre.graph.integrations import check_integrations, default_with, reads_sections
 from gyre.graph.placement_plan import plan_placement
 from gyre.graph.recipes import DEFAULT_CLASSES, ROLLOUT_INSTANCE, recipe_named
-from gyre.graph.rollout_roles import ROLLOUT, check_context
+from gyre.graph.rollout_roles import ROLLOUT, check_context, local_roles
 from gyre.graph.validate import (
     check_affinity,
     check_dcg,
@@ -104,6 +106,7 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
         _fill_pools(resolved)
         _add_rollout_manager(resolved, recipe.defaults.get(ROLLOUT_MANAGER, DEFAULT_CLASSES[ROLLOUT_MANAGER]))
         _add_local_rollouts(resolved)
+        _add_spares(resolved)
         given = resolved.config.get("loss", {})
         if recipe.loss and isinstance(given, dict):  # `check_integrations` refuses anything but a mapping
             resolved.config = {**resolved.config, "loss": {**recipe.loss, **given}}
@@ -188,6 +191,37 @@ def _add_local_rollouts(spec: JobSpec) -> None:
         update={"total": count, "per_node": None, "elastic": None, "pool": None}, deep=True
     )
     spec.affinity.collocate.append(["actor", LOCAL_ROLLOUT])
+
+
+def _add_spares(spec: JobSpec) -> None:
+    """Add the role of the spares: instances as those of `rollout`, each on devices of its own, without which a job
+    begins where they find no room. Nobody has to write it down."""
+    rollout, count = spec.roles.get(ROLLOUT), spec.rollouts.spares
+    if not count or SPARE_ROLLOUT in spec.roles:
+        return
+    if rollout is None or rollout.entrypoint != ROLLOUT_INSTANCE:
+        raise GraphError(
+            f"rollouts.spares: {count} given, but the job's rollouts are not instances of the rollout plane.",
+            hint="Leave rollouts.spares out, or the rollout role's class.",
+        )
+    if ROLLOUT in local_roles(spec):
+        raise GraphError(
+            f"rollouts.spares: {count} given, but all instances are on the actor's devices, and a spare would serve "
+            "outside of its windows.",
+            hint="Leave rollouts.spares out, or give the role rollout devices of its own.",
+        )
+    elastic = Elastic(min=0, max=count, auto=False)
+    spec.roles[SPARE_ROLLOUT] = rollout.model_copy(
+        update={"total": count, "per_node": None, "elastic": elastic}, deep=True
+    )
+    affinity = spec.affinity
+    for names in (affinity.spread, affinity.pack):
+        names += [SPARE_ROLLOUT] if ROLLOUT in names else []
+    affinity.separate += [
+        [SPARE_ROLLOUT if name == ROLLOUT else name for name in names]
+        for names in affinity.separate
+        if ROLLOUT in names
+    ]
 
 
 # -- the graph --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from gyre.config import LOCAL_ROLLOUT, JobSpec, PoolSpec, RolloutsSpec
@@ -17,12 +18,14 @@ def pool_role(pool: str) -> str:
     return f"{ROLLOUT}_{pool}"
 
 
-def pools_of(spec: JobSpec) -> dict[str, dict[str, Any]]:
-    """By role, the instances that stand on machines of their own, for the rollout manager: `elastic` as data, None
-    where it has none, `price_per_hour`, `engine`, and `stall_timeout_s`."""
-    local = local_roles(spec)
+def pools_of(spec: JobSpec, counts: Mapping[str, int] | None = None) -> dict[str, dict[str, Any]]:
+    """By role, the instances that stand on machines of their own, for the rollout manager: `count`, which is that of
+    `counts` or else the submitted one, `elastic` as data, None where it has none, `price_per_hour`, `engine`, and
+    `stall_timeout_s`."""
+    local, present = local_roles(spec), counts or {}
     return {
         name: {
+            "count": present.get(name, role.total),
             "elastic": role.elastic.model_dump(mode="json") if role.elastic is not None else None,
             "price_per_hour": (role.pool or PoolSpec()).price_per_hour,
             "engine": rollouts_of(spec, name).engine,

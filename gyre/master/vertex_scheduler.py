@@ -300,7 +300,7 @@ class Scheduler:
             store_hold_s=self._spec.store.lost_timeout_s,
             rollouts=rollouts_of(self._spec, role).model_dump(mode="json"),
             weights=self._spec.weights.model_dump(mode="json"),
-            pools=pools_of(self._spec) if role == ROLLOUT_MANAGER else {},
+            pools=pools_of(self._spec, self._state().job.roles) if role == ROLLOUT_MANAGER else {},
             local=role in local_roles(self._spec),
         )
 

@@ -141,8 +141,8 @@ class WorkloadContext:
     weights: dict[str, Any] = field(default_factory=dict)
     """The job's `weights` section."""
     pools: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """For the rollout manager only: by role of instances its `elastic` section, None where there is none, its
-    `price_per_hour`, and its `engine`."""
+    """For the rollout manager only: by role of instances its `count`, its `elastic` section, None where there is
+    none, its `price_per_hour`, and its `engine`."""
     local: bool = False
     """Whether a rollout instance is on the trainer's devices and generates in windows."""
     store_url: str = ""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gyre.config import Budget, JobSpec
+from gyre.config import SPARE_ROLLOUT, Budget, JobSpec
 from gyre.failover import Decision, JobPhase, Scope, VertexPhase
 from gyre.failover import commands as c
 from gyre.failover import events as e
@@ -225,6 +225,21 @@ def test_machines_that_are_taken_away_are_no_failures_of_the_job(gap_s: float) -
     assert {incident.scope for incident in history.state.incidents.values()} == {Scope.VERTEX}
     for at in starts:
         assert len([one for one in starts if at <= one < at + budget.window_s]) <= budget.max + 1
+
+
+@pytest.mark.parametrize("fault", ["dies", "does not start", "raises in setup"])
+def test_a_spare_that_keeps_dying_ends_nothing(fault: str) -> None:
+    spec = with_instances()
+    spec.roles[SPARE_ROLLOUT] = spec.roles["rollout"].model_copy(update={"total": 1})
+    history = History(coordinator_of(spec)).submit().start_all()
+    before = {record.id: record.incarnation for record in history.state.vertices.values()}
+    for _ in range(40):
+        history.now += QUICKLY_S
+        history.fail(f"{SPARE_ROLLOUT}-0", fault)
+    assert {incident.scope for incident in history.state.incidents.values()} == {Scope.VERTEX}
+    after = {record.id: record.incarnation for record in history.state.vertices.values()}
+    assert {name for name in before if before[name] != after[name]} == {f"{SPARE_ROLLOUT}-0"}
+    assert not history.state.job.phase.ended
 
 
 @pytest.mark.parametrize("vertex", ["trainer-0", "actor-0", "rollout-0"])

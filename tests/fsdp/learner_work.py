@@ -44,7 +44,14 @@ def of_folder(folder: Path, **sections: Any) -> dict[str, Any]:
 
 @contextmanager
 def bound(
-    name: str, rank: int, ranks: int, port: int, config: dict[str, Any], directory: Path = Path()
+    name: str,
+    rank: int,
+    ranks: int,
+    port: int,
+    config: dict[str, Any],
+    directory: Path = Path(),
+    *,
+    incarnation: int = 1,
 ) -> Iterator[Any]:
     """An object of the class, set up on this rank."""
     from gyre.workloads import fsdp
@@ -55,6 +62,7 @@ def bound(
         name.removeprefix("Fsdp").lower(),
         rank,
         ranks,
+        incarnation=incarnation,
         config=config,
         directory=directory,
         master_addr="127.0.0.1",

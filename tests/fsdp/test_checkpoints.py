@@ -149,7 +149,10 @@ def test_a_save_gives_up_the_one_before_it(
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     told = pool.run(given_up_save, 2, folder_of("qwen3"), CONFIG, first, second)
-    assert all(one == {"written": True, "first": [], "second": {"save": 2, "digest": None}} for one in told)
+    assert all(
+        one == {"written": True, "first": [], "second": {"save": 2, "step": 1, "digest": None}}
+        for one in told
+    )
 
 
 def test_a_rank_that_cannot_write_fails_the_save_of_all(

@@ -461,8 +461,8 @@ def given_up_save(
     checkpoint_writer._write_files = late
     try:
         with backend_on(rank, ranks, port, folder, config) as backend:
-            backend.save(first, {"save": 1}, lambda: None)
-            backend.save(second, {"save": 2}, lambda: None)
+            backend.save(first, {"save": 1, "step": 1}, lambda: None)
+            backend.save(second, {"save": 2, "step": 1}, lambda: None)
             told = {"written": backend.saved(wait=True)}
             go.set()
             told["first"] = sorted(one.name for one in first.iterdir() if one.suffix == ".json")
@@ -488,7 +488,7 @@ def save_where_one_cannot(
         checkpoint_writer._write_files = full
     try:
         with backend_on(rank, ranks, port, folder, config) as backend:
-            backend.save(path, {}, lambda: None)
+            backend.save(path, {"step": 1}, lambda: None)
             try:
                 backend.saved(wait=True)
             except CheckpointMismatch as error:

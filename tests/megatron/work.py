@@ -85,7 +85,13 @@ Steps = list[list[list[Group]]]
 
 @contextmanager
 def actor_on(
-    rank: int, ranks: int, port: int, config: dict[str, Any], directory: Path = Path()
+    rank: int,
+    ranks: int,
+    port: int,
+    config: dict[str, Any],
+    directory: Path = Path(),
+    *,
+    incarnation: int = 1,
 ) -> Iterator[Any]:
     from gyre.workloads.megatron.actor import MegatronActor
 
@@ -95,6 +101,7 @@ def actor_on(
         "actor",
         rank,
         ranks,
+        incarnation=incarnation,
         config=config,
         directory=directory,
         master_addr="127.0.0.1",

@@ -29,6 +29,7 @@ def started(directory: Path, incarnation: int) -> RolloutManagerVertex:
         weights=WeightsSpec().model_dump(),
         pools={
             "rollout": {
+                "count": 1,
                 "elastic": None,
                 "price_per_hour": 0.0,
                 "engine": "embedded",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gyre.api.checks.code import check_code, check_graphs_code
 from gyre.api.checks.findings import JobWarning, Note
 from gyre.api.checks.machine import check_room, trains_elsewhere
+from gyre.api.checks.memory import Foreseen, foresee, summary
 from gyre.api.checks.settings import check_settings, runs_here
 from gyre.config import JobSpec
 from gyre.graph.compile import CompiledJob, compile_job
@@ -25,6 +26,7 @@ class Judged:
     compiled: CompiledJob
     findings: tuple[str, ...]
     """Warnings first, then notes."""
+    memory: Foreseen
 
     @property
     def warnings(self) -> list[str]:
@@ -54,8 +56,11 @@ def judge(
     here = runs_here(compiled.spec, ray_address) and (must_import or not trains_elsewhere(compiled.spec))
     found = check_settings(compiled.spec, here=here)
     check_room(compiled, here=here)
+    memory = foresee(compiled.spec, here=here)
+    found += [*memory.findings, *summary(memory)]
     before_code(compiled)
     found += check_code(compiled.spec, here=here, must_import=must_import)
     found += map(Note, compiled.plan.notes)
     warnings = [each for each in found if isinstance(each, JobWarning)]
-    return Judged(compiled, tuple(warnings + [each for each in found if not isinstance(each, JobWarning)]))
+    notes = [each for each in found if not isinstance(each, JobWarning)]
+    return Judged(compiled, tuple(warnings + notes), memory)

@@ -3,10 +3,16 @@ neither Ray nor torch, and starts nothing but, where the job names code of the u
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from gyre.api.cli.context import Session, verb
-from gyre.api.cli.output import console, remark, write_json
+from gyre.api.cli.output import console, remark, write_json, write_table
+from gyre.api.terminal.text_tables import Column
+
+if TYPE_CHECKING:
+    from gyre.api.checks.memory import Foreseen
 
 
 @verb()
@@ -44,7 +50,8 @@ def plan(
         judged = judge(job.spec, ray_address)
     compiled = judged.compiled
     if form == "json":
-        write_json(as_dict(compiled) | {"warnings": judged.warnings, "notes": judged.notes})
+        found = {"warnings": judged.warnings, "notes": judged.notes, "memory": judged.memory.as_dict()}
+        write_json(as_dict(compiled) | found)
     elif form == "dot":
         click.echo(as_dot(compiled))
     elif form == "mermaid":
@@ -54,6 +61,8 @@ def plan(
         for table in as_tables(compiled):
             out.print(table)
             out.print()
+        if judged.memory.lines:
+            _write_memory(judged.memory)
     for finding in judged.findings:
         remark(line_of(finding))
     if strict and judged.warnings:
@@ -62,3 +71,22 @@ def plan(
             f"{file}: {count} warning{'s' if count > 1 else ''}, which --strict does not permit.",
             hint="Mend what they name, or leave --strict out.",
         )
+
+
+def _write_memory(found: Foreseen) -> None:
+    """What each role takes, and whether it fits; "not known" where that is so."""
+    columns = [Column("Memory"), Column("of"), Column("GiB"), Column("for", least=20, wraps=True), Column("")]
+    write_table(
+        columns,
+        [
+            (
+                line.role,
+                line.where,
+                "" if line.needs is None else f"{line.needs / 2**30:.1f}",
+                line.of,
+                line.verdict,
+            )
+            for line in found.lines
+        ],
+    )
+    click.echo()

@@ -82,6 +82,10 @@ class RLJobBuilder:
     def device_per_node(self, count: int) -> RLJobBuilder:
         return self._set("device_per_node", count)
 
+    def device_memory_gib(self, size: float) -> RLJobBuilder:
+        """Memory of each device, by which `plan` judges whether the job fits."""
+        return self._set("device_memory_gib", size)
+
     def device_type(self, kind: str) -> RLJobBuilder:
         """`"CPU"` or `"GPU"`, in any case."""
         return self._set("device_type", kind)

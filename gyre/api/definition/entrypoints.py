@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from gyre.api.definition.signatures import check_call, check_made_without_arguments, check_method
 from gyre.api.definition.users_code import said_where
-from gyre.config import LOCAL_ROLLOUT, ROLLOUT_MANAGER, TRAINER, Entrypoint, JobSpec
+from gyre.config import LOCAL_ROLLOUT, ROLLOUT_MANAGER, SPARE_ROLLOUT, TRAINER, Entrypoint, JobSpec
 from gyre.config.plugins import on_path
 from gyre.errors import ConfigError, nearest
 from gyre.extras import how_to_install
@@ -217,7 +217,7 @@ def is_own(role: str, entrypoint: Entrypoint) -> bool:
     """Whether it is a class of Gyre's that fills this role. Imports nothing."""
     role = (
         "rollout"
-        if role == LOCAL_ROLLOUT or (role.startswith("rollout_") and role not in _PACKAGES)
+        if role in (LOCAL_ROLLOUT, SPARE_ROLLOUT) or (role.startswith("rollout_") and role not in _PACKAGES)
         else role
     )
     for known in _PACKAGES.get(role, ()):

@@ -16,10 +16,15 @@ class FsdpSettings(Section):
     """`auto` is `cuda` where there is one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """`auto` is bfloat16 with float32 master weights on GPUs, and float32 on CPUs."""
-    pass_tokens: Annotated[int, Field(ge=1)] = 16384
-    """Tokens in one forward and backward pass: sequences are packed up to it. A longer one is a pass of its own."""
+    pass_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = 16384
+    """Tokens in one forward and backward pass: sequences are packed up to it. A longer one is a pass of its own. `auto`
+    takes the largest that fits the device by what is foretold; `gyre plan` says which."""
     recompute: bool = False
     """Activations of each layer are computed again in the backward pass: less memory for a third more work."""
+    memory_checkpoint_share: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """The part of the time that training may wait for copies of each rank's state to its machine's memory: 0 makes
+    none, 1 keeps every step's. A gang whose rank is killed goes on from there, without the disk and without training
+    steps again."""
     whole_gradient: bool = False
     """Each rank sums the gradient of a call's passes whole, and reduces it once: less traffic, for 4 bytes a parameter
     more memory. Off, it is reduced in every pass, and only the rank's share is kept."""

@@ -28,13 +28,15 @@ class MegatronSettings(Section):
     """`auto` is `cuda` where there is one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """`auto` is bfloat16 with float32 master weights on GPUs, and float32 on CPUs."""
-    pass_tokens: PositiveInt = 16384
-    """Tokens in one forward and backward pass: sequences are packed up to it. A longer one is a pass of its own."""
+    pass_tokens: Literal["auto"] | PositiveInt = 16384
+    """Tokens in one forward and backward pass: sequences are packed up to it. A longer one is a pass of its own. `auto`
+    takes the largest that fits the device by what is foretold; `gyre plan` says which."""
     recompute: bool = False
     """Activations of each layer are computed again in the backward pass: less memory for a third more work."""
-    memory_checkpoint_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The part of the time that copies of each rank's state to its machine's memory may take: 0 makes none, 1 keeps
-    every step's. A rank that is killed goes on from there, without the disk and without training steps again."""
+    memory_checkpoint_share: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """The part of the time that training may wait for copies of each rank's state to its machine's memory: 0 makes
+    none, 1 keeps every step's. A gang whose rank is killed goes on from there, without the disk and without training
+    steps again."""
     deterministic: bool = True
     """Kernels that give the same bits each time, so that a replayed step is the step. Off, a replay on GPUs differs
     in last bits."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gyre.config import TRAINER, Budget
+from gyre.config import SPARE_ROLLOUT, TRAINER, Budget
 from gyre.failover import commands as c
 from gyre.failover.budget import affordable, backoff_s, within
 from gyre.failover.draft import Draft
@@ -73,8 +73,8 @@ def repair(
     dispensable = not fault.user_code and is_dispensable(layout, draft, record)
     if dispensable:
         rungs = rungs[:1]  # the job goes on without this vertex rather than start anew because of it
-    elif _is_reclaimed(layout, draft, record, fault):
-        return _replace_reclaimed(layout, draft, record, now, fault)
+    elif _is_no_failure(layout, record, fault):
+        return _replace_in_time(layout, draft, record, now, fault)
     counted, silent = _is_attempt(layout, draft, record, fault), _is_silent(layout, draft, fault)
     if silent:
         narrowest = rungs[0].budget.model_copy(update={"attempts": layout.spec.failover.silent_attempts})
@@ -132,19 +132,21 @@ def _excused(
     return full_disk.begin_by_words(layout, draft, record, fault, now)
 
 
-def _is_reclaimed(layout: JobLayout, draft: Draft, record: VertexRecord, fault: Fault) -> bool:
+def _is_no_failure(layout: JobLayout, record: VertexRecord, fault: Fault) -> bool:
+    """Whether the job goes on as well however often this happens: a rollout instance whose machine was taken away, or a
+    spare, for which nobody waits."""
     return (
-        fault.cause is Cause.NODE_LOST
+        (fault.cause is Cause.NODE_LOST or record.role == SPARE_ROLLOUT)
         and is_instance(layout.spec, record.role)
         and layout.spec.failover.vertex.max > 0
     )
 
 
-def _replace_reclaimed(
+def _replace_in_time(
     layout: JobLayout, draft: Draft, record: VertexRecord, now: float, fault: Fault
 ) -> list[c.Command]:
-    """Restart a rollout instance whose machine was taken away: at once while the window's uses last, then when the
-    oldest of them no longer counts."""
+    """Restart the rollout instance: at once while the window's uses last, then when the oldest of them no longer
+    counts."""
     key, budget = f"vertex:{record.id}", layout.spec.failover.vertex
     uses = within(draft.uses.get(key, ()), budget, now)
     wait_s = backoff_s(len(uses), layout.spec.failover)

@@ -4,6 +4,7 @@ Its start takes minutes on a GPU, and the first version is made meanwhile. So it
 the first version is trained from.
 
 Invariants:
+- *verified before it serves*: an engine may start while its folder is verified, and is nobody's before that is done;
 - *armed before it has work*: an engine's loader is in place before the engine is given a sample;
 - *early is not served*: an engine that was started early is nobody's before it has loaded a version; one that cannot
   is replaced by one that is started over that version;
@@ -138,7 +139,7 @@ class EngineHost:
         self, folder: Path, version: str, update_mode: str, check: Callable[[], Awaitable[None]]
     ) -> LoadReport | None:
         """Bring the engine to serve this version: start it (and return None), or update it under running samples.
-        `check()` verifies the folder, and is awaited where the engine's loader does not.
+        `check()` verifies the folder where the engine's loader does not, and is awaited before the version is served.
 
         Raises what `check` does, EngineNotStarted with the engine's last words, another EngineError if the update
         failed, and EngineRefused if the engine goes on with its earlier version."""
@@ -149,12 +150,15 @@ class EngineHost:
             raise EngineRefused(f"Version {version} is a whole model, and the engine serves adapters.")
         if self.engine is not None and self.loader is not None:
             return await self._update(self.loader, folder, version, update_mode, check)
-        await check()
+        if self._early is None:
+            started = await self._start_verified(folder, version, check)
+        else:
+            await check()  # it starts meanwhile
 
-        async def load(started: _Started) -> None:
-            await started.loader.load(version, folder, keep=False, call_off=self._recall_all)
+            async def load(started: _Started) -> None:
+                await started.loader.load(version, folder, keep=False, call_off=self._recall_all)
 
-        started = await self._started_early(folder, load) or await self._start(folder, version)
+            started = await self._started_early(folder, load) or await self._start(folder, version)
         self._take(started, folder)
         self.counts_from = -1 if started.loader.why_not else int(version)
         return None
@@ -246,6 +250,25 @@ class EngineHost:
             await self._end_unserved(started)
             raise
         return started
+
+    async def _start_verified(
+        self, folder: Path, version: str, check: Callable[[], Awaitable[None]]
+    ) -> _Started:
+        """An engine over this folder, which is verified while it starts: gigabytes are hashed for seconds. Raises as
+        `check` and `_start`, and leaves no engine then."""
+        checking = asyncio.ensure_future(check())
+        starting = asyncio.ensure_future(self._start(folder, version))
+        try:
+            await asyncio.wait((checking, starting), return_when=asyncio.FIRST_EXCEPTION)
+            await checking  # first: what is wrong in the folder is why an engine did not start
+            return await starting
+        except BaseException:
+            checking.cancel()
+            starting.cancel()
+            _, started = await asyncio.gather(checking, starting, return_exceptions=True)
+            if isinstance(started, _Started):
+                await self._end_unserved(started)
+            raise
 
     async def _end_unserved(self, started: _Started) -> None:
         await started.client.close()

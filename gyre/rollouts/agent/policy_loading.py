@@ -247,7 +247,8 @@ class AgentWeights:
         return self._wanted.version if self._wanted is not None else -1
 
     def _fetch(self, weights: Weights, url: str, key: str, verify_links: bool = False) -> Fetched:
-        """Fetch the version into this agent's folder and verify it, unless it is linked and the engine's loader does.
+        """Fetch the version into this agent's folder and verify it, unless it is linked and that is done when it is
+        loaded (`serve`): by the engine's loader, or while an engine starts.
         Raises Superseded, WeightsUnreachable, ArenaFull, ConfigError."""
         holdings = self._holdings
         if holdings is None or holdings.key != key or holdings.plane != self._plane:
@@ -278,13 +279,13 @@ class AgentWeights:
         if manifest is None:
             manifest = receiver.manifest_of(weights.version, weights.checksum, sources, superseded=superseded)
         serving = self.version if self.version >= 0 else None
-        has_loader = self._is_serving() and not self._why_disk()
+        reads_disk = self._is_serving() and bool(self._why_disk())
         fetched = receiver.fetch(
             manifest,
             sources,
             serving=serving,
             superseded=superseded,
-            verify_links=verify_links or not has_loader,
+            verify_links=verify_links or reads_disk,
         )
         holdings.peer.settle()
         return fetched

@@ -42,6 +42,8 @@ class NotAdmitted(StrEnum):
     """It is on the trainer's devices, and its engine has given its memory back."""
     GATHERING = "gathering"
     """It is on the trainer's devices, and waits for the others that wake for this window."""
+    SPARE = "spare"
+    """It is a spare (`gyre.rollouts.core.spares`), and the instances that are wanted serve."""
 
 
 class DeviceUse(StrEnum):

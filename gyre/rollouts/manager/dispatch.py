@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from gyre.rollouts.core.admission import DeviceUse
+from gyre.rollouts.core.admission import DeviceUse, NotAdmitted
 from gyre.rollouts.core.groups import Given, OpenGroups, Recalled
 from gyre.rollouts.core.requests import InFlightSample
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions
@@ -28,6 +28,10 @@ WORK_PORTION_BYTES = 4 << 20
 
 ASSIGN_PER_TURN = 2048
 """Samples given out before the loop looks at its sockets again: about 20 ms."""
+
+
+MISSING_TOLD = 16
+"""Most names of missing instances in the event of a spare that begins to serve."""
 
 
 class Dispatch:
@@ -65,6 +69,8 @@ class Dispatch:
         self._is_stale = True
         """Something other than a report came since admission was computed."""
         self._rebalanced_at = 0.0
+        self._serving_spares: frozenset[str] = frozenset()
+        """The spares that serve, as was told last."""
 
     def soon(self) -> None:
         """Dispatch once for everything that this turn of the loop brings, with admission computed anew."""
@@ -92,7 +98,30 @@ class Dispatch:
         if not self._is_stale:
             return False
         self._is_stale = False
-        return self._sessions.admit(self._devices, handover=self._handover())
+        more = self._sessions.admit(self._devices, handover=self._handover())
+        if self._now() >= self.hold_until:  # before, instances that have not dialled yet are not dead
+            self._tell_spares()
+        return more
+
+    def wants(self, wanted: Mapping[str, int]) -> None:
+        """So many instances of these roles there are to be."""
+        if wanted.items() - self._sessions.wanted.items():
+            self._sessions.wanted.update(wanted)
+            self.soon()
+
+    def _tell_spares(self) -> None:
+        """Tell which spares have begun to serve, or are relieved, since this was told last."""
+        now = self._sessions.substitution
+        for name in sorted(now.serving - self._serving_spares):
+            version = self._groups.instances[name].version
+            told = {"instance": name, "missing": list(now.missing[:MISSING_TOLD]), "version": version}
+            self._on_event("SparePromoted", told)
+        for name in sorted(self._serving_spares - now.serving):
+            session = self._sessions.get(name)
+            if session is not None and session.not_admitted is NotAdmitted.SPARE:  # else it is gone itself
+                held = len(self._groups.instances[name].held)
+                self._on_event("SpareRelieved", {"instance": name, "samples": held})
+        self._serving_spares = now.serving
 
     def send_work(self, given: Given) -> None:
         for name, (prompts, work) in given.items():

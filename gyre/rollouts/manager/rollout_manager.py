@@ -39,6 +39,7 @@ from gyre.errors import GyreError, StoreError, Unauthorized
 from gyre.ports.bounds import PortBounds
 from gyre.ports.http_gate import Credentials
 from gyre.ports.listener import Listener, bind
+from gyre.rollouts.core.admission import NotAdmitted
 from gyre.rollouts.core.groups import MOST_RESETS, OpenGroups
 from gyre.rollouts.core_usage import CoreUsage
 from gyre.rollouts.manager.autoscaler import Autoscaler, Fleet
@@ -62,7 +63,6 @@ from gyre.rollouts.manager.status import (
     instance_status,
     pools_status,
     rates_by_role,
-    role_of,
     underway,
 )
 from gyre.rollouts.manager.token_reader import TokenReader
@@ -131,7 +131,7 @@ class RolloutManager:
             vocabulary=self.settings.vocabulary,
             most_resets=MOST_RESETS if door is None else 0,  # a door never takes back what it told
         )
-        self.sessions = AgentSessions(self.groups)
+        self.sessions = AgentSessions(self.groups, self.settings.wanted)
         self.weights = PolicyVersions()
         self.refused = 0
         """Requests and frames that were refused."""
@@ -620,14 +620,20 @@ class RolloutManager:
         if self._autoscaler is None:
             return
         here = [s for s in self.sessions.values() if not s.draining and not s.hello.local]
-        serving = [one for s in here if (one := self.groups.instances.get(s.name)) and one.version >= 0]
-        placed = Counter(role for one in serving if (role := role_of(one.name)) in self.settings.pools)
+        serving = [
+            (session, one)
+            for session in here
+            if (one := self.groups.instances.get(session.name)) and one.version >= 0
+            if session.not_admitted is not NotAdmitted.SPARE  # it is nobody's help yet
+        ]
+        placed = Counter(session.role for session, _ in serving if session.role in self.settings.pools)
+        spares = sum(session.is_spare for session, _ in serving)  # they do what missing ones would
         placement = self.groups.placement
         fleet = Fleet(
             placed=placed,
-            others=len(serving) - placed.total(),
+            others=len(serving) - placed.total() - spares,
             serving=len(serving),
-            busy=sum(bool(one.held) for one in serving),
+            busy=sum(bool(one.held) for _, one in serving),
             queued_tokens=placement.queue.tokens,
             rate_tokens_s=placement.load.rate_tokens_s,
             cores_busy=self._cores_busy(here),
@@ -680,6 +686,7 @@ class RolloutManager:
         """Of a fleet: `wanted` is how many vertices each role is to have. The clients of the door are to the elasticity
         policy what a trainer is: it waits while one of their samples has no place."""
         now = self._now()
+        self.dispatch.wants(wanted)
         if self._autoscaler is not None and self.door is not None:
             waited_s = self.door.waited_s
             self._autoscaler.pulse(TrainerStatus(at_s=now, waited_s=waited_s, wanted=wanted), now)

@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from aiohttp import web
 
+from gyre.config import SPARE_ROLLOUT
 from gyre.rollouts.core.admission import DeviceUse, NotAdmitted, why_not_admitted
 from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.core.spares import PlacedInstance, Substitution, substitute
 from gyre.rollouts.manager.join_tokens import Caller
 from gyre.rollouts.protocol.codec import encode
 from gyre.rollouts.protocol.frames import EngineLimits, Frame, Hello, Loaded
+from gyre.rollouts.scheduling.fleet import Instance
 
 AT_ONCE_BYTES = 16 << 10
 """Largest frame that its sender writes itself if nothing is queued: a quarter of what a transport holds before it asks
@@ -168,6 +171,17 @@ class AgentSession:
     def name(self) -> str:
         return self.hello.instance
 
+    @property
+    def role(self) -> str:
+        """The role of an instance that Gyre placed, by its name; "" for another name."""
+        role, _, rank = self.name.rpartition("-")
+        return role if rank.isdecimal() else ""
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether it is a spare, which serves while another one cannot."""
+        return self.role == SPARE_ROLLOUT and self.caller.is_ours
+
     def waits_to_reload(self, version: int, now: float) -> bool:
         """Whether it could not load this version, or start an engine over any, and must not try again yet."""
         refused = self.refused.get(version)
@@ -185,11 +199,17 @@ class AgentSessions(dict[str, AgentSession]):
     Invariants:
     - *newest wins*: a session that was replaced under its name changes nothing any more, however late its connection
       ends;
-    - *computed, not remembered*: `admit` computes every session's admission from the present state alone.
+    - *computed, not remembered*: `admit` computes every session's admission from the present state alone, and so which
+      spares serve.
+
+    `wanted` is how many instances of each role there are to be, as far as is known.
     """
 
-    def __init__(self, groups: OpenGroups) -> None:
+    def __init__(self, groups: OpenGroups, wanted: Mapping[str, int] | None = None) -> None:
         super().__init__()
+        self.wanted = dict(wanted or {})
+        self.substitution = Substitution(frozenset(), ())
+        """Which spares serve, as of the last `admit`."""
         self._groups = groups
 
     def disconnected(self, session: AgentSession, now: float) -> bool:
@@ -204,12 +224,14 @@ class AgentSessions(dict[str, AgentSession]):
     def admit(self, devices: Callable[[AgentSession], DeviceUse], *, handover: bool) -> bool:
         """Compute every instance's admission, and tell the groups. Returns whether an instance is newly admitted."""
         more = False
+        known: list[tuple[AgentSession, Instance]] = []
         bounds = self._groups.bounds
         instances = self._groups.instances
         for name, session in self.items():
             instance = instances.get(name)
             if instance is None:
                 continue
+            known.append((session, instance))
             session.not_admitted = why_not_admitted(
                 is_current=instance.number == session.number,
                 connected=session.connection is not None and not session.connection.closing,
@@ -221,8 +243,27 @@ class AgentSessions(dict[str, AgentSession]):
                 refused=session.refused,
                 devices=devices(session),
             )
+        self._hold_spares_back(known)
+        for session, instance in known:
             admitted = session.not_admitted is None
             if instance.admitted != admitted:
-                self._groups.admit(name, able=admitted)
+                self._groups.admit(session.name, able=admitted)
                 more = more or admitted
         return more
+
+    def _hold_spares_back(self, known: list[tuple[AgentSession, Instance]]) -> None:
+        """Of the spares that could be admitted, those that are not needed are not."""
+        if not any(session.is_spare for session, _ in known):
+            self.substitution = Substitution(frozenset(), ())
+            return
+        placed = [
+            PlacedInstance(
+                session.role, int(session.name.rpartition("-")[2]), session.not_admitted, bool(instance.held)
+            )
+            for session, instance in known
+            if session.role and session.caller.is_ours and not session.hello.local
+        ]
+        self.substitution = substitute(placed, self.wanted, SPARE_ROLLOUT)
+        for session, _ in known:
+            if session.is_spare and session.name not in self.substitution.serving:
+                session.not_admitted = session.not_admitted or NotAdmitted.SPARE

@@ -80,6 +80,9 @@ class ManagerSettings:
     role and their rank. Other roles' numbers are left to people."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """By role, what an instance that Gyre places costs an hour."""
+    wanted: Mapping[str, int] = field(default_factory=dict)
+    """By role, how many instances Gyre places, as of this manager's start; the trainer says so later. Spares serve in
+    the place of those that lack."""
     on_cores: bool = False
     """Whether engines compute on cores, which those of one machine share, and not on devices of their own."""
     vocabulary: int = MOST_TOKENS

@@ -98,17 +98,11 @@ def instance_status(
     }
 
 
-def role_of(instance: str) -> str:
-    """The role of an instance that Gyre placed, by its name; "" for another name."""
-    role, _, rank = instance.rpartition("-")
-    return role if rank.isdecimal() else ""
-
-
 def rates_by_role(sessions: Iterable[AgentSession]) -> dict[str, float]:
     """Tokens/s of one instance of each role, of those that generate."""
     found: dict[str, list[float]] = defaultdict(list)
     for session in sessions:
-        if session.rate_tokens_s > 0 and (role := role_of(session.name)):
+        if session.rate_tokens_s > 0 and (role := session.role):
             found[role].append(session.rate_tokens_s)
     return {role: sum(rates) / len(rates) for role, rates in found.items()}
 
@@ -120,7 +114,7 @@ def pools_status(sessions: Iterable[AgentSession], prices: Mapping[str, float]) 
     rates = rates_by_role(here)
     return {
         role: {
-            "instances": sum(role_of(one.name) == role for one in here),
+            "instances": sum(one.role == role for one in here),
             "price_per_hour": price,
             "rate_tokens_s": round(rates[role], 1) if role in rates else None,
             "price_per_million_tokens": (

@@ -154,6 +154,7 @@ class TrainerSession:
             self._windows().reclaim(frame.window, self._now())
         elif isinstance(frame, TrainerStatus):
             connection.send(self._underway())
+            self._dispatch.wants(frame.wanted)
             if self._autoscaler is not None:
                 self._autoscaler.pulse(frame, self._now())
         else:

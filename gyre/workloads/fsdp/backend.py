@@ -41,18 +41,29 @@ from gyre.workloads.fsdp.lora import (
 )
 from gyre.workloads.fsdp.model import build_causal, shard
 from gyre.workloads.fsdp.packing_check import choose
-from gyre.workloads.fsdp.parts import Part, parts_of, take_random
+from gyre.workloads.fsdp.parts import (
+    UPDATES,
+    Part,
+    parts_of,
+    take_random,
+    updates_in,
+    updates_part,
+    written_by,
+)
 from gyre.workloads.fsdp.passes import dummy, rows_of
 from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.fsdp.shards import Shards, local_of
 from gyre.workloads.fsdp.token_model import TokenModel
-from gyre.workloads.learner.backend import TokenLoss
+from gyre.workloads.learner.backend import TokenLoss, begin_anew
 from gyre.workloads.learner.checkpoint_identity import another_config, config_in
 from gyre.workloads.learner.checkpoint_writer import CheckpointWriter
 from gyre.workloads.learner.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.learner.errors import NotFinite
+from gyre.workloads.learner.laps import Laps
 from gyre.workloads.learner.losses import detached
+from gyre.workloads.learner.memory_checkpoints import MemoryCheckpoints, purpose_of
 from gyre.workloads.learner.packing import Pass
+from gyre.workloads.learner.pass_tokens import known_shape, pass_tokens_of
 
 _CLIP_EPS = 1e-6
 """As torch's and Megatron's clip have it."""
@@ -71,7 +82,6 @@ class FsdpBackend:
     """
 
     width_multiple = 1
-    memory = None
 
     def __init__(
         self,
@@ -85,8 +95,8 @@ class FsdpBackend:
         trains: bool = True,
         held: Collection[str] = (),
     ) -> None:
+        laps = Laps()
         own = settings.fsdp
-        self.pass_tokens: int | None = own.pass_tokens
         self.device = device_of(own)
         self._dtype = dtype_of(own, self.device)
         self.dtype = str(self._dtype).removeprefix("torch.")
@@ -108,15 +118,40 @@ class FsdpBackend:
         self._lora = settings.lora if trains and not values else None
         self._layers = add_adapter(causal, self._lora) if self._lora is not None else []
         self._model: Any = TokenModel(causal, values=values)
+        laps.lap("layers")
         self.ranks = FsdpRanks(context, device=self.device, timeout_s=settings.collective_timeout_s)
+        laps.lap("ranks")
         self._writer = CheckpointWriter(self.ranks, self.device)
+        self.memory: MemoryCheckpoints[Part] | None = None
+        self._first, self._seed = source, settings.seed
+        self.has_weights = False
+        self.packs, self.packing = False, ""
         try:
-            self._set_up(source, held, recompute=own.recompute and trains, seed=settings.seed)
+            self.pass_tokens, self._passes = pass_tokens_of(
+                "fsdp",
+                known_shape(hugging_face_config, attention=own.attention),
+                settings,
+                self.device,
+                ranks=context.world_size,
+                exchange=self.ranks.exchange,
+                trains=trains,
+                values=values,
+            )
+            self._set_up(held, recompute=own.recompute and trains)
+            laps.lap("shards")
+            if not trains or self._lora is not None or begin_anew(context, self.ranks):
+                self.take_first()
+                laps.lap("weights")
+            if trains and own.memory_checkpoint_share:
+                share, purpose = own.memory_checkpoint_share, purpose_of(context)
+                self.memory = MemoryCheckpoints(self, self.ranks, purpose, device=self.device, share=share)
+                laps.lap("host memory")
+            print(f"FSDP2 is set up after {laps}", flush=True)
         except BaseException:
             self.close(keep=False)
             raise
 
-    def _set_up(self, source: TensorSource, held: Collection[str], *, recompute: bool, seed: int) -> None:
+    def _set_up(self, held: Collection[str], *, recompute: bool) -> None:
         self._shards = Shards(self._model, self.ranks)
         self._shards.refuse_unknown(held)
         self._trained = self._shards
@@ -133,13 +168,10 @@ class FsdpBackend:
             recompute=recompute,
         )
         self._shards.bind(self._model)
-        self._shards.take_first(source)
         self.adapter_record: dict[str, Any] | None = None
         """What checkpoints say of the adapter; None of a whole model."""
         if self._lora is not None:
             self._adapter.bind(self._model)
-            self._adapter.take_first(first_adapter(self._adapter.shapes, seed))
-            self.adapter_record = record_of(self._lora, self._layers, self._shards.fingerprint())
         self._parameters: dict[str, Any] = {
             name: tensor
             for name, tensor in self._trained.tensors.items()
@@ -151,9 +183,23 @@ class FsdpBackend:
         if self.trains:
             self._optimizer = self._new_optimizer()
             self._begin_optimizer()
-        found = choose(self._model, device=self.device, dtype=self._dtype, seed=seed, any_rank=self.ranks.any)
-        self._model.reshard()
-        self.packs, self.packing = found.packs, found.said
+
+    def take_first(self) -> None:
+        self._shards.take_first(self._first)
+        if self._lora is not None:
+            self._adapter.take_first(first_adapter(self._adapter.shapes, self._seed))
+            self.adapter_record = record_of(self._lora, self._layers, self._shards.fingerprint())
+        self._took()
+
+    def _took(self) -> None:
+        """There are weights now. Whether they may be packed is asked of the first ones."""
+        self.has_weights = True
+        if not self.packing:
+            found = choose(
+                self._model, device=self.device, dtype=self._dtype, seed=self._seed, any_rank=self.ranks.any
+            )
+            self._model.reshard()
+            self.packs, self.packing = found.packs, found.said
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         """Weight decay is for matrices."""
@@ -265,10 +311,16 @@ class FsdpBackend:
         torch._foreach_mul_(gradients, min(1.0, self._optim.clip_norm / (norm + _CLIP_EPS)))
         for group in self._optimizer.param_groups:
             group["lr"] = lr
+        self._settle()
         self._optimizer.step()
         self._updates += 1
         self.zero()
         return norm
+
+    def _settle(self) -> None:
+        """The state is about to be changed."""
+        if self.memory is not None:
+            self.memory.settle()
 
     # -- weights ---------------------------------------------------------------------------------------
 
@@ -285,17 +337,27 @@ class FsdpBackend:
 
     def load(self, source: TensorSource) -> None:
         """See `Backend.load`. With `config.lora` the source gives an adapter, by PEFT's names."""
+        self._settle()
         self._trained.load(source)
+        if self.memory is not None:
+            self.memory.drop()  # of the same steps, and of another history
         if self.trains:
             self._begin_optimizer()
             self.zero()
+        self._took()
 
     # -- checkpoints -----------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        checkpoints.prepare(self._writer, self._parts, self.ranks)
+        """Begin to take the memory for copies of the state, so that the first need not wait for it."""
+        if self.memory is not None and self.memory.is_on:
+            self.memory.prepare()
+        else:
+            checkpoints.prepare(self._writer, self._parts, self.ranks)
 
     def save(self, path: Path, metadata: dict[str, Any], digest: Callable[[], str | None]) -> None:
+        self._writer.abandon()  # a checkpoint of a controller that died before it was written, or gave it up
+        copied = None if self.memory is None else self.memory.copied(metadata["step"], metadata)
         if self.adapter_record is not None:
             metadata = {**metadata, ADAPTER: self.adapter_record}
         checkpoints.begin(
@@ -306,6 +368,7 @@ class FsdpBackend:
             updates=self._updates,
             metadata=metadata,
             digest=digest,
+            copied=copied,
         )
 
     def saved(self, *, wait: bool) -> bool:
@@ -314,14 +377,37 @@ class FsdpBackend:
     def restore(self, path: Path) -> dict[str, Any]:
         """See `Backend.restore`. A model that does not train takes the weights of one that does. An adapter is refused
         that was trained beside another model, or is of another `config.lora`."""
+        self._settle()
         parts = self._parts()
         metadata, self._updates = checkpoints.restore(path, parts, self.ranks, judge=self._problem_with)
+        self._restored(parts)
+        if self.memory is not None:
+            self.memory.changed()
+        return metadata
+
+    def _restored(self, parts: Sequence[Part]) -> None:
+        """The parts have other values, of after `_updates` optimizer steps."""
         take_random(parts)
         if self.trains:
             for state in self._optimizer.state.values():
                 state["step"].fill_(self._updates)
             self.zero()
-        return metadata
+        self._took()
+
+    @property
+    def layout(self) -> str:
+        return f"fsdp {self.dtype}, adapter {self.adapter_record is not None}"
+
+    def parts(self) -> list[Part]:
+        """What is kept in host memory; see `memory_checkpoints.RankState`."""
+        return [*self._parts(), updates_part(self._updates)]
+
+    def written(self, parts: Sequence[Part]) -> list[Part]:
+        return written_by((part for part in parts if part.key != UPDATES), self.ranks.rank)
+
+    def taken(self, parts: Sequence[Part]) -> None:
+        self._updates = updates_in(parts)
+        self._restored(parts)
 
     def _problem_with(self, told: dict[str, Any]) -> str:
         """Why a checkpoint is not this job's, by its metadata; "" where it is."""
@@ -336,15 +422,21 @@ class FsdpBackend:
         return parts_of(self._trained, moments)
 
     def status(self) -> dict[str, Any]:
-        """How sequences are packed, and how the last checkpoint was written."""
-        return {"packing": self.packing, "checkpoint": self._writer.status()}
+        """How sequences are packed, how the last checkpoints were written, and for `auto` how large passes are."""
+        told: dict[str, Any] = {"packing": self.packing, "checkpoint": self._writer.status()}
+        if self.memory is not None:
+            told["memory_checkpoint"] = self.memory.status()
+        return told | ({"passes": self._passes} if self._passes else {})
 
     def close(self, *, keep: bool) -> None:
-        self._writer.close()
+        self._writer.close()  # it may be reading the states
+        if self.memory is not None:
+            self.memory.close(keep=keep)
         self.ranks.close()
 
     def unlink(self) -> None:
-        """Nothing outlives the process."""
+        if self.memory is not None:
+            self.memory.unlink()
 
 
 def _joined(parts: Sequence[LossSum]) -> LossSum:

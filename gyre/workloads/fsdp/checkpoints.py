@@ -22,6 +22,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ from gyre.workloads.gang.state_files import (
     read_record,
 )
 from gyre.workloads.learner.checkpoint_identity import OWN_MODEL, refuse_another_writer
-from gyre.workloads.learner.checkpoint_writer import CheckpointWriter, RankWrite, dtype_name
+from gyre.workloads.learner.checkpoint_writer import CheckpointWriter, RankWrite, dtype_name, of_bytes
 from gyre.workloads.learner.errors import CheckpointMismatch
+from gyre.workloads.learner.memory_checkpoints import Copied
 
 DAMAGED = "Is its disk failing? The checkpoint before it may be whole."
 
@@ -53,21 +55,22 @@ def begin(
     updates: int,
     metadata: dict[str, Any],
     digest: Callable[[], str | None],
+    copied: Copied[Part] | None = None,
 ) -> None:
     """Copy the parts that this rank writes, and start to write them below `path`: see `CheckpointWriter.begin`. What
-    `digest` returns is kept beside the metadata."""
-    mine, file = written_by(parts, ranks.rank), _state_path(path, ranks.rank)
+    `digest` returns is kept beside the metadata. `copied` is this rank's state where it is in host memory already."""
+    file = _state_path(path, ranks.rank)
 
-    def record(offsets: Sequence[int]) -> dict[str, Any]:
-        return {
-            "parts": [
-                [part.key, part.what, dtype_name(part.tensor), list(part.shape), part.start, part.end, offset]
-                for part, offset in zip(mine, offsets, strict=True)
-            ]
-        }
+    def of_parts() -> RankWrite:
+        mine = written_by(parts, ranks.rank)
+        return writer.of_tensors(file, [part.tensor for part in mine], partial(_record, mine))
 
-    def copied() -> RankWrite:
-        found = writer.of_tensors(file, [part.tensor for part in mine], record)
+    def copy() -> RankWrite:
+        if copied is None:
+            found = of_parts()
+        else:
+            record = _record(copied.parts, copied.offsets)
+            found = of_bytes(file, copied.pieces, record, release=copied.release)
 
         def write(stop: threading.Event) -> None:
             path.mkdir(parents=True, exist_ok=True)
@@ -84,8 +87,18 @@ def begin(
             "metadata": {**metadata, "digest": found},
         },
         digest,
-        copied,
+        copy,
     )
+
+
+def _record(parts: Sequence[Part], offsets: Sequence[int]) -> dict[str, Any]:
+    """What is where in this rank's file."""
+    return {
+        "parts": [
+            [part.key, part.what, dtype_name(part.tensor), list(part.shape), part.start, part.end, offset]
+            for part, offset in zip(parts, offsets, strict=True)
+        ]
+    }
 
 
 def prepare(writer: CheckpointWriter, parts: Callable[[], Sequence[Part]], ranks: FsdpRanks) -> None:

@@ -65,7 +65,7 @@ class FrozenModel(BaseWorkload):
         from gyre.workloads.learner.packing import pack
 
         found: list[float] = []
-        for part in pack(rows, max_tokens=self.settings.fsdp.pass_tokens):
+        for part in pack(rows, max_tokens=self.backend.pass_tokens):
             (said,) = self.backend.forward([part])
             found += said.tolist()
             self.report_progress()

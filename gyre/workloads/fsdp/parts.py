@@ -17,6 +17,7 @@ from gyre.workloads.fsdp.shards import Shards, local_of
 
 WEIGHT = "weight"
 RANDOM = "random"
+UPDATES = "updates"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _CUDA = "cuda"
 
@@ -44,6 +45,17 @@ def parts_of(shards: Shards, moments: Mapping[str, Mapping[str, Any]]) -> list[P
     for name, state in moments.items():
         found += [_part(shards, name, what, local_of(state[what])) for what in MOMENTS]
     return found + _random_parts(shards)
+
+
+def updates_part(updates: int) -> Part:
+    """The number of optimizer steps, where it is kept beside the tensors."""
+    return Part(UPDATES, UPDATES, torch.tensor([updates]), (1,), 0, 1)
+
+
+def updates_in(parts: Iterable[Part]) -> int:
+    """What `updates_part` holds."""
+    (found,) = (part for part in parts if part.key == UPDATES)
+    return int(found.tensor)
 
 
 def _random_parts(shards: Shards) -> list[Part]:

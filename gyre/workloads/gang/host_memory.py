@@ -11,12 +11,15 @@ tracker, no socket. So they outlive every process.
 Invariants:
 - *bytes before record*: a slot gets its record after all its bytes are there and hashed, and loses it before the first
   byte is written anew. A process that is killed in between leaves the other slot, and nothing torn;
+- *copied before changed*: `save` copies beside whatever its caller does next, and the tensors stay as they are until
+  `settle`. Training does not change them before the optimizer's next step;
 - *verified before used*: no tensor is written before all bytes of the slot were compared with the record;
 - *held while read*: a slot that somebody reads is not written; then `save` writes the other one again and again, and
   the one that is held is whole meanwhile;
-- *pinned while mapped*: a slot is unpinned before it is unmapped;
+- *not mapped*: bytes go through a few page-locked buffers into the files. To map a state of gigabytes, and to page-lock
+  it, takes longer than ten copies, holds up whoever maps memory, and each process that dies has to undo it first;
 - *one owner*: the owner holds a lock, which the kernel releases however its owner dies;
-- *room or nothing*: space is taken before it is mapped, and not the machine's last;
+- *room or nothing*: space is taken before it is written, and not the machine's last;
 - *not for ever*: `close` without `keep` removes the state, and so does `unlink`; a state that nobody has held for
   `KEPT_S` is removed when the next job comes.
 
@@ -37,6 +40,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +55,14 @@ from gyre.weights.owned_dirs import default_root
 from gyre.workloads.gang.state_files import padded
 
 PREFIX = "gyre-state-"
-FORMAT = 1
+FORMAT = 2
 ALIGNMENT = 256
+
+PIECE_BYTES = 32 << 20
+"""What one thread copies and hashes at once. It decides the checksum: another size is another format."""
+
+COPIERS = 8
+"""Threads that copy beside each other: one writes some 5 GB a second into the machine's memory, a device sends 50."""
 
 KEPT_S = 3600.0
 """How long an abandoned state is kept for its job to come back: longer than any budget of restarts lasts."""
@@ -121,27 +131,22 @@ class HostMemory:
         available: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         """`available()` returns available and total memory in bytes, of the machine or its container. `pin(bytes)` pins
-        a slot's memory for a device, and returns the function that unpins it."""
+        a buffer's memory for a device, and returns the function that unpins it."""
         root = root or default_root()
         key = hashlib.sha256(purpose.encode()).hexdigest()[:16]
         self._home = root / f"{PREFIX}{key}"
         self.path = self._home / f"rank_{rank:05d}"
-        self._copy = copy
-        self._pin = pin
-        self._unpin: dict[int, Callable[[], None]] = {}
-        """The functions that unpin the pinned slots, by slot."""
+        self._copiers = _Copiers(copy, pin)
         self._available = available or available_memory
         _sweep(root, but=self._home)
         self._lock: int | None = self._claim(lock_within_s)
-        self._views: dict[int, Tensor] = {}
-        self._sealing: threading.Thread | None = None
-        self._seal_error: OSError | None = None
+        self._saving: threading.Thread | None = None
+        self._error: Exception | None = None
+        """What kept the last copy from counting, until the next `save` raises it."""
         found = self.records()
         self._newest = found[0].slot if found else 1
         """The slot that the next `save` leaves alone, unless the other one is held."""
         self._held: int | None = None
-        self.hold_s = 0.0
-        """Seconds that the last `save` took of its caller's time."""
 
     def _claim(self, within_s: float) -> int:
         """Lock this rank's place. Another rank's `close` may remove the folder at any moment, so the lock counts only
@@ -164,22 +169,19 @@ class HostMemory:
     # -- writing -------------------------------------------------------------------------------------
 
     def make_room(self, tensors: Named) -> int:
-        """Take and pin the space for two states of these tensors; returns the size of one in bytes. Saved states of
-        another size are removed. Raises NoHostMemory; `close` frees the space that was already taken."""
-        self._settle()
+        """Take the space for two states of these tensors; returns the size of one in bytes. Saved states of another
+        size are removed. Raises NoHostMemory; `close` frees the space that was already taken."""
+        self.settle()
         _, size = plan(tensors)
         for slot in (0, 1):
-            view = self._map(slot, size)
-            if self._pin is not None and slot not in self._unpin:
-                self._unpin[slot] = self._pin(view)
+            self._make_file(slot, size)
         return size
 
     def save(self, tensors: Named, *, lineage: str, step: int, book: dict[str, Any]) -> None:
-        """Copy the tensors. They may be changed when this returns; the copy counts a moment later, after a thread has
-        hashed it. Raises NoHostMemory, and OSError if the previous copy could not be recorded."""
-        began = time.monotonic()
-        self._settle()
-        error, self._seal_error = self._seal_error, None
+        """Begin to copy the tensors, which stay as they are until `settle`; the copy counts when it is whole. Raises
+        NoHostMemory, and what kept the copy before from counting."""
+        self.settle()
+        error, self._error = self._error, None
         if error is not None:
             raise error
         spans, size = plan(tensors)
@@ -187,60 +189,68 @@ class HostMemory:
         if slot == self._held:
             slot = self._newest
         self._record_path(slot).unlink(missing_ok=True)
-        view = self._map(slot, size)
-        for span, (_, tensor) in zip(spans, tensors, strict=True):
-            self._copy(_at(view, span), tensor.detach())
+        self._make_file(slot, size)
+        pieces = _pieces(spans, tensors)
+        content = {
+            "format": FORMAT,
+            "lineage": lineage,
+            "step": step,
+            "book": book,
+            "size_bytes": size,
+            "places": [[span.name, span.dtype, list(span.shape), span.offset] for span in spans],
+        }
         self._newest = slot
-        self._sealing = threading.Thread(
-            target=self._seal,
-            args=(slot, view, {"lineage": lineage, "step": step, "book": book}, spans),
+        self._saving = threading.Thread(
+            target=self._fill,
+            args=(slot, pieces, content, self._copiers.ready(tensors)),
             name="gyre-host-memory",
             daemon=True,
         )
-        self._sealing.start()
-        self.hold_s = time.monotonic() - began
+        self._saving.start()
 
-    def _seal(self, slot: int, view: Tensor, told: dict[str, Any], spans: Sequence[TensorSpan]) -> None:
-        content = {
-            "format": FORMAT,
-            **told,
-            "digest": _digest(view),
-            "size_bytes": view.numel(),
-            "places": [[span.name, span.dtype, list(span.shape), span.offset] for span in spans],
-        }
+    def _fill(self, slot: int, pieces: Sequence[_Piece], content: dict[str, Any], ready: Any) -> None:
         path = self._record_path(slot)
         partial = path.with_suffix(".partial")
         try:
-            partial.write_text(json.dumps(content))
+            digest = self._copiers.write(self._file(slot), pieces, ready)
+            partial.write_text(json.dumps({**content, "digest": digest}))
             partial.rename(path)
-        except OSError as error:  # the next `save` raises it; the slot has no record, and counts for nothing
-            self._seal_error = error
+        except (
+            Exception
+        ) as error:  # the next `save` raises it; the slot has no record, and counts for nothing
+            self._error = error
             self._newest = 1 - slot  # the other one stays whole
 
-    def hold(self) -> memoryview:
-        """The bytes of the last copy, as `plan` places them. They stay until `release`."""
+    def settle(self) -> float:
+        """Wait until the last copy counts, or has failed: from here on the tensors may be changed. Returns the seconds
+        that it took."""
+        began = time.monotonic()
+        if self._saving is not None:
+            self._saving.join()  # ends after copying one slot
+            self._saving = None
+        return time.monotonic() - began
+
+    def hold(self, step: int) -> memoryview | None:
+        """The bytes of the last copy, as `plan` places them, if it is a whole one of `step`. They stay until
+        `release`."""
         assert self._held is None, "a slot is held already"
-        self._held = self._newest
-        return memoryview(self._views[self._newest].numpy().data)
+        self.settle()
+        record = self._read(self._newest)
+        if record is None or record.step != step:
+            return None
+        self._held = record.slot
+        with self._file(record.slot).open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), record.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ))
 
     def release(self) -> None:
         """Nobody reads the held slot any more. From any thread; the second time it does nothing."""
         self._held = None
 
-    def settle(self) -> None:
-        """Wait until the last copy counts."""
-        self._settle()
-
-    def _settle(self) -> None:
-        if self._sealing is not None:
-            self._sealing.join()  # ends after hashing one slot
-            self._sealing = None
-
     # -- reading -------------------------------------------------------------------------------------
 
     def records(self) -> list[SlotRecord]:
         """The records of the whole slots, the newest step first. Their bytes are not verified."""
-        self._settle()
+        self.settle()
         found = [record for slot in (0, 1) if (record := self._read(slot)) is not None]
         return sorted(found, key=lambda record: -record.step)
 
@@ -267,7 +277,11 @@ class HostMemory:
 
     def is_right(self, record: SlotRecord) -> bool:
         """Whether the slot's bytes match the record's checksum."""
-        return _digest(self._map(record.slot, record.size_bytes)) == record.digest
+        try:
+            found = self._copiers.digest(self._file(record.slot), _pieces(record.spans))
+        except OSError:  # it is shorter than its record says
+            return False
+        return found == record.digest
 
     def load(self, record: SlotRecord, tensors: Named) -> None:
         """Copy the record's state into the tensors. Raises HostMemoryDamaged, and changes none, if their names, dtypes
@@ -275,17 +289,16 @@ class HostMemory:
         spans, _ = plan(tensors)
         if tuple(spans) != record.spans:
             raise HostMemoryDamaged(f"{self._file(record.slot)} is of other tensors than this rank has.")
-        view = self._map(record.slot, record.size_bytes)
-        with torch.no_grad():
-            for span, (_, tensor) in zip(spans, tensors, strict=True):
-                tensor.detach().copy_(_at(view, span))
+        self.settle()
+        ready = self._copiers.ready(tensors)
+        self._copiers.read(self._file(record.slot), _pieces(spans, tensors), ready)
         self._newest = record.slot
 
     # -- the end -------------------------------------------------------------------------------------
 
     def drop(self) -> None:
         """Forget the saved states, and keep the place."""
-        self._settle()
+        self.settle()
         for slot in (0, 1):
             self._record_path(slot).unlink(missing_ok=True)
 
@@ -298,9 +311,8 @@ class HostMemory:
             return
         if not keep:
             shutil.rmtree(self.path, ignore_errors=True)
-        self._settle()
-        for slot in (0, 1):
-            self._unmap(slot)
+        self.settle()
+        self._copiers.close()
         if not keep:
             self._remove_all()
         os.close(self._lock)
@@ -308,7 +320,7 @@ class HostMemory:
 
     def unlink(self) -> None:
         """Remove the state while other threads may use it, because this process is about to be ended without a
-        successor. Nothing is unmapped, so readers and writers go on; the memory is freed with the process."""
+        successor. Readers and writers go on, in files without a name; the memory is freed with the process."""
         self._remove_all()
 
     def _remove_all(self) -> None:
@@ -336,31 +348,13 @@ class HostMemory:
     def _record_path(self, slot: int) -> Path:
         return self.path / f"slot_{slot}.json"
 
-    def _map(self, slot: int, size: int) -> Tensor:
-        """The slot's bytes, `size` of them. Raises NoHostMemory."""
-        view = self._views.get(slot)
-        if view is not None and view.numel() == size:
-            return view
-        self._unmap(slot)
+    def _make_file(self, slot: int, size: int) -> None:
+        """Have a file of this size for the slot. Raises NoHostMemory."""
         path = self._file(slot)
         if not path.exists() or path.stat().st_size != size:
             self._record_path(slot).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
             self._take_space(path, size)
-        descriptor = os.open(path, os.O_RDWR)
-        try:
-            mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED)
-        finally:
-            os.close(descriptor)
-        self._views[slot] = torch.frombuffer(mapped, dtype=torch.uint8)
-        return self._views[slot]
-
-    def _unmap(self, slot: int) -> None:
-        """Unpin and unmap a slot, in this order, so that the device does not know memory of another use."""
-        unpin = self._unpin.pop(slot, None)
-        if unpin is not None:
-            unpin()
-        self._views.pop(slot, None)
 
     def _take_space(self, path: Path, size: int) -> None:
         """Take space for a file, under a lock, because ranks of one machine ask at the same time."""
@@ -403,13 +397,147 @@ def plan(tensors: Named) -> tuple[list[TensorSpan], int]:
     return spans, padded(max(offset, ALIGNMENT))
 
 
-def _at(view: Tensor, span: TensorSpan) -> Tensor:
-    part = view[span.offset : span.offset + span.size_bytes]
-    return part.view(getattr(torch, span.dtype)).view(span.shape)
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """`size` bytes at an offset of a slot. `bytes` are those of the tensor, where it is copied."""
+
+    offset: int
+    size: int
+    bytes: Tensor | None = None
 
 
-def _digest(view: Tensor) -> str:
-    return xxhash.xxh3_128_hexdigest(view.numpy().data)
+def _pieces(spans: Sequence[TensorSpan], tensors: Named = ()) -> list[_Piece]:
+    """What is copied at once, in the order of the slot."""
+    found = []
+    for number, span in enumerate(spans):
+        flat = tensors[number][1].detach().view(-1).view(torch.uint8) if tensors else None
+        for at in range(0, span.size_bytes, PIECE_BYTES):
+            size = min(PIECE_BYTES, span.size_bytes - at)
+            found.append(_Piece(span.offset + at, size, None if flat is None else flat[at : at + size]))
+    return found
+
+
+class _Copiers:
+    """Threads that carry pieces between tensors and a file, each with a buffer of its own, which `pin` pins."""
+
+    def __init__(
+        self,
+        copy: Callable[[Tensor, Tensor], object],
+        pin: Callable[[Tensor], Callable[[], None]] | None,
+    ) -> None:
+        self._copy = copy
+        self._pin = pin
+        self._own = threading.local()
+        self._unpin: list[Callable[[], None]] = []
+        count = min(COPIERS, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(count, "gyre-host-copy")  # no thread before it is used
+
+    def close(self) -> None:
+        """Unpin the buffers, which nobody uses."""
+        self._pool.shutdown()
+        for unpin in self._unpin:
+            unpin()
+        self._unpin = []
+
+    @staticmethod
+    def ready(tensors: Named) -> Any:
+        """What says that a device has done whatever it was given for the tensors until now; None on a CPU."""
+        if any(tensor.is_cuda for _, tensor in tensors):
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            return event
+        return None
+
+    def write(self, path: Path, pieces: Sequence[_Piece], ready: Any) -> str:
+        """Copy the pieces' bytes into the file; their checksum. Raises OSError."""
+
+        def carry(descriptor: int, piece: _Piece) -> bytes:
+            buffer = self._buffer()[: piece.size]
+            assert piece.bytes is not None
+            self._cross(buffer, piece.bytes, ready)
+            view = memoryview(buffer.numpy().data)
+            digest = xxhash.xxh3_128_digest(view)
+            _write_at(descriptor, view, piece.offset)
+            return digest
+
+        return self._each(path, os.O_WRONLY, pieces, carry)
+
+    def read(self, path: Path, pieces: Sequence[_Piece], ready: Any) -> None:
+        """Copy the file's bytes into the pieces. Raises OSError."""
+
+        def carry(descriptor: int, piece: _Piece) -> bytes:
+            buffer = self._buffer()[: piece.size]
+            assert piece.bytes is not None
+            _read_at(descriptor, memoryview(buffer.numpy().data), piece.offset)
+            self._cross(piece.bytes, buffer, ready)
+            return b""
+
+        self._each(path, os.O_RDONLY, pieces, carry)
+
+    def digest(self, path: Path, pieces: Sequence[_Piece]) -> str:
+        """The checksum of the file's bytes where the pieces are. Raises OSError."""
+
+        def carry(descriptor: int, piece: _Piece) -> bytes:
+            view = memoryview(self._buffer()[: piece.size].numpy().data)
+            _read_at(descriptor, view, piece.offset)
+            return xxhash.xxh3_128_digest(view)
+
+        return self._each(path, os.O_RDONLY, pieces, carry)
+
+    def _each(
+        self,
+        path: Path,
+        flags: int,
+        pieces: Sequence[_Piece],
+        carry: Callable[[int, _Piece], bytes],
+    ) -> str:
+        descriptor = os.open(path, flags)
+        try:
+            running = [self._pool.submit(carry, descriptor, piece) for piece in pieces]
+            wait(running)  # also where one fails: the others use the file
+            digests = [one.result() for one in running]
+        finally:
+            os.close(descriptor)
+        return xxhash.xxh3_128_hexdigest(b"".join(digests))
+
+    def _cross(self, into: Tensor, of: Tensor, ready: Any) -> None:
+        """Copy on a stream of this thread's, after what is `ready`."""
+        with torch.no_grad():
+            if ready is None:
+                self._copy(into, of)
+                return
+            device = into.device if into.is_cuda else of.device
+            if not hasattr(self._own, "stream"):
+                self._own.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(self._own.stream):
+                self._own.stream.wait_event(ready)
+                into.copy_(of, non_blocking=True)
+            self._own.stream.synchronize()
+
+    def _buffer(self) -> Tensor:
+        """This thread's."""
+        if not hasattr(self._own, "buffer"):
+            buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
+            if self._pin is not None:
+                self._unpin.append(self._pin(buffer))
+            self._own.buffer = buffer
+        found: Tensor = self._own.buffer
+        return found
+
+
+def _write_at(descriptor: int, view: memoryview, offset: int) -> None:
+    while len(view):
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def _read_at(descriptor: int, view: memoryview, offset: int) -> None:
+    """Raises OSError where the file ends too early."""
+    while len(view):
+        count = os.preadv(descriptor, [view], offset)
+        if not count:
+            raise OSError(f"the file ends before byte {offset + len(view)}")
+        view, offset = view[count:], offset + count
 
 
 def available_memory() -> tuple[int, int]:

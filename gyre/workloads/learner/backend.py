@@ -19,6 +19,7 @@ from torch import Tensor
 from gyre.models.safetensors_folder import TensorSource
 from gyre.rollouts.samples import Group
 from gyre.workloads.algorithms.losses import LossSum
+from gyre.workloads.base import WorkloadContext
 from gyre.workloads.learner.packing import Pass
 
 TokenLoss = Callable[[Pass, Tensor, Tensor], LossSum]
@@ -107,6 +108,13 @@ class StateMemory(Protocol):
         ...
 
 
+def begin_anew(context: WorkloadContext, ranks: Ranks) -> bool:
+    """Whether the ranks most likely begin with the first weights: those that are started again are most likely
+    restored, and what they would read before that is of no use. The same on every rank, though one may be new beside
+    others."""
+    return not ranks.sum([float(context.incarnation > 1)])[0]
+
+
 class Backend(Protocol):
     """A model with its optimizer on this rank. It is made by the job's settings alone: after that, equal calls give
     equal bits, and so do those after a restore.
@@ -138,6 +146,17 @@ class Backend(Protocol):
     @property
     def memory(self) -> StateMemory | None:
         """Where states are kept beyond this process, if the back end can."""
+        ...
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are weights yet: those that training begins with, or others that were taken since. The same on
+        every rank. Where it is not so, `take_first`, `load`, `restore` or `memory.restore` is what is called next."""
+        ...
+
+    def take_first(self) -> None:
+        """Take the weights that training begins with. Raises as the back end's making does where it takes them at
+        once."""
         ...
 
     def zero(self) -> None:

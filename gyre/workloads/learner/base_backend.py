@@ -23,6 +23,10 @@ class BaseBackend:
     pass_tokens: int | None = None
     width_multiple = 1
     memory: StateMemory | None = None
+    has_weights = True
+
+    def take_first(self) -> None:
+        """They are there from the beginning."""
 
     def prepare(self) -> None:
         """There is nothing to get ready."""

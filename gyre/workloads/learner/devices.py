@@ -48,6 +48,14 @@ def dtype_of(settings: MegatronSettings | FsdpSettings, device: torch.device) ->
     return found
 
 
+def device_bytes(device: torch.device) -> int | None:
+    """The memory of a GPU, in whole GiB, so that cards of one kind agree; None of a CPU."""
+    if device.type != "cuda":
+        return None
+    total = int(torch.cuda.get_device_properties(device).total_memory)
+    return total >> 30 << 30
+
+
 MADE_AT_ONCE = 64 << 20
 """Bytes of memory that one call to the kernel makes. While it does, whoever else in the process maps memory waits."""
 MAKERS = 4

@@ -164,7 +164,16 @@ class Learner(BaseWorkload):
         self._half_updated = False
         self._begin_anew(1)
         self._pass_size(0)
-        self.changed()
+        if self.backend.has_weights:
+            self.changed()
+        else:
+            self.outdated()
+
+    def begin_with_first(self) -> None:
+        """Take the weights that training begins with, where there are none yet. A call of all ranks."""
+        if not self.backend.has_weights:
+            self.backend.take_first()
+            self.changed()
 
     @property
     def ranks(self) -> Ranks:
@@ -200,6 +209,7 @@ class Learner(BaseWorkload):
 
         A controller calls it before it accumulates, so that what an earlier one left behind does not count.
         """
+        self.begin_with_first()
         size = self._pass_size(halved)
         self.backend.prepare()
         if self._is_applied(step):
@@ -505,12 +515,13 @@ class Learner(BaseWorkload):
 
     @operator(kind="control")
     def state(self) -> dict[str, Any]:
-        """`{"step", "trained", "digest"}`: trained ids as `[start, end)` intervals, and a checksum of the weights; with
-        `memory` if this rank keeps states in its machine's memory.
+        """`{"step", "trained", "digest"}`: trained ids as `[start, end)` intervals, and a checksum of the weights, ""
+        where there are none yet; with `memory` if this rank keeps states in its machine's memory.
 
         The step is -1 where the weights are of none: some of a step's updates were made, and the next one failed."""
         step = -1 if self._half_updated else self.step
-        told = {"step": step, "trained": [list(pair) for pair in self.trained], "digest": self.digest()}
+        digest = self.digest() if self.backend.has_weights else ""
+        told = {"step": step, "trained": [list(pair) for pair in self.trained], "digest": digest}
         return told | ({"memory": True} if self.memory is not None else {})
 
     def digest(self) -> str:
@@ -532,6 +543,7 @@ class Learner(BaseWorkload):
     def checkpoint(self, path: Path, *, background: bool = False) -> bool:
         """Write the state below `path`. It is on the disk when this returns. With `background` this may return True
         before that, and training goes on; `checkpoint_written` says when it is whole."""
+        self.begin_with_first()
         path.mkdir(parents=True, exist_ok=True)
         self.backend.save(path, {**self._metadata(), "model": self.description()}, self.later_digest())
         return not self.checkpoint_written(wait=not background)

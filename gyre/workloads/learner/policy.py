@@ -210,6 +210,7 @@ class PolicyLearner(Learner):
         and returns the recorded result. Only the small decoder has one, of arithmetic, where the job asks for it
         (`config.warm_start`) and begins with no other job's weights; else the weights stay as they are: `{"steps": 0}`.
         """
+        self.begin_with_first()
         if self._warm is not None or self.step > 0:
             return self._warm or {"already_applied": True}
         small, asked = self.trained_model.small, self.settings.warm_start

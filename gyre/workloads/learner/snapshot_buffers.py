@@ -22,7 +22,9 @@ import torch
 from gyre.workloads.learner.devices import page_locked
 
 SLAB_BYTES = 64 << 20
-"""Of one allocation; a larger tensor has its own."""
+LARGEST_SLAB_BYTES = 1 << 30
+"""Of one allocation: each has twice the bytes of the one before, for several threads make and page-lock memory where
+there is much of it. A larger tensor has its own."""
 
 ALIGNMENT = 256
 
@@ -65,7 +67,8 @@ class SnapshotBuffer:
 
     def _room(self, nbytes: int) -> tuple[int, int, int]:
         if not self._slabs or self._used + nbytes > self._slabs[-1].numel():
-            slab = torch.empty(max(SLAB_BYTES if self._pinned else 0, nbytes), dtype=torch.uint8)
+            least = min(SLAB_BYTES << len(self._slabs), LARGEST_SLAB_BYTES) if self._pinned else 0
+            slab = torch.empty(max(least, nbytes), dtype=torch.uint8)
             if self._pinned:
                 self._unpin.append(page_locked(slab, self._device))
             self._slabs.append(slab)

@@ -19,7 +19,7 @@ from gyre.errors import GyreError
 from gyre.models.safetensors_folder import TensorSource
 from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.learner.backend import TokenLoss
+from gyre.workloads.learner.backend import TokenLoss, begin_anew
 from gyre.workloads.learner.checkpoint_identity import (
     config_in,
     refuse_another_model,
@@ -28,17 +28,20 @@ from gyre.workloads.learner.checkpoint_identity import (
 from gyre.workloads.learner.checkpoint_writer import CheckpointWriter
 from gyre.workloads.learner.devices import device_of, dtype_of, make_deterministic, seed_everything
 from gyre.workloads.learner.errors import CheckpointMismatch
+from gyre.workloads.learner.laps import Laps
 from gyre.workloads.learner.losses import detached
 from gyre.workloads.learner.packing import Pass
+from gyre.workloads.learner.pass_tokens import pass_tokens_of
 from gyre.workloads.learner.trained_model import TrainedModel
 
 if TYPE_CHECKING:
-    from gyre.workloads.megatron.checkpoints.in_memory import MemoryCheckpoints
+    from gyre.workloads.learner.memory_checkpoints import MemoryCheckpoints
+    from gyre.workloads.megatron.checkpoints.parts import Part
 
 
 class MegatronBackend:
     """A `gyre.workloads.learner.backend.Backend`. `first` gives the weights that training begins with, for the device;
-    they are asked for again where a checkpoint says that it is of those."""
+    they are asked for later where ranks are started again, and where a checkpoint says that it is of those."""
 
     def __init__(
         self,
@@ -50,10 +53,10 @@ class MegatronBackend:
         *,
         values: bool,
     ) -> None:
+        laps = Laps()
         self.layout = layout = settings.megatron
         self.settings, self.values, self.context = settings, values, context
         self.device = device_of(layout)
-        self.pass_tokens = layout.pass_tokens
         self._first, self._model = first, model
         self._is_first_model = True
         """Whether weights and optimizer are still those that `first` gives."""
@@ -68,24 +71,37 @@ class MegatronBackend:
         from gyre.workloads.megatron.model.parallel import Ranks
         from gyre.workloads.megatron.policy import MegatronPolicy
 
+        laps.lap("imports")
         where = str(model.folder / "config.json") if model.folder is not None else "config.model"
         architecture = architecture_from(model.config, where)
         if values:  # the head is a value's, and shares nothing
             architecture = replace(architecture, tied=False)
-        source = first(self.device)
+        # Where it is refused, nobody is waited for.
+        source = first(self.device) if context.incarnation == 1 else None
         seed_everything(settings.seed)
         self.ranks = Ranks(
             context, layout, device=self.device, timeout_s=settings.collective_timeout_s, seed=settings.seed
         )
+        self.has_weights = begin_anew(context, self.ranks)
+        laps.lap("ranks")
         dtype = dtype_of(layout, self.device)
         self.dtype = str(dtype).removeprefix("torch.")
         try:
+            self.pass_tokens, self._passes = pass_tokens_of(
+                "megatron",
+                architecture,
+                settings,
+                self.device,
+                ranks=context.world_size,
+                exchange=self.ranks.exchange,
+                values=values,
+            )
             self.policy = MegatronPolicy(
                 architecture,
                 layout,
                 optim,
                 self.ranks,
-                source,
+                source if self.has_weights else None,
                 device=self.device,
                 dtype=dtype,
                 seam=self._seam,
@@ -96,12 +112,22 @@ class MegatronBackend:
             raise
         self.width_multiple = self.ranks.tensor if layout.sequence_parallel else 1
         self.writer = CheckpointWriter(self.ranks, self.device)
-        self.memory: MemoryCheckpoints | None = None
+        laps.lap("model and weights" if self.has_weights else "model")
+        self.memory: MemoryCheckpoints[Part] | None = None
         if layout.memory_checkpoint_share:
-            from gyre.workloads.megatron.checkpoints.in_memory import MemoryCheckpoints
+            from gyre.workloads.learner.memory_checkpoints import MemoryCheckpoints, purpose_of
+            from gyre.workloads.megatron.checkpoints.parts import MegatronState
 
-            purpose = f"{context.job_id} {context.directory.resolve()} {context.role}"
-            self.memory = MemoryCheckpoints(self.policy, purpose, share=layout.memory_checkpoint_share)
+            state = MegatronState(self.policy, self._taken_from_memory)
+            share = layout.memory_checkpoint_share
+            self.memory = MemoryCheckpoints(
+                state, self.ranks, purpose_of(context), device=self.device, share=share
+            )
+        laps.lap("host memory")
+        print(f"Megatron is set up after {laps}", flush=True)
+
+    def _taken_from_memory(self) -> None:
+        self.has_weights, self._is_first_model = True, False
 
     # -- one step ------------------------------------------------------------------------------------
 
@@ -137,11 +163,17 @@ class MegatronBackend:
         return list(torch.split(flat, counts))
 
     def update(self, *, count: float, lr: float) -> float:
+        self._settle()
         norm = self.policy.step(count=count, lr=lr)
         self._is_first_model = False
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # so that whoever measures has the device's work in it
         return norm
+
+    def _settle(self) -> None:
+        """The state is about to be changed."""
+        if self.memory is not None:
+            self.memory.settle()
 
     # -- weights -------------------------------------------------------------------------------------
 
@@ -155,6 +187,9 @@ class MegatronBackend:
             if ranks.rank == 0:
                 yield named
 
+    def take_first(self) -> None:
+        self._load(self._first(self.device))
+
     def load(self, source: TensorSource) -> None:
         self._load(source)
         if self.memory is not None:
@@ -164,8 +199,10 @@ class MegatronBackend:
     def _load(self, source: TensorSource) -> None:
         from gyre.workloads.megatron.checkpoints.parts import begin_optimizer_anew
 
+        self._settle()
         self.policy.load(source)
         begin_optimizer_anew(self.policy)
+        self.has_weights = True
 
     # -- checkpoints ---------------------------------------------------------------------------------
 
@@ -216,8 +253,10 @@ class MegatronBackend:
         refuse_another_model(path, config_in(read_metadata(path)), self.policy.architecture)
         from gyre.workloads.megatron.checkpoints.on_disk import restore
 
+        self._settle()
         metadata = restore(self.policy, self._seam, path, load_first_model=self._load_first_model)
         self._is_first_model = metadata.get("first_model", False)
+        self.has_weights = True
         if self.memory is not None:
             self.memory.changed()
         return metadata
@@ -233,6 +272,8 @@ class MegatronBackend:
 
     def status(self) -> dict[str, Any]:
         told: dict[str, Any] = {"checkpoint": self.writer.status()}
+        if self._passes:
+            told["passes"] = self._passes
         if self.memory is not None:
             told["memory_checkpoint"] = self.memory.status()
         return told

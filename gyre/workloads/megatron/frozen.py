@@ -48,6 +48,7 @@ class FrozenModel(BaseWorkload):
         device = device_of(self.layout)
         if device.type == "cuda":
             torch.cuda.set_device(device)
+        from gyre.workloads.learner.pass_tokens import pass_tokens_of
         from gyre.workloads.megatron.model.seam import open_seam
 
         seam = open_seam(device)
@@ -66,6 +67,16 @@ class FrozenModel(BaseWorkload):
             device=device,
             timeout_s=self.settings.collective_timeout_s,
             seed=self.settings.seed,
+        )
+        self.pass_tokens, _ = pass_tokens_of(
+            "megatron",
+            self.architecture,
+            self.settings,
+            device,
+            ranks=1,
+            exchange=self.ranks.exchange,
+            trains=False,
+            values=self.VALUES,
         )
         self.policy = MegatronPolicy(
             self.architecture,
@@ -88,6 +99,6 @@ class FrozenModel(BaseWorkload):
         """The rows packed, with a tick after each pass."""
         from gyre.workloads.learner.packing import pack
 
-        for part in pack(rows, max_tokens=self.layout.pass_tokens):
+        for part in pack(rows, max_tokens=self.pass_tokens):
             yield part
             self.report_progress()

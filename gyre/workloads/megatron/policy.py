@@ -48,9 +48,10 @@ ValueLoss = Callable[[Pass, Tensor], tuple[Tensor, Any]]
 
 
 class MegatronPolicy:
-    """`module` is the bare GPTModel of this rank. Its weights are `source`'s. Unless it `trains` it has no optimizer
-    and no room for gradients, and `logprobs` is all that it does. With `values` it has a value head instead of an
-    output layer: `backward_values` and `token_values` are then what it does, and its embedding must not be tied."""
+    """`module` is the bare GPTModel of this rank. Its weights are `source`'s; without one they are undefined until
+    `load`. Unless it `trains` it has no optimizer and no room for gradients, and `logprobs` is all that it does. With
+    `values` it has a value head instead of an output layer: `backward_values` and `token_values` are then what it does,
+    and its embedding must not be tied."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class MegatronPolicy:
         settings: MegatronSettings,
         optim: OptimSettings,
         ranks: Ranks,
-        source: TensorSource,
+        source: TensorSource | None,
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -85,7 +86,8 @@ class MegatronPolicy:
                 device=device,
                 values=values,
             )
-            import_weights(self.module, architecture, ranks, source, values=values)
+            if source is not None:
+                import_weights(self.module, architecture, ranks, source, values=values)
             self._inner: Any = (
                 self.module if dtype == torch.float32 else Float16Module(self.config, self.module)
             )

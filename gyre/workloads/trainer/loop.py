@@ -314,6 +314,9 @@ class GraphTrainer(BaseTrainer):
         prepared = run.policies.answered(publication, method, outcome)
         if prepared is None:
             return
+        if publication.firing is None:
+            run.gangs.published_again(gang, prepared)
+            return
         run.steps.publish(gang, prepared)
         run.flow.complete(publication.firing)
         run.gangs.step_succeeded()

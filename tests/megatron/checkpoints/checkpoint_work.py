@@ -213,6 +213,7 @@ def train_in_memory(
     job: Path,
     *,
     dies: int | None = None,
+    actor_on: Any = actor_on,
 ) -> dict[str, Any]:
     """All steps, each one's state kept in host memory. Rank `dies` is killed after the second."""
     import os
@@ -243,10 +244,16 @@ def restore_from_memory(
     newer_than: int = 0,
     at_most: int = 9,
     forgetful: int | None = None,
+    folder: Path | None = None,
+    actor_on: Any = actor_on,
 ) -> dict[str, Any]:
-    """A new gang, of another seed: what it finds in memory, and the steps from there. Rank `forgetful` has lost its
-    newest state."""
-    with actor_on(rank, ranks, port, {**config, "seed": 99}, job) as actor:
+    """A new gang, of another seed, one of whose ranks was started again: what it finds in memory, and the steps from
+    there. Rank `forgetful` has lost its newest state. With `folder` a checkpoint is written there at once, and those
+    steps are made from it."""
+    incarnation = 2 if rank == ranks - 1 else 1
+    with actor_on(rank, ranks, port, {**config, "seed": 99}, job, incarnation=incarnation) as actor:
+        lacks = not actor.backend.has_weights
+        assert lacks != ("lora" in config), "no weights are read that a restore replaces"
         memory = actor.backend.memory._memory
         if rank == forgetful:
             memory._record_path(memory.records()[0].slot).unlink()
@@ -255,6 +262,10 @@ def restore_from_memory(
         if at is None:
             return {"step": None, "unchanged": actor.state() == before}
         state = actor.state()
+        if folder is not None:
+            actor.checkpoint(folder)
+            take_step(actor, [random_groups(100, 4)])
+            actor.restore(folder)
         metrics = [take_step(actor, micro_batches) for micro_batches in steps[at:]]
         actor.forget_memory()
         return {

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from gyre.workloads.megatron import MegatronCritic
+from tests.megatron import work
 from tests.megatron.checkpoints import checkpoint_work
+from tests.megatron.test_hugging_face import FAMILIES
 from tests.megatron.work import LAYOUTS, config_of, random_groups
 from tests.rank_pool import RankPool
 
@@ -50,6 +52,18 @@ def test_a_gang_whose_rank_was_killed_goes_on_from_memory_bit_by_bit(
         assert came["after"] == was["after"]
     for name, expected in calm[0]["weights"].items():
         np.testing.assert_array_equal(found[0]["weights"][name], expected)
+
+
+def test_what_is_written_after_a_state_came_from_memory_is_that_state(pool: RankPool, tmp_path: Path) -> None:
+    """It was written as "the model that training began with": without any weights, and with the step of others."""
+    config = memory_config("tp2")
+    config["megatron"]["model_path"] = str(work.write_folder(tmp_path / "model", FAMILIES["qwen3-tied"]))
+    calm = pool.run(checkpoint_work.train_in_memory, 2, config, STEPS, tmp_path / "calm")
+    killed(pool, config, 2, tmp_path / "job")
+    again = partial(checkpoint_work.restore_from_memory, folder=tmp_path / "folder")
+    found = pool.run(again, 2, config, STEPS, tmp_path / "job")
+    for was, came in zip(calm, found, strict=True):
+        assert (came["at"], came["metrics"], came["after"]) == (was["at"], was["metrics"][2:], was["after"])
 
 
 def test_a_state_counts_only_where_every_rank_has_it(pool: RankPool, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ class Far:
         self.source = WeightSource(
             tmp_path, lambda: (URL, TOKEN), root=tmp_path / "trainer", settings=settings
         )
+        self._has_engine = has_engine
         self.frames: list[Frame] = []
         self.folders: list[Path] = []
         self.instance = AgentWeights(
@@ -70,6 +71,8 @@ class Far:
     async def _serve(self, folder: Path, weights: Weights, check: Check) -> None:
         self.folders.append(folder)
         self.checks.append(check)
+        if not self._has_engine:
+            await check()  # as is done while an engine starts
         if self.refuses:
             raise WeightMismatch(self.refuses)
 

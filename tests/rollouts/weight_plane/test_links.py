@@ -114,6 +114,19 @@ async def test_what_is_wrong_here_is_fetched_from_elsewhere_at_once(
     shutil.rmtree(beside)
 
 
+async def test_so_is_what_is_found_wrong_while_an_engine_starts(far: Make, tmp_path: Path) -> None:
+    plane = far()
+    beside = tmp_path / "beside"
+    told = plane.source.publish(policy(1), CONFIG, version=1, step=1)
+    shutil.copytree(told["path"], beside)
+    flip(beside / "model.safetensors")
+    loaded = await load_here(plane, beside, told)
+    assert isinstance(loaded, Loaded)
+    assert loaded.way == "tcp"
+    compare(plane.folders[-1])
+    shutil.rmtree(beside)
+
+
 async def test_so_is_what_was_damaged_after_it_came(far: Make) -> None:
     plane = far(has_engine=True)
     loads_as_the_ranks_do(plane)

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from gyre.workloads.gang.state_files import StateDamaged
 from gyre.workloads.learner.checkpoint_identity import METADATA
 from gyre.workloads.learner.checkpoint_writer import CheckpointWriter, RankWrite, dtype_name, of_bytes
 from gyre.workloads.learner.errors import CheckpointMismatch
+from gyre.workloads.learner.memory_checkpoints import Copied
 from gyre.workloads.megatron.checkpoints import megatron_format
 from gyre.workloads.megatron.checkpoints.formats import (
     FORMAT,
@@ -59,17 +59,6 @@ MOST_RANKS = 1 << 20
 Seam = Callable[[], AbstractContextManager[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """Parts of a state in host memory: the bytes that are written one after another, and where in the file each of the
-    `parts` begins. `release` says that nobody reads them any more."""
-
-    pieces: Sequence[memoryview]
-    parts: Sequence[Part]
-    offsets: Sequence[int]
-    release: Callable[[], None] = lambda: None
-
-
 def prepare(writer: CheckpointWriter, policy: MegatronPolicy) -> None:
     """Begin to take the memory for copies of the state: see `CheckpointWriter.prepare`."""
     if AdamState(policy).is_all:
@@ -85,7 +74,7 @@ def begin(
     digest: Callable[[], str | None],
     *,
     is_first_model: bool = False,
-    copied: Copied | None = None,
+    copied: Copied[Part] | None = None,
 ) -> None:
     """Copy what is to be written, and start to write it below `path`, which is there and empty: see
     `CheckpointWriter.begin`. `metadata` is what the first rank's `actor.json` will hold, with what `digest` returns.

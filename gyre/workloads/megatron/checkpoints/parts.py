@@ -13,7 +13,7 @@ This module must not know where states are kept, and must not be imported before
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +115,30 @@ def written_by(parts: Sequence[Part], ranks: Ranks) -> list[Part]:
             mine.append(part)
         before += part.tensor.nbytes
     return mine + [part for part in parts if not part.shared and not part.is_copy]
+
+
+class MegatronState:
+    """A `gyre.workloads.learner.memory_checkpoints.RankState`. The state is copied as it stands, without Megatron's way
+    of describing it: it goes back into the same tensors. `on_taken` hears that it did."""
+
+    def __init__(self, policy: MegatronPolicy, on_taken: Callable[[], None]) -> None:
+        self._policy = policy
+        self._on_taken = on_taken
+
+    @property
+    def layout(self) -> str:
+        ranks, distributed = self._policy.ranks, self._policy.settings.distributed_optimizer
+        return f"{ranks.tensor}x{ranks.pipeline}, {self._policy.dtype}, distributed {distributed}"
+
+    def parts(self) -> list[Part]:
+        return parts_of(self._policy)
+
+    def written(self, parts: Sequence[Part]) -> list[Part]:
+        return written_by(parts, self._policy.ranks)
+
+    def taken(self, parts: Sequence[Part]) -> None:
+        take_random(parts)
+        self._on_taken()
 
 
 def _whole(held: HeldParameter, what: str, tensor: Tensor, *, shared: bool) -> Part:

@@ -13,9 +13,10 @@ This module must not know what is computed.
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,6 +29,10 @@ _KNOWN_WARNINGS = (
     "Please use DTensor instead",  # of its checkpoints
     "`torch.distributed.",  # it calls collectives by the names that newer torch has renamed
 )
+
+UNUSED = ("flashinfer", "torch_memory_saver", "wandb")
+"""What Megatron imports where it finds it, for its own inference and logs, which nothing here calls. flashinfer alone
+takes seconds, and is there wherever SGLang is."""
 
 _PLACED_ALREADY = (torch.Tensor.cuda, torch.Tensor.pin_memory)
 
@@ -56,15 +61,17 @@ class _CudaMeansCpu(TorchFunctionMode):
 def open_seam(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
     """Prepare this process for Megatron on `device`, and return what its calls are made inside of.
 
-    Call it before anything imports `megatron.core`: on a CPU its fusions are left uncompiled, for compiling takes
-    longer than all that they save there. Harmless when repeated.
+    Call it before anything imports `megatron.core`: what Megatron imports and nobody uses is left out, and on a CPU its
+    fusions are left uncompiled, for compiling takes longer than all that they save there. Harmless when repeated.
     """
     warnings.filterwarnings("ignore", module=r"megatron\.")
     for said in _KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=said)
-    if device.type == "cuda":
-        return nullcontext
-    _import_uncompiled()
+    with _without(UNUSED):
+        if device.type == "cuda":
+            _import_megatron()
+            return nullcontext
+        _import_uncompiled()
     from megatron.core.tensor_parallel import random
 
     torch.cuda.current_device = lambda: CPU  # type: ignore[assignment,return-value]
@@ -83,8 +90,25 @@ def _import_uncompiled() -> None:
 
     try:
         torch.compile = unchanged  # type: ignore[assignment]
-        import megatron.core
-        import megatron.core.models.gpt
-        import megatron.core.optimizer  # noqa: F401
+        _import_megatron()
     finally:
         torch.compile = compile_
+
+
+def _import_megatron() -> None:
+    import megatron.core
+    import megatron.core.models.gpt
+    import megatron.core.optimizer  # noqa: F401
+
+
+@contextmanager
+def _without(packages: Collection[str]) -> Iterator[None]:
+    """In the block whoever tries to import one of these packages is told that it is not installed, unless it is
+    imported already."""
+    hidden = [name for name in packages if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None is how Python marks what is not there
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]

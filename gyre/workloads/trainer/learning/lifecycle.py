@@ -246,7 +246,10 @@ class GangLifecycle:
         if published is None or published.version < groups.step:
             self._publish_last(leader)
         elif not self._policies.are_served(leader):
-            self._publish_again(leader)
+            if self._replayed:
+                self.published_again(leader, self._policies.prepare(leader, groups.step))
+            else:  # the weights are the published ones: beside the next step is soon enough
+                self._policies.begin(leader, groups.step)
         elif (
             self._replayed and not self._policies.in_calls
         ):  # else each step was compared when it was replayed
@@ -272,11 +275,10 @@ class GangLifecycle:
         else:
             self._steps.publish(gang, prepared)
 
-    def _publish_again(self, gang: ActorGang) -> None:
-        """The rank that served the last version has gone. Where the replay gave other weights (training may be set to
-        be quick rather than deterministic), the version stays what the instances have; if none of them has it, it is
-        lost, and the gang is to blame."""
-        prepared = self._policies.prepare(gang, self._groups.step)
+    def published_again(self, gang: ActorGang, prepared: Prepared) -> None:
+        """The rank that served the last version has gone, and another has it ready. Where the replay gave other weights
+        (training may be set to be quick rather than deterministic), the version stays what the instances have; if none
+        of them has it, it is lost, and the gang is to blame."""
         problem = self._problem_with(gang, prepared)
         if not problem:
             try:

@@ -79,12 +79,13 @@ class Prepared:
 
 @dataclass(slots=True)
 class Publication:
-    """A step's weights, which the first rank of `gang` makes ready. `missing` are the methods that have not answered,
-    `answers` what the others said, and `until` is the deadline in monotonic seconds."""
+    """A step's weights, which the first rank of `gang` makes ready. `firing` is the step's; None where its version was
+    published before, and is now by the rank that has taken the place of its publisher. `missing` are the methods that
+    have not answered, `answers` what the others said, and `until` is the deadline in monotonic seconds."""
 
     gang: ActorGang
     version: int
-    firing: Firing
+    firing: Firing | None
     until: float
     missing: set[str]
     answers: dict[str, Any] = field(default_factory=dict)
@@ -150,8 +151,9 @@ class ServedPolicies:
 
     # -- beside training ----------------------------------------------------------------------------
 
-    def begin(self, gang: ActorGang, version: int, firing: Firing) -> None:
-        """Begin to make the gang's weights ready, as `prepare` does, without waiting. `firing` is the step's."""
+    def begin(self, gang: ActorGang, version: int, firing: Firing | None = None) -> None:
+        """Begin to make the gang's weights ready, as `prepare` does, without waiting: see `Publication`. What was begun
+        before and is not ready is not waited for any more."""
         until = time.monotonic() + self._timeout_s
         calls: list[Sent[Any]] = []
         if self._plane is None or self._in_calls:

@@ -21,7 +21,7 @@ from gyre.compat.dlrover.common.enums import WorkloadEntrypointType
 from gyre.compat.dlrover.common.workload_desc import AnyWorkloadDesc
 from gyre.compat.dlrover.description import JobDescription, RoleDescription, Scope
 from gyre.compat.dlrover.notes import has_no_meaning
-from gyre.config import LOCAL_ROLLOUT, ROLLOUT_MANAGER, TRAINER, Entrypoint, Resources
+from gyre.config import LOCAL_ROLLOUT, ROLLOUT_MANAGER, SPARE_ROLLOUT, TRAINER, Entrypoint, Resources
 from gyre.config.parse import parse_job
 from gyre.errors import ConfigError
 
@@ -87,6 +87,7 @@ def _named(job: DLJob) -> list[RoleDescription]:
                 TRAINER,
                 ROLLOUT_MANAGER,
                 LOCAL_ROLLOUT,
+                SPARE_ROLLOUT,
             ):
                 gyre = f"role_{gyre}"[:32]
         other = next((one.name for one in found if one.gyre == gyre), None)

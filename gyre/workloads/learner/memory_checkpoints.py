@@ -1,18 +1,17 @@
-"""Checkpoints in host memory: each rank's own part after a step, for a gang of the same layout that comes back.
-
-What a rank has — its shards of weights, of float32 weights and of the optimizer's moments, the random state — is copied
-as it stands, without Megatron's way of describing it: it goes back into the same tensors of the same layout, bit by
-bit. Any other layout is the disk's (`on_disk`).
+"""The state of every rank of a gang in its machine's memory: one whose rank was killed goes on from there bit by bit.
+Any other layout is the disk's.
 
 Invariants:
 - *all or none*: ranks keep states only if each of them has the room, and take one back only if each has that one whole;
 - *one step, one life*: states belong together when they are of one step and of one gang's life (`lineage`). Two gangs
   that made the same step need not have the same bits;
-- *seldom enough*: copies take at most `share` of the time, as the first rank measures it, and what a checkpoint on the
-  disk needs is copied besides.
+- *copied before changed*: a copy is made beside the passes of the next step, which leave the state as it is; whoever
+  changes it calls `settle` before;
+- *seldom enough*: training waits for copies for at most `share` of the time, as the first rank measures it, and what a
+  checkpoint on the disk needs is copied besides.
 
-Every method but `prepare`, `close` and `unlink` is a collective of all ranks. This module must not know what a step is
-made of, or where else a state may come from, and must not be imported before `seam.open_seam`.
+Every method but `prepare`, `settle`, `close` and `unlink` is a collective of all ranks. This module must not know what
+a step is made of, or where else a state may come from.
 """
 
 from __future__ import annotations
@@ -22,45 +21,94 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
+from gyre.workloads.base import WorkloadContext
 from gyre.workloads.gang.host_memory import HostMemory, NoHostMemory, plan
 from gyre.workloads.gang.state_files import PAGE_BYTES, padded
+from gyre.workloads.gang.world import World
 from gyre.workloads.learner.devices import page_locked
-from gyre.workloads.megatron.checkpoints.on_disk import Copied
-from gyre.workloads.megatron.checkpoints.parts import Part, parts_of, take_random, written_by
-from gyre.workloads.megatron.model.parallel import Ranks
-from gyre.workloads.megatron.policy import MegatronPolicy
 
 Named = list[tuple[str, Tensor]]
 
 
-class MemoryCheckpoints:
-    """`purpose` names the job and the role: see `HostMemory`. `share` of the time may be spent on copies; 1 keeps every
-    step's state."""
+class Part(Protocol):
+    """A tensor of the state, by a name that this rank's layout decides."""
 
-    def __init__(self, policy: MegatronPolicy, purpose: str, *, share: float) -> None:
-        self._policy = policy
-        self._ranks: Ranks = policy.ranks
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tensor(self) -> Tensor: ...
+
+
+P = TypeVar("P", bound=Part)
+
+
+class RankState(Protocol[P]):
+    """One rank's state, as its back end knows it."""
+
+    @property
+    def layout(self) -> str:
+        """What decides the parts: states of another layout are not this rank's."""
+        ...
+
+    def parts(self) -> list[P]:
+        """Everything of this rank that a later step depends on, in the same order each time."""
+        ...
+
+    def written(self, parts: Sequence[P]) -> Sequence[P]:
+        """Those that this rank writes to a checkpoint on the disk."""
+        ...
+
+    def taken(self, parts: Sequence[P]) -> None:
+        """Other values were copied into the tensors of the parts: take over what is no tensor of the model."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Copied(Generic[P]):
+    """Parts of a state in host memory: the bytes that are written one after another, and where in the file each of the
+    `parts` begins. `release` says that nobody reads them any more."""
+
+    pieces: Sequence[memoryview]
+    parts: Sequence[P]
+    offsets: Sequence[int]
+    release: Callable[[], None] = lambda: None
+
+
+class MemoryCheckpoints(Generic[P]):
+    """Of ranks whose state is on `device`. `purpose` names the job and the role: see `HostMemory`. `share` of the time
+    may be spent on copies; 1 keeps every step's state."""
+
+    def __init__(
+        self, state: RankState[P], ranks: World, purpose: str, *, device: torch.device, share: float
+    ) -> None:
+        self._state = state
+        self._ranks = ranks
         self._share = share
-        layout = f"{self._ranks.tensor}x{self._ranks.pipeline} of {self._ranks.world_size}"
-        self._layout = f"{layout}, {policy.dtype}, distributed {policy.settings.distributed_optimizer}: "
+        self._layout = f"{state.layout} of {ranks.world_size}: "
         self._lineage = self._layout + self._ranks.from_first(uuid.uuid4().hex)
         self._has_room = False
         self._making: threading.Thread | None = None
         self._no_room = ""
         self._saved: int | None = None
         """The step whose state the newest slot has."""
+        self._is_copying = False
+        self._hold_s = 0.0
+        """Seconds that the last copy took of the training's time."""
         self._next_at = 0.0
         self._memory: HostMemory | None = None
         self.trouble = ""
         """Why there are none, where there are none."""
         problem = ""
         try:
-            pin = partial(page_locked, device=policy.device) if policy.device.type == "cuda" else None
+            pin = partial(page_locked, device=device) if device.type == "cuda" else None
             self._memory = HostMemory(purpose, self._ranks.rank, pin=pin)
         except (NoHostMemory, OSError) as error:
             problem = str(error)
@@ -71,21 +119,18 @@ class MemoryCheckpoints:
         return self._memory is not None
 
     def status(self) -> dict[str, Any]:
-        """Facts for people: how long the last copy held training up, and what keeps states from being kept."""
+        """Facts for people: how long the last copy held training up, of which step it was, and what keeps states from
+        being kept."""
         if self._memory is None:
             return {"trouble": self.trouble}
-        return {"hold_s": round(self._memory.hold_s, 4)}
-
-    def tensors(self) -> Named:
-        """Everything of this rank that a later step depends on."""
-        return named(parts_of(self._policy))
+        return {"hold_s": round(self._hold_s, 4), "step": self._saved}
 
     def prepare(self) -> None:
         """Begin to take the memory, so that the first copy need not wait for it."""
         if self._memory is not None and not self._has_room and self._making is None:
             self._making = threading.Thread(
                 target=self._make_room,
-                args=(self._memory, self.tensors()),
+                args=(self._memory, named(self._state.parts())),
                 name="gyre-host-room",
                 daemon=True,
             )
@@ -118,30 +163,40 @@ class MemoryCheckpoints:
         if not self._ranks.sum([float(due)])[0] or not self._have_room():
             return False
         # What fails from here on fails on this rank alone: the others keep a state that no gang will agree on.
-        self._save(self._memory, step, metadata, self.tensors())
-        rest_s = self._memory.hold_s * (1.0 / self._share - 1.0)
-        self._next_at = time.monotonic() + rest_s
+        self._save(self._memory, step, metadata, named(self._state.parts()))
         return True
 
+    def settle(self) -> None:
+        """Wait until the last copy is made: from here on the state may be changed. No collective."""
+        if self._memory is None:
+            return
+        waited_s = self._memory.settle()
+        if self._is_copying:
+            self._is_copying = False
+            self._hold_s += waited_s
+            self._next_at = time.monotonic() + self._hold_s * (1.0 / self._share - 1.0)
+
     def _save(self, memory: HostMemory, step: int, metadata: dict[str, Any], tensors: Named) -> None:
-        self._saved = None
+        began, self._saved = time.monotonic(), None
         try:
             memory.save(tensors, lineage=self._lineage, step=step, book=metadata)
-            self._saved = step
+            self._saved, self._is_copying = step, True
         except (NoHostMemory, OSError) as error:
             print(f"step {step} is not in host memory: {error}", flush=True)
+        self._hold_s = time.monotonic() - began
 
-    def copied(self, step: int, metadata: dict[str, Any]) -> Copied | None:
+    def copied(self, step: int, metadata: dict[str, Any]) -> Copied[P] | None:
         """What this rank writes of the state of `step`, at which it is, for the disk; None where it is not in memory.
         Later copies leave the slot alone until it is released."""
         if self._memory is None or not self._have_room():
             return None
-        memory, parts = self._memory, parts_of(self._policy)
+        memory, parts = self._memory, self._state.parts()
         if self._saved != step:
             self._save(memory, step, metadata, named(parts))
-        if self._saved != step:
+        slot = memory.hold(step) if self._saved == step else None
+        if slot is None:
             return None
-        return _written_of(memory.hold(), parts, written_by(parts, self._ranks), memory.release)
+        return _written_of(slot, parts, self._state.written(parts), memory.release)
 
     def restore(self, *, newer_than: int, at_most: int) -> dict[str, Any] | None:
         """Take the newest state back that every rank has, of a step beyond `newer_than` and up to `at_most`: its
@@ -149,7 +204,7 @@ class MemoryCheckpoints:
         if self._memory is None:
             return None
         self._join()
-        parts = parts_of(self._policy)
+        parts = self._state.parts()
         tensors = named(parts)
         spans = tuple(plan(tensors)[0])
         mine = {
@@ -164,7 +219,7 @@ class MemoryCheckpoints:
         for key, count in zip(offered, counts, strict=True):
             if count == self._ranks.world_size and self._all(self._memory.is_right(mine[key])):
                 self._memory.load(mine[key], tensors)
-                take_random(parts)
+                self._state.taken(parts)
                 self._saved = mine[key].step
                 return mine[key].book
         return None
@@ -208,14 +263,19 @@ class MemoryCheckpoints:
         return self._ranks.sum([float(not holds)])[0] == 0.0
 
 
+def purpose_of(context: WorkloadContext) -> str:
+    """What names the place of a role's states on a machine: see `HostMemory`."""
+    return f"{context.job_id} {context.directory.resolve()} {context.role}"
+
+
 def named(parts: Sequence[Part]) -> Named:
     """The parts as `HostMemory` takes them."""
     return [(part.name, part.tensor) for part in parts]
 
 
 def _written_of(
-    slot: memoryview, parts: Sequence[Part], written: Sequence[Part], release: Callable[[], None]
-) -> Copied:
+    slot: memoryview, parts: Sequence[P], written: Sequence[P], release: Callable[[], None]
+) -> Copied[P]:
     """Those of the parts in a slot that are to be `written`: whole pages of the slot, as few runs as there can be."""
     wanted = {id(part) for part in written}
     spans, _ = plan(named(parts))

@@ -1,0 +1,177 @@
+"""What `gyre plan` says of memory: a table, "not known", a refusal in a sentence, and what `auto` comes to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+import gyre.api.checks.memory as memory
+from gyre.api.checks.memory import foresee
+from gyre.api.cli import main
+from gyre.config import parse_job
+from gyre.errors import ConfigError
+from gyre.graph import compile_job
+from gyre.models.architecture import Architecture, config_of
+from gyre.workloads.memory.passes import GIB
+
+SHAPE = replace(
+    Architecture.qwen3(
+        vocab=151936, layers=36, hidden=2560, heads=32, kv_heads=8, mlp=9728, max_positions=32768
+    ),
+    head_dim=128,
+)
+JOB: dict[str, Any] = {
+    "name": "four",
+    "recipe": "grpo",
+    "backend": "fsdp",
+    "device_type": "GPU",
+    "node_num": 2,
+    "config": {
+        "task": {"digits": 1},
+        "sampling": {"n": 8, "max_new_tokens": 1024},
+        "optim": {"lr": 1e-6},
+        "fsdp": {"pass_tokens": 4096},
+    },
+    "rollouts": {"engine": "sglang", "engine_args": ["--mem-fraction-static", "0.8"]},
+    "run": {"steps": 2, "prompts_per_step": 64, "evaluate_every": 0},
+    "roles": {"actor": {"total": 2}, "rollout": {"total": 2}, "reward": {}},
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "device_bytes", lambda: None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "model"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps(config_of(SHAPE, eos_id=1)))
+    return made
+
+
+def job(folder: Path, *, device: float | None = 79, **fsdp: Any) -> dict[str, Any]:
+    config = {**JOB["config"], "model_path": str(folder), "fsdp": {**JOB["config"]["fsdp"], **fsdp}}
+    return {**JOB, "config": config, "device_memory_gib": device}
+
+
+def planned(tmp_path: Path, spec: dict[str, Any], *more: str) -> Result:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(spec))
+    return CliRunner().invoke(main, ["plan", str(file), "--ray-address", "192.0.2.1:6379", *more])
+
+
+def foreseen(spec: dict[str, Any], *, here: bool = False) -> memory.Foreseen:
+    return foresee(compile_job(parse_job(spec)).spec, here=here)
+
+
+def test_plan_prints_what_each_role_takes(tmp_path: Path, folder: Path) -> None:
+    found = planned(tmp_path, job(folder))
+    assert found.exit_code == 0, found.output
+    lines = found.stdout[found.stdout.index("Memory") :].splitlines()
+    assert any("actor" in line and "each device" in line and line.endswith("fits") for line in lines)
+    assert any("rollout" in line and "KV memory a token" in line for line in lines)
+    assert any("disk" in line and "two checkpoints and one being written" in line for line in lines)
+    told = json.loads(planned(tmp_path, job(folder), "--json").stdout)["memory"]
+    assert told["device_bytes"] == 79 * GIB
+    actor = next(line for line in told["lines"] if line["role"] == "actor" and line["where"] == "each device")
+    assert 55 * GIB < actor["needs"] < 65 * GIB
+
+
+def test_a_pass_that_cannot_fit_is_refused_with_the_largest_that_does(tmp_path: Path, folder: Path) -> None:
+    found = planned(tmp_path, job(folder, pass_tokens=16384))
+    assert found.exit_code == 2
+    assert "config.fsdp.pass_tokens: 16384 given" in found.stderr
+    assert "for activations; a device has 79.0 GiB" in found.stderr
+    assert "At most 7168 fits" in found.stderr
+    assert "recompute" in found.stderr
+    assert planned(tmp_path, job(folder, pass_tokens=7168)).exit_code == 0
+    assert planned(tmp_path, job(folder, pass_tokens=8192)).exit_code == 2
+    assert planned(tmp_path, job(folder, pass_tokens=16384, recompute=True)).exit_code == 0
+
+
+def test_states_that_cannot_fit_are_refused_with_the_smallest_device(folder: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        foreseen(job(folder, device=24))
+    assert "roles.actor.total: 2 given" in refused.value.message
+    assert "for optimizer; a device has 24.0 GiB" in refused.value.message
+    size = int(refused.value.hint.partition("devices of ")[2].partition(" ")[0])
+    assert foreseen(job(folder, device=size, pass_tokens=1024)).lines
+    with pytest.raises(ConfigError):
+        foreseen(job(folder, device=size - 1, pass_tokens=1024))
+
+
+def test_little_room_is_a_warning(folder: Path) -> None:
+    (said,) = foreseen(job(folder, pass_tokens=7168)).findings
+    assert "leave 2" in said or "leave 1" in said
+    assert "Give 6144 or less" in said
+    assert not foreseen(job(folder)).findings
+
+
+def test_auto_takes_what_fits(folder: Path) -> None:
+    found = foreseen(job(folder, pass_tokens="auto")).lines[0]
+    assert "passes of 6144 tokens (the largest that fits" in found.of
+    assert found.verdict == "fits"
+    larger = foreseen(job(folder, pass_tokens="auto", device=139)).lines[0]
+    assert "passes of 15360 tokens" in larger.of
+
+
+def test_what_is_not_known_is_said_and_not_refused(tmp_path: Path, folder: Path) -> None:
+    found = foreseen(job(folder, device=None, pass_tokens=65536))
+    assert found.lines[0].needs is not None
+    assert not any(line.verdict for line in found.lines)
+    assert foreseen(job(folder, device=None, pass_tokens="auto")).lines[0].needs is None
+    elsewhere = foreseen(job(tmp_path / "elsewhere"))
+    assert {line.of.partition(":")[0] for line in elsewhere.lines} == {"not known"}
+    (folder / "config.json").write_text(
+        json.dumps({**config_of(SHAPE, eos_id=1), "model_type": "gemma3_text"})
+    )
+    assert {line.of.partition(":")[0] for line in foreseen(job(folder)).lines} == {"not known"}
+
+
+def test_this_machine_is_asked_where_the_job_runs_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "device_bytes", lambda: 79 * GIB)
+    assert foreseen(job(folder, device=None)).device_bytes is None
+    assert foreseen(job(folder, device=None), here=True).device_bytes == 79 * GIB
+    with pytest.raises(ConfigError, match="At most 7168 fits"):
+        foreseen(job(folder, device=None, pass_tokens=16384), here=True)
+
+
+def test_engines_on_the_actors_devices_are_counted(folder: Path) -> None:
+    spec = job(folder)
+    spec["rollouts"] = {**spec["rollouts"], "local": 2}
+    alone, shared = (foreseen(one).lines[0] for one in (job(folder), spec))
+    assert alone.needs is not None
+    assert shared.needs is not None
+    assert shared.needs - alone.needs == pytest.approx(8 * GIB, rel=0.05)
+    spec["config"]["fsdp"]["pass_tokens"] = "auto"
+    with pytest.raises(ConfigError, match=r"local_rollout shares the devices of actor") as refused:
+        foreseen(spec)
+    number = int(refused.value.hint.split()[1].rstrip("."))
+    spec["config"]["fsdp"]["pass_tokens"] = number
+    assert foreseen(spec).lines[0].verdict == "fits"
+
+
+def test_an_engine_without_room_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--mem-fraction-static 0\.05"):
+        foreseen(
+            {**job(folder), "rollouts": {"engine": "sglang", "engine_args": ["--mem-fraction-static=0.05"]}}
+        )
+
+
+def test_a_small_decoder_has_no_table() -> None:
+    spec = {
+        **JOB,
+        "config": {
+            **JOB["config"],
+            "model": {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16},
+        },
+    }
+    assert foreseen({**spec, "rollouts": {}}) == memory.Foreseen()

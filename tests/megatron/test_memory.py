@@ -1,0 +1,62 @@
+"""What is foretold of a Megatron rank's memory is what the real back end keeps: states to the byte, and what autograd
+saves of a pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gyre.config.sections import MegatronSettings
+from gyre.workloads.memory.rank import megatron_ranks
+from tests.memory_work import LENGTH, SEQUENCES, SHAPES, keeps
+from tests.rank_pool import RankPool
+
+pytestmark = pytest.mark.landing
+
+BFLOAT = {"dtype": "bfloat16"}
+CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "one rank": ("qwen3", 1, BFLOAT),
+    "float32": ("qwen3", 1, {"dtype": "float32"}),
+    "computed again": ("qwen3", 1, {**BFLOAT, "recompute": True}),
+    "its own head": ("its own head", 1, BFLOAT),
+    "qwen2": ("qwen2", 1, BFLOAT),
+    "keys for each": ("keys for each", 1, BFLOAT),
+    "two share a layer": ("qwen3", 2, {**BFLOAT, "tensor_parallel": 2}),
+    "and a sequence": ("qwen3", 2, {**BFLOAT, "tensor_parallel": 2, "sequence_parallel": True}),
+    "two replicas": ("qwen3", 2, BFLOAT),
+    "two whole replicas": ("qwen3", 2, {**BFLOAT, "distributed_optimizer": False}),
+    "two stages": ("qwen3", 2, {**BFLOAT, "pipeline_parallel": 2}),
+}
+BY_PREDICTED = 4 + 4 + 8 + 8 + 8 + 1
+"""Bytes that the log-probs keep of each predicted token, beside its logits."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_rank_keeps_is_foretold(pool: RankPool, case: str) -> None:
+    name, ranks, own = CASES[case]
+    shape, settings = SHAPES[name], MegatronSettings(**own)
+    width = 4 if own["dtype"] == "float32" else 2
+    found = pool.run(keeps, ranks, "megatron", shape, own)
+    foretold = megatron_ranks(shape, settings, ranks=ranks, width=width)
+    for mine, at in zip(foretold, (0, -1), strict=False):
+        assert mine.static["weights"] == found[at]["weights"]
+        assert mine.static["gradients"] == found[at]["gradients"]
+        assert mine.static["gradients"] == pytest.approx(found[at]["buffers"], rel=0.05)
+        # the ranges that replicas step are cut at whole blocks, not at parameters
+        assert mine.static["optimizer"] == pytest.approx(found[at]["optimizer"], rel=0.01)
+    if settings.pipeline_parallel > 1:
+        return  # a stage's share is of several passes at once
+    tokens = SEQUENCES * LENGTH
+    said = width * foretold[0].columns * tokens + BY_PREDICTED * (tokens - 3 * SEQUENCES)
+    # Cosines and sines are not saved where layers are computed again, but stay.
+    near = 0.03 if settings.recompute else 0.02
+    assert foretold[0].held(tokens) + said == pytest.approx(found[0]["saved"], rel=near)
+
+
+def test_a_critic_has_no_logits(pool: RankPool) -> None:
+    shape = SHAPES["qwen3"]
+    (found,) = pool.run(keeps, 1, "megatron", shape, BFLOAT, None, True)
+    (mine,) = megatron_ranks(shape, MegatronSettings(**BFLOAT), ranks=1, width=2, values=True)
+    assert (mine.static["weights"], mine.static["gradients"]) == (found["weights"], found["gradients"])
+    assert mine.held(SEQUENCES * LENGTH) == pytest.approx(found["saved"], rel=0.04)
