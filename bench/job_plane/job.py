@@ -25,6 +25,9 @@ from job_plane.watch import Watch
 ENDS_S = 20.0
 """For a graceful end; then a second Ctrl-C ends the job at once. A checkpoint of 4B would take longer."""
 
+ATTACKED_ENDS_S = 5.0
+"""The same for a job that was attacked, whose end is not measured: minutes on GPUs are dear."""
+
 GONE_S = 20.0
 """From there until no process of the job is left."""
 
@@ -76,7 +79,7 @@ def job(
                 attack.stop()
             if process.poll() is None:
                 stopped = time.time()
-            _end(process)
+            _end(process, ENDS_S if attack is None else ATTACKED_ENDS_S)
     ended = time.time()
     left = _end_what_is_left(home)
     for file in home.glob("jobs/*/logs/*"):
@@ -97,13 +100,13 @@ def _environment(home: Path) -> dict[str, str]:
     return os.environ | {"GYRE_HOME": str(home), "PYTHONPATH": path.rstrip(os.pathsep)}
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], gracefully_s: float) -> None:
     """As a user ends a job who is in a hurry."""
-    for _ in range(2):
+    for within_s in (gracefully_s, ENDS_S):
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(ENDS_S)
+                process.wait(within_s)
     if process.poll() is None:
         process.kill()
         process.wait()

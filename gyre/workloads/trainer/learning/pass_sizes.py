@@ -7,7 +7,9 @@ Invariants:
   it gives the same bits. Where one does not fit any more, it and all later ones have smaller ones;
 - *told once*: a later trainer reports again what an earlier one may not have been heard to say, under the same number,
   which the master accepts once;
-- *the user has the last word*: whoever continues the job with another size of passes begins with that.
+- *of another size nothing is known*: where whole passes have another size than when they did not fit (the user has said
+  another, or another number of ranks has other room), ranks begin with whole ones; and where they have a size of before
+  again, with what was learned of that.
 
 This module must not know what a pass is.
 """
@@ -50,7 +52,7 @@ class PassSizes:
 
     def begun(self, role: str, step: int, results: Sequence[Any]) -> bool:
         """The role's ranks have begun a step, with these results: tell it where their passes are smaller. False where
-        they are to begin it again, because whole passes have another size now than when they did not fit."""
+        they are to begin it again, because whole passes have another size than before."""
         first = results[0] if results and isinstance(results[0], dict) else {}
         size = {key: first[key] for key in ("pass_tokens", "passes") if isinstance(first.get(key), int)}
         rows = [row for row in self._groups.passes if row.role == role]
@@ -61,12 +63,21 @@ class PassSizes:
             self._learn(role, step, 0, "")
             return False
         if not last.size:
+            known = next((row for row in reversed(rows) if row.halved and _is_of(row, size)), None)
+            if not last.halved and known is not None:
+                self._learn(role, step, known.halved, "")
+                return False
             self._groups.record_passes(replace(last, size=size))
         for row in self._groups.passes:
-            if row.role == role and row.halved and row.size and row.number not in self._reported:
+            if row.role == role and row.error and row.size and row.number not in self._reported:
                 self._reported.add(row.number)
                 self._report("PassesHalved", role=role, error=row.error, number=row.number, **row.size)
         return True
 
     def _learn(self, role: str, step: int, halved: int, error: str) -> None:
         self._groups.record_passes(Passes(len(self._groups.passes) + 1, role, step, halved, error=error))
+
+
+def _is_of(row: Passes, whole: dict[str, int]) -> bool:
+    """Whether the row's passes are halves of whole ones of this size."""
+    return bool(row.size) and row.size == {key: value >> row.halved for key, value in whole.items()}

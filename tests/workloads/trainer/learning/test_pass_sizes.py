@@ -85,7 +85,10 @@ def test_a_step_is_trained_again_in_passes_of_the_size_it_was_made_in(store: Led
     assert [third.sizes.halved("actor", step) for step in range(1, 7)] == [0, 0, 1, 2, 2, 2]
 
 
-def test_who_continues_with_passes_of_another_size_has_the_last_word(store: LedgerStore) -> None:
+def test_of_whole_passes_of_another_size_nothing_is_known_until_they_have_the_old_one_again(
+    store: LedgerStore,
+) -> None:
+    """The user continues the job with others; or a gang of more ranks has other room, and then as many as before."""
     first = Trainer(store, 1)
     first.sizes.failed(TOO_LARGE, 3)
     assert first.begin(3) == 2048
@@ -94,7 +97,12 @@ def test_who_continues_with_passes_of_another_size_has_the_last_word(store: Ledg
     third = Trainer(store, 3, whole=3000)
     assert third.begin(6) == 3000
     third.sizes.failed(TOO_LARGE, 6)
-    assert Trainer(store, 4, whole=3000).begin(6) == 1500
+    fourth = Trainer(store, 4, whole=3000)
+    assert fourth.begin(6) == 1500
+    fifth = Trainer(store, 5)
+    assert [fifth.begin(7), fifth.begin(8)] == [2048, 2048]
+    assert [one["number"] for one in fifth.told] == [one["number"] for one in first.told + fourth.told[-1:]]
+    assert Trainer(store, 6, whole=3000).begin(9) == 1500
 
 
 def test_other_failures_teach_nothing(store: LedgerStore) -> None:
