@@ -254,6 +254,16 @@ def foretold(case: Case, tokens: int, sequences: int, dry: bool) -> dict[str, in
     return fsdp_rank(shape, settings.fsdp, ranks=case.ranks, width=2, lora=settings.lora).peak(part)
 
 
+def foretold_again(rows: list[Row]) -> list[Row]:
+    """The rows with what the code foretells now."""
+    for row in rows:
+        case = Case(**{name: row[name] for name in Case.__dataclass_fields__})
+        row["parts"] = foretold(case, row["width"], row["sequences"], False)
+        row["foretold"] = sum(row["parts"].values())
+        row["difference"] = row["foretold"] / row["allocated"] - 1.0
+    return rows
+
+
 # -- all cases -------------------------------------------------------------------------------------------
 
 
@@ -377,6 +387,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--gpus", type=int, help="GPUs that are used; all by default")
     parser.add_argument("--case-timeout", type=float, default=90.0, help="seconds for a case")
     parser.add_argument("--dry-run", action="store_true", help="tiny, on CPUs: nothing is measured")
+    parser.add_argument(
+        "--again", type=Path, help="of this FILE, foretell what was measured anew, without a GPU"
+    )
     parser.add_argument("--rank", type=json.loads, help=argparse.SUPPRESS)
     return parser
 
@@ -396,6 +409,11 @@ def main() -> int:
     given = arguments().parse_args()
     if given.rank is not None:
         rank_main(given.rank)
+    if given.again:
+        rows = foretold_again(json.loads(given.again.read_text()))
+        given.again.write_text(json.dumps(rows, indent=1) + "\n")
+        print(table(rows))
+        return 0
     dry = given.dry_run
     free = list(range(2 if dry else given.gpus or gpu_count()))
     waiting = [case for case in cases(dry) if given.only in case.name and case.ranks <= len(free)]

@@ -48,8 +48,8 @@ GIVEN_UP_S = 300.0
 
 class Chaos(Attack):
     """SIGKILL to one of each of `kinds` in turn, `times` times. Engines and agents are killed while all of the job's
-    `engines` serve; kinds behind them in the row come first where one does not. Who dies goes in turn, and the moment is
-    drawn, so that a death is anywhere in a step."""
+    `engines` serve; kinds behind them in the row come first where one does not. Who dies goes in turn, and when in a
+    step is drawn."""
 
     def __init__(self, kinds: Sequence[str], times: int, engines: int) -> None:
         super().__init__()

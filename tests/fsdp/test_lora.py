@@ -52,7 +52,7 @@ def own_name(name: str) -> str:
     ("kind", "ranks", "settings"),
     [
         ("qwen3", 1, {}),
-        ("qwen3", 2, {"recompute": True}),
+        ("qwen3", 2, {"recompute": False}),
         ("qwen3", 4, {"whole_gradient": True}),
         ("gemma3_text", 2, {}),
         ("mixtral", 2, {}),

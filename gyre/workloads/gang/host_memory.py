@@ -1,12 +1,12 @@
 """One rank's state in its machine's memory, which outlives the rank's process.
 
     /dev/shm/gyre-state-<job and role>/rank_00000/lock
-                                                  slot_0, slot_0.json
-                                                  slot_1, slot_1.json
+                                                  slot_0.0, slot_0.1, …, slot_0.json
+                                                  slot_1.0, slot_1.1, …, slot_1.json
 
-A slot is a mapped file of plain bytes; its record has the step, the place of each tensor and the checksum. There are
-two slots, so that while one is written the other is whole. Only the file system holds them: no process, no resource
-tracker, no socket. So they outlive every process.
+A slot is plain bytes, `PIECE_BYTES` at a time in each of its files in turn; its record has the step, the place of each
+tensor and the checksum. There are two slots, so that while one is written the other is whole. Only the file system
+holds them: no process, no resource tracker, no socket. So they outlive every process.
 
 Invariants:
 - *bytes before record*: a slot gets its record after all its bytes are there and hashed, and loses it before the first
@@ -62,7 +62,8 @@ PIECE_BYTES = 32 << 20
 """What one thread copies and hashes at once. It decides the checksum: another size is another format."""
 
 COPIERS = 8
-"""Threads that copy beside each other: one writes some 5 GB a second into the machine's memory, a device sends 50."""
+"""Threads that copy beside each other, and the files of a slot. One thread writes some 3 GB a second into the machine's
+memory, a device sends 50; and the kernel lets one thread at a time write into a file."""
 
 KEPT_S = 3600.0
 """How long an abandoned state is kept for its job to come back: longer than any budget of restarts lasts."""
@@ -174,7 +175,7 @@ class HostMemory:
         self.settle()
         _, size = plan(tensors)
         for slot in (0, 1):
-            self._make_file(slot, size)
+            self._make_files(slot, size)
         return size
 
     def save(self, tensors: Named, *, lineage: str, step: int, book: dict[str, Any]) -> None:
@@ -189,7 +190,7 @@ class HostMemory:
         if slot == self._held:
             slot = self._newest
         self._record_path(slot).unlink(missing_ok=True)
-        self._make_file(slot, size)
+        self._make_files(slot, size)
         pieces = _pieces(spans, tensors)
         content = {
             "format": FORMAT,
@@ -212,7 +213,7 @@ class HostMemory:
         path = self._record_path(slot)
         partial = path.with_suffix(".partial")
         try:
-            digest = self._copiers.write(self._file(slot), pieces, ready)
+            digest = self._copiers.write(self._files(slot), pieces, ready)
             partial.write_text(json.dumps({**content, "digest": digest}))
             partial.rename(path)
         except (
@@ -230,7 +231,7 @@ class HostMemory:
             self._saving = None
         return time.monotonic() - began
 
-    def hold(self, step: int) -> memoryview | None:
+    def hold(self, step: int) -> HeldSlot | None:
         """The bytes of the last copy, as `plan` places them, if it is a whole one of `step`. They stay until
         `release`."""
         assert self._held is None, "a slot is held already"
@@ -239,8 +240,7 @@ class HostMemory:
         if record is None or record.step != step:
             return None
         self._held = record.slot
-        with self._file(record.slot).open("rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), record.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ))
+        return HeldSlot([_mapped(path) for path in self._files(record.slot)])
 
     def release(self) -> None:
         """Nobody reads the held slot any more. From any thread; the second time it does nothing."""
@@ -257,7 +257,8 @@ class HostMemory:
     def _read(self, slot: int) -> SlotRecord | None:
         try:
             content = json.loads(self._record_path(slot).read_text())
-            if content["format"] != FORMAT or content["size_bytes"] != self._file(slot).stat().st_size:
+            sizes = [path.stat().st_size for path in self._files(slot)]
+            if content["format"] != FORMAT or sizes != _file_sizes(content["size_bytes"]):
                 return None
             spans = [
                 TensorSpan(name, dtype, tuple(shape), offset)
@@ -278,8 +279,8 @@ class HostMemory:
     def is_right(self, record: SlotRecord) -> bool:
         """Whether the slot's bytes match the record's checksum."""
         try:
-            found = self._copiers.digest(self._file(record.slot), _pieces(record.spans))
-        except OSError:  # it is shorter than its record says
+            found = self._copiers.digest(self._files(record.slot), _pieces(record.spans))
+        except OSError:  # there is less than its record says
             return False
         return found == record.digest
 
@@ -288,10 +289,12 @@ class HostMemory:
         and shapes are not those that were saved. The bytes are not verified: see `is_right`."""
         spans, _ = plan(tensors)
         if tuple(spans) != record.spans:
-            raise HostMemoryDamaged(f"{self._file(record.slot)} is of other tensors than this rank has.")
+            raise HostMemoryDamaged(
+                f"slot {record.slot} in {self.path} is of other tensors than this rank has."
+            )
         self.settle()
         ready = self._copiers.ready(tensors)
-        self._copiers.read(self._file(record.slot), _pieces(spans, tensors), ready)
+        self._copiers.read(self._files(record.slot), _pieces(spans, tensors), ready)
         self._newest = record.slot
 
     # -- the end -------------------------------------------------------------------------------------
@@ -342,26 +345,31 @@ class HostMemory:
 
     # -- files ---------------------------------------------------------------------------------------
 
-    def _file(self, slot: int) -> Path:
-        return self.path / f"slot_{slot}"
+    def _files(self, slot: int) -> list[Path]:
+        """Those that there are, in their order."""
+        found = self.path.glob(f"slot_{slot}.[0-9]*")
+        return sorted(found, key=lambda path: int(path.suffix[1:]))
 
     def _record_path(self, slot: int) -> Path:
         return self.path / f"slot_{slot}.json"
 
-    def _make_file(self, slot: int, size: int) -> None:
-        """Have a file of this size for the slot. Raises NoHostMemory."""
-        path = self._file(slot)
-        if not path.exists() or path.stat().st_size != size:
-            self._record_path(slot).unlink(missing_ok=True)
+    def _make_files(self, slot: int, size: int) -> None:
+        """Have files of this size together for the slot. Raises NoHostMemory."""
+        sizes, there = _file_sizes(size), self._files(slot)
+        if [path.stat().st_size for path in there] == sizes:
+            return
+        self._record_path(slot).unlink(missing_ok=True)
+        for path in there:
             path.unlink(missing_ok=True)
-            self._take_space(path, size)
+        self._take_space(slot, sizes)
 
-    def _take_space(self, path: Path, size: int) -> None:
-        """Take space for a file, under a lock, because ranks of one machine ask at the same time."""
+    def _take_space(self, slot: int, sizes: Sequence[int]) -> None:
+        """Take space for a slot's files, under a lock, because ranks of one machine ask at the same time."""
         if not hasattr(os, "posix_fallocate"):
             raise NoHostMemory("states are kept in memory on Linux alone.")
+        size = sum(sizes)
         gate = _lock(self._home / "lock", LOCK_WITHIN_S + size / 2**28)
-        partial = path.with_suffix(".partial")
+        made: list[Path] = []
         try:
             available, total = self._available()
             if available - size < LEFT_FREE * total:
@@ -370,20 +378,59 @@ class HostMemory:
                     f"{available} of {total} bytes are available.",
                     hint="Set memory_checkpoint_share to 0, or give the machine more memory.",
                 )
-            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                os.posix_fallocate(descriptor, 0, size)
-            finally:
-                os.close(descriptor)
-            partial.rename(path)
+            for number, part in enumerate(sizes):
+                made.append(self.path / f"slot_{slot}.{number}")
+                descriptor = os.open(made[-1], os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+                try:
+                    os.posix_fallocate(descriptor, 0, part)
+                finally:
+                    os.close(descriptor)
         except OSError as error:
-            partial.unlink(missing_ok=True)
+            for path in made:
+                path.unlink(missing_ok=True)
             raise NoHostMemory(
-                f"{path.parent} has no room for {size} bytes of a rank's state: {error}.",
+                f"{self.path} has no room for {size} bytes of a rank's state: {error}.",
                 hint="Give the machine a larger /dev/shm (--shm-size of a container).",
             ) from error
         finally:
             os.close(gate)
+
+
+class HeldSlot:
+    """The bytes of a slot that somebody reads."""
+
+    def __init__(self, files: Sequence[memoryview]) -> None:
+        self._files = files
+
+    def __getitem__(self, span: slice) -> list[memoryview]:
+        """Bytes `span.start` to `span.stop`, in parts that follow each other; all but the last end at a multiple of
+        `PIECE_BYTES` of the slot."""
+        found, at = [], span.start
+        while at < span.stop:
+            number, offset = _place(at)
+            size = min(PIECE_BYTES - at % PIECE_BYTES, span.stop - at)
+            found.append(self._files[number][offset : offset + size])
+            at += size
+        return found
+
+
+def _mapped(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ))
+
+
+def _place(offset: int) -> tuple[int, int]:
+    """The file in which a slot's byte is, and where in it."""
+    piece = offset // PIECE_BYTES
+    return piece % COPIERS, piece // COPIERS * PIECE_BYTES + offset % PIECE_BYTES
+
+
+def _file_sizes(size: int) -> list[int]:
+    """Of the files of a slot of `size` bytes."""
+    sizes = [0] * min(COPIERS, -(-size // PIECE_BYTES))
+    for at in range(0, size, PIECE_BYTES):
+        sizes[_place(at)[0]] += min(PIECE_BYTES, size - at)
+    return sizes
 
 
 def plan(tensors: Named) -> tuple[list[TensorSpan], int]:
@@ -399,8 +446,9 @@ def plan(tensors: Named) -> tuple[list[TensorSpan], int]:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """`size` bytes at an offset of a slot. `bytes` are those of the tensor, where it is copied."""
+    """`size` bytes at an offset of one of a slot's files. `bytes` are those of the tensor, where it is copied."""
 
+    file: int
     offset: int
     size: int
     bytes: Tensor | None = None
@@ -411,14 +459,17 @@ def _pieces(spans: Sequence[TensorSpan], tensors: Named = ()) -> list[_Piece]:
     found = []
     for number, span in enumerate(spans):
         flat = tensors[number][1].detach().view(-1).view(torch.uint8) if tensors else None
-        for at in range(0, span.size_bytes, PIECE_BYTES):
-            size = min(PIECE_BYTES, span.size_bytes - at)
-            found.append(_Piece(span.offset + at, size, None if flat is None else flat[at : at + size]))
+        at, end = span.offset, span.offset + span.size_bytes
+        while at < end:
+            size = min(PIECE_BYTES - at % PIECE_BYTES, end - at)
+            part = None if flat is None else flat[at - span.offset : at - span.offset + size]
+            found.append(_Piece(*_place(at), size, part))
+            at += size
     return found
 
 
 class _Copiers:
-    """Threads that carry pieces between tensors and a file, each with a buffer of its own, which `pin` pins."""
+    """Threads that carry pieces between tensors and files, each with a buffer of its own, which `pin` pins."""
 
     def __init__(
         self,
@@ -448,8 +499,8 @@ class _Copiers:
             return event
         return None
 
-    def write(self, path: Path, pieces: Sequence[_Piece], ready: Any) -> str:
-        """Copy the pieces' bytes into the file; their checksum. Raises OSError."""
+    def write(self, files: Sequence[Path], pieces: Sequence[_Piece], ready: Any) -> str:
+        """Copy the pieces' bytes into the files; their checksum. Raises OSError."""
 
         def carry(descriptor: int, piece: _Piece) -> bytes:
             buffer = self._buffer()[: piece.size]
@@ -460,10 +511,10 @@ class _Copiers:
             _write_at(descriptor, view, piece.offset)
             return digest
 
-        return self._each(path, os.O_WRONLY, pieces, carry)
+        return self._each(files, os.O_WRONLY, pieces, carry)
 
-    def read(self, path: Path, pieces: Sequence[_Piece], ready: Any) -> None:
-        """Copy the file's bytes into the pieces. Raises OSError."""
+    def read(self, files: Sequence[Path], pieces: Sequence[_Piece], ready: Any) -> None:
+        """Copy the files' bytes into the pieces. Raises OSError."""
 
         def carry(descriptor: int, piece: _Piece) -> bytes:
             buffer = self._buffer()[: piece.size]
@@ -472,32 +523,35 @@ class _Copiers:
             self._cross(piece.bytes, buffer, ready)
             return b""
 
-        self._each(path, os.O_RDONLY, pieces, carry)
+        self._each(files, os.O_RDONLY, pieces, carry)
 
-    def digest(self, path: Path, pieces: Sequence[_Piece]) -> str:
-        """The checksum of the file's bytes where the pieces are. Raises OSError."""
+    def digest(self, files: Sequence[Path], pieces: Sequence[_Piece]) -> str:
+        """The checksum of the files' bytes where the pieces are. Raises OSError."""
 
         def carry(descriptor: int, piece: _Piece) -> bytes:
             view = memoryview(self._buffer()[: piece.size].numpy().data)
             _read_at(descriptor, view, piece.offset)
             return xxhash.xxh3_128_digest(view)
 
-        return self._each(path, os.O_RDONLY, pieces, carry)
+        return self._each(files, os.O_RDONLY, pieces, carry)
 
     def _each(
         self,
-        path: Path,
+        files: Sequence[Path],
         flags: int,
         pieces: Sequence[_Piece],
         carry: Callable[[int, _Piece], bytes],
     ) -> str:
-        descriptor = os.open(path, flags)
-        try:
-            running = [self._pool.submit(carry, descriptor, piece) for piece in pieces]
-            wait(running)  # also where one fails: the others use the file
+        with contextlib.ExitStack() as opened:
+            descriptors = []
+            for path in files:
+                descriptors.append(os.open(path, flags))
+                opened.callback(os.close, descriptors[-1])
+            if any(piece.file >= len(descriptors) for piece in pieces):
+                raise OSError("a file of the slot is gone")
+            running = [self._pool.submit(carry, descriptors[piece.file], piece) for piece in pieces]
+            wait(running)  # also where one fails: the others use the files
             digests = [one.result() for one in running]
-        finally:
-            os.close(descriptor)
         return xxhash.xxh3_128_hexdigest(b"".join(digests))
 
     def _cross(self, into: Tensor, of: Tensor, ready: Any) -> None:

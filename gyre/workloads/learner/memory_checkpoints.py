@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.gang.host_memory import HostMemory, NoHostMemory, plan
+from gyre.workloads.gang.host_memory import HeldSlot, HostMemory, NoHostMemory, plan
 from gyre.workloads.gang.state_files import PAGE_BYTES, padded
 from gyre.workloads.gang.world import World
 from gyre.workloads.learner.devices import page_locked
@@ -274,7 +274,7 @@ def named(parts: Sequence[Part]) -> Named:
 
 
 def _written_of(
-    slot: memoryview, parts: Sequence[P], written: Sequence[P], release: Callable[[], None]
+    slot: HeldSlot, parts: Sequence[P], written: Sequence[P], release: Callable[[], None]
 ) -> Copied[P]:
     """Those of the parts in a slot that are to be `written`: whole pages of the slot, as few runs as there can be."""
     wanted = {id(part) for part in written}
@@ -292,5 +292,5 @@ def _written_of(
             before = sum(end - begin for begin, end in runs)
             runs.append((first, last))
         offsets.append(before + span.offset - first)
-    pieces = [slot[first:last] for first, last in runs]
+    pieces = [piece for first, last in runs for piece in slot[first:last]]
     return Copied(pieces, [part for part in parts if id(part) in wanted], offsets, release)

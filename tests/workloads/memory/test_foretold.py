@@ -27,6 +27,7 @@ QWEN3_4B = replace(
     ),
     head_dim=128,
 )
+KEPT = WorkloadSettings.read({"fsdp": {"recompute": False}})
 LLAMA_BIASED = replace(SHAPES["its own head"], qk_norm=False, qkv_bias=True, out_bias=True, mlp_bias=True)
 
 
@@ -44,7 +45,7 @@ def test_qwen3_4b_has_four_billion_numbers() -> None:
 def test_two_ranks_ran_out_of_79_gib_with_passes_of_8192_tokens_and_not_of_4096() -> None:
     """As it was seen of Qwen3-4B's shape with a vocabulary of 640."""
     seen = replace(QWEN3_4B, vocab=640)
-    ranks = [fsdp_rank(seen, FsdpSettings(), ranks=2, width=2)]
+    ranks = [fsdp_rank(seen, FsdpSettings(recompute=False), ranks=2, width=2)]
     assert need(ranks, Pass.of(8192, 304), several=True).total > 76 * GIB
     assert need(ranks, Pass.of(4096, 304), several=True).total < 60 * GIB
     megatron = megatron_ranks(seen, MegatronSettings(tensor_parallel=2), ranks=2, width=2)
@@ -52,7 +53,7 @@ def test_two_ranks_ran_out_of_79_gib_with_passes_of_8192_tokens_and_not_of_4096(
 
 
 @pytest.mark.parametrize("backend", ["megatron", "fsdp"])
-@pytest.mark.parametrize("own", [{}, {"recompute": True}])
+@pytest.mark.parametrize("own", [{"recompute": False}, {"recompute": True}])
 @pytest.mark.parametrize("device", [48, 79, 139])
 def test_the_largest_pass_fits_and_a_larger_one_does_not(
     backend: Any, own: dict[str, Any], device: int
@@ -76,7 +77,7 @@ def test_less_is_kept_of_what_is_computed_again() -> None:
 
 
 class TestAuto:
-    RANKS = ranks_of("fsdp", QWEN3_4B, WorkloadSettings(), ranks=2)
+    RANKS = ranks_of("fsdp", QWEN3_4B, KEPT, ranks=2)
 
     def test_it_leaves_a_margin(self) -> None:
         tokens, why = automatic(self.RANKS, 79 * GIB, longest=1024, several=True)
@@ -85,7 +86,7 @@ class TestAuto:
         assert 4096 <= tokens <= 8192
 
     def test_it_is_bounded(self) -> None:
-        tiny = ranks_of("fsdp", SHAPES["qwen3"], WorkloadSettings(), ranks=2)
+        tiny = ranks_of("fsdp", SHAPES["qwen3"], KEPT, ranks=2)
         assert automatic(tiny, 79 * GIB, longest=1024, several=True)[0] == passes.MOST
         assert automatic(self.RANKS, 8 * GIB, longest=1024, several=True)[0] == passes.LEAST
 
@@ -100,7 +101,7 @@ class TestAuto:
 
 def test_more_ranks_need_less_each() -> None:
     found = [
-        need([fsdp_rank(QWEN3_4B, FsdpSettings(), ranks=n, width=2)], Pass(4096, 4), several=n > 1).total
+        need([fsdp_rank(QWEN3_4B, FsdpSettings(recompute=False), ranks=n, width=2)], Pass(4096, 4), several=n > 1).total
         for n in (1, 2, 4, 8)
     ]
     assert found == sorted(found, reverse=True)
@@ -140,7 +141,7 @@ def test_hosts_and_disks() -> None:
     fsdp = host_need("fsdp", QWEN3_4B, alone, ranks=2, width=2)
     assert (fsdp.checkpoint, fsdp.by_rank) == (12 * numbers, 6 * numbers)
     assert (fsdp.first_rank, fsdp.on_disk) == (4 * 2 * numbers, 36 * numbers)
-    assert host_need("fsdp", QWEN3_4B, WorkloadSettings(), ranks=2, width=2).by_rank == 12 * numbers
+    assert host_need("fsdp", QWEN3_4B, KEPT, ranks=2, width=2).by_rank == 12 * numbers
     layout = WorkloadSettings.read({"megatron": {"tensor_parallel": 2, "memory_checkpoint_share": 1.0}})
     megatron = host_need("megatron", QWEN3_4B, layout, ranks=4, width=2)
     assert megatron.checkpoint == 14 * numbers
