@@ -110,6 +110,7 @@ class Bench:
         config["fsdp"] = {
             "device": "cuda" if self.cuda else "cpu",
             "pass_tokens": pass_tokens if self.cuda else 512,
+            "recompute": False,  # as the bare loop
         }
         if rank:
             config["lora"] = {"rank": rank, "alpha": 2.0 * rank}

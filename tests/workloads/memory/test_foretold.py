@@ -101,7 +101,11 @@ class TestAuto:
 
 def test_more_ranks_need_less_each() -> None:
     found = [
-        need([fsdp_rank(QWEN3_4B, FsdpSettings(recompute=False), ranks=n, width=2)], Pass(4096, 4), several=n > 1).total
+        need(
+            [fsdp_rank(QWEN3_4B, FsdpSettings(recompute=False), ranks=n, width=2)],
+            Pass(4096, 4),
+            several=n > 1,
+        ).total
         for n in (1, 2, 4, 8)
     ]
     assert found == sorted(found, reverse=True)
