@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 
 from tests.fsdp.learner_work import CONFIG, bound, of_folder
-from tests.megatron.checkpoints.checkpoint_work import restore_from_memory, train_in_memory
+from tests.megatron.checkpoints.checkpoint_work import (
+    restore_from_memory,
+    train_in_memory,
+    train_without_host_memory,
+)
 from tests.megatron.work import random_groups
 from tests.rank_pool import RankPool
 
@@ -40,3 +44,19 @@ def test_a_gang_whose_rank_was_killed_goes_on_from_memory_bit_by_bit(
         assert came["after"] == was["after"]
     for name, expected in calm[0]["weights"].items():
         np.testing.assert_array_equal(found[0]["weights"][name], expected)
+
+
+def test_where_one_machine_has_no_memory_to_spare_all_ranks_go_on_without(
+    pool: RankPool, folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    config = of_folder(folder_of("qwen3"))
+    config["fsdp"] = {**CONFIG["fsdp"], "memory_checkpoint_share": 1.0}
+    calm = pool.run(partial(train_in_memory, actor_on=ACTOR_ON), 2, config, STEPS, tmp_path / "calm")
+    found = pool.run(
+        partial(train_without_host_memory, actor_on=ACTOR_ON), 2, config, STEPS, tmp_path / "job"
+    )
+    for was, came in zip(calm, found, strict=True):
+        assert came["metrics"] == was["metrics"]
+        assert "memory" not in came["state"], "nobody restores from there"
+    assert "another rank has no room" in found[0]["said"]["trouble"]
+    assert "would leave less than 10% of the machine's memory" in found[1]["said"]["trouble"]

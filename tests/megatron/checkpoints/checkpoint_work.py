@@ -233,6 +233,31 @@ def train_in_memory(
         return {"metrics": metrics, "at": states, "after": actor.state(), "weights": named_weights(actor)}
 
 
+def train_without_host_memory(
+    rank: int,
+    ranks: int,
+    port: int,
+    config: dict[str, Any],
+    steps: Steps,
+    job: Path,
+    *,
+    actor_on: Any = actor_on,
+) -> dict[str, Any]:
+    """All steps, where the last rank's machine has no memory to spare."""
+    from gyre.workloads.gang import host_memory
+
+    real = host_memory.available_memory
+    if rank == ranks - 1:
+        host_memory.available_memory = lambda: (1 << 20, 1 << 40)
+    try:
+        with actor_on(rank, ranks, port, config, job) as actor:
+            actor.warm_start()
+            metrics = [take_step(actor, micro_batches) for micro_batches in steps]
+            return {"metrics": metrics, "state": actor.state(), "said": actor.health()["memory_checkpoint"]}
+    finally:
+        host_memory.available_memory = real
+
+
 def restore_from_memory(
     rank: int,
     ranks: int,
