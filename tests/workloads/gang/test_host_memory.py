@@ -66,7 +66,7 @@ def test_what_was_gone_on_from_is_kept_while_the_next_is_written(tmp_path: Path)
 
 
 KILLED_IN_A_COPY = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 import torch
 from gyre.workloads.gang.host_memory import HostMemory
@@ -74,7 +74,7 @@ from gyre.workloads.gang.host_memory import HostMemory
 def stuck(into, tensor):
     into.copy_(tensor)
     if float(tensor.view(torch.float32)[0]) == 3:
-        print("half way", flush=True)
+        os.write(1, b"half way\\n")  # at once: threads do this beside each other
         time.sleep(600)
 
 memory = HostMemory("job", 0, root=Path(sys.argv[1]), copy=stuck)
@@ -92,8 +92,9 @@ def test_a_rank_killed_in_the_middle_of_a_copy_leaves_the_state_before(tmp_path:
         [sys.executable, "-c", KILLED_IN_A_COPY, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "half way\n"
+        said = process.stdout.readline()
         process.send_signal(signal.SIGKILL)
+    assert said == "half way\n"
     memory = HostMemory("job", 0, root=tmp_path)
     (record,) = memory.records()
     assert record.step == 2, "the third went over the first, and was not whole"
