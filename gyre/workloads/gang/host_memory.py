@@ -698,7 +698,8 @@ def _is_left(home: Path) -> bool:
 
 @contextlib.contextmanager
 def _held_if_free(path: Path) -> Iterator[bool]:
-    """Yields whether the lock was free; within the block no other process gets it."""
+    """Yields whether the lock was free; within the block no other process gets it. One that was removed meanwhile is
+    not: a successor may have made another."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except OSError:  # gone, or another user's
@@ -707,8 +708,10 @@ def _held_if_free(path: Path) -> Iterator[bool]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = True
-        except OSError:
+            held = os.path.samestat(os.fstat(descriptor), path.stat())
+        except (
+            OSError
+        ):  # somebody holds it, or it is gone; or has another file by its name, which is somebody's
             held = False
         yield held
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -371,6 +372,30 @@ def test_ranks_that_are_stuck_when_the_job_ends_remove_their_own_beside_the_call
 def test_ranks_that_come_and_go_at_the_same_time_do_not_meet(tmp_path: Path, ranks: RankPool) -> None:
     """Each removes what dead ranks left, and the folder after the last of them; none takes away another one's."""
     ranks.run(come_and_go, 3, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_was_taken_anew_while_another_rank_looked_at_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has opened the lock of a dead rank, whose successor takes the place anew before it is locked."""
+    leaving, dead = HostMemory("job", 0, root=tmp_path), HostMemory("job", 1, root=tmp_path)
+    dead.close(keep=True)
+    taken: list[HostMemory] = []
+    flock = host_memory.fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        if not taken and os.path.samestat(os.fstat(descriptor), (dead.path / "lock").stat()):
+            shutil.rmtree(dead.path)
+            taken.append(dead)  # it is not late again
+            taken[0] = HostMemory("job", 1, root=tmp_path)
+        flock(descriptor, how)
+
+    monkeypatch.setattr(host_memory.fcntl, "flock", late)
+    leaving.close(keep=False)
+    assert taken[0].path.exists(), "it is somebody's"
+    saved(taken[0], 1)
+    taken[0].close(keep=False)
     assert list(tmp_path.iterdir()) == []
 
 
