@@ -12,6 +12,7 @@ import pytest
 
 from tests.fsdp.learner_work import CONFIG, bound, of_folder
 from tests.megatron.checkpoints.checkpoint_work import (
+    keeps_what_it_copies,
     restore_from_memory,
     train_in_memory,
     train_without_host_memory,
@@ -60,3 +61,12 @@ def test_where_one_machine_has_no_memory_to_spare_all_ranks_go_on_without(
         assert "memory" not in came["state"], "nobody restores from there"
     assert "another rank has no room" in found[0]["said"]["trouble"]
     assert "would leave less than 10% of the machine's memory" in found[1]["said"]["trouble"]
+
+
+def test_no_step_changes_a_state_that_is_being_copied(
+    pool: RankPool, folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    config = of_folder(folder_of("qwen3"))
+    config["fsdp"] = {**CONFIG["fsdp"], "memory_checkpoint_share": 1.0}
+    work = partial(keeps_what_it_copies, actor_on=ACTOR_ON)
+    assert pool.run(work, 2, config, STEPS, tmp_path) == [True, True]

@@ -233,6 +233,41 @@ def train_in_memory(
         return {"metrics": metrics, "at": states, "after": actor.state(), "weights": named_weights(actor)}
 
 
+def keeps_what_it_copies(
+    rank: int,
+    ranks: int,
+    port: int,
+    config: dict[str, Any],
+    steps: Steps,
+    job: Path,
+    *,
+    actor_on: Any = actor_on,
+) -> bool:
+    """Two steps, where a copy takes longer than a step: whether the state of the first is kept as it was."""
+    import time
+
+    import torch
+
+    with actor_on(rank, ranks, port, config, job) as actor:
+        actor.warm_start()
+        kept = actor.backend.memory
+        copiers = kept._memory._copiers
+        copy = copiers._copy
+
+        def slowly(into: torch.Tensor, of: torch.Tensor) -> None:
+            time.sleep(0.02)
+            copy(into, of)
+
+        copiers._copy = slowly
+        take_step(actor, steps[0])
+        was = [part.tensor.detach().clone() for part in kept._state.parts()]
+        take_step(actor, steps[1])
+        (record,) = [one for one in kept._memory.records() if one.step == 1]
+        found = [(part.name, torch.zeros_like(part.tensor)) for part in kept._state.parts()]
+        kept._memory.load(record, found)
+        return all(torch.equal(mine, wanted) for (_, mine), wanted in zip(found, was, strict=True))
+
+
 def train_without_host_memory(
     rank: int,
     ranks: int,

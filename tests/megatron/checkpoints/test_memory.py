@@ -66,6 +66,12 @@ def test_what_is_written_after_a_state_came_from_memory_is_that_state(pool: Rank
         assert (came["at"], came["metrics"], came["after"]) == (was["at"], was["metrics"][2:], was["after"])
 
 
+@pytest.mark.parametrize("layout", ["tp2", "dp2-whole"])
+def test_no_step_changes_a_state_that_is_being_copied(pool: RankPool, tmp_path: Path, layout: str) -> None:
+    work = checkpoint_work.keeps_what_it_copies
+    assert pool.run(work, 2, memory_config(layout), STEPS, tmp_path) == [True, True]
+
+
 def test_a_state_counts_only_where_every_rank_has_it(pool: RankPool, tmp_path: Path) -> None:
     config = memory_config("tp2")
     killed(pool, config, 2, tmp_path)

@@ -181,6 +181,19 @@ def test_a_new_gang_serves_the_version_that_died_with_the_old_one(planed: MakePl
     assert job.reports_of("OperatorFailed") == []
 
 
+def test_a_gang_that_came_back_exactly_serves_its_version_though_no_step_follows(planed: MakePlaned) -> None:
+    """Beside whatever it does next. A group of the next step is held, so that no newer version takes its place."""
+    job, plane = planed("fixed", held={27}, run={"checkpoint_every": 1})
+    job.on_report("CheckpointCommitted", 4, lambda: job.kill("actor-1"))
+    with job:
+        until(lambda: (3, "actor-0.2") in [(version, source) for version, _, source in plane.published])
+        plane.release()
+        came_out_right(job, plane)
+    (restored,) = [report.body for report in job.reports_of("GangRestored")]
+    assert restored["step"] == 3, "no step was trained again"
+    assert len({(version, checksum) for version, checksum, _ in plane.published}) == 6
+
+
 def test_the_model_does_not_pass_the_trainer(planed: MakePlaned) -> None:
     """Instances fetch it from the rank, and no call carries it. Only the one that training began with does: the
     reference has it."""
