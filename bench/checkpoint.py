@@ -372,11 +372,9 @@ def gyre_kills(count: int, root: Path) -> Row:
         found = saved_state(0)
         if not records:
             row["none"] += 1
-        elif not memory.is_right(records[0]):
-            row["torn"] += 1
         else:
-            memory.load(records[0], found)
-            row["whole" if is_whole(found) else "torn"] += 1
+            right = memory.load(records[0], found) and is_whole(found)
+            row["whole" if right else "torn"] += 1
         memory.close(keep=False)
     return row
 

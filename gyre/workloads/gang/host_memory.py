@@ -13,7 +13,8 @@ Invariants:
   byte is written anew. A process that is killed in between leaves the other slot, and nothing torn;
 - *copied before changed*: `save` copies beside whatever its caller does next, and the tensors stay as they are until
   `settle`. Training does not change them before the optimizer's next step;
-- *verified before used*: no tensor is written before all bytes of the slot were compared with the record;
+- *verified before used*: bytes are compared with the record as they are copied back, and `load` says whether they are
+  its own; where they are not, the tensors hold no state, and nobody goes on with them;
 - *held while read*: a slot that somebody reads is not written; then `save` writes the other one again and again, and
   the one that is held is whole meanwhile;
 - *not mapped*: bytes go through a few page-locked buffers into the files. To map a state of gigabytes, and to page-lock
@@ -40,30 +41,22 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-import xxhash
 from torch import Tensor
 
 from gyre.errors import GyreError
 from gyre.weights.owned_dirs import default_root
+from gyre.workloads.gang.copiers import COPIERS, PIECE_BYTES, Copiers, Piece
 from gyre.workloads.gang.state_files import padded
 
 PREFIX = "gyre-state-"
-FORMAT = 2
+FORMAT = 3
 ALIGNMENT = 256
-
-PIECE_BYTES = 32 << 20
-"""What one thread copies and hashes at once. It decides the checksum: another size is another format."""
-
-COPIERS = 8
-"""Threads that copy beside each other, and the files of a slot. One thread writes some 3 GB a second into the machine's
-memory, a device sends 50; and the kernel lets one thread at a time write into a file."""
 
 KEPT_S = 3600.0
 """How long an abandoned state is kept for its job to come back: longer than any budget of restarts lasts."""
@@ -137,7 +130,7 @@ class HostMemory:
         key = hashlib.sha256(purpose.encode()).hexdigest()[:16]
         self._home = root / f"{PREFIX}{key}"
         self.path = self._home / f"rank_{rank:05d}"
-        self._copiers = _Copiers(copy, pin)
+        self._copiers = Copiers(copy, pin)
         self._available = available or available_memory
         _sweep(root, but=self._home)
         self._lock: int | None = self._claim(lock_within_s)
@@ -203,13 +196,13 @@ class HostMemory:
         self._newest = slot
         self._saving = threading.Thread(
             target=self._fill,
-            args=(slot, pieces, content, self._copiers.ready(tensors)),
+            args=(slot, pieces, content, self._copiers.ready([tensor for _, tensor in tensors])),
             name="gyre-host-memory",
             daemon=True,
         )
         self._saving.start()
 
-    def _fill(self, slot: int, pieces: Sequence[_Piece], content: dict[str, Any], ready: Any) -> None:
+    def _fill(self, slot: int, pieces: Sequence[Piece], content: dict[str, Any], ready: Any) -> None:
         path = self._record_path(slot)
         partial = path.with_suffix(".partial")
         try:
@@ -276,26 +269,25 @@ class HostMemory:
         except (OSError, ValueError, KeyError, TypeError):  # no record, or another version's
             return None
 
-    def is_right(self, record: SlotRecord) -> bool:
-        """Whether the slot's bytes match the record's checksum."""
-        try:
-            found = self._copiers.digest(self._files(record.slot), _pieces(record.spans))
-        except OSError:  # there is less than its record says
-            return False
-        return found == record.digest
-
-    def load(self, record: SlotRecord, tensors: Named) -> None:
-        """Copy the record's state into the tensors. Raises HostMemoryDamaged, and changes none, if their names, dtypes
-        and shapes are not those that were saved. The bytes are not verified: see `is_right`."""
+    def load(self, record: SlotRecord, tensors: Named) -> bool:
+        """Copy the record's state into the tensors, and compare all bytes with its checksum meanwhile. Returns whether
+        they match; if they do not, what is in the tensors is no state. Raises HostMemoryDamaged, and changes none, if
+        their names, dtypes and shapes are not those that were saved."""
         spans, _ = plan(tensors)
         if tuple(spans) != record.spans:
             raise HostMemoryDamaged(
                 f"slot {record.slot} in {self.path} is of other tensors than this rank has."
             )
         self.settle()
-        ready = self._copiers.ready(tensors)
-        self._copiers.read(self._files(record.slot), _pieces(spans, tensors), ready)
+        ready = self._copiers.ready([tensor for _, tensor in tensors])
+        try:
+            found = self._copiers.read(self._files(record.slot), _pieces(spans, tensors), ready)
+        except OSError:  # there is less than its record says
+            return False
+        if found != record.digest:
+            return False
         self._newest = record.slot
+        return True
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -444,154 +436,17 @@ def plan(tensors: Named) -> tuple[list[TensorSpan], int]:
     return spans, padded(max(offset, ALIGNMENT))
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """`size` bytes at an offset of one of a slot's files. `bytes` are those of the tensor, where it is copied."""
-
-    file: int
-    offset: int
-    size: int
-    bytes: Tensor | None = None
-
-
-def _pieces(spans: Sequence[TensorSpan], tensors: Named = ()) -> list[_Piece]:
+def _pieces(spans: Sequence[TensorSpan], tensors: Named) -> list[Piece]:
     """What is copied at once, in the order of the slot."""
     found = []
-    for number, span in enumerate(spans):
-        flat = tensors[number][1].detach().view(-1).view(torch.uint8) if tensors else None
+    for span, (_, tensor) in zip(spans, tensors, strict=True):
+        flat = tensor.detach().view(-1).view(torch.uint8)
         at, end = span.offset, span.offset + span.size_bytes
         while at < end:
             size = min(PIECE_BYTES - at % PIECE_BYTES, end - at)
-            part = None if flat is None else flat[at - span.offset : at - span.offset + size]
-            found.append(_Piece(*_place(at), size, part))
+            found.append(Piece(*_place(at), size, flat[at - span.offset : at - span.offset + size]))
             at += size
     return found
-
-
-class _Copiers:
-    """Threads that carry pieces between tensors and files, each with a buffer of its own, which `pin` pins."""
-
-    def __init__(
-        self,
-        copy: Callable[[Tensor, Tensor], object],
-        pin: Callable[[Tensor], Callable[[], None]] | None,
-    ) -> None:
-        self._copy = copy
-        self._pin = pin
-        self._own = threading.local()
-        self._unpin: list[Callable[[], None]] = []
-        count = min(COPIERS, os.cpu_count() or 1)
-        self._pool = ThreadPoolExecutor(count, "gyre-host-copy")  # no thread before it is used
-
-    def close(self) -> None:
-        """Unpin the buffers, which nobody uses."""
-        self._pool.shutdown()
-        for unpin in self._unpin:
-            unpin()
-        self._unpin = []
-
-    @staticmethod
-    def ready(tensors: Named) -> Any:
-        """What says that a device has done whatever it was given for the tensors until now; None on a CPU."""
-        if any(tensor.is_cuda for _, tensor in tensors):
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-            return event
-        return None
-
-    def write(self, files: Sequence[Path], pieces: Sequence[_Piece], ready: Any) -> str:
-        """Copy the pieces' bytes into the files; their checksum. Raises OSError."""
-
-        def carry(descriptor: int, piece: _Piece) -> bytes:
-            buffer = self._buffer()[: piece.size]
-            assert piece.bytes is not None
-            self._cross(buffer, piece.bytes, ready)
-            view = memoryview(buffer.numpy().data)
-            digest = xxhash.xxh3_128_digest(view)
-            _write_at(descriptor, view, piece.offset)
-            return digest
-
-        return self._each(files, os.O_WRONLY, pieces, carry)
-
-    def read(self, files: Sequence[Path], pieces: Sequence[_Piece], ready: Any) -> None:
-        """Copy the files' bytes into the pieces. Raises OSError."""
-
-        def carry(descriptor: int, piece: _Piece) -> bytes:
-            buffer = self._buffer()[: piece.size]
-            assert piece.bytes is not None
-            _read_at(descriptor, memoryview(buffer.numpy().data), piece.offset)
-            self._cross(piece.bytes, buffer, ready)
-            return b""
-
-        self._each(files, os.O_RDONLY, pieces, carry)
-
-    def digest(self, files: Sequence[Path], pieces: Sequence[_Piece]) -> str:
-        """The checksum of the files' bytes where the pieces are. Raises OSError."""
-
-        def carry(descriptor: int, piece: _Piece) -> bytes:
-            view = memoryview(self._buffer()[: piece.size].numpy().data)
-            _read_at(descriptor, view, piece.offset)
-            return xxhash.xxh3_128_digest(view)
-
-        return self._each(files, os.O_RDONLY, pieces, carry)
-
-    def _each(
-        self,
-        files: Sequence[Path],
-        flags: int,
-        pieces: Sequence[_Piece],
-        carry: Callable[[int, _Piece], bytes],
-    ) -> str:
-        with contextlib.ExitStack() as opened:
-            descriptors = []
-            for path in files:
-                descriptors.append(os.open(path, flags))
-                opened.callback(os.close, descriptors[-1])
-            if any(piece.file >= len(descriptors) for piece in pieces):
-                raise OSError("a file of the slot is gone")
-            running = [self._pool.submit(carry, descriptors[piece.file], piece) for piece in pieces]
-            wait(running)  # also where one fails: the others use the files
-            digests = [one.result() for one in running]
-        return xxhash.xxh3_128_hexdigest(b"".join(digests))
-
-    def _cross(self, into: Tensor, of: Tensor, ready: Any) -> None:
-        """Copy on a stream of this thread's, after what is `ready`."""
-        with torch.no_grad():
-            if ready is None:
-                self._copy(into, of)
-                return
-            device = into.device if into.is_cuda else of.device
-            if not hasattr(self._own, "stream"):
-                self._own.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(self._own.stream):
-                self._own.stream.wait_event(ready)
-                into.copy_(of, non_blocking=True)
-            self._own.stream.synchronize()
-
-    def _buffer(self) -> Tensor:
-        """This thread's."""
-        if not hasattr(self._own, "buffer"):
-            buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
-            if self._pin is not None:
-                self._unpin.append(self._pin(buffer))
-            self._own.buffer = buffer
-        found: Tensor = self._own.buffer
-        return found
-
-
-def _write_at(descriptor: int, view: memoryview, offset: int) -> None:
-    while len(view):
-        count = os.pwrite(descriptor, view, offset)
-        view, offset = view[count:], offset + count
-
-
-def _read_at(descriptor: int, view: memoryview, offset: int) -> None:
-    """Raises OSError where the file ends too early."""
-    while len(view):
-        count = os.preadv(descriptor, [view], offset)
-        if not count:
-            raise OSError(f"the file ends before byte {offset + len(view)}")
-        view, offset = view[count:], offset + count
 
 
 def available_memory() -> tuple[int, int]:

@@ -98,9 +98,12 @@ class StateMemory(Protocol):
         """Keep the state after `step`, if copies have not taken too much of the time. Whether it was due."""
         ...
 
-    def restore(self, *, newer_than: int, at_most: int) -> dict[str, Any] | None:
+    def restore(
+        self, *, newer_than: int, at_most: int, before: Callable[[], None] = lambda: None
+    ) -> dict[str, Any] | None:
         """Take back the newest state that every rank has, of a step beyond `newer_than` and up to `at_most`: its
-        metadata, or None where there is none, and nothing is changed then."""
+        metadata, or None where there is none that is whole. `before` is called on every rank before anything is
+        changed: if the answer is None after that, what the ranks have is no state."""
         ...
 
     def close(self, *, keep: bool) -> None:

@@ -173,6 +173,7 @@ class Learner(BaseWorkload):
         """Take the weights that training begins with, where there are none yet. A call of all ranks."""
         if not self.backend.has_weights:
             self.backend.take_first()
+            self._half_updated = False  # whatever a damaged state has left
             self.changed()
 
     @property
@@ -596,10 +597,15 @@ class Learner(BaseWorkload):
     @operator(kind="control")
     def restore_from_memory(self, *, newer_than: int, at_most: int) -> int | None:
         """Load the newest whole state that every rank has in its machine's memory, of a step beyond `newer_than` and up
-        to `at_most`. Returns that step; or None, and changes nothing."""
+        to `at_most`. Returns that step; or None where there is none, and where those that there are turned out to be
+        damaged, the step of this rank is -1 then."""
         if self.memory is None:
             return None
-        metadata = self.memory.restore(newer_than=newer_than, at_most=at_most)
+
+        def before() -> None:
+            self._half_updated = True
+
+        metadata = self.memory.restore(newer_than=newer_than, at_most=at_most, before=before)
         if metadata is None:
             return None
         self.take(metadata)

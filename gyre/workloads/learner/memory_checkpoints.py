@@ -198,9 +198,10 @@ class MemoryCheckpoints(Generic[P]):
             return None
         return _written_of(slot, parts, self._state.written(parts), memory.release)
 
-    def restore(self, *, newer_than: int, at_most: int) -> dict[str, Any] | None:
-        """Take the newest state back that every rank has, of a step beyond `newer_than` and up to `at_most`: its
-        metadata, or None where there is none, and nothing is changed then."""
+    def restore(
+        self, *, newer_than: int, at_most: int, before: Callable[[], None] = lambda: None
+    ) -> dict[str, Any] | None:
+        """See `StateMemory.restore`."""
         if self._memory is None:
             return None
         self._join()
@@ -217,8 +218,10 @@ class MemoryCheckpoints(Generic[P]):
         offered = [tuple(key) for key in json.loads(self._ranks.from_first(json.dumps(list(mine))))]
         counts = self._ranks.sum([0.0, *(float(key in mine) for key in offered)])[1:]
         for key, count in zip(offered, counts, strict=True):
-            if count == self._ranks.world_size and self._all(self._memory.is_right(mine[key])):
-                self._memory.load(mine[key], tensors)
+            if count < self._ranks.world_size:
+                continue
+            before()
+            if self._all(self._memory.load(mine[key], tensors)):
                 self._state.taken(parts)
                 self._saved = mine[key].step
                 return mine[key].book

@@ -304,12 +304,13 @@ def restore_from_memory(
     newer_than: int = 0,
     at_most: int = 9,
     forgetful: int | None = None,
+    damaged: int = 0,
     folder: Path | None = None,
     actor_on: Any = actor_on,
 ) -> dict[str, Any]:
     """A new gang, of another seed, one of whose ranks was started again: what it finds in memory, and the steps from
-    there. Rank `forgetful` has lost its newest state. With `folder` a checkpoint is written there at once, and those
-    steps are made from it."""
+    there. Rank `forgetful` has lost its newest state. So many of the last rank's states, the newest first, have a
+    flipped bit: `damaged`. With `folder` a checkpoint is written there at once, and those steps are made from it."""
     incarnation = 2 if rank == ranks - 1 else 1
     with actor_on(rank, ranks, port, {**config, "seed": 99}, job, incarnation=incarnation) as actor:
         lacks = not actor.backend.has_weights
@@ -317,8 +318,14 @@ def restore_from_memory(
         memory = actor.backend.memory._memory
         if rank == forgetful:
             memory._record_path(memory.records()[0].slot).unlink()
+        for record in memory.records()[:damaged] if rank == ranks - 1 else ():
+            flip(memory._files(record.slot)[0])
         before = actor.state()
         at = actor.restore_from_memory(newer_than=newer_than, at_most=at_most)
+        if at is None and damaged:
+            spoilt = actor.state()["step"]
+            actor.begin(1)
+            return {"step": None, "spoilt": spoilt, "then": actor.state()["step"]}
         if at is None:
             return {"step": None, "unchanged": actor.state() == before}
         state = actor.state()
@@ -335,6 +342,14 @@ def restore_from_memory(
             "after": actor.state(),
             "weights": named_weights(actor),
         }
+
+
+def flip(path: Path) -> None:
+    """One bit of the file's first byte."""
+    with path.open("r+b") as file:
+        first = file.read(1)
+        file.seek(0)
+        file.write(bytes([first[0] ^ 1]))
 
 
 def refusals(rank: int, ranks: int, port: int, folder: Path, records: list[dict[str, Any]]) -> list[str]:

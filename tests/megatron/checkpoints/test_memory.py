@@ -84,6 +84,20 @@ def test_a_state_counts_only_where_every_rank_has_it(pool: RankPool, tmp_path: P
     assert [one["step"] for one in found] == [1, 1], "both have the one before"
 
 
+def test_nobody_goes_on_with_a_state_one_of_whose_bits_is_another(pool: RankPool, tmp_path: Path) -> None:
+    """The bytes are compared as they are copied back, so the rank's tensors have them already."""
+    config = memory_config("tp2")
+    calm = pool.run(checkpoint_work.train_in_memory, 2, config, STEPS, tmp_path / "calm")
+    killed(pool, config, 2, tmp_path / "job")
+    restore = checkpoint_work.restore_from_memory
+    found = pool.run(partial(restore, damaged=2), 2, config, STEPS, tmp_path / "job")
+    assert found == [{"step": None, "spoilt": -1, "then": 0}] * 2, "the next source, or the first weights"
+    killed(pool, config, 2, tmp_path / "again")
+    found = pool.run(partial(restore, damaged=1), 2, config, STEPS, tmp_path / "again")
+    for was, came in zip(calm, found, strict=True):
+        assert (came["step"], came["after"]) == (1, was["after"]), "the one before is whole"
+
+
 def test_a_step_that_the_ledger_has_not_and_another_layout_are_left_alone(
     pool: RankPool, tmp_path: Path
 ) -> None:
