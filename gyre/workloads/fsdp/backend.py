@@ -184,6 +184,10 @@ class FsdpBackend:
             self._optimizer = self._new_optimizer()
             self._begin_optimizer()
 
+    @property
+    def weight_bytes(self) -> int:
+        return sum(math.prod(shape) for shape in self._trained.shapes.values()) * self._dtype.itemsize
+
     def take_first(self) -> None:
         self._shards.take_first(self._first)
         if self._lora is not None:

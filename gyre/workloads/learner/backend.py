@@ -147,6 +147,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def weight_bytes(self) -> int:
+        """About how much `weights` gives; 0 where nobody knows."""
+        ...
+
+    @property
     def memory(self) -> StateMemory | None:
         """Where states are kept beyond this process, if the back end can."""
         ...

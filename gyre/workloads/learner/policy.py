@@ -95,6 +95,9 @@ class PolicyLearner(Learner):
         self._publishing: tuple[int, Future[dict[str, Any]]] | None = None
         """The version that was published last, and what is said of it."""
         super().setup()
+        if self.rank == 0 and self.takes_snapshots and not self.backend.has_weights:  # as after a restart
+            self._buffers = SnapshotBuffers(self.backend.device)
+            self._buffers.prepare(self.backend.weight_bytes)
 
     def teardown(self) -> None:
         super().teardown()

@@ -13,6 +13,7 @@ tensors are copied, or who reads them.
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -34,8 +35,10 @@ class SnapshotBuffer:
         self._device = device
         self._pinned = device.type == "cuda"
         self._slabs: list[torch.Tensor] = []
+        self._last = -1
+        """The last slab of which something is given away."""
         self._used = 0
-        """Bytes of the last slab that are given away."""
+        """Bytes of it that are."""
         self._places: dict[str, tuple[int, int, int]] = {}
         """By name: the slab, the first byte, and the number of bytes."""
         self._placed = 0
@@ -65,16 +68,25 @@ class SnapshotBuffer:
         weakref.finalize(memory, self._gone.append, None)  # a tensor keeps it until its last view is gone
         return torch.from_numpy(memory).view(dtype).view(shape)
 
+    def prepare(self, nbytes: int) -> None:
+        """Have page-locked memory for tensors of so many bytes. Nothing is placed meanwhile."""
+        while self._pinned and sum(slab.numel() for slab in self._slabs) < nbytes:
+            self._add(0)
+
     def _room(self, nbytes: int) -> tuple[int, int, int]:
-        if not self._slabs or self._used + nbytes > self._slabs[-1].numel():
-            least = min(SLAB_BYTES << len(self._slabs), LARGEST_SLAB_BYTES) if self._pinned else 0
-            slab = torch.empty(max(least, nbytes), dtype=torch.uint8)
-            if self._pinned:
-                self._unpin.append(page_locked(slab, self._device))
-            self._slabs.append(slab)
-            self._used = 0
+        while self._last < 0 or self._used + nbytes > self._slabs[self._last].numel():
+            self._last, self._used = self._last + 1, 0
+            if self._last == len(self._slabs):
+                self._add(nbytes)
         first, self._used = self._used, -(-(self._used + nbytes) // ALIGNMENT) * ALIGNMENT
-        return len(self._slabs) - 1, first, nbytes
+        return self._last, first, nbytes
+
+    def _add(self, nbytes: int) -> None:
+        least = min(SLAB_BYTES << len(self._slabs), LARGEST_SLAB_BYTES) if self._pinned else 0
+        slab = torch.empty(max(least, nbytes), dtype=torch.uint8)
+        if self._pinned:
+            self._unpin.append(page_locked(slab, self._device))
+        self._slabs.append(slab)
 
     def close(self) -> None:
         """Unlock the pages. Tensors may still be read."""
@@ -89,9 +101,24 @@ class SnapshotBuffers:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.all: list[SnapshotBuffer] = []
+        self._preparing: threading.Thread | None = None
+
+    def prepare(self, nbytes: int) -> None:
+        """Begin to have memory for a snapshot of so many bytes, beside whatever the caller does next."""
+        self.all.append(SnapshotBuffer(self._device))
+        self._preparing = threading.Thread(
+            target=self.all[-1].prepare, args=(nbytes,), name="gyre-snapshot-memory", daemon=True
+        )
+        self._preparing.start()
+
+    def _prepared(self) -> None:
+        if self._preparing is not None:
+            self._preparing.join()  # ends when the kernel and the driver have given the memory
+            self._preparing = None
 
     def take(self) -> SnapshotBuffer:
         """A free buffer, a new one if there is none. It is free again unless something is placed in it."""
+        self._prepared()
         for buffer in self.all:
             if buffer.is_free:
                 buffer.forget()
@@ -100,5 +127,6 @@ class SnapshotBuffers:
         return self.all[-1]
 
     def close(self) -> None:
+        self._prepared()
         for buffer in self.all:
             buffer.close()

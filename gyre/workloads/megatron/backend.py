@@ -33,6 +33,7 @@ from gyre.workloads.learner.losses import detached
 from gyre.workloads.learner.packing import Pass
 from gyre.workloads.learner.pass_tokens import pass_tokens_of
 from gyre.workloads.learner.trained_model import TrainedModel
+from gyre.workloads.memory.parameters import parameters_of
 
 if TYPE_CHECKING:
     from gyre.workloads.learner.memory_checkpoints import MemoryCheckpoints
@@ -86,6 +87,7 @@ class MegatronBackend:
         laps.lap("ranks")
         dtype = dtype_of(layout, self.device)
         self.dtype = str(dtype).removeprefix("torch.")
+        self.weight_bytes = parameters_of(architecture, values=values).total * dtype.itemsize
         try:
             self.pass_tokens, self._passes = pass_tokens_of(
                 "megatron",

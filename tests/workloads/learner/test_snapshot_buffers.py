@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 
+from gyre.workloads.learner import snapshot_buffers
 from gyre.workloads.learner.snapshot_buffers import SnapshotBuffers
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
@@ -44,3 +48,25 @@ def test_tensors_have_their_own_places_and_one_that_grew_gets_a_new_one() -> Non
     for name, tensor in given.items():
         assert torch.equal(placed[name], tensor)
     assert buffer.place("a", torch.Size([70]), BF16).shape == (70,)
+
+
+def test_memory_that_was_made_ready_is_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    locked: list[int] = []
+
+    def page_locked(memory: torch.Tensor, device: torch.device) -> Callable[[], None]:
+        locked.append(memory.numel())
+        return lambda: locked.remove(memory.numel())
+
+    monkeypatch.setattr(snapshot_buffers, "page_locked", page_locked)
+    monkeypatch.setattr(snapshot_buffers, "SLAB_BYTES", 1 << 10)
+    buffers = SnapshotBuffers(torch.device("cuda"))
+    buffers.prepare(5 << 10)
+    buffer = buffers.take()
+    assert locked == [1 << 10, 2 << 10, 4 << 10]
+    held = [buffer.place(str(number), torch.Size([700]), torch.uint8).fill_(number) for number in range(8)]
+    assert [int(one[0]) for one in held] == list(range(8))
+    assert len(locked) == 3, "there is room for one in the first, two in the second, five in the third"
+    buffer.place("more", torch.Size([700]), torch.uint8)
+    assert len(locked) == 4
+    buffers.close()
+    assert locked == []
