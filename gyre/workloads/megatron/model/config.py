@@ -79,10 +79,9 @@ def transformer_config(
         perform_initialization=False,
         # A step's loss is a sum, and is divided once all its micro-batches are in.
         calculate_per_token_loss=True,
-        # These are compiled by torch, which pays on GPUs alone.
+        # These are Gyre's own.
         bias_activation_fusion=gpu,
-        bias_dropout_fusion=gpu,
-        apply_rope_fusion=True,  # Gyre's own
+        apply_rope_fusion=True,
         # These need Transformer Engine or Apex.
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,

@@ -12,6 +12,7 @@ must not be imported before `seam.open_seam`.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +106,18 @@ class ValueHead(nn.Module):
         return values, None
 
 
+def residual_adder(training: bool, fused: bool) -> Callable[..., Tensor]:
+    """What Megatron asks for to add a part's output, and its bias, to the residual. Its own drops some of the output,
+    which nobody wants here, and is compiled for it."""
+
+    def add(output: tuple[Tensor, Tensor | None], residual: Tensor, dropped: float) -> Tensor:
+        assert not dropped
+        states, bias = output
+        return residual + (states if bias is None else states + bias)
+
+    return add
+
+
 class CausalAttention(nn.Module):
     """Megatron's slot for core attention, filled with torch's own kernels: dense, or by `Segments`."""
 
@@ -169,6 +182,7 @@ def build_model(
         qk_layernorm=config.qk_layernorm, normalization=config.normalization
     ).submodules
     layer.input_layernorm = layer.pre_mlp_layernorm = Norm
+    layer.self_attn_bda = layer.mlp_bda = residual_adder
     attention = layer.self_attention.submodules
     attention.core_attention = CausalAttention
     if config.qk_layernorm:

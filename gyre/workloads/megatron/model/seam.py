@@ -61,17 +61,19 @@ class _CudaMeansCpu(TorchFunctionMode):
 def open_seam(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
     """Prepare this process for Megatron on `device`, and return what its calls are made inside of.
 
-    Call it before anything imports `megatron.core`: what Megatron imports and nobody uses is left out, and on a CPU its
-    fusions are left uncompiled, for compiling takes longer than all that they save there. Harmless when repeated.
+    Call it before anything imports `megatron.core`: what Megatron imports and nobody uses is left out, and what it has
+    torch compile is left as it is, for what a step needs of that is Gyre's own. Harmless when repeated.
     """
     warnings.filterwarnings("ignore", module=r"megatron\.")
     for said in _KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=said)
     with _without(UNUSED):
-        if device.type == "cuda":
-            _import_megatron()
-            return nullcontext
         _import_uncompiled()
+    if device.type == "cuda":
+        from gyre.workloads.megatron.model.swiglu import use_in_megatron
+
+        use_in_megatron()
+        return nullcontext
     from megatron.core.tensor_parallel import random
 
     torch.cuda.current_device = lambda: CPU  # type: ignore[assignment,return-value]
@@ -90,15 +92,11 @@ def _import_uncompiled() -> None:
 
     try:
         torch.compile = unchanged  # type: ignore[assignment]
-        _import_megatron()
+        import megatron.core
+        import megatron.core.models.gpt
+        import megatron.core.optimizer  # noqa: F401
     finally:
         torch.compile = compile_
-
-
-def _import_megatron() -> None:
-    import megatron.core
-    import megatron.core.models.gpt
-    import megatron.core.optimizer  # noqa: F401
 
 
 @contextmanager
