@@ -4,8 +4,8 @@
 
 A way is a process of its own: `ours`, SwiGLU as one kernel; `compiled`, as Megatron has torch compile it. Each makes
 `--steps` steps of eight passes of other widths, as a job's are, then steps beside whose passes the state is copied into
-the machine's memory: with the interpreter's switch interval that the product sets meanwhile, and with the usual one.
-Seconds; `copy` is until the state counts, `held` what the step waited for it.
+the machine's memory, with the interpreter's usual switch interval, and with a shorter one. Seconds; `copy` is until the
+state counts, `held` what the step waited for it. `--ways` names those that are wanted.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from memory_gpu import LONGEST, PROMPT, SMALL, Case, architecture, config_of_job
 
 PASSES = 8
 WIDEST = 8192
+SHORT_S = 0.0005
 WITHIN_S = 150.0
 """For a way, its process's start included."""
 
@@ -65,11 +66,9 @@ def way_main(given: Row) -> None:
     for _ in range(given["steps"]):
         row["steps"].append(_step(backend, drawn, dry))
         print("ROW " + json.dumps(row), flush=True)
-    from gyre.workloads.gang import copiers
-
     backend.prepare()
-    for number, switch_s in enumerate([copiers.SWITCH_S] * 4 + [sys.getswitchinterval()] * 3):
-        copiers.SWITCH_S = switch_s
+    for number, switch_s in enumerate([sys.getswitchinterval()] * 5 + [SHORT_S] * 3):
+        sys.setswitchinterval(switch_s)
         begun = time.monotonic()
         backend.memory.save_if_due(number + 1, {})
         saving = backend.memory._memory._saving
@@ -205,6 +204,7 @@ def main() -> None:
     )
     parser.add_argument("--shape", default="1.7B")
     parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--ways", nargs="+", default=["ours", "compiled"])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--dry-run", action="store_true", help="tiny, on the CPU, and nothing is measured")
     parser.add_argument("--way", help=argparse.SUPPRESS)
@@ -213,7 +213,7 @@ def main() -> None:
         way_main(json.loads(given.way))
         return
     rows = []
-    for way in ("ours", "compiled"):
+    for way in given.ways:
         rows.append(measured(way, given.shape, given.steps, given.dry_run))
         if given.json:
             machine = {"cpus": os.cpu_count(), "kernel": platform.release()}

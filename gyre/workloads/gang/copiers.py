@@ -1,9 +1,7 @@
 """Threads that carry a state's bytes between tensors and files, a piece at a time, and their checksum.
 
-Invariant *hardly a lock*: each thread goes through the pieces of its own files, and takes the interpreter's lock three
-times for one. Training, which runs beside and holds that lock nearly all the time, gives it to whoever waits only when
-the interpreter's switch interval is over, and one after another: at 5 ms each that was half of the time that a state of
-gigabytes took. So pieces are large, and the interval is short while a state is copied.
+Invariant *hardly a lock*: each thread goes through the pieces of its own files, which are large, and takes the
+interpreter's lock three times for one. Training runs beside, and wants that lock for itself.
 
 This module must not know what the bytes are, or which state they belong to.
 """
@@ -12,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -31,10 +28,6 @@ format."""
 COPIERS = 8
 """Threads that copy beside each other, and the files of a slot. One thread writes some 3 GB a second into the machine's
 memory, a device sends 50; and the kernel lets one thread at a time write into a file."""
-
-SWITCH_S = 0.0005
-"""The interpreter's switch interval while a state is copied beside training: a tenth of the usual one. Training gives
-its lock away some thousand times then, which costs it 0.1 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +72,7 @@ class Copiers:
         return None
 
     def write(self, files: Sequence[Path], pieces: Sequence[Piece], ready: Any) -> str:
-        """Copy the pieces' bytes into the files, beside whatever else the process does; their checksum. Raises
-        OSError."""
+        """Copy the pieces' bytes into the files; their checksum. Raises OSError."""
 
         def carry(descriptor: int, piece: Piece, buffer: Tensor, view: memoryview) -> bytes:
             self._cross(buffer, piece.bytes)
@@ -88,8 +80,7 @@ class Copiers:
             _write_at(descriptor, view, piece.offset)
             return digest
 
-        with _switching_often():
-            return self._each(files, os.O_WRONLY, pieces, ready, carry)
+        return self._each(files, os.O_WRONLY, pieces, ready, carry)
 
     def read(self, files: Sequence[Path], pieces: Sequence[Piece], ready: Any) -> str:
         """Copy the files' bytes into the pieces; their checksum. Raises OSError."""
@@ -158,17 +149,6 @@ class Copiers:
             self._own.buffer = buffer
         found: Tensor = self._own.buffer
         return found
-
-
-@contextlib.contextmanager
-def _switching_often() -> Iterator[None]:
-    """Whoever waits for the interpreter's lock gets it soon. A process copies one state at a time."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, SWITCH_S))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 @contextlib.contextmanager

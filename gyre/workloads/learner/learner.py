@@ -54,6 +54,7 @@ from gyre.workloads.learner.errors import (
     TrainedTwice,
 )
 from gyre.workloads.learner.intervals import Interval, contains, merge
+from gyre.workloads.learner.laps import Laps
 from gyre.workloads.learner.losses import counted, summed
 from gyre.workloads.learner.packing import Pass, Row, pack, pack_all_but_rest
 from gyre.workloads.learner.snapshot import checksum_of
@@ -605,10 +606,14 @@ class Learner(BaseWorkload):
         def before() -> None:
             self._half_updated = True
 
+        laps = Laps()
         metadata = self.memory.restore(newer_than=newer_than, at_most=at_most, before=before)
         if metadata is None:
             return None
+        laps.lap("copied and compared")
         self.take(metadata)
+        laps.lap("snapshot")
+        print(f"the state of step {self.step} is back from host memory after {laps}", flush=True)
         return self.step
 
     @operator(kind="control")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from gyre.workloads.gang import copiers, host_memory
+from gyre.workloads.gang import host_memory
 from gyre.workloads.gang.host_memory import HostMemory, HostMemoryDamaged, NoHostMemory, SlotRecord
 from tests.rank_pool import RankPool
 from tests.workloads.host_memory_work import come_and_go
@@ -424,24 +424,3 @@ def test_the_names_go_before_a_copy_is_waited_for(tmp_path: Path) -> None:
     memory.close(keep=False)
     assert successor.path.exists(), "it is not the first one's any more"
     successor.close(keep=False)
-
-
-def test_training_that_holds_the_interpreters_lock_hardly_keeps_a_copy_from_going_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each piece waits for that lock a few times. With the usual switch interval of 5 ms the 64 of these take a second
-    longer."""
-    monkeypatch.setattr(host_memory, "PIECE_BYTES", 1 << 12)
-    during: list[float] = []
-
-    def copy(into: torch.Tensor, of: torch.Tensor) -> None:
-        during.append(sys.getswitchinterval())
-        into.copy_(of)
-
-    usual = sys.getswitchinterval()
-    memory = HostMemory("job", 0, root=tmp_path, copy=copy)
-    memory.save([("weight", torch.randn(1 << 16))], lineage="one", step=1, book={})
-    memory.settle()
-    assert set(during) == {copiers.SWITCH_S}
-    assert sys.getswitchinterval() == usual
-    memory.close(keep=False)
