@@ -26,6 +26,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from gyre.errors import ConfigError
 from gyre.extras import needed
 
@@ -160,7 +162,7 @@ def _parquet(file: Path, split: str) -> Iterator[Row]:
     with _arrow_errors(file), parquet.ParquetFile(_bytes(file)) as opened:
         _check_names(file, opened.schema_arrow.names)
         for batch in opened.iter_batches(batch_size=1024):
-            yield from _short_floats(batch).to_pylist(maps_as_pydicts="strict")
+            yield from _rows(batch)
 
 
 def _arrow(file: Path, split: str) -> Iterator[Row]:
@@ -178,34 +180,71 @@ def _arrow(file: Path, split: str) -> Iterator[Row]:
             _check_names(file, stored.schema.names)
             batches = map(stored.get_batch, range(stored.num_record_batches)) if is_file else stored
             for batch in batches:
-                yield from _short_floats(batch).to_pylist(maps_as_pydicts="strict")
+                yield from _rows(batch)
 
 
-def _short_floats(batch: Any) -> Any:
-    """The batch with each float of 32 bits as the shortest number that it stands for: 0.1, which 64 bits would read as
-    0.10000000149011612."""
-    arrow = needed("pyarrow", "Arrow")
-
-    def through(told: Any, leaf: Any) -> Any:
-        """The type with `leaf` in the place of each short float."""
-        types = arrow.types
-        if types.is_float32(told):
-            return leaf
-        if types.is_struct(told):
-            return arrow.struct([one.with_type(through(one.type, leaf)) for one in told])
-        if types.is_list(told):
-            return arrow.list_(told.value_field.with_type(through(told.value_type, leaf)))
-        if types.is_large_list(told):
-            return arrow.large_list(told.value_field.with_type(through(told.value_type, leaf)))
-        return told
-
+def _rows(batch: Any) -> Iterator[Row]:
+    """Its rows, with each float of 16 or 32 bits as the shortest number that it stands for: 0.1, which 64 bits would
+    read as 0.10000000149011612."""
     columns = []
     for column, told in zip(batch.columns, batch.schema.types, strict=True):
-        as_text = through(told, arrow.string())
-        columns.append(
-            column if as_text == told else column.cast(as_text).cast(through(told, arrow.float64()))
+        values = column.to_pylist(maps_as_pydicts="strict")
+        short = _shortener(told)
+        columns.append(values if short is None else map(short, values))
+    names = batch.schema.names
+    for row in zip(*columns, strict=True):
+        yield dict(zip(names, row, strict=True))
+
+
+def _shortener(told: Any) -> Callable[[Any], Any] | None:
+    """What makes the short floats in a value of this type of Arrow's the numbers that they stand for; None where it has
+    no short floats."""
+    arrow = needed("pyarrow", "Arrow")
+    types = arrow.types
+    if types.is_float16(told) or types.is_float32(told):
+        own = np.float16 if types.is_float16(told) else np.float32
+        return lambda value: None if value is None else float(str(own(value)))
+    if isinstance(told, arrow.BaseExtensionType):
+        return _shortener(told.storage_type)
+    if types.is_dictionary(told) or types.is_run_end_encoded(told):
+        return _shortener(told.value_type)
+    if types.is_struct(told):
+        parts = {one.name: short for one in told if (short := _shortener(one.type)) is not None}
+        return _in_mapping(lambda key: parts.get(key)) if parts else None
+    if types.is_map(told):
+        key, item = _shortener(told.key_type), _shortener(told.item_type)
+        return _in_mapping(lambda _: item, key) if key or item else None
+    if any(is_list(told) for is_list in _lists(types)):
+        short = _shortener(told.value_type)
+        return (
+            None if short is None else lambda value: None if value is None else [short(one) for one in value]
         )
-    return arrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    return None
+
+
+def _lists(types: Any) -> list[Callable[[Any], bool]]:
+    return [
+        types.is_list,
+        types.is_large_list,
+        types.is_fixed_size_list,
+        types.is_list_view,
+        types.is_large_list_view,
+    ]
+
+
+def _in_mapping(
+    of_value: Callable[[str], Callable[[Any], Any] | None], of_key: Callable[[Any], Any] | None = None
+) -> Callable[[Any], Any]:
+    def shortened(value: Any) -> Any:
+        if value is None:
+            return None
+        found = {}
+        for key, one in value.items():
+            short = of_value(key)
+            found[of_key(key) if of_key else key] = short(one) if short else one
+        return found
+
+    return shortened
 
 
 def _check_names(file: Path, columns: list[str]) -> None:

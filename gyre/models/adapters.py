@@ -12,7 +12,8 @@ This module must not know who trains it or serves it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,27 +27,73 @@ from gyre.models.safetensors_files import weight_files
 ADAPTER_CONFIG: Final = "adapter_config.json"
 A: Final = "lora_A"
 B: Final = "lora_B"
-_PRINT: Final = "gyre_model_print"
+PRINT: Final = "gyre_model_print"
 _BASE: Final = "base_model_name_or_path"
 _PEFTS, _WEIGHT = "base_model.model.", ".weight"
 
 ALL_LAYERS: Final = "all"
 """Engines' word for adapters of any layer."""
 
+_LARGEST_SCALE = 3.4e38
+
 _PRINTED_BYTES = 4096
 """Of the beginning and of the end of each tensor: weights that were trained differ everywhere."""
 
-_MUST_BE: Mapping[str, Sequence[Any]] = {
+_EMPTY: tuple[Any, ...] = (None, {}, [])
+_OFF: tuple[Any, ...] = (None, False)
+_ANY: Final = None
+
+_KEYS: Mapping[str, tuple[Any, ...] | None] = {
+    **dict.fromkeys(("r", "lora_alpha", "target_modules", _BASE, PRINT), _ANY),
+    # What training does, and who wrote it: of no effect on what the adapter says.
+    **dict.fromkeys(
+        ("task_type", "peft_version", "revision", "inference_mode", "lora_dropout", "auto_mapping"), _ANY
+    ),
+    "megatron_core": _ANY,  # a module's name, which counts beside megatron_config alone
+    "qalora_group_size": _ANY,  # which counts beside use_qalora alone
+    # The kinds of beginning that leave the model beside the adapter as it is.
+    "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
     "peft_type": ("LORA",),
-    "bias": ("none", None),
-    "fan_in_fan_out": (False, None),
-    "use_dora": (False, None),
-    "use_rslora": (False, None),
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
+    "bias": (None, "none"),
+    **dict.fromkeys(
+        (
+            "fan_in_fan_out",
+            "use_dora",
+            "use_rslora",
+            "use_qalora",
+            "lora_bias",
+            "ensure_weight_tying",
+            "use_bdlora",
+        ),
+        _OFF,
+    ),
+    **dict.fromkeys(
+        (
+            "modules_to_save",
+            "rank_pattern",
+            "alpha_pattern",
+            "exclude_modules",
+            "layers_to_transform",
+            "layers_pattern",
+            "layer_replication",
+            "trainable_token_indices",
+            "target_parameters",
+            "megatron_config",
+            "loftq_config",
+            "eva_config",
+            "corda_config",
+            "lora_ga_config",
+            "velora_config",
+            "monteclora_config",
+            "alora_invocation_tokens",
+            "arrow_config",
+            "kasa_config",
+        ),
+        _EMPTY,
+    ),
 }
-"""Keys that change what an adapter computes, and the values that are computed here."""
+"""Every key of PEFT's `LoraConfig`, and with which values an adapter is what is computed here; `_ANY` where each is, or
+is looked at by itself. A key that is not here may change what an adapter says, so it is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,27 +157,36 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     try:
         told = json.loads(path.read_text())
         rank, alpha, layers = told["r"], told["lora_alpha"], told["target_modules"]
-        is_whole = isinstance(rank, int) and rank >= 1 and isinstance(alpha, int | float) and alpha > 0
+        is_whole = type(rank) is int and rank >= 1 and type(alpha) in (int, float) and 0 < alpha < math.inf
         if not is_whole or not isinstance(layers, list) or not all(isinstance(one, str) for one in layers):
             raise ValueError("r, lora_alpha or target_modules are not what they should be")
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        scale = float(alpha) / rank
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
         raise ModelFolderError(
             f"{path} is no adapter's: {type(error).__name__}: {error}",
             hint="It is the file that PEFT writes beside an adapter's tensors.",
         ) from error
-    for key, fitting in _MUST_BE.items():
-        if key in told and told[key] not in fitting:
+    for key, value in told.items():
+        if key not in _KEYS:
             raise ModelFolderError(
-                f"{path}: {key} is {told[key]!r:.80}, which is not served here.",
+                f"{path}: nobody here knows what {key!a:.80} does to an adapter.",
+                hint="Plain LoRA is served, with the keys that PEFT's LoraConfig has.",
+            )
+        fitting = _KEYS[key]
+        if fitting is not _ANY and not any(type(value) is type(one) and value == one for one in fitting):
+            raise ModelFolderError(
+                f"{path}: {key} is {value!r:.80}, which is not served here.",
                 hint="Plain LoRA is: alpha / r * x A B, added to linear layers.",
             )
-    base, seen = (str(told.get(key) or "") for key in (_BASE, _PRINT))
+    if not scale <= _LARGEST_SCALE:
+        raise ModelFolderError(f"{path}: lora_alpha / r is {scale:g}, beyond any number of float32.")
+    base, seen = (str(told.get(key) or "") for key in (_BASE, PRINT))
     return AdapterConfig(rank, float(alpha), tuple(layers), base, seen)
 
 
 def config_of_published(peft_config: Mapping[str, Any], model_print: str) -> bytes:
     """The content of the `adapter_config.json` of a policy version. `model_print` is that of the model beside it."""
-    return json.dumps({**peft_config, _PRINT: model_print}, indent=1).encode()
+    return json.dumps({**peft_config, PRINT: model_print}, indent=1).encode()
 
 
 def in_file(name: str) -> str:

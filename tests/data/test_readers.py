@@ -6,6 +6,7 @@ import datetime
 import gzip
 import json
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -135,6 +136,67 @@ def test_parquet_and_arrow_keep_structure(tmp_path):
         writer.write_table(table)
     for file in sorted(tmp_path.iterdir()):
         assert list(rows_of(file)) == rows, file.name
+
+
+def of_short_floats(short):
+    """Arrow types with short floats somewhere, values of theirs, and what these stand for where that is no float."""
+    number = 0.1
+    yield short, number, number
+    for kind in (pyarrow.list_, pyarrow.large_list, pyarrow.list_view, pyarrow.large_list_view):
+        yield kind(short), [number, None], [number, None]
+    yield pyarrow.list_(short, 2), [number, number], [number, number]
+    yield pyarrow.map_(pyarrow.string(), short), [("k", number)], {"k": number}
+    yield pyarrow.map_(pyarrow.string(), pyarrow.list_(short)), [("k", [number])], {"k": [number]}
+    yield pyarrow.struct([("a", short), ("b", pyarrow.int8())]), {"a": number, "b": 1}, {"a": number, "b": 1}
+    yield (
+        pyarrow.list_(pyarrow.struct([("a", pyarrow.list_(short, 1))])),
+        [{"a": [number]}],
+        [{"a": [number]}],
+    )
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+@pytest.mark.parametrize("bits", [16, 32])
+def test_a_short_float_is_the_number_that_was_written_wherever_it_stands(tmp_path, bits, suffix):
+    short = pyarrow.float16() if bits == 16 else pyarrow.float32()
+    tried = 0
+    for number, (told, value, wanted) in enumerate(of_short_floats(short)):
+        values = [np.float16(0.1), None] if bits == 16 and told == short else [value, None]
+        try:
+            column = pyarrow.array(_halves(values) if bits == 16 else values, told)
+        except pyarrow.ArrowException:  # pyarrow makes none of such
+            continue
+        assert _read_again(tmp_path / f"{number}{suffix}", column) in ([wanted, None], None), told
+        tried += 1
+    assert tried > 4
+    words = pyarrow.array(_halves([0.1, 0.2, 0.1]) if bits == 16 else [0.1, 0.2, 0.1], short)
+    if bits == 32:
+        assert _read_again(tmp_path / f"d{suffix}", words.dictionary_encode()) in ([0.1, 0.2, 0.1], None)
+
+
+def _halves(value):
+    if isinstance(value, float):
+        return np.float16(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_halves(one) for one in value)
+    return {key: _halves(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+def _read_again(file, column):
+    """The column as a reader of its file has it; None where pyarrow does not write it."""
+    table = pyarrow.table({"a": column})
+    try:
+        if file.suffix == ".parquet":
+            pyarrow.parquet.write_table(table, file)
+        else:
+            with (
+                pyarrow.OSFile(str(file), "wb") as opened,
+                pyarrow.ipc.new_stream(opened, table.schema) as stream,
+            ):
+                stream.write_table(table)
+    except (pyarrow.ArrowException, NotImplementedError):
+        return None
+    return [row["a"] for row in rows_of(file)]
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])

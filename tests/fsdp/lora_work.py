@@ -174,3 +174,24 @@ def load_adapter(
         backend.load(load_file(adapter / "adapter_model.safetensors").__getitem__)
         said = [one.numpy() for one in backend.forward([passes_of([row])[0] for row in rows])]
         return np.concatenate(said)
+
+
+def opened_by_peft(rank: int, ranks: int, port: int, base: Path, adapter: Path, rows: Rows) -> dict[str, Any]:
+    """What PEFT makes of the folder beside its model: the tensors that found no place, and what the model says."""
+    import warnings
+
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # theirs, of each other
+        from peft import PeftModel
+        from safetensors.torch import load_file
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        model = PeftModel.from_pretrained(model, adapter).eval()
+    there = {name.replace(".default", "") for name, _ in model.named_parameters() if "lora_" in name}
+    with torch.no_grad():
+        said = [_said_by(model, passes_of([row])[0])[0].float().numpy() for row in rows]
+    left_out = sorted(set(load_file(adapter / "adapter_model.safetensors")) - there)
+    return {"left out": left_out, "said": np.concatenate(said)}

@@ -14,6 +14,7 @@ import pytest
 
 from gyre.config.sections import LoraSettings, WorkloadSettings
 from gyre.errors import ConfigError
+from gyre.models.adapters import model_print
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.workloads.fsdp.lora import targets_of
 from tests.fsdp.export_work import exported, opened
@@ -21,6 +22,7 @@ from tests.fsdp.lora_work import (
     LORA,
     LORA_CONFIG,
     load_adapter,
+    opened_by_peft,
     refused_adapters,
     restore_adapter_and_step,
     take_adapter_steps,
@@ -194,8 +196,37 @@ def test_it_is_exported_merged_and_bare(
     config = json.loads((bare / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 6.0)
     assert config["base_model_name_or_path"] == str(model)
+    assert config["gyre_model_print"] == model_print(model), "so that it is taken beside no other"
+    (found,) = pool.run(opened_by_peft, 1, model, bare, STEPS[0])
+    assert found["left out"] == []
+    assert relative(found["said"], told[0]["said"]) < 1e-5
     said = pool.run(load_adapter, 2, model, {**LORA_CONFIG, "seed": 5}, bare, STEPS[0])[0]
     assert np.array_equal(said, told[0]["said"])
+
+
+MIXTURES = {"qwen3_moe": "layers.1.mlp.gate_proj", "deepseek_v3": "layers.0.mlp.gate_proj"}
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_parts_that_peft_would_take_for_experts_are_not_exported_by_themselves(
+    pool: RankPool, folder_of: FolderOf, tmp_path: Path, kind: str
+) -> None:
+    """PEFT opened such a folder, said in a warning that keys were missing, and left the parts out."""
+    model, checkpoint = folder_of(kind), tmp_path / "checkpoint"
+    pool.run(train_and_save_adapter, 2, model, LORA_CONFIG, checkpoint, STEPS)
+    (done,) = pool.run(exported, 1, [str(checkpoint), str(tmp_path / "bare"), "--adapter"])
+    assert done[0] != 0
+    assert MIXTURES[kind] in done[2]
+    assert "for parts of the model's experts" in " ".join(done[2].split())
+    (done,) = pool.run(exported, 1, [str(checkpoint), str(tmp_path / "merged")])
+    assert done[0] == 0, done[2]
+    attention = {**LORA_CONFIG, "lora": {**LORA_CONFIG["lora"], "target_modules": ["o_proj"]}}
+    told = pool.run(train_and_save_adapter, 2, model, attention, tmp_path / "attention", STEPS)
+    (done,) = pool.run(exported, 1, [str(tmp_path / "attention"), str(tmp_path / "bare"), "--adapter"])
+    assert done[0] == 0, done[2]
+    (found,) = pool.run(opened_by_peft, 1, model, tmp_path / "bare", STEPS[0])
+    assert found["left out"] == []
+    assert relative(found["said"], told[0]["said"]) < 1e-4
 
 
 def test_a_base_that_is_gone_or_another_is_no_base_to_merge_with(

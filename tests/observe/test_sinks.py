@@ -32,7 +32,7 @@ from gyre.master.sink_processes import (
 )
 from gyre.observe.sinks import process
 from gyre.observe.sinks.following import Cursor, read_cursor, tell_new, write_cursor
-from gyre.observe.sinks.kinds import make_sink
+from gyre.observe.sinks.kinds import _own_folder, make_sink
 from gyre.observe.sinks.process import SinkSettings
 from gyre.observe.sinks.sink import SinkJob
 from gyre.store import Entry, StepRow, Store, open_store
@@ -180,7 +180,8 @@ def test_what_is_told_twice_is_in_the_file_once_also_after_a_cut(written: Writte
         "evaluation",
         "warning",
     ]
-    assert json.loads(whole.splitlines()[0]) == {"what": "step", "step": 1, "at": 101.0, "reward_mean": 0.1}
+    first_line = {"what": "step", "job": "j1", "step": 1, "at": 101.0, "reward_mean": 0.1}
+    assert json.loads(whole.splitlines()[0]) == first_line
     first.close()
     path.write_text(whole + '{"what": "st')  # it was killed in the middle of a line
     again = make_sink("file", job, {}, [])
@@ -190,6 +191,46 @@ def test_what_is_told_twice_is_in_the_file_once_also_after_a_cut(written: Writte
     lines = path.read_text().splitlines()
     assert lines[:4] == whole.splitlines()
     assert [json.loads(line)["step"] for line in lines[4:]] == [3]
+
+
+def test_jobs_that_write_to_one_file_lose_nothing_to_each_other(tmp_path: Path, job: SinkJob) -> None:
+    """Also at the same time, beside lines that are nobody's."""
+    shared = tmp_path / "all.jsonl"
+    shared.write_text('{"what": "step", "step": 1}\nno json\n[]\n')
+    jobs = [replace(job, job_id=name, to=str(shared)) for name in ("a", "b")]
+    sinks = [make_sink("file", one, {}, []) for one in jobs]
+    for step in (1, 2, 3):
+        for number, sink in enumerate(sinks):
+            sink.step(step, 100.0, {"step": step, "reward_mean": float(number), "text": 0.0})
+            if step != 2:
+                sink.flush()
+    for sink in sinks:
+        sink.close()
+    again = make_sink("file", jobs[1], {}, [])
+    for step in (3, 4):
+        again.step(step, 100.0, {"step": step, "reward_mean": 1.0})
+    again.close()
+    lines = [json.loads(line) for line in shared.read_text().splitlines()[3:]]
+    assert [(line["job"], line["step"]) for line in lines if line["job"] == "a"] == [
+        ("a", 1),
+        ("a", 2),
+        ("a", 3),
+    ]
+    assert [line["step"] for line in lines if line["job"] == "b"] == [1, 2, 3, 4]
+
+
+def test_two_jobs_of_one_name_have_folders_of_their_own(tmp_path: Path, job: SinkJob) -> None:
+    """TensorBoard shows the points of a folder as one run, and hides those before a later beginning."""
+    first, second = (replace(job, job_id=name, name="sums", to=str(tmp_path)) for name in ("a", "b"))
+    assert [_own_folder(tmp_path, one).name for one in (first, second, first, second)] == [
+        "sums",
+        "b",
+        "sums",
+        "b",
+    ]
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "events.out").touch()
+    assert _own_folder(tmp_path, replace(first, name="old")).name == "a", "it has somebody's points"
 
 
 # -- the built-in ones ------------------------------------------------------------------------------

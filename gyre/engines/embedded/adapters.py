@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from gyre.errors import nearest
 from gyre.models.adapters import A, AdapterLimits, B, in_file, read_adapter_config
 from gyre.models.errors import ModelFolderError
+from gyre.models.finite import is_finite, refuse_not_finite
 from gyre.models.safetensors_folder import SafetensorsFolder, TensorSource
 
 
@@ -92,6 +93,7 @@ def read_adapter(
     config, source = read_adapter_config(folder), SafetensorsFolder(folder, adapter=True)
     limits.require(config, folder)
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    broken: list[str] = []
     for asked in config.layers:
         named = [one for one in layers if one == asked or one.endswith(f".{asked}")]
         if not named:
@@ -105,6 +107,12 @@ def read_adapter(
             a = _checked(folder, source, f"{name}.{A}", (config.rank, inside))
             b = _checked(folder, source, f"{name}.{B}", (outside, config.rank))
             pairs[name] = a.to(dtype, copy=True), (b.float() * config.scale).to(dtype)
+            broken += [
+                in_file(f"{name}.{part}")
+                for part, one in zip((A, B), pairs[name], strict=True)
+                if not is_finite(one)
+            ]
+    refuse_not_finite(broken)
     unknown = sorted(source.names - {in_file(f"{name}.{part}") for name in pairs for part in (A, B)})
     if unknown:
         raise ModelFolderError(

@@ -1,16 +1,21 @@
 """The built-in sinks. Their packages are imported when one is made, in its own process.
 
-Invariant *told twice is written once* (where the other side can tell): a step that is told again, after a death before
-the cursor was kept, has the same number; the file is read for its last step first, TensorBoard is told from which step
-on it counts anew, Weights & Biases and MLflow go on with the run of the same id.
+Invariants:
+- *told twice is written once* (where the other side can tell): a step that is told again, after a death before the
+  cursor was kept, has the same number; the file is read for the job's lines first, TensorBoard is told from which step
+  on it counts anew, Weights & Biases and MLflow go on with the run of the same id;
+- *one place, several jobs*: jobs that write to the same place hide nothing of each other.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,24 +38,45 @@ def make_sink(kind: str, job: SinkJob, options: dict[str, Any], python_path: lis
     return (made or SINK.load(kind, python_path))(job, **options)
 
 
+_WHOSE = "gyre-job"
+"""The file that says whose a folder is."""
+
+
 class FileSink:
-    """JSON lines: `{"what": "step", "step": 1, …}`, and so evaluations, warnings, incidents and the end."""
+    """JSON lines: `{"what": "step", "job": "sums-1a2b3c4d", "step": 1, …}`, and so evaluations, warnings, incidents and
+    the end. Several jobs may write to one file at the same time, and lines of others' are left alone."""
 
     def __init__(self, job: SinkJob) -> None:
+        self._job = job.job_id
         self._path = Path(job.to) if job.to else job.directory / "numbers.jsonl"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._told = self._lines_there()
-        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115  (it is open for as long as the sink is)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._untold: list[str] = []
+        with self._alone():
+            self._told = self._lines_there()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else writes in this block, in which a last line that is not whole is a dead process's."""
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # who holds it writes a few lines
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _lines_there(self) -> set[str]:
-        """What is in the file already, by its keys; a last line that a death cut short is removed."""
-        if not self._path.exists():
-            return set()
+        """This job's lines in the file already, by their keys; a last line that a death cut short is removed."""
         raw = self._path.read_bytes()
         whole = raw[: raw.rfind(b"\n") + 1]
         if len(whole) < len(raw):
-            os.truncate(self._path, len(whole))
-        return {_key(json.loads(line)) for line in whole.splitlines()}
+            os.ftruncate(self._file, len(whole))
+        found = set()
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):  # somebody else's, and no JSON
+                told = json.loads(line)
+                if isinstance(told, dict) and told.get("job") == self._job:
+                    found.add(_key(told))
+        return found
 
     def step(self, step: int, at: float, numbers: dict[str, float]) -> None:
         self._write({"what": "step", **numbers, "step": step, "at": at})
@@ -87,14 +113,20 @@ class FileSink:
 
     def _write(self, line: dict[str, Any]) -> None:
         if _key(line) not in self._told:
-            self._file.write(json.dumps(line, allow_nan=False) + "\n")
+            whole = {"what": line["what"], "job": self._job, **line}
+            self._untold.append(json.dumps(whole, allow_nan=False) + "\n")
 
     def flush(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        raw = "".join(self._untold).encode()
+        with self._alone():
+            while raw:
+                raw = raw[os.write(self._file, raw) :]
+        self._untold = []
+        os.fsync(self._file)
 
     def close(self) -> None:
-        self._file.close()
+        self.flush()
+        os.close(self._file)
 
 
 _KEYS = {
@@ -112,6 +144,20 @@ def _key(line: dict[str, Any]) -> str:
     return json.dumps([what, *(line.get(name) for name in _KEYS.get(str(what), ()))])
 
 
+def _own_folder(place: Path, job: SinkJob) -> Path:
+    """The folder of the job's name, or of its id where another job has that one: TensorBoard shows one run a folder."""
+    named = place / job.name
+    named.mkdir(parents=True, exist_ok=True)
+    mark = named / _WHOSE
+    with contextlib.suppress(FileExistsError), mark.open("x", encoding="utf-8") as file:
+        if any(path != mark for path in named.iterdir()):
+            job_id = ""  # somebody has written there before jobs left their marks
+        else:
+            job_id = job.job_id
+        file.write(job_id)
+    return named if mark.read_text(encoding="utf-8") == job.job_id else place / job.job_id
+
+
 class TensorBoardSink:
     """Scalars by step, in a folder that `tensorboard --logdir` reads. Evaluations and warnings are a run of their own
     below it, the evaluations at their versions: what counts no more from a step on must not take them with it."""
@@ -120,7 +166,7 @@ class TensorBoardSink:
         writers = needed("tensorboard.summary.writer.event_file_writer", "the sink tensorboard")
         self._events = needed("tensorboard.compat.proto.event_pb2", "the sink tensorboard")
         self._summaries = needed("tensorboard.compat.proto.summary_pb2", "the sink tensorboard")
-        folder = Path(job.to) / job.name if job.to else job.directory
+        folder = _own_folder(Path(job.to), job) if job.to else job.directory
         self._steps = writers.EventFileWriter(str(folder))
         self._others = writers.EventFileWriter(str(folder / "held_out"))
         self._restarted = False

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from gyre.errors import ConfigError
-from gyre.models.adapters import A, B, in_file
+from gyre.models.adapters import PRINT, A, B, in_file, model_print
 from gyre.models.architecture import architecture_of
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.models.saving import Written, refuse_taken, save_adapter_folder, save_model_folder
@@ -31,7 +31,7 @@ from gyre.weights.version.manifest import checksum_of_weights
 from gyre.workloads.fsdp.checkpoints import DAMAGED, StoredCheckpoint
 from gyre.workloads.fsdp.file_names import FileNames
 from gyre.workloads.fsdp.formats import ADAPTER
-from gyre.workloads.fsdp.lora import merged, peft_config
+from gyre.workloads.fsdp.lora import merged, peft_config, read_otherwise_by_peft
 from gyre.workloads.fsdp.model import build_causal
 from gyre.workloads.fsdp.parts import WEIGHT, Part
 from gyre.workloads.fsdp.shards import bit_sum, fingerprint_of, named_tensors
@@ -85,9 +85,19 @@ def _export_adapter(stored: StoredCheckpoint, checkpoint: Path, out: Path) -> di
     model = stored.metadata["model"]
     found = StoredAdapter(stored)
     _refuse_damaged(stored, found, checkpoint)
+    if misread := read_otherwise_by_peft(found.layers, _Model(model["config"]).shapes):
+        raise ConfigError(
+            f"PEFT would take the adapter's part for {misread[0]}, and {len(misread) - 1} others, for parts of the "
+            "model's experts, and leave them out.",
+            hint="Export without --adapter, which adds the adapter to the model's weights, or train one whose "
+            "config.lora.target_modules have none of these.",
+        )
+    config = peft_config(stored.metadata[ADAPTER], model["path"])
+    if (Path(model["path"]) / "config.json").is_file():  # on the machine that exports, there may be none
+        config[PRINT] = model_print(Path(model["path"]))
     written = save_adapter_folder(
         out,
-        peft_config(stored.metadata[ADAPTER], model["path"]),
+        config,
         {in_file(name): tensor for name, tensor in found.tensors()},
         check=partial(_refuse_others, stored.metadata, checkpoint),
     )
@@ -151,7 +161,8 @@ class StoredAdapter:
         try:
             self.scale = float(record["alpha"]) / int(record["rank"])
             self.base = str(record["base"])
-            self._names = [f"{layer}.{one}" for layer in record["layers"] for one in (A, B)]
+            self.layers = [str(layer) for layer in record["layers"]]
+            self._names = [f"{layer}.{one}" for layer in self.layers for one in (A, B)]
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise CheckpointMismatch(f"it says of its adapter what cannot be: {error!r:.300}") from error
 

@@ -15,7 +15,7 @@ This module must not know about steps or files.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -206,6 +206,19 @@ def problem_with(found: Any, own: Mapping[str, Any] | None) -> str:
     if found.get("base") != own["base"]:
         return "its adapter was trained beside the weights of another model"
     return ""
+
+
+EXPERT_PARTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+"""The ends of the names that linear layers of experts had while each was a layer of its own."""
+
+
+def read_otherwise_by_peft(layers: Collection[str], names: Collection[str]) -> list[str]:
+    """Those of the adapter's layers that PEFT takes for experts, a shared one say, where the model, whose tensors have
+    these `names`, has its experts in one tensor. It gives the adapter other places then, and leaves these parts of it
+    out (`_convert_peft_config_moe` in PEFT 0.21)."""
+    if not any(".experts." in name for name in names):
+        return []
+    return [name for name in layers if name.rpartition(".")[2] in EXPERT_PARTS]
 
 
 def peft_config(record: Mapping[str, Any], base: str) -> dict[str, Any]:

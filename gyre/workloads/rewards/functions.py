@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.errors import ConfigError, nearest
+from gyre.workloads.file_modules import module_of_file
 
 RewardFunction = Callable[..., Any]
 """In one of the forms of `gyre.workloads.rewards.forms`."""
@@ -167,14 +168,5 @@ def _from_file(where: Path) -> Any:
     if name not in sys.modules:
         if not where.is_file():
             raise ImportError(f"there is no file {where}")
-        spec = importlib.util.spec_from_file_location(name, where)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{where} is no Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
+        module_of_file(name, where)
     return sys.modules[name]

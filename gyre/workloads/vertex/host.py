@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import importlib.util
 import math
 import os
 import sys
@@ -37,6 +36,7 @@ from gyre.rollouts.weight_dirs import remove_left_by_job
 from gyre.workloads.addresses import free_port as free_port
 from gyre.workloads.addresses import network_environment, reserve
 from gyre.workloads.base import BaseWorkload, Progress, WorkloadContext, operators_of
+from gyre.workloads.file_modules import module_of_file
 from gyre.workloads.plain_data import plain, plain_fields, plain_text
 from gyre.workloads.protocols import TakesPolicy
 from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
@@ -496,12 +496,7 @@ def _extend_path(folders: list[str]) -> None:
 
 def _load_class(binding: Binding) -> type:
     if binding.file is not None:
-        spec = importlib.util.spec_from_file_location(USER_SCRIPT, binding.file)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{binding.file} is not a Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[USER_SCRIPT] = module
-        spec.loader.exec_module(module)
+        module = module_of_file(USER_SCRIPT, Path(binding.file))
     else:
         module = importlib.import_module(binding.module)
     found: Any = module

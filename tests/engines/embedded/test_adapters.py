@@ -161,6 +161,17 @@ BAD = {
     "of rank 0": ({}, {"r": 0}, "is no adapter's"),
     "of all layers, in PEFT's word": ({}, {"target_modules": "all-linear"}, "is no adapter's"),
     "of a layer that the model lacks": ({}, {"target_modules": ["q_prj"]}, "no linear layer 'q_prj'"),
+    "with a bias of its own": ({}, {"lora_bias": True}, "lora_bias is True"),
+    "of some layers": ({}, {"layers_to_transform": [0]}, "layers_to_transform"),
+    "of all layers but some": ({}, {"exclude_modules": ["q_proj"]}, "exclude_modules"),
+    "of layers that are there twice": ({}, {"layer_replication": [[0, 1]]}, "layer_replication"),
+    "that begins by changing the model": ({}, {"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
+    "of a later PEFT": ({}, {"use_what_comes": False}, "nobody here knows what 'use_what_comes' does"),
+    "with a number for a truth value": ({}, {"use_dora": 0}, "use_dora is 0"),
+    "of an infinite scale": ({}, {"lora_alpha": float("inf")}, "is no adapter's"),
+    "of a scale beyond float32": ({}, {"lora_alpha": 1e300}, "beyond any number of float32"),
+    "of a scale that is a truth value": ({}, {"lora_alpha": True}, "is no adapter's"),
+    "of a rank that is a truth value": ({}, {"r": True}, "is no adapter's"),
     "with parts that it does not name": (
         {},
         {"target_modules": ["q_proj"]},
@@ -188,6 +199,8 @@ def test_tensors_that_do_not_fit_are_refused(versions_of, tmp_path: Path) -> Non
         (
             ({key: value for key, value in named.items() if key != name}, "no tensor"),
             (named | {name: named[name][:, :-1].contiguous()}, "would be"),
+            (named | {name: torch.full_like(named[name], torch.nan)}, "NaN or infinity is in"),
+            (named | {name: torch.full_like(named[name], -torch.inf)}, "NaN or infinity is in"),
         )
     ):
         folder = write_adapter(tmp_path / str(number), versions.base, changed)
