@@ -25,6 +25,7 @@ from gyre.data.messages import Messages, Unsupported, messages_of, refuse_column
 from gyre.data.readers import Row
 from gyre.data.sources import read_rows
 from gyre.data.tokenizer import TextTokenizer, copy_tokenizer, tokenizer_identity
+from gyre.data.tokenizer_check import refuse_another_than_transformers
 from gyre.data.values import Unholdable, whole_text
 from gyre.errors import ConfigError
 
@@ -79,6 +80,7 @@ def prepare(source: Path, out: Path, tokenizer: Path, recipe: Recipe = Recipe())
     Raises ConfigError if the source, the layout, the tokenizer or its template cannot be used.
     """
     text = TextTokenizer(tokenizer)
+    refuse_another_than_transformers(tokenizer, text)
     _check_options(text, tokenizer, recipe)
     rows = read_rows(source, recipe.split, recipe.subset)
     if recipe.limit:

@@ -50,7 +50,11 @@ def write_tokenizer(folder: Path) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps(
-            {"eos_token": {"content": "<|im_end|>"}, "pad_token": "<|endoftext|>", "chat_template": TEMPLATE}
+            {
+                "eos_token": {"__type": "AddedToken", "content": "<|im_end|>"},
+                "pad_token": "<|endoftext|>",
+                "chat_template": TEMPLATE,
+            }
         )
     )
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
