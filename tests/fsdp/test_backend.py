@@ -80,11 +80,11 @@ def test_a_model_of_transformers_has_plain_torchs_steps(
     assert not told[1]["weights"]
     assert relative(said, told[0]["after"]) < 1e-5
     packs, word = PACKS.get(kind, (True, "each attends to itself alone"))
-    assert all(one["packs"] == packs and word in one["packing"] for one in told)
+    assert all(one["packs"] == packs and word in one["packing"] for one in told), told[0]["packing"]
 
 
 PACKS = {
-    "qwen3_5_text": (False, "each sequence is a pass of its own: beside another one"),
+    "qwen3_5_text": (False, "each sequence is a pass of its own: of a small copy"),
 }
 """Those that do not keep sequences apart by position ids."""
 

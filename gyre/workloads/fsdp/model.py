@@ -1,4 +1,4 @@
-"""Any causal language model of transformers from its `config.json`, its parameters sharded over the ranks.
+"""A causal language model of transformers from its `config.json`, its parameters sharded over the ranks.
 
 Every layer is a group of parameters that are gathered for its computation and given up after it. What is outside of the
 layers is one group: an output layer that is tied to the embedding is the same tensor.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from gyre.errors import ConfigError, nearest
 from gyre.models.config_keys import AS_SAVED
+from gyre.models.small_model import transformers_config
 from gyre.workloads.fsdp import packed_attention
 from gyre.workloads.fsdp.token_model import UNPACKED, TokenModel
 
@@ -34,20 +36,19 @@ from gyre.workloads.fsdp.token_model import UNPACKED, TokenModel
 def parsed_config(hugging_face_config: dict[str, Any]) -> Any:
     """The content of a `config.json` as transformers reads it. Raises ConfigError where transformers has no such model,
     or not with these weights."""
-    config = dict(hugging_face_config)
-    kind = str(config.get("model_type", ""))
+    kind = str(hugging_face_config.get("model_type", ""))
     if kind not in CONFIG_MAPPING:
         raise ConfigError(
             f"transformers has no model of the type {kind!r}; {nearest(kind, list(CONFIG_MAPPING))}",
             hint="A newer transformers may have it. Code that a folder brings is not run.",
         )
-    if config.get("quantization_config"):
+    if hugging_face_config.get("quantization_config"):
         raise ConfigError(
             "The model's weights are quantised: its config.json has a quantization_config.",
             hint="Train from a copy in bfloat16.",
         )
     try:
-        return CONFIG_MAPPING[kind].from_dict(config)
+        return transformers_config(hugging_face_config)
     except Exception as error:  # each type of model checks its keys in its own way
         problem = " ".join(str(error).split())
         raise ConfigError(
@@ -60,18 +61,16 @@ def build_causal(hugging_face_config: dict[str, Any], attention: str) -> Any:
     implementation, or `auto`: `packed_attention` where the model lets attention be chosen. Raises ConfigError as
     `parsed_config`, and where the model is no causal one."""
     parsed = parsed_config(hugging_face_config)
-    problem = ""
+    problems: list[str] = []
     for one in [packed_attention.NAME, *UNPACKED] if attention == "auto" else [attention]:
         try:
-            causal = _constructed(parsed, one)
-        except ValueError as error:  # that a model lacks an implementation is said at its construction only
-            problem = " ".join(str(error).split())
+            causal = _constructed(deepcopy(parsed), one)  # some models note the attention in it
+        except Exception as error:  # a model's code raises anything for an attention that it does not know
+            problems.append(" ".join(f"{type(error).__name__}: {error}".split()))
             continue
-        except Exception as error:  # each type of model takes its keys as they are
-            raise _not_built(parsed, f"{type(error).__name__}: {error}") from error
         if one != packed_attention.NAME or causal.is_backend_compatible():
             return causal
-    raise _not_built(parsed, problem)
+    raise _not_built(parsed, problems[-1])
 
 
 def _not_built(parsed: Any, problem: str) -> ConfigError:
