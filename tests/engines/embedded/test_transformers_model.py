@@ -22,7 +22,7 @@ from gyre.engines.embedded.core import Swap
 from gyre.engines.embedded.decoder_model import DecoderModel
 from gyre.engines.embedded.model_choice import served_model
 from gyre.engines.embedded.transformers_model import TransformersModel
-from gyre.engines.embedded.transformers_steps import RowRunner, SlotRunner, _Check
+from gyre.engines.embedded.transformers_steps import _CHECKED, _SINGLY, RowRunner, SlotRunner, _Check
 from gyre.models import transformers_models
 from gyre.models.errors import ModelFolderError
 from gyre.testing.contracts.engine import CLAUSES, EngineUnderTest, check_clause
@@ -301,19 +301,23 @@ def test_a_model_is_stepped_as_it_can_be(models, name, kind, shares, whole):
 def test_every_runner_gives_the_same(models, name):
     """Those too that are a model's second choice."""
     weights = models(name).weights
-    check = _Check(weights)
-    assert check.problem_with(lambda count: SlotRunner(weights, count, 512, whole_prompts=True)) == ""
-    assert check.problem_with(lambda count: RowRunner(weights, count)) == ""
+    check = _Check(weights, _CHECKED, singly=_SINGLY)
+    assert check.problem_with(lambda model, count: SlotRunner(model, count, 512, whole_prompts=True)) == ""
+    assert check.problem_with(RowRunner) == ""
 
 
 def test_a_runner_that_computes_otherwise_is_not_taken(models, monkeypatch):
     weights = models("mistral").weights
     monkeypatch.setattr("gyre.engines.embedded.transformers_steps._ATTENDING", ())
-    said = _Check(weights).problem_with(lambda count: SlotRunner(weights, count, 512, whole_prompts=False))
+    said = _Check(weights, _CHECKED, singly=_SINGLY).problem_with(
+        lambda model, count: SlotRunner(model, count, 512, whole_prompts=False)
+    )
     assert "full_attention" in said or "sliding_attention" in said
     monkeypatch.undo()
     monkeypatch.setattr(SlotRunner, "key_length", lambda self, longest: min(16, longest + 16))
-    said = _Check(weights).problem_with(lambda count: SlotRunner(weights, count, 512, whole_prompts=False))
+    said = _Check(weights, _CHECKED, singly=_SINGLY).problem_with(
+        lambda model, count: SlotRunner(model, count, 512, whole_prompts=False)
+    )
     assert "log-probs differ" in said or "Error" in said
 
 
