@@ -3,8 +3,8 @@
 
     python -m tools.models_table [--jobs 2] [KIND ...]
 
-Each kind is tried in a process of its own that has a deadline: see `models_trial`. With kinds named, only their rows are
-written anew.
+Each kind is tried in a process of its own that has a deadline: see `models_trial`. With kinds named, only their rows
+are written anew.
 """
 
 from __future__ import annotations

@@ -32,6 +32,13 @@ _LAYERS = (
 )
 """Names of the number of layers, of which the first one that is there holds."""
 
+_PATTERNS = ("block_types", "layers_block_type")
+"""Names of kinds of layers that are repeated until there are enough."""
+_INDEXES = re.compile(
+    r".*layer_ids|.*layer_indices|.*_idxs|mlp_only_layers|moe_layers|.*cross_attention_layers"
+)
+"""Names of lists of layers, by their numbers."""
+
 _SIZES: tuple[tuple[str, int], ...] = (
     (r"(.*_)?vocab_size|vocab_size_per_layer_input|decoder_vocab_size", VOCAB),
     (
@@ -54,7 +61,10 @@ _SIZES: tuple[tuple[str, int], ...] = (
 _OWN_VOCABULARIES = re.compile(r"type_vocab_size|.*_type_vocab_size|ngram_vocab_size_base")
 
 _LARGEST: tuple[tuple[str, int], ...] = (
-    (r"n_ctx|n_positions|max_position_embeddings|max_seq_len|max_target_positions|context_length", 512),
+    (
+        r"n_ctx|n_positions|max_position_embeddings|max_seq_len|model_max_length|max_target_positions|context_length",
+        512,
+    ),
     (r"original_max_position_embeddings", LENGTH),
     (r"floor_scale|log_scaling_n_floor", 10),
     (r"local_attention", 16),
@@ -78,6 +88,7 @@ _LARGEST: tuple[tuple[str, int], ...] = (
     (r".*(_period|_interval|_pattern|_every_n_layers|_sparse_step|_layer_step|_group_size|_per_stack)", 2),
     (r"n_layers_per_attn_res_block", 2),
     (r"attn_layer_offset|expert_layer_offset|max_window_layers", 1),
+    (r"num_random_blocks", 1),
     (r"rescale_every", 0),
 )
 """The largest that other numbers are in the copy, in the same way."""
@@ -105,13 +116,14 @@ def small_configs(told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     without = [{key: value for key, value in one.items() if key != "head_dim"} for one in (first, same)]
     if "num_key_value_heads" in first:
         yield same
+    yield _small(dict(told), twice=True)  # layers that share what is theirs want another one of their kind
     if "head_dim" in first:
         yield {**first, "head_dim": 2 * _HIDDEN // _HEADS}  # of a state's heads, which are of twice the width
         yield from without
 
 
-def _small(config: dict[str, Any]) -> dict[str, Any]:
-    config = _of_layers(config)
+def _small(config: dict[str, Any], *, twice: bool = False) -> dict[str, Any]:
+    config = _of_layers(config, twice=twice)
     found = {key: _value(key, value) for key, value in config.items()}
     for keys, heads in (
         ("num_key_value_heads", "num_attention_heads"),
@@ -122,10 +134,18 @@ def _small(config: dict[str, Any]) -> dict[str, Any]:
     ):
         if isinstance(config.get(keys), int):
             found[keys] = _key_heads(config[keys], config.get(heads))
+    ratio = _ratio(config, "attention_hidden_size", "hidden_size")
+    if ratio > 1:  # layers that see two vectors of each token
+        found |= {"attention_hidden_size": ratio * _HIDDEN, "attention_head_dim": ratio * _HIDDEN // _HEADS}
     for key, value in config.items():
         if key.endswith("token_id") and isinstance(value, int | list):
             found[key] = {"bos": 1, "eos": 2}.get(key.removesuffix("_token_id"), 0)
     return found
+
+
+def _ratio(config: Mapping[str, Any], key: str, of: str) -> int:
+    value, whole = config.get(key), config.get(of)
+    return value // whole if isinstance(value, int) and isinstance(whole, int) else 0
 
 
 def _key_heads(keys: int, heads: Any) -> int:
@@ -155,25 +175,31 @@ def _number(key: str, value: int) -> int:
     return value if value <= _FEW or _KEPT.fullmatch(key) else _FEW
 
 
-def _of_layers(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with one layer of each kind, and two at least."""
+def _of_layers(config: dict[str, Any], *, twice: bool) -> dict[str, Any]:
+    """The configuration with one layer of each kind, or two, and two at least."""
     key = next((one for one in _LAYERS if isinstance(config.get(one), int)), None)
     if key is None:
         return config
     count = int(config[key])
+    for name in _PATTERNS:
+        if config.get(name):
+            config = {**config, name: [config[name][layer % len(config[name])] for layer in range(count)]}
     lists = {name: value for name, value in config.items() if isinstance(value, list) and len(value) == count}
-    lists |= {name: value[:count] for name, value in config.items() if name == "layers_block_type"}
+    indexes = [
+        name for name, one in config.items() if isinstance(one, list) and one and _INDEXES.fullmatch(name)
+    ]
     own = config.get("per_layer_config")
     width = len(next(iter(own))) if own else 0
 
     def kind(layer: int) -> str:
         told = [one[layer] for name, one in sorted(lists.items()) if _tells_kinds(one)]
+        told += [layer in config[name] for name in indexes]
         return str((told, own.get(str(layer).zfill(width)) if own else None))
 
     kept = list({kind(layer): layer for layer in reversed(range(count))}.values())[::-1]
     kept = sorted(kept[:_FEW])
     shared = config.get("num_kv_shared_layers") or 0
-    kept = kept * 2 if shared else kept
+    kept = kept * 2 if shared or twice else kept
     if len(kept) == 1:
         kept = [kept[0], *(one for one in range(count) if one != kept[0])][:2]
     found = {**config, key: len(kept)}
@@ -182,6 +208,8 @@ def _of_layers(config: dict[str, Any]) -> dict[str, Any]:
             found[name] = len(kept)
     for name, value in lists.items():
         found[name] = [value[layer] for layer in kept]
+    for name in indexes:
+        found[name] = [new for new, old in enumerate(kept) if old in config[name]]
     if own:
         found["per_layer_config"] = {
             str(new).zfill(width): own[str(old).zfill(width)]

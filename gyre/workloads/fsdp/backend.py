@@ -39,7 +39,7 @@ from gyre.workloads.fsdp.lora import (
     problem_with,
     record_of,
 )
-from gyre.workloads.fsdp.model import build_causal, shard
+from gyre.workloads.fsdp.model import build_causal, shard, take_buffers
 from gyre.workloads.fsdp.packing_check import choose
 from gyre.workloads.fsdp.parts import (
     UPDATES,
@@ -53,7 +53,7 @@ from gyre.workloads.fsdp.parts import (
 from gyre.workloads.fsdp.passes import dummy, rows_of
 from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.fsdp.shards import Shards, local_of
-from gyre.workloads.fsdp.small_check import pattern_of
+from gyre.workloads.fsdp.small_check import pattern_of, try_small
 from gyre.workloads.fsdp.token_model import TokenModel
 from gyre.workloads.learner.backend import TokenLoss, begin_anew
 from gyre.workloads.learner.checkpoint_identity import another_config, config_in
@@ -114,9 +114,13 @@ class FsdpBackend:
         if own.deterministic:
             make_deterministic()
         seed_everything(settings.seed)
-        self._attention = own.attention
         causal = build_causal(hugging_face_config, own.attention)
+        if self._dtype != torch.float32:
+            take_buffers(causal, hugging_face_config, self._dtype)
         self._config = hugging_face_config
+        self._tried = try_small(
+            causal.config, attention=own.attention, values=values, device=self.device, seed=settings.seed
+        )
         self._lora = settings.lora if trains and not values else None
         self._layers = add_adapter(causal, self._lora) if self._lora is not None else []
         self._model: Any = TokenModel(causal, values=values)
@@ -127,7 +131,7 @@ class FsdpBackend:
         self.memory: MemoryCheckpoints[Part] | None = None
         self._first, self._seed = source, settings.seed
         self.has_weights = False
-        self.packs, self.packing, self._unreached = False, "", frozenset[str]()
+        self.packs, self.packing = False, ""
         try:
             self.pass_tokens, self._passes = pass_tokens_of(
                 "fsdp",
@@ -168,6 +172,7 @@ class FsdpBackend:
             dtype=self._dtype,
             trains=self.trains,
             recompute=recompute,
+            seldom=self._tried.seldom,
         )
         self._shards.bind(self._model)
         self.adapter_record: dict[str, Any] | None = None
@@ -199,14 +204,14 @@ class FsdpBackend:
         if not self.packing:
             found = choose(
                 self._model,
-                attention=self._attention,
+                self._tried,
                 device=self.device,
                 dtype=self._dtype,
                 seed=self._seed,
                 any_rank=self.ranks.any,
             )
             self._model.reshard()
-            self.packs, self.packing, self._unreached = found.packs, found.said, found.unreached
+            self.packs, self.packing = found.packs, found.said
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         """Weight decay is for matrices."""
@@ -329,7 +334,7 @@ class FsdpBackend:
     def _refuse_without_gradient(self) -> None:
         """Those that transformers, too, gives none may be without; and all of them, where there was no pass."""
         missing = [name for name, one in self._parameters.items() if one.requires_grad and one.grad is None]
-        wanted = [name for name in missing if pattern_of(name) not in self._unreached]
+        wanted = [name for name in missing if pattern_of(name) not in self._tried.unreached]
         if len(missing) < len(self._parameters) and wanted:
             self.zero()
             raise NoGradient(

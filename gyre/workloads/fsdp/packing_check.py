@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gyre.workloads.fsdp.small_check import try_small
+from gyre.errors import ConfigError
+from gyre.workloads.fsdp.small_check import Tried
 from gyre.workloads.fsdp.token_model import TokenModel, Way
 
 LENGTHS = (24, 17)
@@ -33,17 +34,16 @@ _SAID: dict[Way, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Whether sequences may share a pass, and in a sentence how it was found. `unreached` as in `small_check`."""
+    """Whether sequences may share a pass, and in a sentence how it was found."""
 
     packs: bool
     said: str
-    unreached: frozenset[str] = frozenset()
 
 
 def choose(
     model: TokenModel,
+    tried: Tried,
     *,
-    attention: str,
     device: torch.device,
     dtype: torch.dtype,
     seed: int,
@@ -51,26 +51,32 @@ def choose(
 ) -> Packing:
     """Set the model so that its results are right: how it tells sequences apart, and not `selects` where its own logits
     are others. A call of all ranks, whose flag `any_rank` tells. Unless the result packs, a pass must be of one
-    sequence. `attention` is `config.fsdp`'s. Raises ConfigError for a model that looks ahead."""
-    tried = try_small(model.causal.config, attention=attention, values=model.values, device=device, seed=seed)
+    sequence. `tried` is what came of a small copy. Raises ConfigError for a model that does not compute in `dtype`."""
     if not model.values:
         model.selects = not any_rank(not tried.selects)
     check = _Check(model, device, dtype, seed)
     model.take("alone")
-    alone = check.alone()
+    try:
+        alone = check.alone()
+    except Exception as error:  # its code may mix precisions
+        raise ConfigError(
+            f"{type(model.causal).__name__} of transformers does not compute in {str(dtype).removeprefix('torch.')}: "
+            f"{' '.join(str(error).split())}",
+            hint="Set config.fsdp.dtype to float32.",
+        ) from error
     problem = tried.untried or f"of a small copy, beside other sequences, {[*tried.others.values(), ''][0]}"
     for way in _SAID:
         if any_rank(way not in tried.ways):
             continue
         difference = check.difference(way, alone)
         if not any_rank(difference > check.tolerance):
-            return Packing(True, f"sequences are packed, and {_SAID[way]}", tried.unreached)
+            return Packing(True, f"sequences are packed, and {_SAID[way]}")
         problem = (
             f"beside another one its hidden states differ by {difference:.2g} of their size, where "
             f"{check.tolerance:.2g} would be rounding"
         )
     model.take("alone")
-    return Packing(False, f"each sequence is a pass of its own: {problem}", tried.unreached)
+    return Packing(False, f"each sequence is a pass of its own: {problem}")
 
 
 class _Check:
