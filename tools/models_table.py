@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,8 @@ def _tried(kind: str, room: Path) -> dict[str, Any]:
 
     pid, end = in_fork(alone)
     answer = answer_of(pid, end, time.monotonic() + DEADLINE_S)
-    try:
+    with suppress(ProcessLookupError):  # all of it has ended, as it should have
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:  # all of it has ended, as it should have
-        pass
     if isinstance(answer, Failed):
         said = {"takes": False, "reason": str(answer)}
         return {"made": True, "fsdp": said, "embedded": said}
