@@ -30,6 +30,7 @@ from gyre.engines.embedded.core import EngineCore, Limits
 from gyre.engines.embedded.engine_requests import EngineRequest
 from gyre.engines.embedded.token_sampling import Sampling
 from gyre.engines.embedded.transformers_model import TransformersModel
+from gyre.errors import GyreError
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.models.small_config import VOCAB, small_configs
 from gyre.models.transformers_models import refuse_not_causal
@@ -83,7 +84,9 @@ def trial(kind: str, room: Path) -> dict[str, Any]:
     try:
         row |= _make(kind, folder)
     except Exception as error:  # the family's own classes raise anything
-        return {"fsdp": _refused(_text(error)), "embedded": _refused(_text(error)), "made": False}
+        # Where the family's defaults are no model, or one of images, nothing is known of a folder's: `plan` tries it.
+        made = isinstance(error, Failed)
+        return {"made": made, "fsdp": _refused(_text(error)), "embedded": _refused(_text(error))}
     row["made"] = True
     row["reference"] = reference = _drift(folder)
     row["fsdp"] = _judged(lambda: _by_fsdp(folder, room))
@@ -104,7 +107,7 @@ def _judged(what: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _text(error: BaseException) -> str:
     said = " ".join(str(error).split())
-    known = isinstance(error, Failed) or hasattr(error, "code")
+    known = isinstance(error, Failed | GyreError)
     return (said if known else f"{type(error).__name__}: {said}")[:300]
 
 

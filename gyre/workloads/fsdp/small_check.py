@@ -60,11 +60,11 @@ def try_small(config: Any, *, attention: str, values: bool, device: torch.device
     """Of models of the kind of `config`, transformers' own, with the implementation `attention`. Raises ConfigError for
     a model that looks ahead: what it says of a token would depend on those after it."""
     own = None if attention in ("auto", packed_attention.NAME) else attention
-    try:
-        causal = _small(config, own, seed).to(device)
-    except NoSmallCopy as error:
-        return Tried(untried=error.message)
     with _exact():
+        try:
+            causal = _small(config, own, seed).to(device)
+        except NoSmallCopy as error:
+            return Tried(untried=error.message)
         check = _Check(causal, values, device, seed)
         check.refuse_looking_ahead()
         found = Tried(unreached=check.unreached, seldom=check.seldom - check.unreached)
@@ -89,13 +89,16 @@ def _small(config: Any, own: str | None, seed: int) -> Any:
 
 @contextmanager
 def _exact() -> Iterator[None]:
-    """In the block convolutions of CUDA do not round to fewer digits than float32 has."""
-    before = torch.backends.cudnn.allow_tf32
+    """In the block convolutions of CUDA do not round to fewer digits than float32 has, and no threads wait for each
+    other over tensors of a few elements, which takes many times as long as the work on a machine that is busy."""
+    before, threads = torch.backends.cudnn.allow_tf32, torch.get_num_threads()
     torch.backends.cudnn.allow_tf32 = False
+    torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = before
+        torch.set_num_threads(threads)
 
 
 class _Check:
