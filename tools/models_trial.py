@@ -31,14 +31,18 @@ from gyre.engines.embedded.engine_requests import EngineRequest
 from gyre.engines.embedded.token_sampling import Sampling
 from gyre.engines.embedded.transformers_model import TransformersModel
 from gyre.errors import GyreError
+from gyre.models.architecture import FAMILIES
 from gyre.models.safetensors_folder import SafetensorsFolder
 from gyre.models.small_config import VOCAB, small_configs
 from gyre.models.transformers_models import refuse_not_causal
+from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.fsdp.backend import FsdpBackend
 from gyre.workloads.fsdp.conversion import export_checkpoint
 from gyre.workloads.learner.packing import Row, pack
+from gyre.workloads.megatron.reference import MegatronReference
+from gyre.workloads.torch.reference import TorchReference
 
 RANKS = 2
 SEQUENCES = ((10, 81), (5, 20), (12, 60), (3, 6), (7, 33))
@@ -90,6 +94,11 @@ def trial(kind: str, room: Path) -> dict[str, Any]:
     row["made"] = True
     row["reference"] = reference = _drift(folder)
     row["fsdp"] = _judged(lambda: _by_fsdp(folder, room))
+    if kind in FAMILIES:  # those have no windows
+        plain = room / "plain"
+        _make(kind, plain, added=False)
+        row["torch"] = _judged(lambda: _by_role(TorchReference, plain, room))
+        row["megatron"] = _judged(lambda: _by_role(MegatronReference, plain, room))
     row["embedded"] = _refused(reference) if reference else _judged(lambda: _by_engine(folder))
     return row
 
@@ -114,8 +123,8 @@ def _text(error: BaseException) -> str:
 # The folder
 
 
-def _make(kind: str, folder: Path) -> dict[str, Any]:
-    """Write a tiny model. Raises what hinders."""
+def _make(kind: str, folder: Path, *, added: bool = True) -> dict[str, Any]:
+    """Write a tiny model, unless `added` is false with what is off by default. Raises what hinders."""
     refuse_not_causal({"model_type": kind}, "config.json")
     defaults = CONFIG_MAPPING[kind]().to_dict()
     whole = {
@@ -124,7 +133,7 @@ def _make(kind: str, folder: Path) -> dict[str, Any]:
     refuse_not_causal({"model_type": kind} | whole, "config.json")
     problems: list[Exception] = []
     for needs in ({}, {"is_decoder": True}) if "is_decoder" in defaults else ({},):
-        for told in _candidates(kind, defaults | needs):
+        for told in _candidates(kind, defaults | needs, added=added):
             try:
                 model = _built(kind, told)
                 break
@@ -140,9 +149,13 @@ def _make(kind: str, folder: Path) -> dict[str, Any]:
     )
 
 
-def _candidates(kind: str, defaults: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    added = {key: one for key, one in _NOT_IN_DEFAULTS.items() if key in defaults and not defaults[key]}
-    for told in (defaults | added | _OWN.get(kind, {}), defaults | _OWN.get(kind, {}), defaults):
+def _candidates(kind: str, defaults: dict[str, Any], *, added: bool) -> Iterator[dict[str, Any]]:
+    more = {key: one for key, one in _NOT_IN_DEFAULTS.items() if key in defaults and not defaults[key]}
+    for told in (
+        defaults | (more if added else {}) | _OWN.get(kind, {}),
+        defaults | _OWN.get(kind, {}),
+        defaults,
+    ):
         yield from small_configs(told)
 
 
@@ -194,9 +207,11 @@ def _rows() -> list[tuple[list[int], list[int], list[float]]]:
     ]
 
 
-def _logprobs(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
+def _logprobs(
+    model: Any, prompt: list[int], answer: list[int], temperature: float = _TEMPERATURE
+) -> torch.Tensor:
     logits = model(input_ids=torch.tensor([prompt + answer]), use_cache=False).logits
-    return torch.log_softmax(logits[0, len(prompt) - 1 : -1].float() / _TEMPERATURE, -1)
+    return torch.log_softmax(logits[0, len(prompt) - 1 : -1].float() / temperature, -1)
 
 
 def _plain(model: Any, *, gradient: bool = True) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
@@ -381,6 +396,55 @@ def _bfloat16_rank(port: int, folder: Path) -> np.ndarray:
 
 def _joined(said: Sequence[torch.Tensor]) -> np.ndarray:
     return np.concatenate([one.float().numpy() for one in said])
+
+
+# Gyre's own decoder, and Megatron's, which take fewer kinds
+
+
+def _by_role(role: type[Any], folder: Path, room: Path) -> dict[str, Any]:
+    port = _free_port()
+    (mine,) = _in_forks([lambda: _said_by_role(role, folder, room, port)])
+    most = 0.0
+    for found, (prompt, answer, _) in zip(mine, _rows(), strict=True):
+        with torch.no_grad():
+            every = _logprobs(_opened(folder), prompt, answer, temperature=1.0)
+        most = max(most, _most(found, every.gather(1, torch.tensor(answer)[:, None])[:, 0].numpy()))
+    if not most < LOGPROB:
+        raise Failed(f"log-probs differ from transformers' by {most:.2g}")
+    return {"how": role.__name__, "log-probs": float(f"{most:.1g}")}
+
+
+def _said_by_role(role: type[Any], folder: Path, room: Path, port: int) -> list[np.ndarray]:
+    vertex = role()
+    vertex.context = WorkloadContext(
+        "trial",
+        "reference",
+        0,
+        1,
+        config={"model_path": str(folder)},
+        directory=room,
+        master_addr="127.0.0.1",
+        master_port=port,
+    )
+    vertex.setup()
+    groups = [
+        Group(
+            number,
+            np.array(prompt, np.int32),
+            {},
+            [
+                Sample(
+                    np.array(answer, np.int32),
+                    np.zeros(len(answer), np.float32),
+                    (VersionRun(0, 0, len(answer)),),
+                )
+            ],
+        )
+        for number, (prompt, answer, _) in enumerate(_rows())
+    ]
+    return [
+        np.array(one.extras["ref_logprobs"]) for group in vertex.logprobs(groups) for one in group.samples
+    ]
 
 
 # The embedded engine
