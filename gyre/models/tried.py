@@ -44,7 +44,7 @@ def table() -> dict[str, Any]:
 def is_of_installed() -> bool:
     """Whether the table was made with the installed transformers."""
     try:
-        return version("transformers") == table()["transformers"]
+        return bool(version("transformers") == table()["transformers"])
     except PackageNotFoundError:
         return False
 

@@ -60,7 +60,7 @@ def test_a_config_that_transformers_wrote_is_read_and_built_without_memory(kind:
         ("qwen3", {}, ["segments", "positions", "masks"]),
         ("phimoe", {"sliding_window": 4096}, ["positions", "masks"]),
         ("llama4_text", {"attn_temperature_tuning": True}, []),
-        ("lfm2", {}, ["segments", "positions", "masks"]),
+        ("lfm2", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, []),
         ("qwen3_5_text", {}, []),
         ("bloom", {}, []),
     ],

@@ -19,6 +19,7 @@ from gyre.api.checks import tiny_trial
 from gyre.api.cli.models import models
 from gyre.engines.embedded.model_choice import served_model
 from gyre.models import tried
+from gyre.models.architecture import FAMILIES
 from gyre.models.errors import ModelFolderError
 from gyre.models.support import BY_TRANSFORMERS, describe
 from gyre.models.transformers_models import causal_types
@@ -58,6 +59,18 @@ def test_what_is_taken_differs_from_transformers_by_what_float32_rounds() -> Non
         assert row["gradient"] < 1e-3, kind
     for kind in tried.taken("embedded"):
         assert tried.table()["kinds"][kind]["embedded"]["log-probs"] < 2e-3, kind
+
+
+def test_plain_torchs_and_megatrons_kinds_were_tried_too() -> None:
+    for kind in FAMILIES:
+        row = tried.table()["kinds"][kind]
+        assert row["torch"]["takes"], kind
+        assert row["megatron"]["takes"], kind
+
+
+def test_the_page_says_how_many_could_not_be_tried() -> None:
+    left = sum(not row["made"] for row in tried.table()["kinds"].values())
+    assert f"Of {left} kinds transformers' defaults are not" in (ROOT / "docs/models.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def models(folder: Path | None, as_json: bool) -> None:
         )
         remark(
             f"{' and '.join(BACKENDS)} train; {' and '.join(ENGINES)} serve. Of the {len(tried.table()['kinds'])} "
-            f"kinds of transformers {tried.table()['transformers']}, all tried, fsdp trains "
+            f"causal kinds of transformers {tried.table()['transformers']}, as was tried, fsdp trains "
             f"{len(tried.taken('fsdp'))} and embedded serves {len(tried.taken('embedded'))}: --json lists them."
         )
         return
