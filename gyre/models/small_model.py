@@ -12,7 +12,8 @@ This module must not know who tries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -55,6 +56,18 @@ def small_model(config: Any, *, attention: str | None = None, seed: int = 0) -> 
             except Exception as error:  # a model's own code raises anything for what it does not know
                 problem = problem or " ".join(f"{type(error).__name__}: {error}".split())
     raise NoSmallCopy(f"A small {config.model_type} cannot be built: {problem}")
+
+
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """In the block no threads wait for each other over tensors of a few elements, which on a busy machine takes many
+    times as long as the work. It is said to the whole process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def plain_logits(causal: Any, tokens: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ from gyre.engines.embedded.adapters import adapted
 from gyre.engines.embedded.served_model import PrefillRows, Runner, StepBatch
 from gyre.engines.embedded.zero_pages import zero_pages
 from gyre.models.errors import ModelFolderError, NoSmallCopy
-from gyre.models.small_model import small_model
+from gyre.models.small_model import on_one_thread, small_model
 
 _FIRST_CAPACITY = 256
 _KEYS_STEP = 16
@@ -528,13 +528,14 @@ def fitting_runner(causal: Any, *, slots: int, context_length: int) -> tuple[Run
         ),
         ("each sample has a forward of its own", RowRunner),
     ]
-    checks = [
-        _Check(_small(causal), _CHECKED_SMALL, singly=_SINGLY_SMALL),
-        _Check(causal, _CHECKED, singly=_SINGLY),
-    ]
+    check = _Check(causal, _CHECKED, singly=_SINGLY)
+    with on_one_thread():
+        small = _Check(_small(causal), _CHECKED_SMALL, singly=_SINGLY_SMALL)
     problem = ""
     for said, make in choices:
-        problem = next(filter(None, (check.problem_with(make) for check in checks)), "")
+        with on_one_thread():
+            problem = small.problem_with(make)
+        problem = problem or check.problem_with(make)
         if not problem:
             runner: Runner = make(causal, slots)
             return runner, said

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gyre.errors import ConfigError
 from gyre.models.errors import NoSmallCopy
-from gyre.models.small_model import small_model, tokens_of
+from gyre.models.small_model import on_one_thread, small_model, tokens_of
 from gyre.workloads.fsdp import packed_attention
 from gyre.workloads.fsdp.token_model import UNPACKED, WAYS, TokenModel, Way
 
@@ -32,6 +32,9 @@ _CAUSAL = (5, 7)
 """A sequence and a part of it, below each number of tokens: there nothing but looking ahead tells them apart."""
 TOLERANCE = 3e-4
 """Relative differences of log-probs and gradients, far above what float32 rounds and far below a wrong neighbour."""
+_AHEAD = 1e-2
+"""The same of a part beside the whole sequence: kernels that compute in chunks may round more where they end
+elsewhere."""
 _SMALL = 1e-3
 """Of the whole gradient's norm: below it, a parameter's own differences are what rounding leaves of larger ones."""
 
@@ -65,7 +68,10 @@ def try_small(config: Any, *, attention: str, values: bool, device: torch.device
             causal = _small(config, own, seed).to(device)
         except NoSmallCopy as error:
             return Tried(untried=error.message)
-        check = _Check(causal, values, device, seed)
+        try:
+            check = _Check(causal, values, device, seed)
+        except Exception as error:  # a model's own code, or a kernel that knows no float32
+            return Tried(untried=" ".join(f"{type(error).__name__}: {error}".split()))
         check.refuse_looking_ahead()
         found = Tried(unreached=check.unreached, seldom=check.seldom - check.unreached)
         found.selects = not check.problem_with("alone", selects=True)
@@ -89,16 +95,14 @@ def _small(config: Any, own: str | None, seed: int) -> Any:
 
 @contextmanager
 def _exact() -> Iterator[None]:
-    """In the block convolutions of CUDA do not round to fewer digits than float32 has, and no threads wait for each
-    other over tensors of a few elements, which takes many times as long as the work on a machine that is busy."""
-    before, threads = torch.backends.cudnn.allow_tf32, torch.get_num_threads()
+    """In the block convolutions of CUDA do not round to fewer digits than float32 has."""
+    before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
-    torch.set_num_threads(1)
     try:
-        yield
+        with on_one_thread():
+            yield
     finally:
         torch.backends.cudnn.allow_tf32 = before
-        torch.set_num_threads(threads)
 
 
 class _Check:
@@ -125,7 +129,7 @@ class _Check:
                 base(input_ids=self._rows[0][None, :length], use_cache=False).last_hidden_state[0, :short]
                 for length in (short, long)
             ]
-        if not _difference(said[0], said[1]) <= TOLERANCE:
+        if not _difference(said[0], said[1]) <= _AHEAD:
             raise ConfigError(
                 f"{type(self._model.causal).__name__} of transformers looks ahead: what it says of a token depends on "
                 "those after it.",
