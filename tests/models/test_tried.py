@@ -104,6 +104,13 @@ def test_nothing_says_any_model() -> None:
     assert [page.name for page in pages if re.search(r"\bany causal", page.read_text(), re.IGNORECASE)] == []
 
 
+def test_the_page_says_which_compute_in_float32_alone() -> None:
+    kinds = tried.table()["kinds"]
+    page = (ROOT / "docs/models.md").read_text()
+    alone = [kind for kind in sorted(kinds, reverse=True) if kinds[kind]["fsdp"].get("bfloat16") is False]
+    assert f"{' and '.join(map('`{}`'.format, alone))} compute in float32 alone" in page
+
+
 def test_the_page_has_the_table() -> None:
     assert tried.markdown_table() in (ROOT / "docs/models.md").read_text(), (
         "gyre.models.tried.markdown_table()"
