@@ -109,6 +109,10 @@ $(DOCS)/.installed: pyproject.toml constraints.txt
 docs: $(DOCS)/.installed  ## the documentation as a site, in build/site; fails on a warning
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict
 
+.PHONY: models
+models: install  ## try every causal kind of transformers at a tiny size: gyre/models/tried.json; ARGS="--jobs 2"
+	nice -n 5 $(BIN)/python -m tools.models_table $(ARGS)
+
 picture: install $(DOCS)/.installed  ## record `gyre demo --chaos` and draw it as docs/demo.svg
 	$(DOCS)/bin/python tools/demo_picture.py record build/demo.cast -- $(BIN)/gyre demo --chaos --steps 40
 	$(DOCS)/bin/python tools/demo_picture.py draw build/demo.cast docs/demo.svg

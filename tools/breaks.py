@@ -790,6 +790,30 @@ API = (
         "norms = 2 * FLOAT",
         ("tests/workloads/memory/test_foretold.py", "tests/fsdp/test_memory.py"),
     ),
+    Break(
+        "layers-before-the-output-forgotten",
+        "What lies between FSDP2's base model and its output layer gets no gradient.",
+        "gyre/workloads/fsdp/token_model.py",
+        "for one in self.causal.parameters() if id(one) not in inner}",
+        "for one in () if id(one) not in inner}",
+        ("tests/fsdp/test_small_check.py",),
+    ),
+    Break(
+        "window-that-never-begins",
+        "A small copy of a model has windows that none of its sequences reaches.",
+        "gyre/models/small_config.py",
+        '|.*chunk_length|rel_extent|.*block_size", 8)',
+        '|.*chunk_length|rel_extent|.*block_size", 8000)',
+        ("tests/models/test_small_config.py", "tests/fsdp/test_small_check.py"),
+    ),
+    Break(
+        "small-differences-pass",
+        "Log-probs that differ from transformers' by a thirtieth are taken for right.",
+        "gyre/workloads/fsdp/small_check.py",
+        "TOLERANCE = 3e-4",
+        "TOLERANCE = 3e-2",
+        ("tests/fsdp/test_small_check.py",),
+    ),
 )
 
 BREAKS: tuple[Break, ...] = (

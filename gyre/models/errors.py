@@ -19,3 +19,9 @@ class ModelFolderError(ConfigError):
 
 class NotComputed(ModelFolderError):
     """Whoever computes by transformers may take the model."""
+
+
+class NoSmallCopy(ConfigError):
+    """Nothing can be tried on a small model of this kind."""
+
+    code = "models.no_small_copy"

@@ -1,6 +1,8 @@
 """Which models each back end trains and each engine serves, and what a folder is to them. The one place of that table:
 `gyre models` prints it, the docs show it, `plan` refuses by it.
 
+The kinds that only transformers computes are those of `gyre.models.tried`.
+
 Nothing here reads a tensor: `config.json` and the safetensors' headers are enough, in milliseconds.
 
 Invariant *a reason in a sentence*: whoever does not take a folder says why, with the key or the file.
@@ -29,6 +31,7 @@ from gyre.models.safetensors_files import (
 )
 from gyre.models.tensor_names import EMBEDDING, HEAD, SCORE, expected_shapes
 from gyre.models.transformers_models import refuse_not_causal
+from gyre.models.tried import problem_with
 
 BACKENDS, ENGINES = ("torch", "megatron", "fsdp"), ("embedded", "sglang")
 BY_TRANSFORMERS = ("fsdp", "embedded")
@@ -65,9 +68,10 @@ SUPPORT = (
     Row("mixtures of experts", "num_experts, num_local_experts", False, False, True, True, True),
     Row("quantized weights", "quantization_config", False, False, False, False, True),
     Row("images and sound", "vision_config, audio_config", False, False, False, False, True),
-    Row("every other model_type (Gemma, Mistral, Phi, …)", "model_type", False, False, True, True, True),
+    Row("every other kind that was tried (Gemma, Mistral, Phi, …)", "model_type", False, False, True, True, True),
 )  # fmt: skip
-"""`sglang` is what SGLang serves by itself: a job serves what it trains, so the row's other columns hold there too."""
+"""`sglang` is what SGLang serves by itself: a job serves what it trains, so the row's other columns hold there too.
+Which kinds were tried, `gyre.models.tried` says."""
 
 
 def markdown_table() -> str:
@@ -157,7 +161,8 @@ def _of_another(folder: Path, kind: str, config: dict[str, Any], error: ModelFol
         except ModelFolderError as other:
             refused |= dict.fromkeys(BY_TRANSFORMERS, other.message)
         else:
-            left = {who: reason for who, reason in refused.items() if who not in BY_TRANSFORMERS}
+            refused |= {who: problem_with(config, who) for who in BY_TRANSFORMERS}
+            left = {who: reason for who, reason in refused.items() if reason}
             dtype, size_bytes = _sizes(held)
             parameters = sum(prod(one.shape) for entries in held.values() for one in entries)
             return FolderReport(

@@ -23,10 +23,12 @@ from tests.fsdp.work import (
     random_rows,
     read_back,
     refused_updates,
+    refused_without_gradient,
     says_in_pieces,
     step_save_step,
     take_plain_steps,
     take_steps,
+    uneven_step,
 )
 from tests.rank_pool import RankPool
 
@@ -80,11 +82,13 @@ def test_a_model_of_transformers_has_plain_torchs_steps(
     assert not told[1]["weights"]
     assert relative(said, told[0]["after"]) < 1e-5
     packs, word = PACKS.get(kind, (True, "each attends to itself alone"))
-    assert all(one["packs"] == packs and word in one["packing"] for one in told)
+    assert all(one["packs"] == packs and word in one["packing"] for one in told), told[0]["packing"]
 
 
 PACKS = {
-    "qwen3_5_text": (False, "each sequence is a pass of its own: beside another one"),
+    "bert": (True, "each attends to itself alone"),
+    "mamba2": (False, "each sequence is a pass of its own: of a small copy"),
+    "qwen3_5_text": (False, "each sequence is a pass of its own: of a small copy"),
 }
 """Those that do not keep sequences apart by position ids."""
 
@@ -141,6 +145,22 @@ def test_a_gradient_that_is_not_finite_is_refused_on_all_ranks(
     assert all(one["refused"] == [NOT_FINITE, NOT_FINITE] for one in told)
     assert all(one["untouched"] and one["gone"] for one in told)
     assert told[0]["next"] == told[1]["next"] > 0
+
+
+def test_a_parameter_without_a_gradient_is_named_and_nothing_is_trained(
+    pool: RankPool, folder_of: Callable[[str], Path]
+) -> None:
+    for one in pool.run(refused_without_gradient, 2, folder_of("qwen3"), CONFIG):
+        assert (one["code"], one["named"], one["untouched"]) == ("fsdp.no_gradient", True, True)
+        assert one["next"] > 0
+
+
+def test_a_parameter_that_one_ranks_sequences_do_not_reach_is_summed_over_all(
+    pool: RankPool, folder_of: Callable[[str], Path]
+) -> None:
+    """DeepSeek-V4 compresses what is longer than some tokens: shorter sequences do not reach what does so."""
+    norms = pool.run(uneven_step, 2, folder_of("deepseek_v4"))
+    assert norms[0] == norms[1] > 0
 
 
 def test_a_loss_that_raises_leaves_no_rank_waiting(pool: RankPool, folder_of: Callable[[str], Path]) -> None:

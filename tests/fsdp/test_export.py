@@ -69,6 +69,17 @@ def test_transformers_opens_what_was_trained(
     }  # fmt: skip
 
 
+def test_what_was_trained_with_an_attention_of_transformers_own_is_exported(
+    pool: RankPool, folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path, out = tmp_path / "checkpoint", tmp_path / "out"
+    said = trained(pool, folder_of("gpt_neo"), path, config=fsdp(attention="eager"))
+    (told,) = pool.run(exported, 1, [str(path), str(out)])
+    assert told[0] == 0, told[2]
+    (found,) = pool.run(opened, 1, out, ROWS)
+    assert relative(found["said"], said) < 1e-5
+
+
 def test_the_dtype_is_that_in_which_it_was_served_or_the_one_that_is_asked_for(
     pool: RankPool, folder_of: Callable[[str], Path], tmp_path: Path
 ) -> None:

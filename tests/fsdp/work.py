@@ -67,6 +67,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         **_EXPERTS,
     },
+    # A layer between the base model and the output layer; an output and a config of their own; and one whose embedding,
+    # which is the output layer too, is among the modules that are not split.
+    "modernbert-decoder": {"local_attention": 16, "global_attn_every_n_layers": 2},
+    "gpt2": {"n_positions": 256},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": 8},
+    "bert": {"is_decoder": True, "bos_token_id": None},
 }
 """By transformers' type: what differs from a small decoder."""
 _LLAMA3: dict[str, Any] = {
@@ -90,6 +96,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama+llama3": {"rope_parameters": _LLAMA3},
     "qwen3+yarn": {"rope_parameters": _YARN},
 }
+_ONLY: dict[str, dict[str, Any]] = {
+    "gpt_neo": {
+        "attention_types": [[["global", "local"], 1]],
+        "num_layers": 2,
+        "num_heads": 4,
+        "window_size": 8,
+    },
+    "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}},
+}
+"""Those of single tests."""
 """The same of models that Gyre's own decoder knows too, and of their variants."""
 
 LR, COUNT = 1e-2, 37.0
@@ -112,7 +128,7 @@ def save_model(rank: int, ranks: int, port: int, kind: str, folder: Path) -> Non
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(5)
-    changes = {**MODELS, **VARIANTS}[kind]
+    changes = {**MODELS, **VARIANTS, **_ONLY}[kind]
     config = AutoConfig.for_model(kind.partition("+")[0], **{**_SMALL, **changes})
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -526,6 +542,37 @@ def refused_updates(rank: int, ranks: int, port: int, folder: Path, config: dict
         told["gone"] = all(parameter.grad is None for parameter in backend._parameters.values())
         told["next"] = _step(backend, rows, ranks)
     return told
+
+
+def refused_without_gradient(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any]
+) -> dict[str, Any]:
+    """A step in which one parameter got no gradient; then a step like any other."""
+    from gyre.workloads.fsdp.errors import NoGradient
+
+    rows = random_rows(6, seed=4)
+    told: dict[str, Any] = {}
+    with backend_on(rank, ranks, port, folder, config) as backend:
+        before = state_of(backend)
+        backend.zero()
+        backend.backward(passes_of(rows[rank::ranks]), token_loss)
+        name = next(name for name in backend._parameters if name.endswith("norm.weight"))
+        backend._parameters[name].grad = None
+        try:
+            backend.update(count=COUNT, lr=LR)
+        except NoGradient as error:
+            told |= {"code": error.code, "named": name in error.message}
+        after = state_of(backend)
+        told["untouched"] = all(np.array_equal(after[key], one) for key, one in before.items())
+        told["next"] = _step(backend, rows, ranks)
+    return told
+
+
+def uneven_step(rank: int, ranks: int, port: int, folder: Path) -> float:
+    """A step in which all ranks but the first have a sequence of three tokens."""
+    rows = [([5, 6], list(range(3, 47)), [1.0] * 44), *[([7, 8], [9], [1.0])] * (ranks - 1)]
+    with backend_on(rank, ranks, port, folder, CONFIG) as backend:
+        return _step(backend, rows, ranks)
 
 
 def a_loss_that_raises(

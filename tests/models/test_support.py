@@ -56,7 +56,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtures of experts": ("qwen3", {"model_type": "qwen3_moe", "num_experts": 4}),
     "quantized weights": ("qwen3", {"quantization_config": {"quant_method": "fp8"}}),
     "images and sound": ("qwen3", {"vision_config": {"depth": 1}}),
-    "every other model_type (Gemma, Mistral, Phi, …)": ("qwen3", {"model_type": "mistral"}),
+    "every other kind that was tried (Gemma, Mistral, Phi, …)": ("qwen3", {"model_type": "mistral"}),
 }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gyre.api.checks.findings import WeightsDrawn, elsewhere
+from gyre.api.checks.tiny_trial import problem_with
 from gyre.config import JobSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError, GraphError
@@ -107,6 +108,9 @@ def _check_another(
         weights_of_another(Path(settings.first_policy), config)
     except ModelFolderError as other:
         raise ModelFolderError(f"{MODEL}: {other.message}", hint=other.hint) from None
+    for role, who in users:
+        if who in BY_TRANSFORMERS and (problem := problem_with(folder, config, who)):
+            raise _unfit(folder, role, who, problem.rstrip("."))
     _check_positions(spec, folder)
     vocab = vocabulary_of(folder)
     if vocab is not None:
@@ -178,6 +182,10 @@ def _check_another_reward_model(spec: JobSpec, folder: Path) -> None:
         weights_of_another(folder, config, head=SCORE)
     except ModelFolderError as error:
         raise ModelFolderError(f"{REWARD}: {error.message}", hint=error.hint) from None
+    if problem := problem_with(folder, config, "fsdp"):
+        raise ConfigError(
+            f"{REWARD}: {folder / 'config.json'} does not fit the back end fsdp: {problem.rstrip('.')}."
+        )
     vocab = vocabulary_of(folder)
     if vocab is not None:
         _check_tokenizer(spec, folder, REWARD, vocab)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def models(folder: Path | None, as_json: bool) -> None:
     """List the models that each back end trains and each engine serves, or say what can train and serve FOLDER."""
-    from gyre.models.support import BACKENDS, ENGINES, SUPPORT, describe
+    from gyre.models import tried
+    from gyre.models.support import BACKENDS, BY_TRANSFORMERS, ENGINES, SUPPORT, describe
 
     if folder is None:
         columns = (*BACKENDS, *ENGINES)
@@ -28,7 +29,9 @@ def models(folder: Path | None, as_json: bool) -> None:
             for row in SUPPORT
         ]
         if as_json:
-            write_json({"trains": list(BACKENDS), "serves": list(ENGINES), "rows": rows})
+            kinds = {who: tried.taken(who) for who in BY_TRANSFORMERS}
+            told = {"trains": list(BACKENDS), "serves": list(ENGINES), "rows": rows, "tried": kinds}
+            write_json(told | {"transformers": tried.table()["transformers"]})
             return
         write_table(
             [Column("model"), Column("config.json"), *(Column(who) for who in columns)],
@@ -37,13 +40,33 @@ def models(folder: Path | None, as_json: bool) -> None:
                 for row in rows
             ],
         )
-        remark(f"{' and '.join(BACKENDS)} train; {' and '.join(ENGINES)} serve.")
+        remark(
+            f"{' and '.join(BACKENDS)} train; {' and '.join(ENGINES)} serve. Of the {len(tried.table()['kinds'])} "
+            f"causal kinds of transformers {tried.table()['transformers']}, as was tried, fsdp trains "
+            f"{len(tried.taken('fsdp'))} and embedded serves {len(tried.taken('embedded'))}: --json lists them."
+        )
         return
-    report = describe(folder)
+    report = _tried_too(describe(folder), folder)
     if as_json:
         write_json(report.as_dict())
         return
     _write(report)
+
+
+def _tried_too(report: FolderReport, folder: Path) -> FolderReport:
+    """The report with what a trial says of a kind that the table does not have."""
+    from dataclasses import replace
+
+    from gyre.api.checks.tiny_trial import problem_with
+    from gyre.models import tried
+    from gyre.models.architecture import read_config
+    from gyre.models.support import BY_TRANSFORMERS
+
+    if report.architecture is not None or report.problem or tried.knows(report.model_type):
+        return report
+    config = read_config(folder)
+    found = {who: problem_with(folder, config, who) for who in BY_TRANSFORMERS if who not in report.refused}
+    return replace(report, refused=report.refused | {who: one for who, one in found.items() if one})
 
 
 def _write(report: FolderReport) -> None:

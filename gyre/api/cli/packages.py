@@ -32,7 +32,7 @@ class Extra:
 EXTRAS = (
     Extra("data", ("tokenizers", "jinja2"), "to prepare data sets and train on them"),
     Extra("megatron", ("megatron-core",), "to train a model's folder with Megatron"),
-    Extra("fsdp", ("transformers",), "to train any causal language model of transformers with FSDP2"),
+    Extra("fsdp", ("transformers",), "to train causal language models of transformers with FSDP2"),
     Extra("math", ("math-verify",), "for the reward function math_verify"),
     Extra("mooncake", ("mooncake-transfer-engine",), "to send weights by Mooncake, over RDMA or TCP"),
     Extra("tensorboard", ("tensorboard",), "for the sink tensorboard"),

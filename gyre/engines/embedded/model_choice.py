@@ -9,8 +9,9 @@ from gyre.engines.embedded.decoder_model import DecoderModel
 from gyre.engines.embedded.served_model import ServedModel
 from gyre.models.adapters import AdapterLimits
 from gyre.models.architecture import read_architecture, read_config
-from gyre.models.errors import NotComputed
+from gyre.models.errors import ModelFolderError, NotComputed
 from gyre.models.transformers_models import refuse_not_causal
+from gyre.models.tried import problem_with
 
 
 def served_model(folder: Path, adapters: AdapterLimits | None = None) -> ServedModel:
@@ -22,7 +23,12 @@ def served_model(folder: Path, adapters: AdapterLimits | None = None) -> ServedM
             return DecoderModel(architecture)
     except NotComputed:
         pass
-    refuse_not_causal(read_config(folder), str(folder / "config.json"))
+    config, where = read_config(folder), str(folder / "config.json")
+    refuse_not_causal(config, where)
+    if problem := problem_with(config, "embedded"):
+        raise ModelFolderError(
+            f"{where}: the embedded engine does not serve it: {problem}.", hint="Serve it with SGLang."
+        )
     from gyre.engines.embedded.transformers_model import TransformersModel
 
     return TransformersModel(folder, adapters)

@@ -1,4 +1,4 @@
-"""Any causal model of transformers as the engine's core wants it: its configuration, and its weights.
+"""A causal model of transformers as the engine's core wants it: its configuration, and its weights.
 
 transformers builds the model, reads its tensors by the names that files have, and computes. What a step is made of
 stands in `transformers_steps`.
@@ -34,6 +34,7 @@ from gyre.models.architecture import read_config, read_eos_token_ids
 from gyre.models.errors import ModelFolderError
 from gyre.models.safetensors_files import ANOTHER_MODEL
 from gyre.models.safetensors_folder import SafetensorsFolder
+from gyre.models.small_model import transformers_config
 from gyre.models.tensor_names import is_harmless
 
 _UNBOUNDED = 1 << 20
@@ -147,7 +148,7 @@ def _parsed(told: dict[str, Any], folder: Path) -> Any:
             hint="A newer transformers may have it. Code that a folder brings is not run.",
         )
     try:
-        return CONFIG_MAPPING[kind].from_pretrained(folder, local_files_only=True)
+        return transformers_config(told)
     except Exception as error:  # each configuration checks its own keys, by errors of many classes
         raise ModelFolderError(
             f"{folder / 'config.json'}: transformers refuses it: {' '.join(str(error).split())}"

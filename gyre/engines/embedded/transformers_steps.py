@@ -5,8 +5,8 @@
 - `RowRunner` has a forward and a cache of transformers for each slot, for models whose code knows no such masks or
   caches.
 
-Which one a model can do is not read from its code: `fitting_runner` tries them, on the model's own weights, against
-forwards without a cache, and takes the first that gives the same log-probs.
+Which one a model can do is not read from its code: `fitting_runner` tries them, on a small copy of the model and on its
+own weights, against forwards without a cache, and takes the first that gives the same log-probs.
 
 Invariants:
 - *as transformers masks*: masks are those of `transformers.masking_utils`, but with positions for indices, so that rows
@@ -39,14 +39,16 @@ from transformers.cache_utils import (
 from gyre.engines.embedded.adapters import adapted
 from gyre.engines.embedded.served_model import PrefillRows, Runner, StepBatch
 from gyre.engines.embedded.zero_pages import zero_pages
-from gyre.models.errors import ModelFolderError
+from gyre.models.errors import ModelFolderError, NoSmallCopy
+from gyre.models.small_model import on_one_thread, small_model
 
 _FIRST_CAPACITY = 256
 _KEYS_STEP = 16
-_CHECKED = (24, 17)
-"""Tokens of the two sequences of the check: longer than what convolutions of such models look back."""
-_SINGLY = 3
-"""Of those the last ones, which come one at a time."""
+_CHECKED, _SINGLY = (24, 17), 3
+"""Tokens of the two sequences of the check of the model itself: longer than what convolutions of such models look back.
+And of those the last ones, which come one at a time."""
+_CHECKED_SMALL, _SINGLY_SMALL = (45, 30, 17), 12
+"""The same of its small copy: longer than each of its numbers of tokens, which single tokens cross, too."""
 
 
 # The runner for all slots at once
@@ -509,50 +511,71 @@ class RowRunner:
 # Which one a model can do
 
 
-def fitting_runner(causal: nn.Module, *, slots: int, context_length: int) -> tuple[Runner, str]:
+def fitting_runner(causal: Any, *, slots: int, context_length: int) -> tuple[Runner, str]:
     """The fastest runner that gives the model's own log-probs, and in a sentence which one it is. Raises
-    ModelFolderError where none does."""
-    choices: list[tuple[str, Callable[[int], Runner]]] = [
+    ModelFolderError where none does.
+
+    It is asked of a small copy of the model in float32, whose sequences are longer than each of its windows and chunks,
+    and then of the model itself, on its own weights."""
+    choices: list[tuple[str, _Make]] = [
         (
             "all samples share a forward",
-            lambda count: SlotRunner(causal, count, context_length, whole_prompts=False),
+            lambda model, count: SlotRunner(model, count, context_length, whole_prompts=False),
         ),
         (
             "all samples share a forward, and a prompt is read whole",
-            lambda count: SlotRunner(causal, count, context_length, whole_prompts=True),
+            lambda model, count: SlotRunner(model, count, context_length, whole_prompts=True),
         ),
-        ("each sample has a forward of its own", lambda count: RowRunner(causal, count)),
+        ("each sample has a forward of its own", RowRunner),
     ]
-    check = _Check(causal)
-    problems = []
+    check = _Check(causal, _CHECKED, singly=_SINGLY)
+    with on_one_thread():
+        small = _Check(_small(causal), _CHECKED_SMALL, singly=_SINGLY_SMALL)
+    problem = ""
     for said, make in choices:
-        problem = check.problem_with(make)
+        with on_one_thread():
+            problem = small.problem_with(make)
+        problem = problem or check.problem_with(make)
         if not problem:
-            return make(slots), said
-        problems.append(problem)
-    raise ModelFolderError(
-        f"{type(causal).__name__} of transformers cannot be served: with its cache of keys and values it does not give "
-        f"the log-probs that it gives without one ({problems[-1]}).",
-        hint="Serve it with SGLang.",
+            runner: Runner = make(causal, slots)
+            return runner, said
+    raise _not_served(
+        causal, f"with its cache it does not give the log-probs that it gives without one ({problem})"
     )
 
 
-class _Check:
-    """Two drawn sequences by plain forwards, to compare runners with. Raises ModelFolderError where weights are
-    broken."""
+def _small(causal: Any) -> Any:
+    try:
+        return small_model(causal.config, attention=causal.config._attn_implementation)
+    except NoSmallCopy as error:
+        raise _not_served(causal, f"it cannot be tried at a small size ({error.message})") from error
 
-    def __init__(self, causal: Any) -> None:
+
+def _not_served(causal: Any, why: str) -> ModelFolderError:
+    return ModelFolderError(
+        f"{type(causal).__name__} of transformers cannot be served: {why}.", hint="Serve it with SGLang."
+    )
+
+
+_Make = Callable[[Any, int], Runner]
+"""A runner of a model for a number of slots."""
+
+
+class _Check:
+    """Drawn sequences of these lengths by plain forwards, to compare runners with. Raises ModelFolderError where
+    weights are broken."""
+
+    def __init__(self, causal: Any, lengths: Sequence[int], *, singly: int) -> None:
         self._causal = causal
+        self._singly = singly
         generator = torch.Generator().manual_seed(0)
         vocab = int(causal.config.get_text_config().vocab_size)
         self._sequences = [
-            torch.randint(0, vocab, (length,), generator=generator).tolist() for length in _CHECKED
+            torch.randint(0, vocab, (length,), generator=generator).tolist() for length in lengths
         ]
         with torch.no_grad():
             self._expected = [
-                _spread(
-                    causal(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -_SINGLY:].float()
-                )
+                _spread(causal(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -singly:].float())
                 for tokens in self._sequences
             ]
         if not all(bool(each.isfinite().all()) for each in self._expected):
@@ -562,11 +585,11 @@ class _Check:
         self._tolerance = float(torch.finfo(next(causal.parameters()).dtype).eps) ** 0.5
         """A relative difference: half of the digits."""
 
-    def problem_with(self, make: Callable[[int], Runner]) -> str:
+    def problem_with(self, make: _Make) -> str:
         """Why a runner cannot step the model; "" where it can."""
         try:
             with torch.no_grad():
-                found = self._stepped(make(len(self._sequences)))
+                found = self._stepped(make(self._causal, len(self._sequences)))
         except (
             Exception
         ) as error:  # a model's own code raises anything where it is given what it does not know
@@ -579,14 +602,14 @@ class _Check:
 
     def _stepped(self, runner: Runner) -> list[Tensor]:
         """The same by steps: prompts in two parts or whole, then token by token."""
-        ends = [len(tokens) - _SINGLY for tokens in self._sequences]
+        ends = [len(tokens) - self._singly for tokens in self._sequences]
         cuts = [ends] if runner.whole_prompts else [[end // 2 + 1 for end in ends], ends]
         starts = [0] * len(ends)
         for upto in cuts:
             runner.step(self._causal, self._batch(runner, starts, upto, sampled=False))
             starts = upto
         rows = []
-        for _ in range(_SINGLY):
+        for _ in range(self._singly):
             after = [start + 1 for start in starts]
             rows.append(runner.step(self._causal, self._batch(runner, starts, after, sampled=True)))
             starts = after

@@ -1,4 +1,4 @@
-"""FSDP2 as the trainer: any causal language model of transformers, its parameters, gradient and optimizer sharded over
+"""FSDP2 as the trainer: a causal language model of transformers, its parameters, gradient and optimizer sharded over
 the ranks.
 
 The same code runs on GPUs over NCCL and on CPUs over Gloo. It needs the extra `gyre-rl[fsdp]`; naming this package, or

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FsdpActor(PolicyLearner):
-    """With `config.model_path` the model is that folder's, any causal language model of transformers. Without, it is
+    """With `config.model_path` the model is that folder's, a causal language model of transformers. Without, it is
     the small decoder, whose `export_weights` has the decoder's own names, so that the plain torch roles go with it.
 
     With `config.lora` a policy version is the adapter alone, and the folder's model, with the adapter off, is the

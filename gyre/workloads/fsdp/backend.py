@@ -6,7 +6,7 @@ Invariants:
 - *nobody computes alone*: a pass gathers parameters from all ranks, so they agree on how many passes there are before
   the first one, and who has fewer computes dummies whose loss is multiplied by 0;
 - *one error, all ranks*: a loss that raises on one rank leaves none of the others waiting;
-- *finite or untouched*: a gradient that is not finite is refused before any weight changes;
+- *finite or untouched*: a gradient that is not finite, or missing, is refused before any weight changes;
 - *float32 where it adds up*: gradients are summed, and the weights that are trained are kept, in float32;
 - *an adapter alone*: with `config.lora` the model stays as it is, in the dtype that it computes in.
 
@@ -29,7 +29,7 @@ from gyre.models.safetensors_folder import TensorSource
 from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.fsdp import checkpoints
-from gyre.workloads.fsdp.errors import LossFailed
+from gyre.workloads.fsdp.errors import LossFailed, NoGradient
 from gyre.workloads.fsdp.formats import ADAPTER
 from gyre.workloads.fsdp.lora import (
     AdapterShards,
@@ -39,7 +39,7 @@ from gyre.workloads.fsdp.lora import (
     problem_with,
     record_of,
 )
-from gyre.workloads.fsdp.model import build_causal, shard
+from gyre.workloads.fsdp.model import build_causal, shard, take_buffers
 from gyre.workloads.fsdp.packing_check import choose
 from gyre.workloads.fsdp.parts import (
     UPDATES,
@@ -53,6 +53,7 @@ from gyre.workloads.fsdp.parts import (
 from gyre.workloads.fsdp.passes import dummy, rows_of
 from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.fsdp.shards import Shards, local_of
+from gyre.workloads.fsdp.small_check import pattern_of, try_small
 from gyre.workloads.fsdp.token_model import TokenModel
 from gyre.workloads.learner.backend import TokenLoss, begin_anew
 from gyre.workloads.learner.checkpoint_identity import another_config, config_in
@@ -70,7 +71,7 @@ _CLIP_EPS = 1e-6
 
 
 class FsdpBackend:
-    """Implements `gyre.workloads.learner.backend.Backend` for any causal language model of transformers.
+    """Implements `gyre.workloads.learner.backend.Backend` for causal language models of transformers.
 
     The model is that of `hugging_face_config`, the content of a `config.json`; its weights are `source`'s, by the names
     that files have. With `values` it has a value head instead of its output layer. Unless it `trains` it has no
@@ -114,7 +115,12 @@ class FsdpBackend:
             make_deterministic()
         seed_everything(settings.seed)
         causal = build_causal(hugging_face_config, own.attention)
+        if self._dtype != torch.float32:
+            take_buffers(causal, hugging_face_config, self._dtype)
         self._config = hugging_face_config
+        self._tried = try_small(
+            causal.config, attention=own.attention, values=values, device=self.device, seed=settings.seed
+        )
         self._lora = settings.lora if trains and not values else None
         self._layers = add_adapter(causal, self._lora) if self._lora is not None else []
         self._model: Any = TokenModel(causal, values=values)
@@ -166,6 +172,7 @@ class FsdpBackend:
             dtype=self._dtype,
             trains=self.trains,
             recompute=recompute,
+            seldom=self._tried.seldom,
         )
         self._shards.bind(self._model)
         self.adapter_record: dict[str, Any] | None = None
@@ -200,7 +207,12 @@ class FsdpBackend:
         self.has_weights = True
         if not self.packing:
             found = choose(
-                self._model, device=self.device, dtype=self._dtype, seed=self._seed, any_rank=self.ranks.any
+                self._model,
+                self._tried,
+                device=self.device,
+                dtype=self._dtype,
+                seed=self._seed,
+                any_rank=self.ranks.any,
             )
             self._model.reshard()
             self.packs, self.packing = found.packs, found.said
@@ -301,6 +313,8 @@ class FsdpBackend:
         return found
 
     def update(self, *, count: float, lr: float) -> float:
+        """See `Backend.update`. Raises NoGradient too, where a parameter that is trained got none from any pass."""
+        self._refuse_without_gradient()
         gradients: list[Tensor] = []
         for name, parameter in self._parameters.items():
             local, found = self._locals[name], parameter.grad
@@ -320,6 +334,18 @@ class FsdpBackend:
         self._updates += 1
         self.zero()
         return norm
+
+    def _refuse_without_gradient(self) -> None:
+        """Those that transformers, too, gives none may be without; and all of them, where there was no pass."""
+        missing = [name for name, one in self._parameters.items() if one.requires_grad and one.grad is None]
+        wanted = [name for name in missing if pattern_of(name) not in self._tried.unreached]
+        if len(missing) < len(self._parameters) and wanted:
+            self.zero()
+            raise NoGradient(
+                f"{len(wanted)} parameters got no gradient from any pass, {wanted[0]} among them: nothing that the "
+                "model says depends on them.",
+                hint="Train another kind of model, and report this one.",
+            )
 
     def _settle(self) -> None:
         """The state is about to be changed."""

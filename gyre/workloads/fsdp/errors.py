@@ -1,7 +1,8 @@
 """What this room raises beyond the learners' errors.
 
     GyreError
-    └── LossFailed   the loss raised on another rank
+    ├── LossFailed   the loss raised on another rank
+    └── NoGradient   a parameter that is trained gets none
 
 This module must not import torch.
 """
@@ -13,3 +14,7 @@ from gyre.errors import GyreError
 
 class LossFailed(GyreError):
     code = "fsdp.loss_failed"
+
+
+class NoGradient(GyreError):
+    code = "fsdp.no_gradient"

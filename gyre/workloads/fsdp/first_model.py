@@ -1,4 +1,4 @@
-"""The model of FSDP2's roles, and the weights that it begins with: a folder's, of any causal language model of
+"""The model of FSDP2's roles, and the weights that it begins with: a folder's, of a causal language model of
 transformers, or the small decoder's.
 
 Where Gyre's own decoder knows the model, its weights are read, compared and drawn as every back end does. Of another
@@ -25,6 +25,7 @@ from gyre.models.first_weights import score_weights
 from gyre.models.safetensors_folder import SafetensorsFolder, TensorSource
 from gyre.models.support import refuse_another, refuse_no_folder, weights_of_another
 from gyre.models.tensor_names import EMBEDDING, HEAD, SCORE, VALUE_BIAS, VALUE_WEIGHT
+from gyre.models.tried import problem_with
 from gyre.workloads.fsdp.model import parsed_config
 from gyre.workloads.learner.trained_model import TrainedModel, first_source, trained_model
 from gyre.workloads.tasks.same_tokenizer import refuse_other_tokenizer, refuse_other_tokens
@@ -54,6 +55,8 @@ class FirstModel:
             known = read_architecture(folder)
         except NotComputed:
             refuse_another(folder, config)
+            if problem := problem_with(config, "fsdp"):
+                raise ModelFolderError(f"{key}: {folder} is not trained: {problem}.") from None
         return cls._of(config, folder, known)
 
     @classmethod

@@ -36,7 +36,8 @@ def head_logprobs(
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies, float32 `[n]`, of `softmax(head(hidden) * scale)` at `targets` int64 `[n]`. `parameters`
-    are those of the head, and get a gradient unless they are frozen; the entropies carry one only where asked for."""
+    are those of the head, and get a gradient unless they are frozen or no logit depends on them; the entropies carry
+    one only where asked for."""
     found: tuple[Tensor, Tensor] = _HeadLogProbs.apply(  # type: ignore[no-untyped-call]
         head, hidden, targets, max(1, PIECE_ELEMENTS // vocab), scale, entropy_gradient, *parameters
     )
@@ -96,9 +97,11 @@ class _HeadLogProbs(torch.autograd.Function):
             given = (by_logprob[part], by_entropy[part])
             used = 2 if ctx.entropy_gradient else 1
             by = [inputs, *(ctx.parameters[index] for index in trained)]
-            gradients = torch.autograd.grad(outputs[:used], by, given[:used])
+            gradients = torch.autograd.grad(outputs[:used], by, given[:used], allow_unused=True)
             by_hidden[part] = gradients[0]
             for index, gradient in zip(trained, gradients[1:], strict=True):
+                if gradient is None:  # no logit depends on it, which `Backend.update` tells
+                    continue
                 held = sums[index]
                 sums[index] = gradient.float() if held is None else held.add_(gradient)
         by_parameter = [

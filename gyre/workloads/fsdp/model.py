@@ -1,4 +1,4 @@
-"""Any causal language model of transformers from its `config.json`, its parameters sharded over the ranks.
+"""A causal language model of transformers from its `config.json`, its parameters sharded over the ranks.
 
 Every layer is a group of parameters that are gathered for its computation and given up after it. What is outside of the
 layers is one group: an output layer that is tied to the embedding is the same tensor.
@@ -13,8 +13,9 @@ This module must not know about steps, losses or files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -27,27 +28,28 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from gyre.errors import ConfigError, nearest
 from gyre.models.config_keys import AS_SAVED
+from gyre.models.small_model import transformers_config
 from gyre.workloads.fsdp import packed_attention
+from gyre.workloads.fsdp.small_check import pattern_of
 from gyre.workloads.fsdp.token_model import UNPACKED, TokenModel
 
 
 def parsed_config(hugging_face_config: dict[str, Any]) -> Any:
     """The content of a `config.json` as transformers reads it. Raises ConfigError where transformers has no such model,
     or not with these weights."""
-    config = dict(hugging_face_config)
-    kind = str(config.get("model_type", ""))
+    kind = str(hugging_face_config.get("model_type", ""))
     if kind not in CONFIG_MAPPING:
         raise ConfigError(
             f"transformers has no model of the type {kind!r}; {nearest(kind, list(CONFIG_MAPPING))}",
             hint="A newer transformers may have it. Code that a folder brings is not run.",
         )
-    if config.get("quantization_config"):
+    if hugging_face_config.get("quantization_config"):
         raise ConfigError(
             "The model's weights are quantised: its config.json has a quantization_config.",
             hint="Train from a copy in bfloat16.",
         )
     try:
-        return CONFIG_MAPPING[kind].from_dict(config)
+        return transformers_config(hugging_face_config)
     except Exception as error:  # each type of model checks its keys in its own way
         problem = " ".join(str(error).split())
         raise ConfigError(
@@ -60,18 +62,16 @@ def build_causal(hugging_face_config: dict[str, Any], attention: str) -> Any:
     implementation, or `auto`: `packed_attention` where the model lets attention be chosen. Raises ConfigError as
     `parsed_config`, and where the model is no causal one."""
     parsed = parsed_config(hugging_face_config)
-    problem = ""
+    problems: list[str] = []
     for one in [packed_attention.NAME, *UNPACKED] if attention == "auto" else [attention]:
         try:
-            causal = _constructed(parsed, one)
-        except ValueError as error:  # that a model lacks an implementation is said at its construction only
-            problem = " ".join(str(error).split())
+            causal = _constructed(deepcopy(parsed), one)  # some models note the attention in it
+        except Exception as error:  # a model's code raises anything for an attention that it does not know
+            problems.append(" ".join(f"{type(error).__name__}: {error}".split()))
             continue
-        except Exception as error:  # each type of model takes its keys as they are
-            raise _not_built(parsed, f"{type(error).__name__}: {error}") from error
         if one != packed_attention.NAME or causal.is_backend_compatible():
             return causal
-    raise _not_built(parsed, problem)
+    raise _not_built(parsed, problems[-1])
 
 
 def _not_built(parsed: Any, problem: str) -> ConfigError:
@@ -80,11 +80,21 @@ def _not_built(parsed: Any, problem: str) -> ConfigError:
     )
 
 
-def _constructed(config: Any, attention: str) -> Any:
+def _constructed(config: Any, attention: str, dtype: torch.dtype = torch.float32) -> Any:
     make: Any = AutoModelForCausalLM.from_config
     with _parameters_on_meta():
-        causal = make(config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False)
+        causal = make(config, attn_implementation=attention, dtype=dtype, trust_remote_code=False)
     return causal.eval()
+
+
+def take_buffers(causal: Any, hugging_face_config: dict[str, Any], dtype: torch.dtype) -> None:
+    """Give the model the buffers that no file holds as transformers computes them for a model in `dtype`: its code
+    multiplies some with what is in that."""
+    attention = causal.config._attn_implementation
+    other = _constructed(parsed_config(hugging_face_config), attention, dtype)
+    for mine, theirs in zip(causal.modules(), other.modules(), strict=True):
+        for name in mine._non_persistent_buffers_set:
+            mine._buffers[name] = theirs._buffers[name]
 
 
 @contextmanager
@@ -112,12 +122,16 @@ def shard(
     dtype: torch.dtype,
     trains: bool,
     recompute: bool,
+    seldom: Collection[str] = (),
 ) -> None:
     """Shard the parameters over the mesh, and give the shards memory on the device: float32 of those that are trained,
     which of a model that `trains` are those that want a gradient, else `dtype`. The model computes in `dtype`, and sums
-    gradients over ranks, undivided, in float32."""
+    gradients over ranks, undivided, in float32. Of parameters that only some sequences reach, `seldom` by the
+    `pattern_of` their names, each pass gives a gradient: ranks that sum gradients must all have the same ones."""
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     layers = _layers(model)
+    if trains and seldom:
+        _reach(model, layers, seldom)
     if recompute:
         for layer in layers:
             # Inside of the group: it gathers its parameters once for the layer's second computation and its gradient.
@@ -139,17 +153,51 @@ def shard(
     model._apply(placed)  # type: ignore[no-untyped-call]
 
 
+def _reach(model: TokenModel, layers: Sequence[nn.Module], seldom: Collection[str]) -> None:
+    """Let what each group of parameters gives depend on all of those that are reached seldom, by nothing."""
+    names = {module: name for name, module in model.named_modules()}
+    left = {
+        name for name, _ in model.named_parameters() if pattern_of(name.removeprefix("causal.")) in seldom
+    }
+    for module in [*layers, model]:
+        prefix = f"{names[module]}." if names[module] else ""
+        mine = sorted(name for name in left if name.startswith(prefix))
+        left -= set(mine)
+        if mine:
+            own = [name.removeprefix(prefix) for name in mine]
+            module.forward = partial(_reached, module, module.forward, own)
+
+
+def _reached(module: nn.Module, forward: Any, names: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+    found = forward(*args, **kwargs)
+    nothing = sum(module.get_parameter(name).flatten()[0] for name in names) * 0.0
+    if isinstance(found, tuple):
+        return (found[0] + nothing, *found[1:])
+    return found + nothing
+
+
 def _layers(model: TokenModel) -> list[nn.Module]:
-    """The outermost modules that transformers would not split over devices."""
+    """The outermost modules that transformers would not split over devices. One that shares a parameter with what is
+    outside of it is none: a parameter is of one group."""
     kinds = set(model.causal._no_split_modules or ())
     found: list[nn.Module] = []
+    shared = _shared(model)
 
     def collect(module: nn.Module) -> None:
         for child in module.children():
-            if type(child).__name__ in kinds:
+            if type(child).__name__ in kinds and not shared & {id(one) for one in child.parameters()}:
                 found.append(child)
             else:
                 collect(child)
 
     collect(model)
+    return found
+
+
+def _shared(model: nn.Module) -> set[int]:
+    """The identities of parameters that several modules have."""
+    seen: set[int] = set()
+    found: set[int] = set()
+    for _, one in model.named_parameters(remove_duplicate=False):
+        (found if id(one) in seen else seen).add(id(one))
     return found

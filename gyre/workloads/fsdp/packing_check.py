@@ -1,7 +1,9 @@
-"""Whether a model keeps the sequences of a pass apart: two drawn ones together, against each by itself.
+"""How a model keeps the sequences of a pass apart, and whether what it says is right at all.
 
-A model that does not would train on wrong log-probs, and say nothing. So it is asked once, on its own weights, device
-and precision, and what it cannot do is not done: see `choose`.
+A model that does not keep them apart would train on wrong log-probs, and say nothing. So it is asked twice: a small
+copy of it in float32 (`small_check`), which tells how its code computes; and the model itself, on its own weights,
+device and precision, two drawn sequences together against each by itself, which tells of kernels. What it cannot do is
+not done: see `choose`.
 
 This module must not know about steps.
 """
@@ -14,12 +16,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gyre.workloads.fsdp.token_model import Says, TokenModel
+from gyre.errors import ConfigError
+from gyre.workloads.fsdp.small_check import Tried
+from gyre.workloads.fsdp.token_model import TokenModel, Way
 
 LENGTHS = (24, 17)
 """Longer than what convolutions of such models look back."""
 FIRST_TOKENS = 8
 """Of the second sequence: those that see the first one most, where they see it."""
+
+_SAID: dict[Way, str] = {
+    "segments": "each attends to itself alone",
+    "positions": "told apart by their position ids",
+    "masks": "told apart by a mask for each type of layer",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,49 +42,41 @@ class Packing:
 
 def choose(
     model: TokenModel,
+    tried: Tried,
     *,
     device: torch.device,
     dtype: torch.dtype,
     seed: int,
     any_rank: Callable[[bool], bool],
 ) -> Packing:
-    """Set the model so that its results are right: `own_masks` where that makes it keep sequences apart, and not
-    `selects` where its own logits are others. A call of all ranks, whose flag `any_rank` tells. Unless the result
-    packs, a pass must be of one sequence."""
+    """Set the model so that its results are right: how it tells sequences apart, and not `selects` where its own logits
+    are others. A call of all ranks, whose flag `any_rank` tells. Unless the result packs, a pass must be of one
+    sequence. `tried` is what came of a small copy. Raises ConfigError for a model that does not compute in `dtype`."""
+    if not model.values:
+        model.selects = not any_rank(not tried.selects)
     check = _Check(model, device, dtype, seed)
-    if model.attends_by_segments:
-        try:
-            apart = check.packed_difference() <= check.tolerance
-        except (
-            TypeError,
-            ValueError,
-        ):  # it does not pass on what is needed, or attends in a way that is not known
-            apart = False
-        if any_rank(not apart):
-            model.attend_otherwise()
-    if not model.values and any_rank(check.output_layer_difference() > check.tolerance):
-        model.selects = False
-    difference = check.packed_difference()
-    if not any_rank(difference > check.tolerance):
-        how = (
-            "each attends to itself alone"
-            if model.attends_by_segments
-            else "told apart by their position ids"
-        )
-        return Packing(True, f"sequences are packed, and {how}")
-    model.own_masks = True
+    model.take("alone")
     try:
-        masked = check.packed_difference()
-    except (TypeError, AttributeError, ValueError, KeyError):  # it takes no masks by types of layers
-        masked = float("inf")
-    if not any_rank(masked > check.tolerance):
-        return Packing(True, "sequences are packed, and told apart by a mask for each type of layer")
-    model.own_masks = False
-    return Packing(
-        False,
-        f"each sequence is a pass of its own: beside another one its hidden states differ by {difference:.2g} of their "
-        f"size, where {check.tolerance:.2g} would be rounding",
-    )
+        alone = check.alone()
+    except Exception as error:  # its code may mix precisions
+        raise ConfigError(
+            f"{type(model.causal).__name__} of transformers does not compute in {str(dtype).removeprefix('torch.')}: "
+            f"{' '.join(str(error).split())}",
+            hint="Set config.fsdp.dtype to float32.",
+        ) from error
+    problem = tried.untried or f"of a small copy, beside other sequences, {[*tried.others.values(), ''][0]}"
+    for way in _SAID:
+        if any_rank(way not in tried.ways):
+            continue
+        difference = check.difference(way, alone)
+        if not any_rank(difference > check.tolerance):
+            return Packing(True, f"sequences are packed, and {_SAID[way]}")
+        problem = (
+            f"beside another one its hidden states differ by {difference:.2g} of their size, where "
+            f"{check.tolerance:.2g} would be rounding"
+        )
+    model.take("alone")
+    return Packing(False, f"each sequence is a pass of its own: {problem}")
 
 
 class _Check:
@@ -88,35 +90,19 @@ class _Check:
             torch.randint(0, model.vocab, (length,), generator=generator).to(device) for length in LENGTHS
         ]
 
-    def attends_as_itself(self) -> bool:
-        """Whether a pass by `packed_attention` is what the model's own attention makes of a sequence alone."""
-        self._model.attend_otherwise()
-        alone = self._alone()
-        self._model.attend_by_segments()
-        try:
-            return bool(self.packed_difference(alone) <= self.tolerance)
-        except (TypeError, ValueError):  # the model does not pass on the segments
-            return False
+    def alone(self) -> Tensor:
+        """Hidden states of the second sequence's first tokens, by the model's own attention."""
+        return self._said([self._rows[1]])[:FIRST_TOKENS].float()
 
-    def _alone(self) -> Tensor:
-        return self._said([self._rows[1]], "hidden")[:FIRST_TOKENS].float()
-
-    def packed_difference(self, alone: Tensor | None = None) -> float:
-        """Of the first tokens of the second sequence: how far their hidden states are from those of the sequence
-        alone, as a part of their size."""
-        alone = self._alone() if alone is None else alone
+    def difference(self, way: Way, alone: Tensor) -> float:
+        """How far those of the sequences together are from those alone, as a part of their size."""
+        self._model.take(way)
         start = len(self._rows[0])
-        packed = self._said(self._rows, "hidden")[start : start + FIRST_TOKENS].float()
-        differences = (packed - alone).norm(dim=-1) / alone.norm(dim=-1)
-        return _finite(differences.mean())
+        packed = self._said(self._rows)[start : start + FIRST_TOKENS].float()
+        difference = ((packed - alone).norm(dim=-1) / alone.norm(dim=-1)).mean()
+        return float(torch.nan_to_num(difference, nan=float("inf")))
 
-    def output_layer_difference(self) -> float:
-        """Between log-probs with and without selected hidden states, as a part of their spread."""
-        mine = self._said([self._rows[0]], "tokens")
-        wanted = self._said([self._rows[0]], "tokens by all logits")
-        return _finite((mine - wanted).norm() / wanted.norm())
-
-    def _said(self, rows: list[Tensor], says: Says) -> Tensor:
+    def _said(self, rows: list[Tensor]) -> Tensor:
         tokens = torch.cat(rows)
         positions = torch.cat([torch.arange(len(row), device=self._device) for row in rows])
         with torch.no_grad():
@@ -126,11 +112,6 @@ class _Check:
                 torch.arange(len(tokens), device=self._device),
                 tokens,
                 lengths=[len(row) for row in rows],
-                says=says,
+                says="hidden",
             )[0]
         return found
-
-
-def _finite(value: Tensor) -> float:
-    """Not a number is as different as can be."""
-    return float(torch.nan_to_num(value, nan=float("inf")))

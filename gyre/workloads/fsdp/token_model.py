@@ -1,9 +1,11 @@
 """A causal model of transformers as a function of packed tokens: what it says of each predicted token.
 
-Sequences of a pass are told apart by `packed_attention`, or else by position ids that restart; no attention mask is
-given: with one, even of ones, transformers lets each sequence see its neighbours.
+Sequences of a pass are told apart in one of several `Way`s. No attention mask is given unless by `masks`: with one,
+even of ones, transformers lets each sequence see its neighbours.
 
-Invariant *no more logits than are asked for*: hidden states are selected before the output layer.
+Invariants:
+- *no more logits than are asked for*: hidden states are selected before the output layer;
+- *all that is trained gets its gradient*: what lies between the base model and the output layer too.
 
 This module must not know about shards or ranks.
 """
@@ -16,8 +18,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.masking_utils import create_masks_for_generate
-from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from gyre.errors import ConfigError
 from gyre.workloads.fsdp import packed_attention
@@ -26,14 +28,23 @@ from gyre.workloads.fsdp.logprobs import head_logprobs, logits_logprobs
 UNPACKED = ("sdpa", "eager")
 """Transformers' own implementations of attention, in the order in which they are tried."""
 
-Says = Literal["tokens", "hidden", "tokens by all logits"]
+Says = Literal["tokens", "hidden"]
+
+Way = Literal["segments", "positions", "masks", "alone"]
+"""How sequences of a pass are told apart: by `packed_attention`; by position ids that restart; by these and a mask for
+each type of layer; or not at all, for a pass is of one sequence, which the model is given as by anybody else."""
+
+WAYS: tuple[Way, ...] = ("segments", "positions", "masks")
+"""Those that pack, the fastest first."""
 
 
 class TokenModel(nn.Module):
     """`causal` with its own output layer, or with `values` a value head instead of it.
 
-    `own_masks`: the model is given a mask for each type of its layers, for it does not make them of position ids.
+    `way`: how sequences of a pass are told apart, which `take` changes.
     `selects`: hidden states are selected before the output layer; else the logits of all tokens are computed.
+
+    Raises ConfigError for a model without an output layer.
     """
 
     causal: Any
@@ -42,35 +53,42 @@ class TokenModel(nn.Module):
         super().__init__()
         self.causal = causal
         self.values = values
-        self.own_masks = False
-        self.base: str = self.causal.base_model_prefix
+        self._base = _base_name(causal)
         self.selects = True
-        if not hasattr(causal, self.base) or self.causal.get_output_embeddings() is None:
+        if not self._base or self.causal.get_output_embeddings() is None:
             raise ConfigError(
                 f"{type(causal).__name__} of transformers is no decoder with an output layer.",
                 hint="FSDP2 trains causal language models.",
             )
+        self.way: Way = (
+            "segments" if self.causal.config._attn_implementation == packed_attention.NAME else "positions"
+        )
         text = self.causal.config.get_text_config()
         self.vocab = int(text.vocab_size)
+        self._answer: type[Any] | None = None
+        """The class of what the base model answers with, once it has."""
         if values:
             self.value_head = nn.Linear(int(text.hidden_size), 1)
             self.causal.set_output_embeddings(nn.Identity())
 
     @property
-    def attends_by_segments(self) -> bool:
-        """Whether attention is `packed_attention`."""
-        return bool(self.causal.config._attn_implementation == packed_attention.NAME)
+    def base(self) -> Any:
+        """The model without what computes logits of its hidden states."""
+        return self.causal.get_submodule(self._base)
 
-    def attend_by_segments(self) -> None:
-        """Take `packed_attention`."""
-        self.causal.set_attn_implementation(packed_attention.NAME)
+    def take(self, way: Way) -> None:
+        """Tell sequences apart in this way. Raises ValueError where the model has no attention for it."""
+        if way == "segments":
+            self.causal.set_attn_implementation(packed_attention.NAME)
+        elif self.causal.config._attn_implementation == packed_attention.NAME:
+            self._attend_otherwise()
+        self.way = way
 
-    def attend_otherwise(self) -> None:
-        """Take transformers' own attention. Raises ValueError where the model has none."""
+    def _attend_otherwise(self) -> None:
         for one in UNPACKED:
             try:
                 self.causal.set_attn_implementation(one)
-            except ValueError:
+            except ValueError:  # the model lacks it
                 if one == UNPACKED[-1]:
                     raise
             else:
@@ -91,19 +109,13 @@ class TokenModel(nn.Module):
         """Of a pass (see `Pass`): log-probs of the targets where logits are multiplied by `scale`, and entropies, or
         values and zeros; float32 `[n]` each. For a check also the hidden states `[n, hidden]` before the output layer,
         and log-probs without what `selects` saves."""
-        inputs: dict[str, Any] = {
-            "input_ids": tokens[None],
-            "position_ids": positions[None],
-            "use_cache": False,
-        }
-        if self.attends_by_segments:
-            inputs["segments"] = packed_attention.Segments.of(lengths, tokens.device)
-        if self.own_masks:
-            inputs["attention_mask"] = self._masks(inputs["position_ids"])
-        if says == "tokens by all logits" or not (self.selects or says == "hidden"):
+        inputs = self._inputs(tokens, positions, lengths)
+        if says == "tokens" and not (self.selects or self.values):
             logits = self.causal(**inputs).logits[0].index_select(0, columns)
             return logits_logprobs(logits, targets, scale=scale, entropy_gradient=entropy_gradient)
-        hidden = getattr(self.causal, self.base)(**inputs).last_hidden_state[0].index_select(0, columns)
+        answer = self.base(**inputs)
+        self._answer = type(answer)
+        hidden = answer.last_hidden_state[0].index_select(0, columns)
         if says == "hidden":
             return hidden, torch.zeros_like(targets)
         if self.values:
@@ -111,7 +123,7 @@ class TokenModel(nn.Module):
             return values, torch.zeros_like(values)
         return head_logprobs(
             self._logits,
-            list(self.causal.get_output_embeddings().parameters()),
+            self._behind_base(),
             hidden,
             targets,
             vocab=self.vocab,
@@ -119,8 +131,26 @@ class TokenModel(nn.Module):
             entropy_gradient=entropy_gradient,
         )
 
+    def _inputs(self, tokens: Tensor, positions: Tensor, lengths: Sequence[int]) -> dict[str, Any]:
+        inputs: dict[str, Any] = {"input_ids": tokens[None], "use_cache": False}
+        if self.way != "alone":
+            inputs["position_ids"] = positions[None]
+        if self.way == "segments":
+            inputs["segments"] = packed_attention.Segments.of(lengths, tokens.device)
+        if self.way == "masks":
+            inputs["attention_mask"] = self._masks(positions[None])
+        return inputs
+
+    def _behind_base(self) -> list[nn.Parameter]:
+        """What computes logits of hidden states: parameters that are not the base model's, and the output layer's,
+        which may be."""
+        inner = {id(one) for one in self.base.parameters()}
+        found = {id(one): one for one in self.causal.parameters() if id(one) not in inner}
+        found |= {id(one): one for one in self.causal.get_output_embeddings().parameters()}
+        return list(found.values())
+
     def _logits(self, hidden: Tensor) -> Tensor:
-        """By the model's own forward, which may scale or cap what its output layer gives."""
+        """By the model's own forward, which may have layers before its output layer, and scale or cap what it gives."""
         with self._hidden_given(hidden):
             ignored = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
             logits: Tensor = self.causal(input_ids=ignored, use_cache=False).logits[0]
@@ -128,8 +158,9 @@ class TokenModel(nn.Module):
 
     @contextmanager
     def _hidden_given(self, hidden: Tensor) -> Iterator[None]:
-        base = getattr(self.causal, self.base)
-        base.forward = lambda *_, **__: MoeModelOutputWithPast(last_hidden_state=hidden[None])
+        base, answer = self.base, self._answer
+        assert answer is not None, "hidden states are the base model's"
+        base.forward = lambda *_, **__: answer(last_hidden_state=hidden[None])
         try:
             yield
         finally:
@@ -141,3 +172,17 @@ class TokenModel(nn.Module):
         return create_masks_for_generate(
             self.causal.config, width, attention_mask=None, past_key_values=None, position_ids=positions
         )
+
+
+def _base_name(causal: nn.Module) -> str:
+    """The name of the module whose hidden states the model's own forward makes logits of; "" where there is none."""
+    name = str(getattr(causal, "base_model_prefix", ""))
+    if not name or not isinstance(getattr(causal, name, None), nn.Module):
+        inner = [key for key, one in causal.named_children() if isinstance(one, PreTrainedModel)]
+        if len(inner) != 1:
+            return ""
+        name = inner[0]
+    base = causal.get_submodule(name)
+    if isinstance(getattr(base, "decoder", None), PreTrainedModel) and not hasattr(base, "encoder"):
+        return f"{name}.decoder"  # OPT and BART ask it, not what is around it
+    return name

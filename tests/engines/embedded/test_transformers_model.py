@@ -15,14 +15,21 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers")
 
-from transformers import DynamicCache
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
 
 from gyre.engines.dialect import PauseMode, VersionSpan
 from gyre.engines.embedded.core import Swap
 from gyre.engines.embedded.decoder_model import DecoderModel
 from gyre.engines.embedded.model_choice import served_model
 from gyre.engines.embedded.transformers_model import TransformersModel
-from gyre.engines.embedded.transformers_steps import RowRunner, SlotRunner, _Check
+from gyre.engines.embedded.transformers_steps import (
+    _CHECKED,
+    _SINGLY,
+    RowRunner,
+    SlotRunner,
+    _Check,
+    fitting_runner,
+)
 from gyre.models import transformers_models
 from gyre.models.errors import ModelFolderError
 from gyre.testing.contracts.engine import CLAUSES, EngineUnderTest, check_clause
@@ -289,6 +296,8 @@ def test_without_transformers_its_models_are_refused(tmp_path, monkeypatch):
         ("gpt_oss", SlotRunner, True, False),
         ("qwen3_next", SlotRunner, False, False),
         ("bloom", RowRunner, False, True),
+        ("gpt_neo", RowRunner, False, True),
+        ("llama4_text", RowRunner, False, True),
     ],
 )
 def test_a_model_is_stepped_as_it_can_be(models, name, kind, shares, whole):
@@ -301,20 +310,40 @@ def test_a_model_is_stepped_as_it_can_be(models, name, kind, shares, whole):
 def test_every_runner_gives_the_same(models, name):
     """Those too that are a model's second choice."""
     weights = models(name).weights
-    check = _Check(weights)
-    assert check.problem_with(lambda count: SlotRunner(weights, count, 512, whole_prompts=True)) == ""
-    assert check.problem_with(lambda count: RowRunner(weights, count)) == ""
+    check = _Check(weights, _CHECKED, singly=_SINGLY)
+    assert check.problem_with(lambda model, count: SlotRunner(model, count, 512, whole_prompts=True)) == ""
+    assert check.problem_with(RowRunner) == ""
 
 
 def test_a_runner_that_computes_otherwise_is_not_taken(models, monkeypatch):
     weights = models("mistral").weights
     monkeypatch.setattr("gyre.engines.embedded.transformers_steps._ATTENDING", ())
-    said = _Check(weights).problem_with(lambda count: SlotRunner(weights, count, 512, whole_prompts=False))
+    said = _Check(weights, _CHECKED, singly=_SINGLY).problem_with(
+        lambda model, count: SlotRunner(model, count, 512, whole_prompts=False)
+    )
     assert "full_attention" in said or "sliding_attention" in said
     monkeypatch.undo()
     monkeypatch.setattr(SlotRunner, "key_length", lambda self, longest: min(16, longest + 16))
-    said = _Check(weights).problem_with(lambda count: SlotRunner(weights, count, 512, whole_prompts=False))
+    said = _Check(weights, _CHECKED, singly=_SINGLY).problem_with(
+        lambda model, count: SlotRunner(model, count, 512, whole_prompts=False)
+    )
     assert "log-probs differ" in said or "Error" in said
+
+
+def test_what_begins_beyond_the_models_own_check_is_seen_in_its_small_copy():
+    """A window of 4096 tokens, which no sequence of the check of the model itself reaches."""
+    config = CONFIG_MAPPING["gpt_neo"](**CONFIGS["gpt_neo"] | {"window_size": 4096})
+    causal = AutoModelForCausalLM.from_config(config).eval()
+    slots = SlotRunner(causal, 2, 512, whole_prompts=False)
+    assert _Check(causal, _CHECKED, singly=_SINGLY).problem_with(lambda *_: slots) == ""
+    found, said = fitting_runner(causal, slots=2, context_length=512)
+    assert isinstance(found, RowRunner), said
+
+
+def test_a_model_that_cannot_be_tried_small_is_refused(models, monkeypatch):
+    monkeypatch.setattr("gyre.models.small_model.small_configs", lambda told: iter(()))
+    with pytest.raises(ModelFolderError, match="cannot be tried at a small size"):
+        fitting_runner(models("mistral").weights, slots=2, context_length=512)
 
 
 def test_weights_that_are_broken_are_refused_at_the_start(tmp_path):

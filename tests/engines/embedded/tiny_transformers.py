@@ -54,6 +54,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
     "lfm2": _SHAPE | {"layer_types": ["conv", "full_attention", "conv"]},
+    # Layers that attend to a window of another name, and a temperature that grows beyond some tokens.
+    "gpt_neo": _PHI3
+    | {
+        "num_hidden_layers": 2,
+        "attention_types": [[["global", "local"], 1]],
+        "num_heads": 4,
+        "window_size": 8,
+    },
+    "llama4_text": _SHAPE
+    | {
+        "num_hidden_layers": 2,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+        "intermediate_size_mlp": 48,
+        "attention_chunk_size": 8,
+        "layer_types": ["chunked_attention", "full_attention"],
+        "no_rope_layers": [1, 0],
+        "attn_temperature_tuning": True,
+        "floor_scale": 8,
+        "attn_scale": 0.5,
+    },
     # Positions that it takes from a mask of two dimensions.
     "bloom": {
         "vocab_size": 96,
