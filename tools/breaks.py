@@ -451,6 +451,14 @@ WEIGHTS = (
         ("tests/weights/test_delta_history.py",),
     ),
     Break(
+        "stream-waits-for-the-dead",
+        "Chunks are asked of peers of which nothing was ever heard.",
+        "gyre/weights/transfer/swarm.py",
+        "return self.is_here or (self.answers and now - self.heard_at <= FRESH_S)",
+        "return True",
+        ("tests/weights/test_silent_peers.py", "tests/weights/test_swarm.py"),
+    ),
+    Break(
         "resumed-unverified",
         "Whoever resumes a fetch believes the bytes on the disk without their checksums.",
         "gyre/weights/version/arena.py",
