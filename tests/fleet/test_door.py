@@ -17,6 +17,7 @@ from gyre.data import TextTokenizer
 from gyre.ports.bounds import PortBounds
 from gyre.rollouts.core.door_ledger import Asked, DoorLedger
 from gyre.rollouts.protocol.credentials import digest_of
+from gyre.rollouts.protocol.frames import LoadFailed, Weights
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import VersionRun
 from tests.data.small import write_tokenizer
@@ -186,6 +187,50 @@ async def test_a_bounded_version_waits_until_it_is_served(plane: FleetPlane) -> 
     await finish(agent, 2)
     _, told = await asking
     assert told["meta_info"]["policy_versions"] == [[1, 0, 2]]
+
+
+async def test_a_wish_for_a_version_is_its_samples_and_stops_nobody_else(plane: FleetPlane) -> None:
+    """The version is published, and no instance has it yet: who asks for nothing of the kind is served, before the one
+    that waits, beside it, and after its end."""
+    first, second = await plane.serving("a", "b")
+    await plane.publish(1)
+    newer = await first.wire.expect(Weights)
+    waits = plane.asking("waits", "other", policy={"at_least": 1})
+    await plane.open(1)
+    asking = [plane.asking(f"any-{number}") for number in range(12)]
+    await asyncio.gather(finish(first, 2, count=6), finish(second, 2, count=6))
+    assert {(await one)[1]["meta_info"]["weight_version"] for one in asking} == {"0"}
+    assert (await plane.get("/health"))[0] == 200
+    await first.loaded(newer)  # the wish is met by whoever can
+    await finish(first, 3)
+    assert (await waits)[1]["meta_info"]["policy_versions"] == [[1, 0, 3]]
+    again = plane.asking("again", "other", policy={"at_least": 1})
+    await first.work(1)
+    await first.wire.socket.close()  # nobody else has it
+    await until(lambda: plane.manager.groups.waiting_for_policy == 1)
+    later = plane.asking("later")
+    await finish(second, 2)
+    assert (await later)[1]["meta_info"]["policy_versions"] == [[0, 0, 2]]
+    again.cancel()
+
+
+async def test_a_version_that_nobody_can_load_fails_who_asks_for_it_and_nobody_else(tmp_path: Path) -> None:
+    async with fleet_plane(tmp_path, answer_within_s=1.0) as plane:
+        (agent,) = await plane.serving("a")
+        await plane.publish(1)
+        await agent.wire.expect(Weights)
+        await agent.wire.send(LoadFailed(version=1, error="a tensor has another shape"))
+        waits = plane.asking("waits", "other", policy={"at_least": 1})
+        status, told = await waits
+        if told["code"] == "unfinished":  # it asked a moment before its request had waited for as long
+            await until(lambda: plane.manager.door.ledger.requests()["waits"].failed != "")
+            status, told = await plane.generate("waits", "other", policy={"at_least": 1})
+        assert (status, told["code"]) == (500, "cannot_generate")
+        assert "No instance has version 1" in told["message"]
+        assert "a: a tensor has another shape" in told["message"]
+        asking = plane.asking("any")
+        await finish(agent, 2)
+        assert (await asking)[0] == 200
 
 
 async def test_a_publish_is_durable_when_it_is_answered(plane: FleetPlane) -> None:

@@ -75,7 +75,11 @@ class InFlightSample:
         self.index = index
         self.key = request.number << INDEX_BITS | index
         self.placed = PlacedSample(
-            self.key, request.number, len(request.group.prompt_ids), request.max_new_tokens
+            self.key,
+            request.number,
+            len(request.group.prompt_ids),
+            request.max_new_tokens,
+            request.min_version,
         )
         """The sample as scheduling sees it."""
         self.row = -1

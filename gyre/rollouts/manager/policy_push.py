@@ -30,6 +30,9 @@ START_FIRST_S, START_MAX_S = 2.0, 60.0
 """Pause before an engine that did not start is started again, doubled each time. What stood in its way, such as memory
 of the device that a dying process still holds, may be gone by then."""
 
+ERROR_CHARS = 2000
+"""Kept of what an instance says that could not load a version."""
+
 SOURCES_TOLD = 16
 """Of those who have a version; more find each other."""
 
@@ -92,13 +95,21 @@ class PolicyPush:
             session.told_ahead = served.version
             session.connection.send(replace(told or self.with_sources(served), ahead=True))
 
-    def refused(self, session: AgentSession, version: int) -> None:
-        """The instance could not load the version: it tries again after a pause, each time a longer
-        one."""
+    def refused(self, session: AgentSession, version: int, error: str = "") -> None:
+        """The instance could not load the version, for the reason `error`: it tries again after a pause, each time a
+        longer one."""
         session.loading = None
         count = session.refused[version].count + 1 if version in session.refused else 1
         pause_s = min(RELOAD_MAX_S, RELOAD_FIRST_S * 2 ** (count - 1))
-        session.refused = {version: RefusedVersion(count, self._now() + pause_s)}
+        session.refused = {version: RefusedVersion(count, self._now() + pause_s, error[:ERROR_CHARS])}
+
+    def refusals(self, version: int) -> dict[str, str]:
+        """By instance that could not load this version: what it said."""
+        return {
+            session.name: session.refused[version].error
+            for session in self._sessions.values()
+            if version in session.refused
+        }
 
     def not_started(self, session: AgentSession) -> None:
         """The instance's engine did not start: no version is told again before a pause, longer each time in a row."""

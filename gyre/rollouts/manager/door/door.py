@@ -16,7 +16,7 @@ Invariants:
 - *written before answered*, *same id same tokens*, *a key sees its own*: see `gyre.rollouts.core.door_ledger`;
 - *published means durable*: a publish is answered after the commit that holds it, and so is a delete;
 - *every wait has an end*: a client that waited so long is told to ask again with the same id; what it asked for goes
-  on;
+  on. Where others are served, and for as long no instance had the version that it asks for, it has failed;
 - *the newest hears*: of many that wait for one id the oldest are sent away, so that nobody who is gone is in the way.
 
 This module must not know how samples are generated or given out.
@@ -62,6 +62,9 @@ BODY_BYTES = 8 << 20
 
 MOST_WAITING = 8
 """Most clients that wait for one id; one more, and the oldest is sent away."""
+
+REFUSALS_TOLD = 4
+"""Instances whose words stand in the error of a request for a version that none could load."""
 
 KEEP_ALIVE_S = 15.0
 """Silence of a stream after which a comment is sent, so that nobody between cuts it; a key is looked at as often."""
@@ -130,6 +133,8 @@ class Door:
         self.waited_s = 0.0
         """How long in all a sample has waited for a place."""
         self._looked_at = now()
+        self._unserved_since: dict[int, float] = {}
+        """Since when no instance has the version that a request asks for, by the request's number."""
 
     def routes(self) -> list[web.RouteDef]:
         asks = [web.post(dialect.path, self._route(partial(self._ask, dialect))) for dialect in DIALECTS]
@@ -189,9 +194,25 @@ class Door:
         if len(self._groups.placement.queue):
             self.waited_s += now - self._looked_at
         self._looked_at = now
+        self._give_up_unserved(now)
         over = self.ledger.forget(now)
         if over:
             self._closed(over)
+
+    def _give_up_unserved(self, now: float) -> None:
+        """Fail the requests for a version that no instance has had for as long as anybody waits for an answer."""
+        waiting = self._groups.out_of_reach
+        self._unserved_since = {one.number: self._unserved_since.get(one.number, now) for one in waiting}
+        within_s = self._settings.answer_within_s
+        over = [one for one in waiting if now - self._unserved_since[one.number] > within_s]
+        for request in over:
+            version = request.min_version
+            said = [f"{name}: {error}" for name, error in self._policies.refusals(version).items()]
+            why = f"No instance has version {version} or a newer one after {within_s:g} s."
+            self._groups.give_up(request, " ".join((why, *said[:REFUSALS_TOLD])))
+        if over:
+            self._dispatch.cancel_superseded()
+            self._commits.soon()
 
     def close(self) -> None:
         """Send everybody away: they ask the next manager."""
