@@ -279,8 +279,8 @@ ROLLOUTS = (
         "work-before-weights",
         "An instance gets work before it has acknowledged any policy version.",
         "gyre/rollouts/core/admission.py",
-        "return max(0, self.oldest) <= version <= self.served",
-        "return self.oldest <= version <= self.served",
+        "return 0 <= version <= self.served",
+        "return version <= self.served",
         ("tests/rollouts/core/test_admission.py",),
     ),
     Break(

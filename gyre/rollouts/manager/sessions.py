@@ -273,8 +273,8 @@ class AgentSessions(dict[str, AgentSession]):
                 session.not_admitted = session.not_admitted or NotAdmitted.SPARE
 
     def _why_too_old(self, session: AgentSession, instance: Instance) -> NotAdmitted | None:
-        """An instance that could not load the served version serves for those that accept what it has. Where others wait
-        for newer ones, it is one less."""
+        """An instance that could not load the served version serves for those that accept what it has. Where others
+        wait for newer ones, it is one less."""
         if self._groups.served_version not in session.refused:
             return None
         return NotAdmitted.POLICY_REFUSED if self._groups.is_newer_wanted(instance.version) else None
