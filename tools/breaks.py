@@ -316,6 +316,14 @@ ROLLOUTS = (
         ("tests/rollouts/agent/test_held_samples.py",),
     ),
     Break(
+        "label-not-put-right",
+        "What an engine says in the end of its tokens does not change what was reported of them before.",
+        "gyre/rollouts/agent/held_samples.py",
+        "if wrong is not None and wrong < self.sent:",
+        "if wrong is not None and wrong < 0:",
+        ("tests/rollouts/core/test_token_labels.py",),
+    ),
+    Break(
         "group-is-trimmed",
         "A group that is too large for one frame arrives without the samples of its last part.",
         "gyre/rollouts/manager/delivery.py",

@@ -524,7 +524,7 @@ class OpenGroups:
             return None
         is_finished = end.kind in ("stop", "length")
         destination = sample.placed.destination
-        self._store.correct_runs(sample, sample.length_at_lease, end.runs, goes_on=not is_finished)
+        self._store.correct_runs(sample, instance.name, end.runs, goes_on=not is_finished)
         self._store.leases.end(sample, instance.incarnation)
         if is_finished:
             self._finish(sample, end.kind)

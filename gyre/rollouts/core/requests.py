@@ -130,6 +130,11 @@ class InFlightSample:
             kept = (*kept, (instance, length))
         self.holders = kept
 
+    def stays_since(self, instance: str) -> int:
+        """Its length when the instance that has it now got it, from another or first, under whatever lease."""
+        name, length = self.holders[-1] if self.holders else ("", 0)
+        return length if name == instance else self.length_at_lease
+
     @property
     def instances(self) -> tuple[InstanceRun, ...]:
         """Who generated which of its tokens; without those of instances whose names are not known."""
