@@ -75,6 +75,8 @@ JOURNALLED = frozenset(
         "MemoryNotReleased",
         "SampleQuarantined",
         "WeightsRefused",
+        "PolicyNotServed",
+        "PolicyServed",
         "FetchFault",
         "TransferChosen",
         "PeerRefused",

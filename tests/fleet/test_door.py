@@ -233,6 +233,48 @@ async def test_a_version_that_nobody_can_load_fails_who_asks_for_it_and_nobody_e
         assert (await asking)[0] == 200
 
 
+async def test_whoever_published_can_ask_who_serves_the_version_and_why_nobody_does(
+    plane: FleetPlane,
+) -> None:
+    async def look(path: str) -> Any:
+        return json.loads((await plane.get(path))[1])
+
+    first, second = await plane.serving("a", "b")
+    assert (await plane.get("/v1/policies/1"))[0] == 404
+    assert (await plane.get("/v1/policies/nonsense"))[0] == 404
+    await plane.publish(1)
+    newer = [await agent.wire.expect(Weights) for agent in (first, second)]
+    told = await look("/v1/policies/1")
+    assert (told["state"], told["loading"], told["served_by"]) == ("loading", ["a", "b"], [])
+    assert (await look("/v1/policies"))["served"] == 0
+    await first.wire.send(LoadFailed(version=1, error="norm.weight holds NaN"))
+    await until(lambda: plane.manager.policies.refusals(1) != {})
+    assert (await look("/v1/policies/1"))["state"] == "loading"
+    assert not plane.told("PolicyNotServed")
+    await second.wire.send(LoadFailed(version=1, error="norm.weight holds NaN"))
+    await until(lambda: plane.told("PolicyNotServed"))
+    words = {"a": "norm.weight holds NaN", "b": "norm.weight holds NaN"}
+    assert plane.told("PolicyNotServed") == [{"version": 1, "refused": words}]
+    told = await look("/v1/policies/1")
+    assert (told["state"], told["refused"], told["served_by"]) == ("refused", words, [])
+    told = await look("/v1/policies")
+    assert (told["newest"], told["served"], told["instances"]) == (1, 0, {"a": 0, "b": 0})
+    assert (await look("/v1/models"))["data"][0]["policy_version"] == 0
+    asking = plane.asking("one")  # the version before is served on
+    await asyncio.gather(finish(first, 2), return_exceptions=True)
+    assert (await asking)[1]["meta_info"]["weight_version"] == "0"
+    before = len(plane.told("PolicyServed"))
+    await second.loaded(newer[1])
+    await until(lambda: len(plane.told("PolicyServed")) == before + 1)
+    told = await look("/v1/policies/1")
+    assert (told["state"], told["served_by"], told["refused"]) == ("served", ["b"], {"a": words["a"]})
+    assert (await look("/v1/policies/0"))["state"] == "served"
+    await first.loaded(newer[0])
+    await until(lambda: plane.manager.groups.instances["a"].version == 1)
+    assert (await look("/v1/policies/0"))["state"] == "superseded"
+    assert len(plane.told("PolicyNotServed")) == 1
+
+
 async def test_a_publish_is_durable_when_it_is_answered(plane: FleetPlane) -> None:
     status, told = await plane.publish(3)
     assert status == 200

@@ -4,6 +4,7 @@ publish policies.
     POST /generate, /v1/completions    a request, answered whole or streamed
     GET, DELETE /v1/requests/{id}      how far one is; forget it
     POST, GET /v1/policies             publish a version; what is published and served
+    GET /v1/policies/{version}         who serves a version, or why nobody does
     GET /v1/policies/plane             what a publisher needs to serve its versions itself
     GET /v1/models, /health            what OpenAI's and SGLang's clients ask for first
     POST /abort_request                SGLang's: end requests, and answer them with what is there
@@ -145,6 +146,7 @@ class Door:
             web.post("/v1/policies", self._route(self._publish)),
             web.get("/v1/policies", self._route(self._list_policies)),
             web.get("/v1/policies/plane", self._route(self._plane)),
+            web.get("/v1/policies/{version}", self._route(self._look_at_policy)),
             web.get("/v1/models", self._route(self._list_models)),
             web.post("/abort_request", self._route(self._abort)),
             web.get("/workers", self._route(self._list_workers)),
@@ -458,7 +460,7 @@ class Door:
 
     async def _list_policies(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         instances = {one.name: one.version for one in self._groups.instances.values() if one.version >= 0}
-        newest, served = self._versions.newest, self._groups.served_version
+        newest, served = self._versions.newest, self._served()
         return _json(
             {
                 "newest": newest if newest >= 0 else None,
@@ -467,13 +469,30 @@ class Door:
             }
         )
 
+    async def _look_at_policy(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        told = request.match_info["version"]
+        found = (
+            self._policies.standing(int(told))
+            if told.isascii() and told.isdecimal() and len(told) < 11
+            else None
+        )
+        if found is None:
+            raise refused(
+                404, "not_found", f"Version {told[:60]!r} was not published, or is long superseded."
+            )
+        return _json(found)
+
+    def _served(self) -> int:
+        """The newest version that an instance serves; -1 where none does."""
+        return max((one.version for one in self._groups.instances.values() if one.admitted), default=-1)
+
     async def _list_models(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         model = {
             "id": self._settings.model,
             "object": "model",
             "created": 0,
             "owned_by": "gyre",
-            "policy_version": self._groups.served_version,
+            "policy_version": self._served(),
             "max_model_len": self._publishing.words.positions,
         }
         return _json({"object": "list", "data": [model]})
