@@ -16,6 +16,7 @@ from aiohttp import web
 from gyre.data import TextTokenizer
 from gyre.ports.bounds import PortBounds
 from gyre.rollouts.core.door_ledger import Asked, DoorLedger
+from gyre.rollouts.manager.door.door import BODIES_BYTES
 from gyre.rollouts.protocol.credentials import digest_of
 from gyre.rollouts.protocol.frames import LoadFailed, Weights
 from gyre.rollouts.protocol.progress import End, Progress
@@ -273,6 +274,55 @@ async def test_whoever_published_can_ask_who_serves_the_version_and_why_nobody_d
     await until(lambda: plane.manager.groups.instances["a"].version == 1)
     assert (await look("/v1/policies/0"))["state"] == "superseded"
     assert len(plane.told("PolicyNotServed")) == 1
+
+
+async def test_what_one_key_asks_for_takes_so_many_bytes_and_keeps_no_other_out(tmp_path: Path) -> None:
+    """Prompts count as well as answers, those of open requests as well as kept ones, and what is deleted no more."""
+    async with fleet_plane(tmp_path, key_bytes=100_000, keep_tokens=4) as plane:
+        (agent,) = await plane.serving("a")
+        asking = [plane.asking(f"long-{number}", input_ids=[7] * 5000) for number in range(2)]
+        await plane.open(2)
+        status, told = await plane.generate("another", input_ids=[7] * 5000)
+        assert (status, told["code"]) == (429, "key_full")
+        assert "no more than 100000" in told["message"]
+        theirs = plane.asking("theirs", "other", input_ids=[7] * 5000)
+        await plane.open(3)
+        await finish(agent, 3, count=3)
+        assert [(await one)[0] for one in (*asking, theirs)] == [200] * 3
+        assert (await plane.generate("kept", input_ids=[7] * 5000))[1]["code"] == "key_full"
+        taken = plane.manager.status()["door"]["key_bytes"]
+        assert taken == {"lab": 2 * (2048 + 1024 + 8 * 5003), "other": 2048 + 1024 + 8 * 5003}
+        # So many answers are kept that only those who have less than their share may ask for more.
+        assert (await plane.generate("short", input_ids=[7]))[1]["code"] == "ledger_full"
+        more = plane.asking("more", "other", input_ids=[7])
+        await finish(agent, 1)
+        assert (await more)[0] == 200
+        for number in range(2):
+            await plane.delete(f"long-{number}")
+        again = plane.asking("again", input_ids=[7] * 5000)
+        await finish(agent, 1)
+        assert (await again)[0] == 200
+        await plane.kill()
+        await plane.start()
+        assert plane.manager.status()["door"]["key_bytes"]["lab"] == 2048 + 1024 + 8 * 5001
+
+
+async def test_bodies_of_one_key_are_read_so_many_at_a_time(plane: FleetPlane) -> None:
+    door = plane.manager.door
+    assert door is not None
+    (agent,) = await plane.serving("a")
+    whose = plane.asking("whose")
+    await finish(agent, 1)
+    assert (await whose)[0] == 200
+    owner = door.ledger.requests()["whose"].owner
+    door._reading[owner] = BODIES_BYTES
+    status, told = await plane.generate("one")
+    assert (status, told["code"]) == (429, "too_much_at_once")
+    del door._reading[owner]
+    asking = plane.asking("one")
+    await finish(agent, 1)
+    assert (await asking)[0] == 200
+    assert not door._reading
 
 
 async def test_a_publish_is_durable_when_it_is_answered(plane: FleetPlane) -> None:

@@ -123,7 +123,7 @@ class PolicyPush:
         if served is None:
             return
         here = self._here()
-        if any(self._groups.instances[session.name].version == served.version for session in here):
+        if any(self._version_of(session) == served.version for session in here):
             if self._is_service_news:
                 self._on_event("PolicyServed", {"version": served.version})
             self._is_service_news = False
@@ -138,6 +138,11 @@ class PolicyPush:
         """Those of instances that could serve."""
         return [one for one in self._sessions.values() if one.connection is not None and not one.draining]
 
+    def _version_of(self, session: AgentSession) -> int:
+        """-1 also of one that has just left."""
+        instance = self._groups.instances.get(session.name)
+        return instance.version if instance is not None else -1
+
     def standing(self, version: int) -> dict[str, Any] | None:
         """What became of a published version: `state` is `served` (by at least one instance), `refused` (by every one
         that is here), `loading`, `waiting` (to be in the ledger, for requests that are pinned to the one before, or for
@@ -146,7 +151,7 @@ class PolicyPush:
         if not checksum:
             return None
         here, served = self._here(), self._versions.served
-        by = [one.name for one in here if self._groups.instances[one.name].version == version]
+        by = [one.name for one in here if self._version_of(one) == version]
         loading = [one.name for one in here if one.loading == version]
         refused = self.refusals(version)
         if by:

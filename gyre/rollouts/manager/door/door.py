@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,8 +61,15 @@ from gyre.rollouts.token_log.write_buffer import WriteBatch
 BODY_BYTES = 8 << 20
 """Largest body of a request: a prompt of a million tokens."""
 
+BODIES_BYTES = 64 << 20
+"""Of bodies of one key that are read at one time: eight of the largest. While there are more, another one is refused
+before it is read."""
+
 MOST_WAITING = 8
 """Most clients that wait for one id; one more, and the oldest is sent away."""
+
+KEYS_TOLD = 32
+"""Keys whose bytes the status has: those with the most."""
 
 REFUSALS_TOLD = 4
 """Instances whose words stand in the error of a request for a version that none could load."""
@@ -111,6 +118,7 @@ class Door:
             groups,
             keep_s=settings.keep_s,
             keep_tokens=settings.keep_tokens,
+            key_bytes=settings.key_bytes,
             most_open=settings.most_open,
         )
         self._groups = groups
@@ -131,6 +139,8 @@ class Door:
         self._deleting: list[asyncio.Event] = []
         """Of those in the batch that is written."""
         self._is_closed = False
+        self._reading: Counter[str] = Counter()
+        """Bytes of the bodies that are read, by key."""
         self.waited_s = 0.0
         """How long in all a sample has waited for a place."""
         self._looked_at = now()
@@ -230,6 +240,9 @@ class Door:
             "open": self.ledger.open_count,
             "kept": len(self.ledger),
             "kept_tokens": self.ledger.kept_tokens,
+            "key_bytes": {
+                owner.partition(":")[0]: taken for owner, taken in self.ledger.bytes_of.most_common(KEYS_TOLD)
+            },
             "waiting": sum(map(len, self._waiting.values())),
         }
 
@@ -259,7 +272,7 @@ class Door:
     async def _ask(self, dialect: Dialect, request: web.Request, caller: Caller) -> web.StreamResponse:
         caller.check(GENERATE_SCOPE, "ask for samples")
         words = self._publishing.words
-        body = await _body_of(request)
+        body = await self._read(request, caller)
         read = partial(dialect.read, body, request.headers.get("X-Request-Id"), words, self._settings.model)
         told: Told = await asyncio.to_thread(read) if len(body) > READ_APART_BYTES else read()
         # An id that is there was taken once, whatever the model is by now.
@@ -279,6 +292,26 @@ class Door:
         if known.failed:
             raise _failed(known)
         return _json(dialect.answer(known, told, words), known.id)
+
+    async def _read(self, request: web.Request, caller: Caller) -> bytes:
+        """The request's body. Raises DoorRefused where the key has too much under way."""
+        owner, size = _owner(caller), request.content_length
+        size = BODY_BYTES if size is None else size
+        if self._reading[owner] and self._reading[owner] + size > BODIES_BYTES:
+            raise refused(
+                429,
+                "too_much_at_once",
+                f"Requests of this key are read whose bodies have {self._reading[owner]} bytes together, and no more "
+                f"than {BODIES_BYTES} may have at one time.",
+                "Ask again in a moment.",
+            )
+        self._reading[owner] += size
+        try:
+            return await _body_of(request)
+        finally:
+            self._reading[owner] -= size
+            if not self._reading[owner]:
+                del self._reading[owner]
 
     def _check_fits(self, asked: Asked, words: ModelWords) -> None:
         """Raises DoorRefused where the model has not these tokens, or does not take so many."""
