@@ -284,6 +284,14 @@ ROLLOUTS = (
         ("tests/rollouts/core/test_admission.py",),
     ),
     Break(
+        "wish-ignored",
+        "A sample goes to an instance whose policy is older than it accepts.",
+        "gyre/rollouts/scheduling/router.py",
+        "elif version >= min_version and (best is None or heap[0] < best):",
+        "elif best is None or heap[0] < best:",
+        ("tests/rollouts/scheduling/test_router_properties.py", "tests/rollouts/core/test_groups.py"),
+    ),
+    Break(
         "spare-not-held-back",
         "A spare gets samples while the instances that are wanted serve.",
         "gyre/rollouts/manager/sessions.py",
@@ -413,6 +421,14 @@ FLEET = (
         "if frame.version == newest.version and frame.checksum != newest.checksum:",
         "if frame.version > newest.version and frame.checksum != newest.checksum:",
         ("tests/rollouts/manager/test_policy_push.py",),
+    ),
+    Break(
+        "prompts-count-for-nothing",
+        "What a key asks for takes no bytes of its bound.",
+        "gyre/rollouts/core/door_ledger.py",
+        "if taken + more <= self._key_bytes:",
+        "if taken + more <= self._key_bytes or taken:",
+        ("tests/fleet/test_door.py",),
     ),
     Break(
         "retry-gets-other-bytes",

@@ -282,7 +282,8 @@ async def test_what_one_key_asks_for_takes_so_many_bytes_and_keeps_no_other_out(
         (agent,) = await plane.serving("a")
         asking = [plane.asking(f"long-{number}", input_ids=[7] * 5000) for number in range(2)]
         await plane.open(2)
-        status, told = await plane.generate("another", input_ids=[7] * 5000)
+        async with asyncio.timeout(5.0):  # what is taken would wait for an engine
+            status, told = await plane.generate("another", input_ids=[7] * 5000)
         assert (status, told["code"]) == (429, "key_full")
         assert "no more than 100000" in told["message"]
         theirs = plane.asking("theirs", "other", input_ids=[7] * 5000)
