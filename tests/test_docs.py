@@ -671,6 +671,8 @@ def test_every_metric_is_in_its_table_and_no_other() -> None:
     view["training"]["last"] = dict.fromkeys(METRICS, 1.0)
     view["progress"] = {"reward": 1.0, "accuracy": 1.0, "tokens_per_s": 1.0, **shares}
     view["incidents"] = [{"cause": "process_died", "scope": "vertex"}]
+    door = {"health": {"door": {"key_bytes": {"lab": 4096}}}}
+    view["vertices"] = [*view["vertices"], {**view["vertices"][0], "role": "rollout_manager", "fields": door}]
     text = prometheus_text(view).decode()
     exported = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
     rows = table_under(OPERATIONS, "## Metrics")

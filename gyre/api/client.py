@@ -22,8 +22,12 @@ from gyre.api.cursor import read_cursor, write_cursor
 from gyre.api.remote_samples import RemoteSamples
 from gyre.errors import ConfigError, GyreError, Unauthorized, Unreachable
 from gyre.logs.reading import PAGE_BYTES, LogQuery
+from gyre.observe.http_deadline import bounded, within
 
 TIMEOUT_S = 5.0
+"""For each part of a request, and each silence in its answer."""
+WHOLE_S = 60.0
+"""For a whole request and answer, however steadily it comes: a page of samples over a slow line takes seconds."""
 COMMAND_TIMEOUT_S = 15.0
 """Deadline of a command, which waits for the journal: longer than the master's own."""
 
@@ -51,12 +55,14 @@ class GyreClient:
                 f"{url!r} is not a master's address.", hint="Give one such as http://127.0.0.1:8265."
             )
         self.url = url.rstrip("/")
-        self._http = httpx.Client(
-            base_url=self.url,
-            headers={b"Authorization": f"Bearer {token}".encode()} if token else None,
-            timeout=timeout_s,
-            # A transport that is given goes by no proxy of the environment: the master is Gyre's own.
-            transport=transport or httpx.HTTPTransport(verify=trust or True),
+        self._http = bounded(
+            httpx.Client(
+                base_url=self.url,
+                headers={b"Authorization": f"Bearer {token}".encode()} if token else None,
+                timeout=timeout_s,
+                # A transport that is given goes by no proxy of the environment: the master is Gyre's own.
+                transport=transport or httpx.HTTPTransport(verify=trust or True),
+            )
         )
 
     def close(self) -> None:
@@ -191,7 +197,8 @@ class GyreClient:
 
     def _send(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
-            response = self._http.request(method, f"/api/v1{path}", **options)
+            with within(WHOLE_S):
+                response = self._http.request(method, f"/api/v1{path}", **options)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._failed(error) from error
         if response.is_error:

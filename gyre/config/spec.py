@@ -418,7 +418,11 @@ class DoorSpec(Model):
     forgotten, and the id is free."""
     keep_tokens: PositiveInt = 64 << 20
     """Most tokens of answers that are kept, 8 bytes each in the manager's memory; while there are more, new requests
-    are refused."""
+    are refused of each key that has as much as the others or more."""
+    key_bytes: PositiveInt = 256 << 20
+    """Most bytes that the requests of one key take in the manager's memory, open ones and those that are kept: their
+    prompts, their tokens, and some 2 KiB for each request and 1 KiB for each sample; while they take more, new ones of
+    this key are refused."""
     most_open: PositiveInt = 4096
     """Most requests of one key that are not answered yet."""
     answer_within_s: Seconds = 600.0

@@ -57,8 +57,9 @@ class Engine(Protocol):
         """Serve the weights in the folder `path`, in Hugging Face's layout, as `version`.
 
         Paused `in_place` with requests open it is done under them, and `flush_cache` is False: their further tokens are
-        the new version's, and their last chunk tells the spans. Otherwise it waits for them. The second time it is
-        loaded again. Raises EngineRefused where it cannot be loaded; the old weights are served on.
+        the new version's, and their last chunk tells the spans, or each: then no label is provisional. Otherwise it
+        waits for them. The second time it is loaded again. Raises EngineRefused where it cannot be loaded;
+        the old weights are served on.
         """
         ...
 

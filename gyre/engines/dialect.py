@@ -104,8 +104,9 @@ class VersionSpan:
 class StreamChunk:
     """New tokens of one request.
 
-    `token_ids`: int32 `[t]`, `logprobs`: float32 `[t]`, t ≥ 0. `spans` covers all tokens of the request and comes
-    with the last chunk, from engines that tell it; `weight_version` is what the engine served when it sent the chunk.
+    `token_ids`: int32 `[t]`, `logprobs`: float32 `[t]`, t ≥ 0. `spans` covers all tokens of the request so far, and
+    comes from engines that tell it with the last chunk, or with each; `weight_version` is what the engine served when
+    it sent the chunk.
     """
 
     token_ids: NDArray[np.int32]

@@ -7,7 +7,7 @@ Invariants:
   the two the server does;
 - *a token has its log-prob*: ids and log-probs come in pairs, of the same token, and every log-prob is a finite
   number; anything else is EngineProtocolError, and no token of that chunk is given;
-- *spans cover*: `spans` is empty or covers all tokens of the request without gap;
+- *spans cover*: `spans` is empty or covers all tokens of the request so far without gap;
 - *no more than asked for*: no token beyond `max_new_tokens`, none that the model does not have, and no event larger
   than so many tokens need.
 
@@ -210,7 +210,7 @@ class StreamReader:
             self._last = int(ids[-1])
         if finish is not None and finish.kind is FinishKind.LENGTH and self._last in self._stops:
             finish = Finish(FinishKind.STOP, matched=self._last)
-        spans = _spans(meta.get("weight_versions") or (), total) if finish is not None else ()
+        spans = _spans(meta.get("weight_versions") or (), total, is_last=finish is not None)
         version = meta.get("weight_version")
         chunk = StreamChunk(ids, logprobs, None if version is None else _name(version), finish, spans)
         self.seen = total
@@ -303,7 +303,9 @@ class ManyReader:
         return at, chunk
 
 
-def _spans(rows: Sequence[dict[str, Any]], total: int) -> tuple[VersionSpan, ...]:
+def _spans(rows: Sequence[dict[str, Any]], total: int, *, is_last: bool) -> tuple[VersionSpan, ...]:
+    """The spans of `total` tokens. Those of a chunk that is not the last may be of fewer, and are none then. Raises
+    ValueError."""
     spans = tuple(
         VersionSpan(_name(row["version"]), row["start"], row["end"])
         for row in rows
@@ -314,6 +316,8 @@ def _spans(rows: Sequence[dict[str, Any]], total: int) -> tuple[VersionSpan, ...
     if spans:
         edges = [0, *(span.end for span in spans)]
         if [span.start for span in spans] != edges[:-1] or edges[-1] != total:
+            if not is_last:
+                return ()
             raise ValueError(f"weight_versions do not cover {total} tokens")
     return spans
 

@@ -426,7 +426,8 @@ class RolloutsChanged(Event):
     `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `InstanceSuspended`, `RecallIgnored`, `AddressIgnored`,
     `EngineStarted`, `EngineStartFailed`, `EngineDied`, `EngineLimited`, `LoaderFallback`, `SampleQuarantined`,
     `WindowClosed`, `MemoryNotReleased`, `WeightsRefused`, `FetchFault`, `TransferChosen`,
-    `SparePromoted`, `SpareRelieved` or `PeerRefused`; the rollout plane's log has the rest."""
+    `SparePromoted`, `SpareRelieved`, `PolicyNotServed`, `PolicyServed` or `PeerRefused`; the rollout plane's log has
+    the rest."""
 
     vertex: str
     incarnation: int

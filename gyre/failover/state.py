@@ -92,6 +92,8 @@ class Cause(StrEnum):
     """A rollout instance runs, and its engine ended."""
     ENGINE_START_FAILED = "engine_start_failed"
     """A rollout instance runs, and its engine does not start."""
+    POLICY_NOT_SERVED = "policy_not_served"
+    """A published policy version could be loaded by no instance."""
     USER_CODE = "user_code"
     COLLECTIVE = "collective_failed"
     CHECKPOINT_LOST = "checkpoint_lost"

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from gyre.failover import JobPhase, VertexPhase
+from gyre.master.master_api import plane_of
 from gyre.workloads.trainer.learning.learning_watch import CODES
 from gyre.workloads.trainer.learning.metric_names import METRICS
 from gyre.workloads.trainer.learning.step_metrics import is_number
@@ -48,6 +49,8 @@ class _ViewCollector:
         for role, count in by_role.items():
             restarts.add_metric([name, role], float(count))
         yield restarts
+
+        yield from _door(name, view)
 
         incidents = GaugeMetricFamily(
             "gyre_incidents", "Incidents kept, by cause and scope", labels=["job", "cause", "scope"]
@@ -110,6 +113,22 @@ class _ViewCollector:
                 if isinstance(share, int | float):
                     times.add_metric([name, role, what], float(share))
         yield times
+
+
+def _door(name: str, view: dict[str, Any]) -> Iterator[Metric]:
+    """Of a fleet: what the requests of each key take in its manager."""
+    door = plane_of(view).get("door")
+    taken = door.get("key_bytes") if isinstance(door, dict) else None
+    if isinstance(taken, dict):
+        gauge = GaugeMetricFamily(
+            "gyre_door_key_bytes",
+            "Bytes that a key's requests take in the rollout manager, open ones and kept ones",
+            labels=["job", "key"],
+        )
+        for key, count in taken.items():
+            if isinstance(count, int | float):
+                gauge.add_metric([name, str(key)], float(count))
+        yield gauge
 
 
 def prometheus_text(view: dict[str, Any]) -> bytes:

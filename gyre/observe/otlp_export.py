@@ -25,10 +25,12 @@ import httpx
 from gyre.config.secrets import is_address
 from gyre.errors import ConfigError, Unreachable
 from gyre.extras import how_to_install, installed, needed
+from gyre.observe.http_deadline import bounded, within
 
 PROTO = "opentelemetry.proto"
 SPANS_TOGETHER = 2000
 ANSWER_WITHIN_S = 20.0
+"""For each request and its answer, as a whole."""
 SHOWN_CHARS = 200
 _ANSWER_BYTES = 65_536
 _SERVICE = f"{PROTO}.collector.trace.v1.trace_service_pb2"
@@ -52,7 +54,7 @@ def send(request: Mapping[str, Any], to: str, *, headers: Mapping[str, str] | No
         **(headers or {}),
     }
     sent = 0
-    with httpx.Client(timeout=ANSWER_WITHIN_S, follow_redirects=False) as client:
+    with bounded(httpx.Client(timeout=ANSWER_WITHIN_S, follow_redirects=False)) as client:
         for part, spans in _parts_of(request):
             kind, body = encoded(part)
             _post(client, address, {**common, "Content-Type": kind}, body)
@@ -113,7 +115,10 @@ def _parts_of(request: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], int]
 def _post(client: httpx.Client, address: str, headers: Mapping[str, str], body: bytes) -> None:
     where = f"The collector {urlsplit(address).hostname}"
     try:
-        with client.stream("POST", address, content=body, headers=headers) as answer:
+        with (
+            within(ANSWER_WITHIN_S),
+            client.stream("POST", address, content=body, headers=headers) as answer,
+        ):
             said = _beginning_of(answer)
     except httpx.TimeoutException:
         raise Unreachable(f"{where} does not answer within {ANSWER_WITHIN_S:g} s.") from None

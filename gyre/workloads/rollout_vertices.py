@@ -75,6 +75,8 @@ JOURNALLED = frozenset(
         "MemoryNotReleased",
         "SampleQuarantined",
         "WeightsRefused",
+        "PolicyNotServed",
+        "PolicyServed",
         "FetchFault",
         "TransferChosen",
         "PeerRefused",
@@ -235,6 +237,7 @@ class RolloutManagerVertex(BaseWorkload):
         return DoorSettings(
             keep_s=spec.door.keep_s,
             keep_tokens=spec.door.keep_tokens,
+            key_bytes=spec.door.key_bytes,
             most_open=spec.door.most_open,
             answer_within_s=spec.door.answer_within_s,
             model=self.context.job,

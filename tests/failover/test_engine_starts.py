@@ -63,6 +63,26 @@ def incidents(history: History) -> list[Incident]:
     return [one for one in history.state.incidents.values() if one.cause == "engine_start_failed"]
 
 
+def test_a_version_that_nobody_serves_is_one_incident_until_one_is_served() -> None:
+    history = running()
+    told(history, "PolicyNotServed", version=3, refused={"rollout-0": "norm.weight holds NaN"})
+    told(history, "PolicyNotServed", version=4, refused={"rollout-0": "another model"})
+
+    def found() -> list[tuple[str, str]]:
+        all_of_them = sorted(history.state.incidents.values(), key=lambda one: one.at)
+        return [
+            (one.outcome, one.evidence["error"]) for one in all_of_them if one.cause == "policy_not_served"
+        ]
+
+    first, second = found()
+    assert first == ("recovered", "No instance could load version 3. rollout-0: norm.weight holds NaN")
+    assert second == ("open", "No instance could load version 4. rollout-0: another model")
+    told(history, "PolicyServed", version=5)
+    assert [outcome for outcome, _ in found()] == ["recovered", "recovered"]
+    told(history, "PolicyServed", version=6)
+    assert len(found()) == 2
+
+
 def test_the_job_ends_after_three_attempts_and_its_error_begins_with_the_last_words() -> None:
     history = running()
     for attempt in (1, 2):

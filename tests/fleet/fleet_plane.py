@@ -49,6 +49,11 @@ class FleetPlane(Plane):
             small_folder(path, version, **folder)
         return await self.post("/v1/policies", {"version": version, "path": str(path)}, f"{key}-key")
 
+    async def delete(self, request_id: str, key: str = "lab") -> None:
+        url = f"{self.url}/v1/requests/{request_id}"
+        async with self.session().delete(url, headers={"Authorization": f"Bearer {key}-key"}) as reply:
+            assert reply.status == 200, await reply.text()
+
     async def generate(self, request_id: str | None = None, key: str = "lab", **body: Any) -> tuple[int, Any]:
         return await self.post("/generate", generate_body(request_id, **body), f"{key}-key")
 

@@ -16,7 +16,9 @@ from aiohttp import web
 from gyre.data import TextTokenizer
 from gyre.ports.bounds import PortBounds
 from gyre.rollouts.core.door_ledger import Asked, DoorLedger
+from gyre.rollouts.manager.door.door import BODIES_BYTES
 from gyre.rollouts.protocol.credentials import digest_of
+from gyre.rollouts.protocol.frames import LoadFailed, Weights
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import VersionRun
 from tests.data.small import write_tokenizer
@@ -186,6 +188,142 @@ async def test_a_bounded_version_waits_until_it_is_served(plane: FleetPlane) -> 
     await finish(agent, 2)
     _, told = await asking
     assert told["meta_info"]["policy_versions"] == [[1, 0, 2]]
+
+
+async def test_a_wish_for_a_version_is_its_samples_and_stops_nobody_else(plane: FleetPlane) -> None:
+    """The version is published, and no instance has it yet: who asks for nothing of the kind is served, before the one
+    that waits, beside it, and after its end."""
+    first, second = await plane.serving("a", "b")
+    await plane.publish(1)
+    newer = await first.wire.expect(Weights)
+    waits = plane.asking("waits", "other", policy={"at_least": 1})
+    await plane.open(1)
+    asking = [plane.asking(f"any-{number}") for number in range(12)]
+    await asyncio.gather(finish(first, 2, count=6), finish(second, 2, count=6))
+    assert {(await one)[1]["meta_info"]["weight_version"] for one in asking} == {"0"}
+    assert (await plane.get("/health"))[0] == 200
+    await first.loaded(newer)  # the wish is met by whoever can
+    await finish(first, 3)
+    assert (await waits)[1]["meta_info"]["policy_versions"] == [[1, 0, 3]]
+    again = plane.asking("again", "other", policy={"at_least": 1})
+    await first.work(1)
+    await first.wire.socket.close()  # nobody else has it
+    await until(lambda: plane.manager.groups.waiting_for_policy == 1)
+    later = plane.asking("later")
+    await finish(second, 2)
+    assert (await later)[1]["meta_info"]["policy_versions"] == [[0, 0, 2]]
+    again.cancel()
+
+
+async def test_a_version_that_nobody_can_load_fails_who_asks_for_it_and_nobody_else(tmp_path: Path) -> None:
+    async with fleet_plane(tmp_path, answer_within_s=1.0) as plane:
+        (agent,) = await plane.serving("a")
+        await plane.publish(1)
+        await agent.wire.expect(Weights)
+        await agent.wire.send(LoadFailed(version=1, error="a tensor has another shape"))
+        waits = plane.asking("waits", "other", policy={"at_least": 1})
+        status, told = await waits
+        if told["code"] == "unfinished":  # it asked a moment before its request had waited for as long
+            await until(lambda: plane.manager.door.ledger.requests()["waits"].failed != "")
+            status, told = await plane.generate("waits", "other", policy={"at_least": 1})
+        assert (status, told["code"]) == (500, "cannot_generate")
+        assert "No instance has version 1" in told["message"]
+        assert "a: a tensor has another shape" in told["message"]
+        asking = plane.asking("any")
+        await finish(agent, 2)
+        assert (await asking)[0] == 200
+
+
+async def test_whoever_published_can_ask_who_serves_the_version_and_why_nobody_does(
+    plane: FleetPlane,
+) -> None:
+    async def look(path: str) -> Any:
+        return json.loads((await plane.get(path))[1])
+
+    first, second = await plane.serving("a", "b")
+    assert (await plane.get("/v1/policies/1"))[0] == 404
+    assert (await plane.get("/v1/policies/nonsense"))[0] == 404
+    await plane.publish(1)
+    newer = [await agent.wire.expect(Weights) for agent in (first, second)]
+    told = await look("/v1/policies/1")
+    assert (told["state"], told["loading"], told["served_by"]) == ("loading", ["a", "b"], [])
+    assert (await look("/v1/policies"))["served"] == 0
+    await first.wire.send(LoadFailed(version=1, error="norm.weight holds NaN"))
+    await until(lambda: plane.manager.policies.refusals(1) != {})
+    assert (await look("/v1/policies/1"))["state"] == "loading"
+    assert not plane.told("PolicyNotServed")
+    await second.wire.send(LoadFailed(version=1, error="norm.weight holds NaN"))
+    await until(lambda: plane.told("PolicyNotServed"))
+    words = {"a": "norm.weight holds NaN", "b": "norm.weight holds NaN"}
+    assert plane.told("PolicyNotServed") == [{"version": 1, "refused": words}]
+    told = await look("/v1/policies/1")
+    assert (told["state"], told["refused"], told["served_by"]) == ("refused", words, [])
+    told = await look("/v1/policies")
+    assert (told["newest"], told["served"], told["instances"]) == (1, 0, {"a": 0, "b": 0})
+    assert (await look("/v1/models"))["data"][0]["policy_version"] == 0
+    asking = plane.asking("one")  # the version before is served on
+    await asyncio.gather(finish(first, 2), return_exceptions=True)
+    assert (await asking)[1]["meta_info"]["weight_version"] == "0"
+    before = len(plane.told("PolicyServed"))
+    await second.loaded(newer[1])
+    await until(lambda: len(plane.told("PolicyServed")) == before + 1)
+    told = await look("/v1/policies/1")
+    assert (told["state"], told["served_by"], told["refused"]) == ("served", ["b"], {"a": words["a"]})
+    assert (await look("/v1/policies/0"))["state"] == "served"
+    await first.loaded(newer[0])
+    await until(lambda: plane.manager.groups.instances["a"].version == 1)
+    assert (await look("/v1/policies/0"))["state"] == "superseded"
+    assert len(plane.told("PolicyNotServed")) == 1
+
+
+async def test_what_one_key_asks_for_takes_so_many_bytes_and_keeps_no_other_out(tmp_path: Path) -> None:
+    """Prompts count as well as answers, those of open requests as well as kept ones, and what is deleted no more."""
+    async with fleet_plane(tmp_path, key_bytes=100_000, keep_tokens=4) as plane:
+        (agent,) = await plane.serving("a")
+        asking = [plane.asking(f"long-{number}", input_ids=[7] * 5000) for number in range(2)]
+        await plane.open(2)
+        async with asyncio.timeout(5.0):  # what is taken would wait for an engine
+            status, told = await plane.generate("another", input_ids=[7] * 5000)
+        assert (status, told["code"]) == (429, "key_full")
+        assert "no more than 100000" in told["message"]
+        theirs = plane.asking("theirs", "other", input_ids=[7] * 5000)
+        await plane.open(3)
+        await finish(agent, 3, count=3)
+        assert [(await one)[0] for one in (*asking, theirs)] == [200] * 3
+        assert (await plane.generate("kept", input_ids=[7] * 5000))[1]["code"] == "key_full"
+        taken = plane.manager.status()["door"]["key_bytes"]
+        assert taken == {"lab": 2 * (2048 + 1024 + 8 * 5003), "other": 2048 + 1024 + 8 * 5003}
+        # So many answers are kept that only those who have less than their share may ask for more.
+        assert (await plane.generate("short", input_ids=[7]))[1]["code"] == "ledger_full"
+        more = plane.asking("more", "other", input_ids=[7])
+        await finish(agent, 1)
+        assert (await more)[0] == 200
+        for number in range(2):
+            await plane.delete(f"long-{number}")
+        again = plane.asking("again", input_ids=[7] * 5000)
+        await finish(agent, 1)
+        assert (await again)[0] == 200
+        await plane.kill()
+        await plane.start()
+        assert plane.manager.status()["door"]["key_bytes"]["lab"] == 2048 + 1024 + 8 * 5001
+
+
+async def test_bodies_of_one_key_are_read_so_many_at_a_time(plane: FleetPlane) -> None:
+    door = plane.manager.door
+    assert door is not None
+    (agent,) = await plane.serving("a")
+    whose = plane.asking("whose")
+    await finish(agent, 1)
+    assert (await whose)[0] == 200
+    owner = door.ledger.requests()["whose"].owner
+    door._reading[owner] = BODIES_BYTES
+    status, told = await plane.generate("one")
+    assert (status, told["code"]) == (429, "too_much_at_once")
+    del door._reading[owner]
+    asking = plane.asking("one")
+    await finish(agent, 1)
+    assert (await asking)[0] == 200
+    assert not door._reading
 
 
 async def test_a_publish_is_durable_when_it_is_answered(plane: FleetPlane) -> None:

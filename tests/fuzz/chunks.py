@@ -244,8 +244,10 @@ class ChunkClients(Target):
             sender = threading.Thread(target=_say, args=(far, sent[0]), daemon=True)
             sender.start()
             asks = draw.randrange(4) == 0
-            good = fetch._step(
-                peer, None if asks else chunk.index, transport, None if asks else want, _Stream()
+            good = (
+                _ask(fetch, peer, transport)
+                if asks
+                else fetch._step(peer, chunk.index, transport, want, _Stream())
             )
             transport.close()
             sender.join(STALL_S)
@@ -297,10 +299,23 @@ class ChunkClients(Target):
             raise Broken(f"it knows {len(swarm.peers)} peers after one answer")
         for later in (0.1, 1.0, 100.0):
             now = time.monotonic() + later
+            for known in swarm.peers.values():
+                known.heard(now)
+            swarm.look(now)
             job = swarm.pick(fetch._needed, now, 1.0)
-            if job is not None and job[1] is not None and not 0 <= job[1] < len(self._staged.chunks):
+            if job is not None and not 0 <= job[1] < len(self._staged.chunks):
                 raise Broken(f"it would ask for chunk {job[1]}")
             swarm.pick_ahead(peer, fetch._needed, now, 1.0)
+
+
+def _ask(fetch: Fetch, peer: Peer, transport: TcpTransport) -> bool:
+    """What a scout does."""
+    try:
+        fetch._ask_what(peer, transport)
+    except Exception as error:
+        fetch._failed(peer, error, None)
+        return False
+    return True
 
 
 def _say(link: socket.socket, data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from gyre.failover import JobPhase
+from gyre.master.metrics import prometheus_text
 from tests.doubles.standing_job import StandingJob
 
 
@@ -55,6 +56,17 @@ def test_repairs_are_counted_by_role_cause_and_scope() -> None:
     assert found[("gyre_vertex_restarts_total", ("actor",))] == 2.0
     assert found[("gyre_vertex_restarts_total", ("rollout",))] == 0.0
     assert found[("gyre_incidents", ("process_died", "region"))] == 1.0
+
+
+def test_what_a_key_has_a_fleet_hold_is_told_by_key() -> None:
+    with StandingJob() as job:
+        view = job.view()
+    health = {"door": {"key_bytes": {"lab": 4096, "other": 17, "strange": "x"}}}
+    manager = {**view["vertices"][0], "role": "rollout_manager", "fields": {"health": health}}
+    text = prometheus_text({**view, "vertices": [*view["vertices"], manager]}).decode()
+    assert 'gyre_door_key_bytes{job="small",key="lab"} 4096.0' in text
+    assert 'gyre_door_key_bytes{job="small",key="other"} 17.0' in text
+    assert "strange" not in text
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,12 +16,14 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from gyre.config import parse_job
 from gyre.errors import ConfigError, Unreachable
 from gyre.failover import events as e
 from gyre.master.sink_processes import sinks_of
+from gyre.observe.http_deadline import bounded, within
 from gyre.observe.sinks.delivery import Command, Message, Webhook
 from gyre.observe.sinks.following import Cursor, read_cursor, tell_new
 from gyre.observe.sinks.incidents import IncidentNews
@@ -451,6 +454,43 @@ def test_a_webhook_that_hangs_closes_or_never_ends_is_left(hook: Hook) -> None:
     with pytest.raises(Unreachable, match=r"answers 500: x+\."):
         Webhook(hook.address, {}).deliver(MESSAGE)
     assert time.monotonic() - began < GENEROUS_S
+
+
+def drips(part: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+    """An answer of which a byte comes now and then, `part` of it at once."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        with contextlib.suppress(OSError):
+            handler.wfile.write(part)
+            for _ in range(200):
+                handler.wfile.write(b"x")
+                time.sleep(0.05)
+        handler.close_connection = True
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "part",
+    [b"HTTP/1.1 500 no\r\nX-Slow: ", b"HTTP/1.1 500 no\r\nContent-Length: 100000\r\n\r\n", b"HTTP/1.1 5"],
+)
+def test_a_webhook_that_drips_has_as_long_as_one_that_says_nothing(hook: Hook, part: bytes) -> None:
+    """Each byte is within the time, and the whole is not."""
+    hook.answers = [drips(part)]
+    began = time.monotonic()
+    with pytest.raises(Unreachable):
+        Webhook(hook.address, {}, answer_within_s=0.4).deliver(MESSAGE)
+    assert time.monotonic() - began < 5.0  # 10 s by bytes
+
+
+def test_a_deadline_is_that_of_its_block_alone(hook: Hook) -> None:
+    with bounded(httpx.Client(timeout=5.0)) as client:
+        with within(60.0), within(0.0), pytest.raises(httpx.TimeoutException):
+            client.post(hook.address, json={})
+        assert client.post(hook.address, json={}).status_code == 200
+        with within(60.0):
+            assert client.post(hook.address, json={"large": "x" * 300_000}).status_code == 200
+        assert hook.requests[-1][1] == {"large": "x" * 300_000}
 
 
 def test_a_webhook_that_is_not_there_is_a_sentence() -> None:

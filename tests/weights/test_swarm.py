@@ -9,8 +9,12 @@ import pytest
 from gyre.weights.transfer.chunk_transports import Source
 from gyre.weights.transfer.swarm import (
     DAMAGED_REST_S,
+    FIRST_DIAL_S,
     FIRST_REST_S,
+    FRESH_S,
+    LONGEST_REST_OF_NAMED_S,
     LOOK_AROUND_S,
+    MOST_SILENT,
     Peer,
     Swarm,
     bits_of,
@@ -27,10 +31,16 @@ PATIENCE_S = 5.0
 def swarm_of(*sources: Source, seed: int = 0) -> Swarm:
     swarm = Swarm("10.0.0.9:1", lambda source: bool(source.address), random.Random(seed))
     assert swarm.add(sources, lambda source: False) == []
+    heard(swarm, 0.0)
     return swarm
 
 
-def picked(swarm: Swarm, now: float, open_: int = ALL) -> tuple[Peer, int | None]:
+def heard(swarm: Swarm, now: float) -> None:
+    for peer in swarm.peers.values():
+        peer.heard(now)
+
+
+def picked(swarm: Swarm, now: float, open_: int = ALL) -> tuple[Peer, int]:
     job = swarm.pick(open_, now, PATIENCE_S)
     assert job is not None
     return job
@@ -77,7 +87,7 @@ def test_super_seeding_ends_when_nobody_else_has_it_for_long() -> None:
     one.bitfield = 0
     publisher.asked_at = one.asked_at = 0.1
     assert swarm.pick(ALL, 0.1, PATIENCE_S) is None
-    one.asked_at = PATIENCE_S + 0.2
+    heard(swarm, PATIENCE_S + 0.2)
     peer, index = picked(swarm, now=PATIENCE_S + 0.2)
     assert peer is publisher
     assert index is not None
@@ -93,7 +103,10 @@ def test_a_peer_that_fails_rests_longer_each_time_and_is_asked_again() -> None:
     swarm = swarm_of(PUBLISHER)
     peer = swarm.peers[PUBLISHER]
     peer.rest(0.0)
-    assert swarm.pick(ALL, 0.9 * FIRST_REST_S, PATIENCE_S) is None
+    assert swarm.look(0.9 * FIRST_REST_S) is None
+    assert swarm.look(FIRST_REST_S) is peer
+    assert swarm.pick(ALL, FIRST_REST_S, PATIENCE_S) is None
+    peer.heard(FIRST_REST_S)
     assert picked(swarm, now=FIRST_REST_S)[0] is peer
     peer.rest(1.0)
     assert peer.rest_until == pytest.approx(1.0 + 2 * FIRST_REST_S)
@@ -111,7 +124,8 @@ def test_an_old_bitfield_is_asked_for_again_even_where_there_is_work() -> None:
     swarm = swarm_of(PUBLISHER, ONE)
     swarm.peers[ONE].bitfield = 0
     swarm.peers[ONE].asked_at = 0.0
-    assert picked(swarm, now=2 * LOOK_AROUND_S) == (swarm.peers[ONE], None)
+    assert swarm.look(2 * LOOK_AROUND_S) is swarm.peers[ONE]
+    assert swarm.look(2 * LOOK_AROUND_S) is None
     assert picked(swarm, now=2 * LOOK_AROUND_S)[0].source == PUBLISHER
 
 
@@ -129,3 +143,54 @@ def test_nobody_asks_themselves_and_who_may_not_be_dialled_is_told() -> None:
     assert swarm.add([Source("10.0.0.9:1"), PUBLISHER, OTHER], lambda source: False) == [OTHER]
     swarm.add_addresses(["10.0.0.9:1", PUBLISHER.address, OTHER.address])
     assert set(swarm.peers) == {PUBLISHER}
+
+
+def test_whom_nobody_has_heard_is_a_scouts_and_no_streams() -> None:
+    swarm = Swarm("10.0.0.9:1", lambda source: bool(source.address), random.Random(0))
+    swarm.add([PUBLISHER], lambda source: False)
+    assert swarm.pick(ALL, 0.0, PATIENCE_S) is None
+    peer = swarm.look(0.0)
+    assert peer is swarm.peers[PUBLISHER]
+    assert swarm.look(0.0) is None
+    peer.heard(0.0)
+    assert picked(swarm, now=0.0)[0] is peer
+    assert swarm.pick(ALL, 2 * FRESH_S, PATIENCE_S) is None
+
+
+def test_who_is_silent_rests_longer_each_time() -> None:
+    named = Peer(ONE, named=True)
+    rests = []
+    for _ in range(12):
+        named.rest(0.0)
+        rests.append(named.rest_until)
+    assert rests == sorted(rests)
+    assert rests[-1] == LONGEST_REST_OF_NAMED_S
+    assert named.dial_s(5.0) == 5.0
+    assert Peer(ONE).dial_s(5.0) == FIRST_DIAL_S
+
+
+def test_who_names_others_without_end_is_not_remembered_without_end() -> None:
+    swarm = swarm_of(PUBLISHER)
+    for first in range(0, 3_000, 64):
+        swarm.add_addresses([f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}:7" for n in range(first, first + 64)])
+        for _ in range(64):
+            peer = swarm.look(float(first))
+            if peer is not None:
+                peer.asking = False
+                peer.rest(float(first))
+    assert len(swarm.peers) <= 1 + MOST_SILENT
+
+
+@pytest.mark.parametrize("streams", [2, 4])
+def test_a_stream_is_left_for_who_gives(streams: int) -> None:
+    """Peers that answer, and give nothing, are tried by all streams but one."""
+    many = [Source(f"10.0.1.{n}:1") for n in range(10)]
+    swarm = swarm_of(PUBLISHER, *many)
+    swarm.peers[PUBLISHER].sent_a_chunk()
+    given = []
+    for _ in range(streams):
+        peer = swarm.pick(ALL, 0.0, PATIENCE_S, streams)
+        assert peer is not None
+        peer[0].busy += 1
+        given.append(peer[0].source)
+    assert PUBLISHER in given

@@ -255,13 +255,16 @@ def _post(url: str, token: str, body: dict[str, Any], trust: ssl.SSLContext | No
     import httpx
 
     from gyre.errors import ConfigError, NotFound, Unauthorized, Unreachable
+    from gyre.observe.http_deadline import bounded, within
 
     try:
         headers = {"Authorization": f"Bearer {token}"}
         # The manager is Gyre's own: no proxy of the environment stands before it.
-        reply = httpx.post(
-            url, json=body, headers=headers, timeout=10.0, verify=trust or True, trust_env=False
-        )
+        with (
+            within(10.0),
+            bounded(httpx.Client(timeout=10.0, verify=trust or True, trust_env=False)) as client,
+        ):
+            reply = client.post(url, json=body, headers=headers)
         answer = reply.json()
         said = str(answer.get("message", answer))
     except (httpx.HTTPError, ValueError, AttributeError) as error:

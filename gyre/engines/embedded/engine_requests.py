@@ -103,12 +103,14 @@ class EngineRequest:
         self.tokens.append(token)
         self.logprobs.append(logprob)
 
-    def spans(self) -> list[VersionSpan]:
-        """Which version each token was drawn from."""
-        ends = [start for _, start in self._versions[1:]] + [len(self.logprobs)]
+    def spans(self, total: int | None = None) -> list[VersionSpan]:
+        """Which version each of the first `total` tokens was drawn from; None for all."""
+        until = len(self.logprobs) if total is None else total
+        ends = [start for _, start in self._versions[1:]] + [until]
         return [
-            VersionSpan(version, start, end)
-            for (version, start), end in zip(self._versions, ends, strict=bool(self._versions))
+            VersionSpan(version, start, min(end, until))
+            for (version, start), end in zip(self._versions, ends, strict=False)
+            if start < until
         ]
 
 

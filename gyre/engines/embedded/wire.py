@@ -233,11 +233,12 @@ def chunk_of(update: RequestUpdate, *, return_logprob: bool, index: int | None =
             (logprob, token, None) for logprob, token in zip(update.logprobs, update.tokens, strict=True)
         ]
         meta["output_token_logprobs_length"] = update.total
+    meta["weight_versions"] = [
+        {"version": span.version, "start": span.start, "end": span.end}
+        for span in request.spans(update.total)
+    ]
     if ending is not None:
         meta["e2e_latency"] = time.monotonic() - request.created_s
-        meta["weight_versions"] = [
-            {"version": span.version, "start": span.start, "end": span.end} for span in request.spans()
-        ]
     chunk: dict[str, Any] = {"output_ids": update.tokens, "meta_info": meta}
     if index is not None:
         chunk["index"] = index

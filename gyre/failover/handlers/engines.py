@@ -31,6 +31,9 @@ from gyre.graph import is_instance, rollouts_of
 STARTED, START_FAILED, DIED = "EngineStarted", "EngineStartFailed", "EngineDied"
 """What the rollout manager says of an instance's engine, in `RolloutsChanged`."""
 
+NOT_SERVED, SERVED = "PolicyNotServed", "PolicyServed"
+"""What it says of a policy version that no instance could load, and of one that is served after that."""
+
 SAID_CHARS = 200
 """Characters of the engine's last sentence in the job's message."""
 
@@ -38,8 +41,11 @@ SAID_CHARS = 200
 def rollouts_changed(
     layout: JobLayout, draft: Draft, event: e.RolloutsChanged, now: float
 ) -> Iterable[c.Command]:
-    """Count the starts of a placed instance's engine. Whatever else the rollout plane tells it has repaired itself, and
-    the journal keeps it."""
+    """Count the starts of a placed instance's engine, and note versions that no instance serves. Whatever else the
+    rollout plane tells it has repaired itself, and the journal keeps it."""
+    if event.what in (NOT_SERVED, SERVED):
+        _policy(draft, event, now)
+        return ()
     if event.what not in (STARTED, START_FAILED, DIED) or draft.job.phase is JobPhase.STOPPING:
         return ()
     record = next((one for one in wanted(draft) if one.id == event.details.get("instance")), None)
@@ -52,6 +58,30 @@ def rollouts_changed(
         _died(draft, record, event.details, now)
         return ()
     return _start_failed(layout, draft, record, event, now)
+
+
+def _policy(draft: Draft, event: e.RolloutsChanged, now: float) -> None:
+    """A version that nobody serves is an incident of the manager's, until one is served."""
+    record = draft.vertices.get(event.vertex)
+    before = _open_incident_of(draft, event.vertex, Cause.POLICY_NOT_SERVED)
+    if before is not None:
+        draft.set_incident(replace(before, recovered_at=now, outcome="recovered"))
+    if record is None or event.what == SERVED:
+        return
+    version = event.details.get("version")
+    refused = event.details.get("refused")
+    words = refused if isinstance(refused, dict) else {}
+    said = "; ".join(f"{name}: {why}" for name, why in words.items())
+    evidence = {"error": f"No instance could load version {version}. {said}", **event.details}
+    open_incident(
+        draft,
+        record,
+        now,
+        Fault(Cause.POLICY_NOT_SERVED, evidence),
+        scope=Scope.RETRY,
+        decision="serve the version before, and try this one again after ever longer pauses",
+        region=(record.id,),
+    )
 
 
 def _started(draft: Draft, record: VertexRecord, now: float) -> None:

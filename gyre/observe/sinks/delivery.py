@@ -25,11 +25,12 @@ from urllib.parse import urlsplit
 import httpx
 
 from gyre.errors import Unreachable
+from gyre.observe.http_deadline import bounded, within
 from gyre.process_identity import ProcessIdentity, signal_group
 from gyre.version import __version__
 
 ANSWER_WITHIN_S = 10.0
-"""For each part of the talk with a webhook: the connection, the request, the answer."""
+"""For the whole talk with a webhook: the connection, the request, the answer, however steadily it comes."""
 COMMAND_WITHIN_S = 30.0
 OUTPUT_BYTES = 4096
 """Of a command's output, or of an answer that refuses, that is looked at."""
@@ -70,7 +71,8 @@ class Webhook:
         }
         try:
             with (
-                httpx.Client(timeout=self.answer_within_s, follow_redirects=False) as client,
+                within(self.answer_within_s),
+                bounded(httpx.Client(timeout=self.answer_within_s, follow_redirects=False)) as client,
                 client.stream("POST", self.address, content=message.body, headers=headers) as answer,
             ):
                 if answer.is_success:

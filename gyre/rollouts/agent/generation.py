@@ -32,7 +32,6 @@ from gyre.rollouts.agent.held_samples import (
     check_versions,
     engine_request,
     request_id,
-    version_runs,
 )
 from gyre.rollouts.agent.prompt_batching import PromptBatching
 from gyre.rollouts.protocol.fields import refuse
@@ -181,7 +180,7 @@ class Generation:
                 held.end, held.message, held.end_seq = "released", "it went on from other tokens", 0
                 self.samples[held.lease] = held
                 continue
-            held.sent = held.lease_began = max(0, keep.known - held.start)
+            held.sent = max(0, keep.known - held.start)
             held.end_seq = 0
             self.samples[held.lease] = held
         self._give()  # those that were dropped have left their slots
@@ -263,8 +262,6 @@ class Generation:
             self._measure(held)
         if chunk.finish is None:
             return
-        if chunk.spans and held.counted is None:  # SGLang gives a running pass the newer version
-            held.true_runs = version_runs(chunk, held)
         if chunk.finish.kind is FinishKind.ABORT:
             self.finish(held, "released", chunk.finish.message)
         else:

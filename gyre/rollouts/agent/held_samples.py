@@ -1,9 +1,14 @@
 """A sample that an agent holds: what was assigned, the tokens that the engine generated, and how many were reported.
 
 A token's policy version is counted if the engine's loader says how far each request was when the weights changed
-(`changed`). Otherwise it is the label that the engine puts on a chunk.
+(`changed`). Otherwise the engine says it of each token (`StreamChunk.spans`), with each chunk or with the last. Until
+it does, it is the label that the engine puts on a chunk.
 
-Invariant *an old label rather than a new one*: a token that either version may have made gets the older one.
+Invariants:
+- *the engine's word*: a version comes from the engine that made the token, and never from when somebody heard of a
+  version. What the last chunk says puts right what was reported of the same request before, whatever manager got it;
+- *an old label rather than a new one*: a token that either version may have made, by all that is known, gets the older
+  one.
 
 This module must not know about connections or other agents.
 """
@@ -11,7 +16,7 @@ This module must not know about connections or other agents.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, Literal
@@ -42,11 +47,10 @@ class HeldSample:
     """[version, tokens] of what this agent generated."""
     made: int = 0
     sent: int = 0
-    lease_began: int = 0
-    """Tokens generated before the present lease; a reconnect gives a new lease."""
     end: EndKind | Literal[""] = ""
     message: str = ""
-    true_runs: tuple[tuple[int, int], ...] = ()
+    put_right_from: int | None = None
+    """The first of its tokens that was reported as another version's than the engine says now."""
     end_seq: int = 0
     """Number of the report that had the sample's end; 0 before it is sent."""
     given_at: float | None = None
@@ -87,14 +91,16 @@ class HeldSample:
         # Otherwise the engine had ended the request, and chunks still to come were made before the change.
 
     def take(self, chunk: StreamChunk, served: int) -> None:
-        """Add a chunk. By labels, the first chunk after a change of weights may hold tokens of both versions; it gets
-        the older one."""
+        """Add a chunk, and put right what it says of the tokens before. By labels, the first chunk after a change of
+        weights may hold tokens of both versions; it gets the older one."""
         told = chunk.weight_version
         now = int(told) if told is not None and told.isdecimal() else served
         label = now if self.seen < 0 else self.seen if now < 0 else min(now, self.seen)
         self.seen = max(now, self.seen)
         begin, end = self.made, self.made + len(chunk.token_ids)
+        said = version_runs(chunk, end - self.asked_at) if self.counted is None else ()
         if begin == end:
+            self._correct(said)
             return
         bounds = [(begin, label)] if self.counted is None else self.counted
         for (first, version), (until, _) in pairwise([*bounds, (end, -1)]):
@@ -108,6 +114,38 @@ class HeldSample:
         self.ids.append(chunk.token_ids)
         self.logprobs.append(chunk.logprobs)
         self.made = end
+        self._correct(said)
+
+    def _correct(self, said: tuple[tuple[int, int], ...]) -> None:
+        """The engine says this of its request's tokens."""
+        if not said:
+            return
+        before = self.runs
+        runs: list[list[int]] = []
+        for version, count in (*_first(before, self.made - sum(count for _, count in said)), *said):
+            if runs and runs[-1][0] == version:
+                runs[-1][1] += count
+            elif count:
+                runs.append([version, count])
+        self.runs = runs
+        wrong = _differ(before, runs)
+        if wrong is not None and wrong < self.sent:
+            self.put_right_from = min(
+                wrong, self.sent if self.put_right_from is None else self.put_right_from
+            )
+
+    @property
+    def true_runs(self) -> tuple[tuple[int, int], ...]:
+        """(version, tokens) of its last tokens, from the first that was reported as another version's."""
+        if self.put_right_from is None:
+            return ()
+        found, skipped = [], self.put_right_from
+        for version, count in self.runs:
+            left = count - min(count, skipped)
+            skipped -= count - left
+            if left:
+                found.append((version, left))
+        return tuple(found)
 
     def has(self, known: int, expected: str) -> bool:
         """Whether the lineage of its first `known` tokens is the one that the manager expects."""
@@ -117,7 +155,7 @@ class HeldSample:
     def forget(self) -> None:
         self.ids, self.logprobs, self.runs = [], [], []
         self.made = self.sent = 0
-        self.true_runs = ()
+        self.put_right_from = None
 
     def unsent(self) -> tuple[NDArray[np.int32], NDArray[np.float32], int]:
         """The next unsent ids and log-probs that one version made, and that version."""
@@ -158,14 +196,42 @@ def engine_request(held: HeldSample, cache_key: str = "", chunk_tokens: int = 0)
     )
 
 
-def version_runs(chunk: StreamChunk, held: HeldSample) -> tuple[tuple[int, int], ...]:
-    """The engine's own account of which version made which tokens; () if it does not add up."""
+def version_runs(chunk: StreamChunk, made: int) -> tuple[tuple[int, int], ...]:
+    """The engine's own account of which version made which of the `made` tokens of its request, as (version, tokens);
+    () where it has none, or it does not add up."""
     runs: list[tuple[int, int]] = []
     for span in chunk.spans:
         if not span.version.isdecimal():
             return ()
         runs.append((int(span.version), span.end - span.start))
-    return tuple(runs) if sum(count for _, count in runs) == held.made else ()
+    return tuple(runs) if sum(count for _, count in runs) == made else ()
+
+
+def _first(runs: Iterable[Sequence[int]], count: int) -> list[tuple[int, int]]:
+    """The runs (version, tokens) of the first `count` tokens."""
+    found: list[tuple[int, int]] = []
+    for version, tokens in runs:
+        some = min(tokens, count)
+        if some > 0:
+            found.append((version, some))
+        count -= some
+    return found
+
+
+def _differ(some: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> int | None:
+    """The first token that two lists of runs (version, tokens), of as many tokens, call different versions."""
+    one, other = [list(run) for run in some], [list(run) for run in others]
+    at = 0
+    while one and other:
+        if one[0][0] != other[0][0]:
+            return at
+        step = min(one[0][1], other[0][1])
+        at += step
+        for runs in (one, other):
+            runs[0][1] -= step
+            if not runs[0][1]:
+                del runs[0]
+    return None
 
 
 def check_versions(chunk: StreamChunk, newest: int) -> None:

@@ -87,8 +87,7 @@ class Reports:
                 if any(version > newest for version, _ in held.true_runs):
                     continue
                 held.end_seq = self.seq
-                runs = held.true_runs if held.lease_began == 0 else ()
-                ends.append(End(held.row, held.lease, held.end, held.message, runs))
+                ends.append(End(held.row, held.lease, held.end, held.message, held.true_runs))
         if now - self._rate_at >= interval_s:
             made, seconds = made_tokens - self._rate_tokens, now - self._rate_at
             self._rate = made / seconds if self._rate_at else 0.0

@@ -4,8 +4,10 @@ Admission is computed from the present state whenever samples are given out. Nob
 no order of events (a redial, the late end of an old connection, a window that closes) leaves it wrong.
 
 Invariants:
-- *admitted means verified*: an admitted instance is connected and has acknowledged a policy version that no open
-  request finds too old, and that is not newer than the served one;
+- *admitted means verified*: an admitted instance is connected and has acknowledged a policy version that is not newer
+  than the served one;
+- *wishes are samples'*: which versions a request accepts decides which instances its samples go to, and nobody's
+  admission;
 - *lent or not*: an instance on the trainer's devices is admitted only inside of a window, awake and together with the
   others of that window.
 
@@ -30,12 +32,10 @@ class NotAdmitted(StrEnum):
     """It loads a policy, and the job's update mode keeps samples away meanwhile."""
     NO_POLICY = "no_policy"
     """It has not acknowledged any policy version."""
-    POLICY_TOO_OLD = "policy_too_old"
-    """An open request asks for a newer policy version."""
     POLICY_TOO_NEW = "policy_too_new"
     """The served version is older: a pinned request is open."""
     POLICY_REFUSED = "policy_refused"
-    """It could not load the served version, and what it has, if anything, does not do."""
+    """It could not load the served version, and has no other."""
     NO_WINDOW = "no_window"
     """It is on the trainer's devices, which are not lent."""
     ASLEEP = "asleep"
@@ -61,13 +61,11 @@ class DeviceUse(StrEnum):
 class PolicyBounds(NamedTuple):
     """Which policy versions may generate now."""
 
-    oldest: int
-    """The oldest version that every open request accepts."""
     served: int
     """The version that instances are to have."""
 
     def admit(self, version: int) -> bool:
-        return max(0, self.oldest) <= version <= self.served
+        return 0 <= version <= self.served
 
 
 _DEVICES = {
@@ -109,6 +107,4 @@ def why_not_admitted(
         return None
     if version > bounds.served:
         return NotAdmitted.POLICY_TOO_NEW
-    if bounds.served in refused:
-        return NotAdmitted.POLICY_REFUSED
-    return NotAdmitted.NO_POLICY if version < 0 else NotAdmitted.POLICY_TOO_OLD
+    return NotAdmitted.POLICY_REFUSED if bounds.served in refused else NotAdmitted.NO_POLICY

@@ -12,7 +12,8 @@ Invariants:
 - *a key sees its own*: an id belongs to the key that first asked with it;
 - *a pin ends*: an exact version is the newest or refused, so that a publish waits for those that were pinned before it,
   and for none that come later;
-- *bounded*: a key has so many open requests, and all answers that are kept so many tokens.
+- *bounded*: a key has so many open requests, and its requests, open or kept, take so many bytes; all answers that are
+  kept have so many tokens, and whoever has the least of them is refused last.
 
 This module must not know about HTTP or what a client's request looks like, and reads no clock: `now` is an argument.
 """
@@ -43,6 +44,11 @@ PURPOSE = "door"
 _ID, _KEY, _ASKED, _AT = "door.id", "door.key", "door.asked", "door.at"
 """Keys of a group's `meta`: the request's id, whose it is, the digest of what was asked, and when, in seconds since
 1970."""
+
+
+REQUEST_BYTES, SAMPLE_BYTES, TOKEN_BYTES = 2048, 1024, 8
+"""What a request takes in the manager beside its prompt, a sample beside its tokens, and a token: its id, its
+log-prob."""
 
 
 class DoorRefused(GyreError):
@@ -132,6 +138,8 @@ class DoorRequest:
     """Why it cannot be generated; that is in the ledger too."""
     ended_at: float | None = None
     """When its end came into the ledger."""
+    bytes: int = 0
+    """What it counts for in its key's bound."""
     aborted: list[SampleView] | None = None
     """What could be told of each sample when its client ended it; it is forgotten since."""
 
@@ -162,9 +170,14 @@ class DoorLedger:
     """`keep_s`, `keep_tokens` and `most_open` as in `gyre.config.DoorSpec`. `groups` gives a sample up when it was
     quarantined once."""
 
-    def __init__(self, groups: OpenGroups, *, keep_s: float, keep_tokens: int, most_open: int) -> None:
+    def __init__(
+        self, groups: OpenGroups, *, keep_s: float, keep_tokens: int, most_open: int, key_bytes: int = 1 << 40
+    ) -> None:
         self._groups = groups
         self._keep_s, self._keep_tokens, self._most_open = keep_s, keep_tokens, most_open
+        self._key_bytes = key_bytes
+        self.bytes_of: Counter[str] = Counter()
+        """What the requests of each key take, open ones and those that are kept."""
         self._by_id: dict[str, DoorRequest] = {}
         self._by_number: dict[int, DoorRequest] = {}
         self._open: Counter[str] = Counter()
@@ -214,7 +227,8 @@ class DoorLedger:
                 f"{self._most_open} requests of this key are not answered yet.",
                 "Wait for some of them; rollouts.door.most_open is the bound.",
             )
-        if self.kept_tokens >= self._keep_tokens:
+        self._check_bytes(owner, asked)
+        if self.kept_tokens >= self._keep_tokens and not self._has_less_than_others(owner):
             raise refused(
                 429,
                 "ledger_full",
@@ -222,6 +236,32 @@ class DoorLedger:
                 "Delete requests that you have the answers of, or change rollouts.door.keep_s or keep_tokens.",
             )
         return self._begin(owner, asked, now), True
+
+    def _check_bytes(self, owner: str, asked: Asked) -> None:
+        """Raises DoorRefused where the key's requests would take too many bytes."""
+        taken, more = self.bytes_of[owner], _bytes_of(asked.prompt_ids, asked.n, 0, asked.sampling)
+        if taken + more <= self._key_bytes:
+            return
+        if not self.bytes_of[owner]:
+            del self.bytes_of[owner]
+        raise refused(
+            429,
+            "key_full",
+            f"The requests of this key take {taken} bytes, this one {more}, and no more than {self._key_bytes} may be.",
+            "Delete requests that you have the answers of, or change rollouts.door.key_bytes or keep_s.",
+        )
+
+    def _has_less_than_others(self, owner: str) -> bool:
+        """Whether the key has less than its equal share of what all keys have."""
+        others = sum(1 for other in self.bytes_of if other != owner)
+        return self.bytes_of.get(owner, 0) * (others + 1) < self.bytes_of.total()
+
+    def _count_bytes(self, known: DoorRequest) -> None:
+        """The request takes as many bytes as it has tokens for now."""
+        request = known.request
+        now = _bytes_of(request.group.prompt_ids, request.n, known.tokens, request.sampling)
+        self.bytes_of[known.owner] += now - known.bytes
+        known.bytes = now
 
     def _again(self, known: DoorRequest, owner: str, asked: Asked) -> DoorRequest:
         if known.owner != owner:
@@ -305,12 +345,14 @@ class DoorLedger:
         )
         self._by_id[known.id] = self._by_number[request.number] = known
         self._open[known.owner] += 1
+        self._count_bytes(known)
         return known
 
     def _tell(self, known: DoorRequest, told: list[ToldSample], failed: str, now: float) -> None:
         if known.ended_at is not None:  # of a request that failed, other samples may go on
             self.kept_tokens += sum(one.length for one in told) - known.tokens
         known.told, known.failed = told, failed
+        self._count_bytes(known)
         if known.ended_at is None and (failed or all(one.finish for one in told)):
             known.ended_at = now
             self._ended[known.request.number] = known
@@ -364,6 +406,9 @@ class DoorLedger:
         for known in list(some):
             number = known.request.number
             del self._by_id[known.id], self._by_number[number]
+            self.bytes_of[known.owner] -= known.bytes
+            if not self.bytes_of[known.owner]:
+                del self.bytes_of[known.owner]
             if self._ended.pop(number, None) is not None:
                 self.kept_tokens -= known.tokens
             else:
@@ -373,6 +418,12 @@ class DoorLedger:
     def requests(self) -> Mapping[str, DoorRequest]:
         """Those that are kept, by id."""
         return self._by_id
+
+
+def _bytes_of(prompt_ids: NDArray[Any], n: int, tokens: int, sampling: Mapping[str, Any]) -> int:
+    """What a request takes in the manager. Of its sampling only lists can be large."""
+    lists = sum(len(value) for value in sampling.values() if isinstance(value, list | tuple))
+    return REQUEST_BYTES + TOKEN_BYTES * (len(prompt_ids) + lists + tokens) + SAMPLE_BYTES * n
 
 
 def _told(request: InFlightRequest) -> list[ToldSample]:

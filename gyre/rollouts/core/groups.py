@@ -10,7 +10,8 @@ Invariants:
 - *one on trial*: a sample that two engines died with goes to an instance that has no other such sample, and nothing new
   comes there until the sample gets further than where it died, which clears it. It is quarantined only if the engine
   dies with it, and with no other sample that had made no progress there;
-- *no other policy*: a sample waits until its `min_version` is served, and goes to no instance with an older version;
+- *no other policy*: a sample waits until its `min_version` is served, and goes to no instance with an older version.
+  That is the sample's wish: whoever has an older version generates what accepts it;
 - *the fold is the state*: `restore` from the committed rows gives the same samples with the same tokens.
 
 This module must not know about sockets, Ray, the store or how routing decides.
@@ -73,8 +74,6 @@ class OpenGroups:
     def __init__(self, *, epoch: int, vocabulary: int = MOST_TOKENS, most_resets: int = MOST_RESETS) -> None:
         """Token ids are below `vocabulary`. A sample may be begun anew `most_resets` times."""
         self.placement = Placement()
-        self.required_version = -1
-        """The oldest policy that may generate now: an instance with an older one gets nothing."""
         self.newest_version = -1
         """No token can come from a newer policy than this."""
         self.served_version = -1
@@ -93,7 +92,9 @@ class OpenGroups:
         self._router = Router(self.placement, open_instances)
         self._rebalancing = Rebalancing(self.placement, open_instances, self._router)
         self._early: dict[int, InFlightSample] = {}
-        """Samples that wait for their policy to be served, by key."""
+        """Samples that wait for an instance that serves their policy, by key: they are in nobody's way."""
+        self._reach = -1
+        """The newest version that an admitted instance has; the served one where none is admitted."""
         self._suspects: dict[int, InFlightSample] = {}
         """Samples that wait to be tried on another instance than where they failed, or alone on one, by key."""
         self._by_group: dict[tuple[str, int], InFlightRequest] = {}
@@ -190,9 +191,20 @@ class OpenGroups:
     def promote(self, version: int) -> None:
         """Note that instances should have this version: samples that waited for it may be assigned."""
         self.served_version = version
-        waiting, self._early = self._early, {}
-        for sample in waiting.values():
-            self._queue(sample)
+        self._update_reach()
+
+    def _update_reach(self) -> None:
+        """Queue the samples that an instance may have now, and take those that none may have out of the queue."""
+        admitted = (one.version for one in self.instances.values() if one.admitted)
+        before, self._reach = self._reach, max(admitted, default=self.served_version)
+        if self._reach > before:
+            waiting, self._early = self._early, {}
+            for sample in waiting.values():
+                self._queue(sample)
+        elif self._reach < before and any(one > self._reach for one in self.placement.queue.versions):
+            for sample in list(self.unfinished()):
+                if sample.placed.queue_key is not None and sample.placed.min_version > self._reach:
+                    self._queue(sample)
 
     # -- what a sample waits for --------------------------------------------------------------------
 
@@ -204,14 +216,12 @@ class OpenGroups:
             self._finish(sample, kind)
         elif sample.resets > self._most_resets:
             self.given_up[sample.key] = sample
-        elif request.min_version > self.served_version:
+        elif request.min_version > min(self._reach, self.served_version):
             self._early[sample.key] = sample
+        elif sample.failed_at or is_suspect(sample):
+            self._suspects[sample.key] = sample
         else:
-            self.required_version = max(self.required_version, request.min_version)
-            if sample.failed_at or is_suspect(sample):
-                self._suspects[sample.key] = sample
-            else:
-                self.placement.enqueue(sample.placed, sample.length)
+            self.placement.enqueue(sample.placed, sample.length)
 
     def _detach(self, sample: InFlightSample) -> None:
         """Remove the sample from its holder and from every queue."""
@@ -233,8 +243,20 @@ class OpenGroups:
 
     @property
     def waiting_for_policy(self) -> int:
-        """The number of those that wait because their policy is not served yet."""
+        """The number of those that wait because no instance serves their policy yet."""
         return len(self._early)
+
+    @property
+    def out_of_reach(self) -> list[InFlightRequest]:
+        """The requests with samples that wait for their policy, while others are served: no instance has it. None where
+        no instance serves at all."""
+        if not any(one.admitted for one in self.instances.values()):
+            return []
+        return list({sample.request.number: sample.request for sample in self._early.values()}.values())
+
+    def is_newer_wanted(self, version: int) -> bool:
+        """Whether an open request accepts only policies after this one."""
+        return any(one.min_version > version for one in self.requests.values() if self._is_wanted(one))
 
     # -- instances ----------------------------------------------------------------------------------
 
@@ -294,7 +316,7 @@ class OpenGroups:
     def serve(self, name: str, version: int) -> None:
         """Note that the instance now serves `version`."""
         instance = self.instances[name]
-        instance.version = version
+        self.placement.serve(instance, version)
         instance.loaded.acknowledge(version)
         self.admit(name)
 
@@ -304,12 +326,13 @@ class OpenGroups:
 
     @property
     def bounds(self) -> PolicyBounds:
-        return PolicyBounds(oldest=self.required_version, served=self.served_version)
+        return PolicyBounds(self.served_version)
 
     def admit(self, name: str, *, able: bool = True) -> None:
-        """Let the instance have work if its policy is new enough and nothing else forbids it."""
+        """Let the instance have work if it has a policy that may be served and nothing else forbids it."""
         instance = self.instances[name]
         self.placement.admit(instance, able and self.bounds.admit(instance.version))
+        self._update_reach()
 
     def leave(self, name: str, *, died: str = "") -> list[InFlightSample]:
         """Remove an instance and queue its samples with the tokens they have; returns them. `died` is the reason if it
@@ -323,6 +346,7 @@ class OpenGroups:
             self._store.leases.end(sample, instance.incarnation)
         self.placement.leave(instance)
         self._loaded.leave(instance.incarnation, instance.loaded)
+        self._update_reach()
         if died:
             before = [sample.record for sample in orphans]
             for sample in orphans:
@@ -335,7 +359,7 @@ class OpenGroups:
 
     def engine_died(self, name: str) -> None:
         """Note that the instance has no engine, and so no policy. Its samples have ended with `died` before."""
-        self.instances[name].version = -1
+        self.placement.serve(self.instances[name], -1)
         self.admit(name)
 
     def _on_trial(self, instance: Instance) -> InFlightSample | None:
@@ -380,7 +404,9 @@ class OpenGroups:
                 break  # there may be thousands of suspects, and this runs whenever a slot frees
             avoided = sample.failed_at if sample.failed_at != only else ""
             choice = alone if is_suspect(sample) else roomy
-            chosen = next((one for name, one in choice.items() if name != avoided), None)
+            chosen = next(
+                (one for name, one in choice.items() if name != avoided and one.accepts(sample.placed)), None
+            )
             if chosen is None:
                 continue
             del self._suspects[sample.key]
@@ -498,7 +524,7 @@ class OpenGroups:
             return None
         is_finished = end.kind in ("stop", "length")
         destination = sample.placed.destination
-        self._store.correct_runs(sample, sample.length_at_lease, end.runs, goes_on=not is_finished)
+        self._store.correct_runs(sample, instance.name, end.runs, goes_on=not is_finished)
         self._store.leases.end(sample, instance.incarnation)
         if is_finished:
             self._finish(sample, end.kind)
@@ -513,7 +539,7 @@ class OpenGroups:
             if record_failure(sample, instance.name):
                 self._quarantine(sample)
             self._store.note_record(sample)
-        elif destination is not None and destination.accepting and sample.finished_as is None:
+        elif destination is not None and destination.accepts(sample.placed) and sample.finished_as is None:
             self._give(sample, destination)
             _add_work(given, sample, destination)
             return None

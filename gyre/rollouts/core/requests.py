@@ -75,7 +75,11 @@ class InFlightSample:
         self.index = index
         self.key = request.number << INDEX_BITS | index
         self.placed = PlacedSample(
-            self.key, request.number, len(request.group.prompt_ids), request.max_new_tokens
+            self.key,
+            request.number,
+            len(request.group.prompt_ids),
+            request.max_new_tokens,
+            request.min_version,
         )
         """The sample as scheduling sees it."""
         self.row = -1
@@ -125,6 +129,11 @@ class InFlightSample:
         if not kept or kept[-1][0] != instance:
             kept = (*kept, (instance, length))
         self.holders = kept
+
+    def stays_since(self, instance: str) -> int:
+        """Its length when the instance that has it now got it, from another or first, under whatever lease."""
+        name, length = self.holders[-1] if self.holders else ("", 0)
+        return length if name == instance else self.length_at_lease
 
     @property
     def instances(self) -> tuple[InstanceRun, ...]:

@@ -143,12 +143,18 @@ class SampleStore:
         self._note(sample, "reset", seal=True)
 
     def correct_runs(
-        self, sample: InFlightSample, since: int, runs: tuple[tuple[int, int], ...], *, goes_on: bool
+        self, sample: InFlightSample, instance: str, runs: tuple[tuple[int, int], ...], *, goes_on: bool
     ) -> None:
-        """The tokens from `since` on have these versions, as (version, tokens). Ignored where they are other tokens."""
-        if runs and sum(count for _, count in runs) == sample.length - since:
-            sample.correct(since, runs)
-            self._note(sample, "runs", since, [list(run) for run in runs], seal=goes_on)
+        """The sample's last tokens have these versions, as (version, tokens), says the instance that has it. What is
+        said of tokens that came from others is left out, and all of it where there are not so many tokens."""
+        since = sample.length - sum(count for _, count in runs)
+        if not runs or since < 0:
+            return
+        first = max(since, sample.stays_since(instance))
+        own = [list(run) for run in _after(runs, first - since)]
+        if own:
+            sample.correct(first, [(version, count) for version, count in own])
+            self._note(sample, "runs", first, own, seal=goes_on)
 
     def _note(self, sample: InFlightSample, kind: str, *more: Any, seal: bool = False) -> None:
         row, deltas = sample.row, self.rows.deltas
@@ -217,6 +223,17 @@ class SampleStore:
         for key, records in granted.items():
             if (sample := find(key)) is not None:
                 self.leases.restore(sample, records)
+
+
+def _after(runs: tuple[tuple[int, int], ...], skipped: int) -> list[tuple[int, int]]:
+    """The runs (version, tokens) without their first `skipped` tokens."""
+    found = []
+    for version, count in runs:
+        left = count - min(count, skipped)
+        skipped -= count - left
+        if left:
+            found.append((version, left))
+    return found
 
 
 def _fold_end(sample: InFlightSample, kind: str, more: list[Any]) -> None:

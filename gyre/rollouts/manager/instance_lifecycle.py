@@ -379,7 +379,7 @@ class InstanceLifecycle:
         self._dispatch.soon()
 
     def _load_failed(self, session: AgentSession, frame: LoadFailed) -> None:
-        self._policies.refused(session, frame.version)
+        self._policies.refused(session, frame.version, frame.error)
         told = {"instance": session.name, "version": frame.version, "error": frame.error[:4000]}
         if frame.starting:
             self._policies.not_started(session)

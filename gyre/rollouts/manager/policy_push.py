@@ -4,6 +4,8 @@ Invariants:
 - *published means durable*, *pinned waits*: see `policy_versions`, which says what may be served;
 - *the newest is enough*: an instance that is still fetching an older version goes on with the newer one; a local one
   loads only within a window, and fetches ahead before;
+- *told whether it is served*: a version that every instance refused is told once, and again when one is served after
+  that; who asks hears by whom each version is served, and why not;
 - *not for ever*: a version that an instance cannot load is told again after ever longer pauses, and so is any version
   to one whose engine does not start.
 
@@ -13,6 +15,7 @@ This module must not know about sockets, samples or how a version is fetched.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -30,6 +33,12 @@ START_FIRST_S, START_MAX_S = 2.0, 60.0
 """Pause before an engine that did not start is started again, doubled each time. What stood in its way, such as memory
 of the device that a dying process still holds, may be gone by then."""
 
+REFUSALS_TOLD = 8
+"""Instances whose words stand in the event of a version that none serves."""
+
+ERROR_CHARS = 2000
+"""Kept of what an instance says that could not load a version."""
+
 SOURCES_TOLD = 16
 """Of those who have a version; more find each other."""
 
@@ -46,6 +55,7 @@ class PolicyPush:
         *,
         may_load: Callable[[AgentSession], bool],
         commit_soon: Callable[[], None],
+        on_event: Callable[[str, dict[str, Any]], None],
         now: Callable[[], float],
     ) -> None:
         self._versions = versions
@@ -54,7 +64,13 @@ class PolicyPush:
         self._dispatch = dispatch
         self._may_load = may_load
         self._commit_soon = commit_soon
+        self._on_event = on_event
         self._now = now
+        self._not_served = -1
+        """The version that was last told of as served by nobody."""
+        self._is_service_news = True
+        """Whether the next version that is served is to be told: one that nobody served was told of, or an earlier
+        manager may have told it."""
 
     def promote(self) -> None:
         """Send out the newest version that is in the ledger and that may be served."""
@@ -92,13 +108,76 @@ class PolicyPush:
             session.told_ahead = served.version
             session.connection.send(replace(told or self.with_sources(served), ahead=True))
 
-    def refused(self, session: AgentSession, version: int) -> None:
-        """The instance could not load the version: it tries again after a pause, each time a longer
-        one."""
+    def refused(self, session: AgentSession, version: int, error: str = "") -> None:
+        """The instance could not load the version, for the reason `error`: it tries again after a pause, each time a
+        longer one."""
         session.loading = None
         count = session.refused[version].count + 1 if version in session.refused else 1
         pause_s = min(RELOAD_MAX_S, RELOAD_FIRST_S * 2 ** (count - 1))
-        session.refused = {version: RefusedVersion(count, self._now() + pause_s)}
+        session.refused = {version: RefusedVersion(count, self._now() + pause_s, error[:ERROR_CHARS])}
+
+    def tell_service(self) -> None:
+        """Tell of the version that instances should have, if every one of them has refused it; and of the first that is
+        served after that."""
+        served = self._versions.served
+        if served is None:
+            return
+        here = self._here()
+        if any(self._version_of(session) == served.version for session in here):
+            if self._is_service_news:
+                self._on_event("PolicyServed", {"version": served.version})
+            self._is_service_news = False
+        elif (
+            served.version != self._not_served and here and all(served.version in one.refused for one in here)
+        ):
+            self._not_served, self._is_service_news = served.version, True
+            refused = dict(list(self.refusals(served.version).items())[:REFUSALS_TOLD])
+            self._on_event("PolicyNotServed", {"version": served.version, "refused": refused})
+
+    def _here(self) -> list[AgentSession]:
+        """Those of instances that could serve."""
+        return [one for one in self._sessions.values() if one.connection is not None and not one.draining]
+
+    def _version_of(self, session: AgentSession) -> int:
+        """-1 also of one that has just left."""
+        instance = self._groups.instances.get(session.name)
+        return instance.version if instance is not None else -1
+
+    def standing(self, version: int) -> dict[str, Any] | None:
+        """What became of a published version: `state` is `served` (by at least one instance), `refused` (by every one
+        that is here), `loading`, `waiting` (to be in the ledger, for requests that are pinned to the one before, or for
+        an instance) or `superseded`. None where it was never published, or is long forgotten."""
+        checksum = self._versions.checksum_of(version)
+        if not checksum:
+            return None
+        here, served = self._here(), self._versions.served
+        by = [one.name for one in here if self._version_of(one) == version]
+        loading = [one.name for one in here if one.loading == version]
+        refused = self.refusals(version)
+        if by:
+            state = "served"
+        elif served is None or version > served.version or (version == served.version and not here):
+            state = "waiting"
+        elif version < served.version:
+            state = "superseded"
+        else:
+            state = "refused" if all(one.name in refused for one in here) else "loading"
+        return {
+            "version": version,
+            "checksum": checksum,
+            "state": state,
+            "served_by": by,
+            "loading": loading,
+            "refused": refused,
+        }
+
+    def refusals(self, version: int) -> dict[str, str]:
+        """By instance that could not load this version: what it said."""
+        return {
+            session.name: session.refused[version].error
+            for session in self._sessions.values()
+            if version in session.refused
+        }
 
     def not_started(self, session: AgentSession) -> None:
         """The instance's engine did not start: no version is told again before a pause, longer each time in a row."""

@@ -184,6 +184,7 @@ class RolloutManager:
             self.dispatch,
             may_load=lambda session: self.windows.may_load(session),
             commit_soon=self._commits.soon,
+            on_event=on_event,
             now=now,
         )
         self.trainer = TrainerSession(
@@ -587,6 +588,7 @@ class RolloutManager:
             now = self._now()
             self._tell_counted(now)
             self.instances.look(now)
+            self.policies.tell_service()
             self.dispatch.look(
                 now,
                 rebalance_every_s=self.settings.rebalance_every_s,

@@ -113,10 +113,11 @@ class Connection:
 
 @dataclass(slots=True)
 class RefusedVersion:
-    """How often an instance could not load a version, and when it is told to try again."""
+    """How often an instance could not load a version, when it is told to try again, and what it said last."""
 
     count: int
     retry_at: float
+    error: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -258,7 +259,10 @@ class AgentSessions(dict[str, AgentSession]):
             return
         placed = [
             PlacedInstance(
-                session.role, int(session.name.rpartition("-")[2]), session.not_admitted, bool(instance.held)
+                session.role,
+                int(session.name.rpartition("-")[2]),
+                session.not_admitted or self._why_too_old(session, instance),
+                bool(instance.held),
             )
             for session, instance in known
             if session.role and session.caller.is_ours and not session.hello.local
@@ -267,3 +271,10 @@ class AgentSessions(dict[str, AgentSession]):
         for session, _ in known:
             if session.is_spare and session.name not in self.substitution.serving:
                 session.not_admitted = session.not_admitted or NotAdmitted.SPARE
+
+    def _why_too_old(self, session: AgentSession, instance: Instance) -> NotAdmitted | None:
+        """An instance that could not load the served version serves for those that accept what it has. Where others
+        wait for newer ones, it is one less."""
+        if self._groups.served_version not in session.refused:
+            return None
+        return NotAdmitted.POLICY_REFUSED if self._groups.is_newer_wanted(instance.version) else None

@@ -16,10 +16,11 @@ from gyre.rollouts.scheduling.pools import Pool
 
 @dataclass(frozen=True, slots=True)
 class DoorSettings:
-    """The door of a fleet; the first four and `policy_folders` as in `gyre.config.DoorSpec`."""
+    """The door of a fleet; the first five and `policy_folders` as in `gyre.config.DoorSpec`."""
 
     keep_s: float = DoorSpec.model_fields["keep_s"].default
     keep_tokens: int = DoorSpec.model_fields["keep_tokens"].default
+    key_bytes: int = DoorSpec.model_fields["key_bytes"].default
     most_open: int = DoorSpec.model_fields["most_open"].default
     answer_within_s: float = DoorSpec.model_fields["answer_within_s"].default
     model: str = "fleet"

@@ -125,7 +125,6 @@ class TrainerSession:
         if not isinstance(frame, Request | TrainerStatus):
             self._reports.take_in()
         if isinstance(frame, Request):
-            required = self._groups.required_version
             try:
                 opened = self._groups.open(frame)
             except FrameError as error:
@@ -134,7 +133,7 @@ class TrainerSession:
                 ids = [group.id for group in unpack_groups(frame.groups)]
                 connection.send(Failed(purpose=frame.purpose, ids=ids, message=str(error)))
                 return
-            if opened or self._groups.required_version != required:
+            if opened:
                 self._commits.soon()
                 self._dispatch.soon()
             if self._delivery.holds(frame.purpose):

@@ -30,8 +30,8 @@ _Load = Annotated[int, Meta(ge=0, lt=2**40)]
 class End(Struct, array_like=True, forbid_unknown_fields=True):
     """How a sample's stay on an instance ended. `stop` and `length` end the sample; `released` hands it back
     unharmed; `failed` hands it back with a reason, which counts against it; `died` says that the engine died with it,
-    all that ran there in one frame. `runs`, where there are any, is the truth about the versions of all tokens that
-    came under this lease: (version, tokens) one after another."""
+    all that ran there in one frame. `runs`, where there are any, is the truth about the versions of the sample's last
+    tokens, which came from this instance under this lease or those before: (version, tokens) one after another."""
 
     row: Annotated[int, Meta(ge=0, le=2**32 - 1)]
     lease: Annotated[int, Meta(ge=0)]

@@ -33,6 +33,8 @@ class PlacedSample:
     prompt_tokens: int
     max_new_tokens: int
     """The limit of its tokens, those that it has included."""
+    min_version: int = -1
+    """The oldest policy version that may generate it."""
 
     holder: Instance | None = None
     """The instance that has it."""
@@ -131,6 +133,10 @@ class Instance:
         if not self.accepting or len(self.counted) >= self.slots:
             return False
         return not self.counted or self.kv_reserved < self.kv_tokens * self.kv_margin
+
+    def accepts(self, sample: PlacedSample) -> bool:
+        """Whether it may be given the sample: it accepts new ones, and its policy is not too old."""
+        return self.accepting and self.version >= sample.min_version
 
     @property
     def is_lightly_used(self) -> bool:

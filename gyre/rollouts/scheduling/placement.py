@@ -90,6 +90,12 @@ class Placement:
         if instance.accepting != before:
             self.load.accepting_changed(instance)
 
+    def serve(self, instance: Instance, version: int) -> None:
+        """The instance has this policy version now; -1 for none."""
+        instance.version = version
+        instance.heap_entry += 1
+        self.load.changed[instance] = None
+
     def try_alone(self, instance: Instance, sample: PlacedSample | None) -> None:
         """Nothing new comes to the instance while it tries this sample, which it has; None when it has tried it."""
         before, instance.on_trial = instance.accepting, sample

@@ -6,6 +6,7 @@ included.
 Invariants:
 - *no ping-pong*: a move shortens the longer of two queues by more than a margin, and the sample then stays for a while;
 - *bounded*: moves are limited at once and over time;
+- *its own policies*: a sample moves to no instance whose policy version is older than the sample accepts;
 - *trials stay*: a sample that is being tried where it is, or was told to go already, does not move.
 
 This module must not know engines, sockets or the clock: `now` is an argument.
@@ -110,6 +111,7 @@ class Rebalancing:
             there_s = self._left_elsewhere_s(sample, source, target, typical)
             if (
                 target is not source
+                and target.version >= sample.min_version
                 and here_s > self._settings.straggler_factor * there_s
                 and here_s - there_s > self._settings.move_gain_s
             ):
@@ -137,7 +139,7 @@ class Rebalancing:
         the least to redo."""
         limit_s = source.drain_s - self._needed_gain_s(source) - target.drain_s
         for sample in islice(reversed(source.counted.values()), _CANDIDATES):
-            if not self._may_move(sample, now):
+            if not self._may_move(sample, now) or target.version < sample.min_version:
                 continue
             redone = source.done_tokens(sample)
             if target not in self._placement.queue.groups[sample.group].prompt_at:

@@ -11,7 +11,9 @@ Invariants:
 - *able*: no sample is given to an instance that left, does not accept samples, or has no room;
 - *within admission*: an instance is never given more than its slots; beyond its KV memory at most one sample, so that
   no sample is too large to ever run. What it has when it comes back it keeps;
-- *work-conserving*: after `assign()` nothing is queued while an accepting instance has room;
+- *its own policies*: a sample goes to no instance whose policy version is older than the sample accepts, and one that
+  no instance may have yet keeps no other waiting;
+- *work-conserving*: after `assign()` nothing is queued while an accepting instance that may have it has room;
 - *near-linear*: an assignment costs O(log instances).
 
 This module must not know engines, sockets, the ledger or the time.
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 
-from gyre.rollouts.scheduling.fleet import Instance, PlacedSample
+from gyre.rollouts.scheduling.fleet import Instance, PlacedSample, QueueKey
 from gyre.rollouts.scheduling.placement import Placement
 
 
@@ -30,8 +32,9 @@ class OpenInstances:
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
-        self._heap: list[tuple[float, int, int, Instance]] = []
-        """(drain time with one sample more, number, entry, instance). An instance's earlier entries are void."""
+        self._heaps: dict[int, list[tuple[float, int, int, Instance]]] = {}
+        """By policy version: (drain time with one sample more, number, entry, instance). An instance's earlier entries
+        are void."""
         self._one_more = 0.0
         """Tokens that one sample more was expected to get when the entries were made."""
 
@@ -46,9 +49,10 @@ class OpenInstances:
         for instance in changed:
             self.enter(instance)
         changed.clear()
-        if len(self._heap) > 4 * len(placement.instances) + 64:
-            self._heap = [entry for entry in self._heap if entry[2] == entry[3].heap_entry]
-            heapq.heapify(self._heap)
+        if sum(map(len, self._heaps.values())) > 4 * len(placement.instances) + 64:
+            for heap in self._heaps.values():
+                heap[:] = [entry for entry in heap if entry[2] == entry[3].heap_entry]
+                heapq.heapify(heap)
 
     def enter(self, instance: Instance) -> None:
         """Enter the instance as it is now; its earlier entry is void."""
@@ -56,7 +60,8 @@ class OpenInstances:
         if instance.has_room:
             work = instance.outstanding_tokens + self._one_more
             done_s = work / instance.rate_tokens_s + self.slot_s(instance)
-            heapq.heappush(self._heap, (done_s, instance.number, instance.heap_entry, instance))
+            heap = self._heaps.setdefault(instance.version, [])
+            heapq.heappush(heap, (done_s, instance.number, instance.heap_entry, instance))
 
     def slot_s(self, instance: Instance) -> float:
         """How long a sample given to the instance waits for another one's end where all slots are in use, while it
@@ -65,14 +70,17 @@ class OpenInstances:
             return 0.0
         return self._one_more * instance.max_running / instance.rate_tokens_s
 
-    def best(self) -> Instance | None:
-        """None where no instance has room."""
-        while self._heap:
-            _, _, entry, instance = self._heap[0]
-            if entry == instance.heap_entry:
-                return instance
-            heapq.heappop(self._heap)
-        return None
+    def best(self, min_version: int = -1) -> Instance | None:
+        """Of those whose policy is not older than `min_version`; None where none has room."""
+        best: tuple[float, int, int, Instance] | None = None
+        for version, heap in list(self._heaps.items()):
+            while heap and heap[0][2] != heap[0][3].heap_entry:
+                heapq.heappop(heap)
+            if not heap:
+                del self._heaps[version]
+            elif version >= min_version and (best is None or heap[0] < best):
+                best = heap[0]
+        return best[3] if best is not None else None
 
 
 class Router:
@@ -87,14 +95,26 @@ class Router:
         self._open.refresh()
         queue = self._placement.queue
         given: list[tuple[PlacedSample, Instance]] = []
-        while queue and (limit is None or len(given) < limit):
-            best = self._open.best()
+        lines: list[tuple[QueueKey, int]] = []
+        """The first sample's place and the oldest version of each line that an instance may have room for."""
+
+        def enter(min_version: int) -> None:
+            first = queue.first(min_version)
+            if first is not None and first.queue_key is not None:
+                heapq.heappush(lines, (first.queue_key, min_version))
+
+        for min_version in queue.versions:
+            enter(min_version)
+        while lines and (limit is None or len(given) < limit):
+            _, min_version = heapq.heappop(lines)
+            best = self._open.best(min_version)
             if best is None:
-                break
-            sample, instance = self._next(best)
+                continue  # nor will there be one before the next call: instances only fill meanwhile
+            sample, instance = self._next(min_version, best)
             self._placement.assign(sample, instance)
             self._open.enter(instance)
             given.append((sample, instance))
+            enter(min_version)
         return given
 
     def backlog_s(self) -> float:
@@ -102,20 +122,20 @@ class Router:
         load, queue = self._placement.load, self._placement.queue
         return queue.tokens / load.rate_tokens_s if queue and load.rate_tokens_s > 0 else 0.0
 
-    def _next(self, best: Instance) -> tuple[PlacedSample, Instance]:
+    def _next(self, min_version: int, best: Instance) -> tuple[PlacedSample, Instance]:
         """The sample to give out when `best` has room, to `best` or to an instance that has its group's prompt.
 
-        It is the first of the queue, unless all instances that have its prompt are full. Then it may be one whose
+        It is the first of its line, unless all instances that have its prompt are full. Then it may be one whose
         group's prompt is at `best`, or one of a new group; but a group is passed over only so often.
         """
         queue, settings = self._placement.queue, self._placement.settings
-        first = queue.first()
-        assert first is not None, "an empty queue was asked for its first sample"
+        first = queue.first(min_version)
+        assert first is not None, "an empty line was asked for its first sample"
         group = queue.groups[first.group]
         if not group.prompt_at or best in group.prompt_at:
             return first, best
         saved = first.prompt_tokens * settings.prefill_cost
-        able = [instance for instance in group.prompt_at if instance.has_room]
+        able = [one for one in group.prompt_at if one.has_room and one.version >= min_version]
         if able:
             home = min(able, key=lambda one: (one.drain_s + self._open.slot_s(one), one.number))
             longer_s = home.drain_s + self._open.slot_s(home) - best.drain_s - self._open.slot_s(best)
@@ -124,8 +144,8 @@ class Router:
         patience = settings.sticky_patience * len(self._placement.instances)
         is_worth_it = not first.done_tokens and saved >= settings.sticky_worth * first.expected
         if is_worth_it and group.passed < patience:
-            other = queue.first_with_prompt_at(best) or queue.first_of_new_group()
-            if other is not None:
+            other = queue.first_with_prompt_at(best) or queue.first_of_new_group(min_version)
+            if other is not None and best.version >= other.min_version:
                 group.passed += 1
                 return other, best
         return first, best

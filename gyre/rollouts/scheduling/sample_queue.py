@@ -1,7 +1,8 @@
 """The samples that wait for an instance, in the order in which they are to be given out.
 
-Beside the one order of all, a group's queued samples can be asked for by where the group's prompt is: at a certain
-instance, or at none yet.
+Samples wait in lines, one for each oldest policy version that samples accept, so that those which no instance may have
+yet stand in nobody's way. Beside the order of a line, a group's queued samples can be asked for by where the group's
+prompt is: at a certain instance, or at none yet.
 
 Invariants:
 - *voided, not searched*: a sample that leaves the queue leaves its heap entries behind. They are skipped when they
@@ -29,6 +30,8 @@ class QueuedGroup:
     prompt_at: dict[Instance, int] = field(default_factory=dict)
     """Instances that have the group's prompt, and how many of its samples each has."""
     queued: int = 0
+    min_version: int = -1
+    """The line that its samples wait in."""
     heap: list[_Entry] = field(default_factory=list)
     passed: int = 0
     """How often a sample of it was first in the queue and another one was given out."""
@@ -38,14 +41,23 @@ class QueuedGroup:
         return self.queued > 0 and (at in self.prompt_at if at is not None else not self.prompt_at)
 
 
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Samples that accept the same policies."""
+
+    heap: list[_Entry] = field(default_factory=list)
+    new_groups: list[int] = field(default_factory=list)
+    """Heap of groups that have queued samples and their prompt nowhere. Entries of other groups are void."""
+    length: int = 0
+
+
 class SampleQueue:
     def __init__(self) -> None:
         self.groups: dict[int, QueuedGroup] = {}
         self.typical_tokens = 0.0
         """What was lately expected of a sample when it was queued."""
-        self._heap: list[_Entry] = []
-        self._new_groups: list[int] = []
-        """Heap of groups that have queued samples and their prompt nowhere. Entries of other groups are void."""
+        self._lines: dict[int, _Line] = {}
+        """By the oldest version that their samples accept; none is empty."""
         self._length = 0
         self._tokens = 0.0
         self._arrivals = 0
@@ -65,9 +77,12 @@ class SampleQueue:
         self._arrivals += 1
         key = sample.queue_key = QueueKey(not sample.done_tokens, sample.group, self._arrivals)
         group = self.groups.setdefault(sample.group, QueuedGroup())
+        group.min_version = sample.min_version
         group.queued += 1
+        line = self._lines.setdefault(sample.min_version, _Line())
+        line.length += 1
         heapq.heappush(group.heap, (key, sample))
-        heapq.heappush(self._heap, (key, sample))
+        heapq.heappush(line.heap, (key, sample))
         self._length += 1
         self._tokens += sample.expected
         self.typical_tokens += (sample.expected - self.typical_tokens) * (
@@ -77,7 +92,7 @@ class SampleQueue:
             for instance in group.prompt_at:
                 self._want(instance.wanted_groups, sample.group, instance)
             if not group.prompt_at:
-                self._want(self._new_groups, sample.group, None)
+                self._want(line.new_groups, sample.group, None)
 
     def take(self, sample: PlacedSample) -> None:
         """The sample is about to be placed: `prompt_arrived` comes next."""
@@ -85,17 +100,20 @@ class SampleQueue:
         self.groups[sample.group].queued -= 1
         self._length -= 1
         self._tokens -= sample.expected
+        line = self._lines[sample.min_version]
+        line.length -= 1
+        if not line.length:
+            del self._lines[sample.min_version]
         if not self._length:
-            self._heap.clear()
-            self._new_groups.clear()
             self._tokens = 0.0
 
     def withdraw(self, sample: PlacedSample) -> None:
         """Remove the sample from the queue: it is not to be given out."""
         self.take(sample)
-        if len(self._heap) > 2 * self._length + _SWEEP_SLACK:
-            self._heap = [entry for entry in self._heap if entry[1].queue_key is entry[0]]
-            heapq.heapify(self._heap)
+        line = self._lines.get(sample.min_version)
+        if line is not None and len(line.heap) > 2 * line.length + _SWEEP_SLACK:
+            line.heap = [entry for entry in line.heap if entry[1].queue_key is entry[0]]
+            heapq.heapify(line.heap)
         self._forget_if_empty(sample.group)
 
     # -- where prompts are --------------------------------------------------------------------------
@@ -120,7 +138,7 @@ class SampleQueue:
             return False
         del group.prompt_at[instance]
         if group.queued and not group.prompt_at:
-            self._want(self._new_groups, number, None)
+            self._want(self._lines[group.min_version].new_groups, number, None)
         self._forget_if_empty(number)
         return True
 
@@ -131,16 +149,24 @@ class SampleQueue:
 
     # -- who is next --------------------------------------------------------------------------------
 
-    def first(self) -> PlacedSample | None:
-        return _first(self._heap)
+    @property
+    def versions(self) -> list[int]:
+        """The oldest version that the samples of each line accept."""
+        return list(self._lines)
+
+    def first(self, min_version: int) -> PlacedSample | None:
+        """Of the line of samples that accept this version, and none before it."""
+        line = self._lines.get(min_version)
+        return _first(line.heap) if line is not None else None
 
     def first_with_prompt_at(self, instance: Instance) -> PlacedSample | None:
         """The first of the oldest group that has its prompt at the instance."""
         return self._first_wanted(instance.wanted_groups, instance)
 
-    def first_of_new_group(self) -> PlacedSample | None:
-        """The first of the oldest group that has its prompt nowhere."""
-        return self._first_wanted(self._new_groups, None)
+    def first_of_new_group(self, min_version: int) -> PlacedSample | None:
+        """The first of the oldest group in this line that has its prompt nowhere."""
+        line = self._lines.get(min_version)
+        return self._first_wanted(line.new_groups, None) if line is not None else None
 
     def _first_wanted(self, numbers: list[int], at: Instance | None) -> PlacedSample | None:
         while numbers:

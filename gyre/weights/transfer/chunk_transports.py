@@ -23,7 +23,7 @@ import xxhash
 from gyre.weights.codecs.encoding import Codec, decode
 from gyre.weights.transfer.connections import ConnectionPool
 from gyre.weights.transfer.encryption import Encryption
-from gyre.weights.transfer.protocol import REPLY_LIMIT, Abandoned, PeerConnection, dial
+from gyre.weights.transfer.protocol import HANDSHAKE_S, REPLY_LIMIT, Abandoned, PeerConnection, dial
 from gyre.weights.version.manifest import MANIFEST, Chunk, WeightManifest, WeightMismatch
 
 
@@ -116,6 +116,13 @@ class TcpTransport:
         self._abandoned = abandoned
         self._line: PeerConnection | None = None
         self.ahead: Want | None = None
+        self.dial_s = HANDSHAKE_S
+        """How long a dial may take, until both sides have proven the token."""
+        self.cut_off = False
+        """Set by another thread to end what is on its way."""
+
+    def _is_abandoned(self) -> bool:
+        return self.cut_off or self._abandoned()
 
     def pull(self, want: Want, into: memoryview, ahead: Callable[[], Want | None] = lambda: None) -> Pulled:
         """Pull one chunk. `ahead()` returns what to ask for next, and is called when this chunk begins to come."""
@@ -178,7 +185,7 @@ class TcpTransport:
         if self._line is None and self._connections is not None:
             self._line = self._connections.take(self._address)
             if self._line is not None:
-                self._line.abandoned, self._line.stall_s = self._abandoned, self._stall_s
+                self._line.abandoned, self._line.stall_s = self._is_abandoned, self._stall_s
         if self._line is not None:
             try:
                 return self._ask(self._line, request)
@@ -188,7 +195,8 @@ class TcpTransport:
             self._address,
             self._token,
             stall_s=self._stall_s,
-            abandoned=self._abandoned,
+            within_s=min(self.dial_s, self._stall_s),
+            abandoned=self._is_abandoned,
             pace=self._pace,
             encryption=self._encryption,
         )

@@ -1,10 +1,13 @@
-"""One fetch of a version: threads that ask peers for chunks, verify what comes, and record it.
+"""One fetch of a version: threads that ask peers for chunks, verify what comes, and record it. The streams pull chunks;
+the scouts dial peers, and ask what they have.
 
 Invariants:
 - *bytes before record*: a chunk is recorded after its checksum was right, so the successor of a killed process fetches
   only the missing chunks;
 - *no mixture*: all threads that write into the version's files have ended before `run` returns or raises;
 - *nobody is waited for alone*: a peer that dies, stalls or sends other bytes rests, and its chunk is asked of another.
+  So is a chunk that comes much slower than others do, if another peer has it;
+- *no stream dials who may be dead*: scouts do.
   The fetch fails only when nothing came from anybody for `give_up_s`, or for `QUEUED` times as long where peers say
   that their upload slots are taken.
 
@@ -34,12 +37,13 @@ from gyre.weights.transfer.chunk_transports import (
     Want,
 )
 from gyre.weights.transfer.mooncake import MooncakeFailed, MooncakeMissing, MooncakeTransport
-from gyre.weights.transfer.protocol import Abandoned, Stalled
+from gyre.weights.transfer.protocol import HANDSHAKE_S, Abandoned, Stalled
 from gyre.weights.transfer.server import PEERS_TOLD, are_alike, word_of
 from gyre.weights.transfer.swarm import (
     ASK_AGAIN_S,
     FIRST_REST_S,
     FULL_FOR_S,
+    SCOUTS,
     Peer,
     Swarm,
     bits_of,
@@ -56,6 +60,9 @@ SLOT_WAIT_S = 0.25
 
 QUEUED = 3.0
 """Times `give_up_s` that a fetch waits while peers say that their upload slots are taken: slots lapse, so one comes."""
+
+MOST_TOLD = 128
+"""Most incidents of one fetch. A peer may name hundreds that are not there."""
 
 OLD_RATE = 0.3
 """Weight of the link's rate in earlier fetches against its rate in this one."""
@@ -79,6 +86,15 @@ class _Stream:
 
     asked: tuple[Peer, Want] | None = None
     transport: Transport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A chunk on its way from a peer."""
+
+    peer: Peer
+    transport: TcpTransport
+    since: float
 
 
 class Fetch:
@@ -116,6 +132,10 @@ class Fetch:
         self._link_before = receiver.link_bytes_s
         self._flying = 0
         """Chunks that are asked for now, as bits."""
+        self._flights: dict[int, _Flight] = {}
+        self._cuts: dict[int, int] = {}
+        """How often each chunk was cut off because it came too slowly."""
+        self._scouts = 0
         self._swarm = Swarm(receiver.address, receiver.may_pull, receiver.random)
         self._idle: dict[Source, list[Transport]] = {}
         lock = threading.RLock()
@@ -140,6 +160,7 @@ class Fetch:
 
     def run(self) -> None:
         self._look_at_sources()
+        self._send_scouts()
         threads = [
             threading.Thread(target=self._work, name=f"gyre-fetch-{number}", daemon=True)
             for number in range(max(1, min(self.receiver.streams, self._needed.bit_count())))
@@ -154,11 +175,21 @@ class Fetch:
                 self._lock.notify_all()
             for thread in threads:
                 thread.join()  # ends within a look at `abandoned`: each wait of a transport is short
-            for transports in self._idle.values():
+            with self._lock:
+                idle, self._idle = self._idle, {}
+            for transports in idle.values():
                 for transport in transports:
                     transport.close()
         if self._failure is not None:
             raise self._failure
+
+    def _send_scouts(self) -> None:
+        """One for each peer, up to `SCOUTS`. They write nothing, so nobody waits for their end."""
+        with self._lock:
+            missing = min(SCOUTS, len(self._swarm.peers)) - self._scouts
+            self._scouts += max(0, missing)
+        for _ in range(missing):
+            threading.Thread(target=self._scout, name="gyre-scout", daemon=True).start()
 
     def _supervise(self) -> None:
         while True:
@@ -186,6 +217,18 @@ class Fetch:
                     details={"sources": [str(source) for source in self._sources()]},
                 )
             self._look_at_sources()
+            self._send_scouts()
+            self._cut_off(now)
+
+    def _cut_off(self, now: float) -> None:
+        """End the transfer of chunks that come so slowly that another peer is the better source. A chunk has twice as
+        long each time, for the link itself may be slow."""
+        with self._lock:
+            for index, flight in self._flights.items():
+                patience_s = self._patience_s() * 2.0 ** (1 + self._cuts.get(index, 0))
+                if now - flight.since > patience_s and self._swarm.has_other(index, flight.peer, now):
+                    self._cuts[index] = self._cuts.get(index, 0) + 1
+                    flight.transport.cut_off = True
 
     def _abandoned(self) -> bool:
         return self._ended
@@ -210,8 +253,16 @@ class Fetch:
 
     def _work(self) -> None:
         stream = _Stream()
+        self._run_until_over(lambda: self._go_on(stream))
+        if stream.transport is not None:
+            stream.transport.close()
+
+    def _scout(self) -> None:
+        self._run_until_over(self._look_around)
+
+    def _run_until_over(self, go_on: Callable[[], bool]) -> None:
         try:
-            while self._go_on(stream):
+            while go_on():
                 pass
         except Abandoned:
             pass
@@ -220,28 +271,64 @@ class Fetch:
                 self._failure = self._failure or error
                 self._lock.notify_all()
                 self._over.notify_all()
+
+    def _look_around(self) -> bool:
+        """Ask one peer what it has, or wait briefly; returns whether there is more to do."""
+        with self._lock:
+            if self._ended or self._failure is not None or not self._needed:
+                return False
+            peer = self._swarm.look(time.monotonic())
+            if peer is None:
+                self._lock.wait(ASK_AGAIN_S)
+                return True
+        within_s = peer.dial_s(HANDSHAKE_S)
+        try:
+            transport = self._transport(peer)
+            if isinstance(transport, TcpTransport | MooncakeTransport):
+                transport.dial_s = within_s
+            self._ask_what(peer, transport)
+        except Abandoned:
+            raise
+        except Exception as error:  # whatever a peer's words lead to is that peer's failure
+            early = within_s < HANDSHAKE_S and isinstance(error, TimeoutError | Stalled)
+            self._failed(peer, error, None, tell=not early)
+        else:
+            self._keep(peer, transport)
         finally:
-            if stream.transport is not None:
-                stream.transport.close()
+            with self._lock:
+                peer.asking = False
+                self._lock.notify_all()
+        return True
+
+    def _keep(self, peer: Peer, transport: Transport) -> None:
+        """For the next that asks this peer."""
+        with self._lock:
+            if not self._ended:
+                self._idle.setdefault(peer.source, []).append(transport)
+                return
+        transport.close()
 
     def _go_on(self, stream: _Stream) -> bool:
-        """Fetch one chunk, ask one question or wait briefly; returns whether there is more to do."""
+        """Fetch one chunk or wait briefly; returns whether there is more to do."""
         with self._lock:
             if self._ended or self._failure is not None or not self._needed:
                 return False
             want: Want | None = None
             if stream.asked is not None:
                 (peer, want), stream.asked = stream.asked, None
-                index: int | None = want.chunk.index
+                index = want.chunk.index
             else:
-                open_ = self._needed & ~self._flying
-                job = self._swarm.pick(open_, time.monotonic(), self._patience_s())
+                job = self._swarm.pick(
+                    self._needed & ~self._flying, time.monotonic(), self._patience_s(), self.receiver.streams
+                )
                 if job is None:
                     self._lock.wait(ASK_AGAIN_S)
                     return True
                 peer, index = job
-                if index is not None:
-                    self._flying |= 1 << index
+                if peer.is_here and not self._is_here(peer.source):
+                    peer.is_here = False  # its folder is gone: a scout dials it
+                    return True
+                self._flying |= 1 << index
             peer.busy += 1
         good = False
         try:
@@ -256,17 +343,20 @@ class Fetch:
             elif stream.asked is not None:
                 stream.transport = transport
             else:
-                with self._lock:
-                    self._idle.setdefault(peer.source, []).append(transport)
+                self._keep(peer, transport)
         finally:
             with self._lock:
                 peer.busy -= 1
-                self._flying &= ~(1 << index) if index is not None else -1
+                self._flying &= ~(1 << index)
+                self._flights.pop(index, None)
                 if not good and stream.asked is not None:
                     self._flying &= ~(1 << stream.asked[1].chunk.index)
                     stream.asked = None
                 self._lock.notify_all()
         return True
+
+    def _is_here(self, source: Source) -> bool:
+        return self.receiver.is_here(source) or not self.receiver.rates
 
     def _transport(self, peer: Peer) -> Transport:
         """An idle open transport to the peer, of any stream, or a new one."""
@@ -276,9 +366,7 @@ class Fetch:
             if idle:
                 return idle.pop()
         receiver = self.receiver
-        if (
-            receiver.is_here(source) or not receiver.rates
-        ):  # a folder that is gone by now: the transport says so
+        if self._is_here(source):  # a folder that is gone by now: the transport says so
             return SharedTransport(source.path, abandoned=self._abandoned)
         if receiver.mooncake is not None and self._way(peer) == "mooncake":
             return MooncakeTransport(
@@ -361,14 +449,9 @@ class Fetch:
 
     # -- one chunk -----------------------------------------------------------------------------------------
 
-    def _step(
-        self, peer: Peer, index: int | None, transport: Transport, want: Want | None, stream: _Stream
-    ) -> bool:
+    def _step(self, peer: Peer, index: int, transport: Transport, want: Want | None, stream: _Stream) -> bool:
         """Whether the transport is good for the next. `want` is what was asked for ahead."""
         try:
-            if index is None:
-                self._ask_what(peer, transport)
-                return True
             chunk = self.files.chunks[index]
             want = want or self._want(chunk, peer)
             if transport.name != "tcp":
@@ -380,14 +463,16 @@ class Fetch:
             ):
                 into = self.files.view(chunk)
                 if isinstance(transport, TcpTransport):
+                    with self._lock:
+                        self._flights[index] = _Flight(peer, transport, time.monotonic())
                     pulled = transport.pull(want, into, lambda: self._ask_ahead(peer, stream))
                 else:
                     pulled = transport.pull(want, into)
             self._take(peer, chunk, want, pulled, transport.name)
             return pulled.status != "gone" and transport.name in (self._way(peer), "shared")
-        except Abandoned:
-            raise
         except Exception as error:  # whatever a source's words lead to is that source's failure
+            if isinstance(error, Abandoned) and self._ended:
+                raise
             alone = len(self.receiver.rates) == 1
             if isinstance(error, MooncakeMissing) and not alone:
                 peer.lacks_memory = True
@@ -397,8 +482,7 @@ class Fetch:
             elif isinstance(error, WeightMismatch) and want is not None:
                 self._damaged(peer, index, str(error), want)
             else:
-                kind = "source_stalled" if isinstance(error, Stalled) else "source_lost"
-                self._rest(peer, "source_refused" if isinstance(error, Unauthorized) else kind, error, index)
+                self._failed(peer, error, index)
         return False
 
     def _ask_what(self, peer: Peer, transport: Transport) -> None:
@@ -406,6 +490,8 @@ class Fetch:
             before = peer.bitfield
             reply = transport.ask({"op": "have", "checksum": self.manifest.checksum})
             self._learn(peer, reply)
+            with self._lock:
+                peer.heard(time.monotonic())
             peer.again_s = ASK_AGAIN_S if peer.bitfield != before else min(10 * ASK_AGAIN_S, 2 * peer.again_s)
 
     def _learn(self, peer: Peer, told: Mapping[str, Any]) -> None:
@@ -429,6 +515,8 @@ class Fetch:
     def _take(self, peer: Peer, chunk: Chunk, want: Want, pulled: Pulled, way: str) -> None:
         now = time.monotonic()
         self._learn(peer, pulled.told)
+        with self._lock:
+            peer.heard(now)
         if pulled.status != "ok":
             with self._lock:
                 if pulled.status == "gone":
@@ -508,9 +596,19 @@ class Fetch:
                 return
             peer.sent_wrong_bytes(time.monotonic())
 
-    def _rest(self, peer: Peer, kind: str, error: BaseException, index: int | None) -> None:
+    def _failed(self, peer: Peer, error: BaseException, index: int | None, *, tell: bool = True) -> None:
+        kind = "source_stalled" if isinstance(error, Stalled | Abandoned) else "source_lost"
+        self._rest(
+            peer, "source_refused" if isinstance(error, Unauthorized) else kind, error, index, tell=tell
+        )
+
+    def _rest(
+        self, peer: Peer, kind: str, error: BaseException, index: int | None, *, tell: bool = True
+    ) -> None:
         with self._lock:
             peer.rest(time.monotonic())
+        if not tell:
+            return
         self._tell(kind, peer, {"chunk": index, "error": f"{type(error).__name__}: {error}"[:500]}, once=True)
 
     def _tell(self, kind: str, peer: Peer, evidence: dict[str, Any], *, once: bool) -> None:
@@ -518,7 +616,7 @@ class Fetch:
         chunk."""
         key = (kind, str(peer.source))
         with self._lock:
-            if once and key in self._told:
+            if (once and key in self._told) or len(self._told) >= MOST_TOLD:
                 return
             self._told.add(key)
         self.receiver.incident(

@@ -218,6 +218,14 @@ class MooncakeTransport:
         self._engine = engine
         self._files = files
 
+    @property
+    def dial_s(self) -> float:
+        return self._line.dial_s
+
+    @dial_s.setter
+    def dial_s(self, seconds: float) -> None:
+        self._line.dial_s = seconds
+
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         return self._line.ask(request)
 

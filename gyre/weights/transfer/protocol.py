@@ -3,7 +3,8 @@
 Invariants:
 - *no token in clear*: each side proves that it has the token by an HMAC over both sides' random numbers; nothing else
   is sent before both have proven it;
-- *progress, not patience*: a wait ends `stall_s` after the last byte, however much is still to come;
+- *progress, not patience*: a wait ends `stall_s` after the last byte, however much is still to come. What is small has
+  a deadline for the whole, so that nobody is waited for byte by byte: a dial, the proofs, a frame;
 - *bounded*: a frame says its length, and a frame that is too long ends the connection. Nothing is unpickled;
 - *one connection, one proof*: on an encrypted connection (`gyre.weights.transfer.encryption`) the proofs cover the
   certificate of its handshake, so that nobody without the token can stand in between. A connection in clear is for
@@ -14,10 +15,12 @@ This module must not know the meaning of requests.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import ipaddress
 import json
+import os
 import secrets
 import select
 import socket
@@ -57,6 +60,9 @@ TLS_BLOCK = 64 << 10
 WAKE_BYTES = 2 << 20
 """Bytes for which a receiver in mid-chunk is woken, instead of for each packet."""
 
+SLOWEST_FRAME_BYTES_S = 64 << 10
+"""Rate at which a frame has to come after the first `stall_s`."""
+
 _LOOK_S = 0.25
 """Time within which a wait notices that it has to end."""
 
@@ -89,6 +95,8 @@ class PeerConnection:
         self.stall_s = stall_s
         self.abandoned = abandoned
         self._pace = pace
+        self.until = float("inf")
+        """When a wait for bytes ends, whatever comes (time.monotonic)."""
         self._wakes_at = 1
         self._flags = int(socket.MSG_WAITALL)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -147,6 +155,8 @@ class PeerConnection:
             if self._pace is not None:
                 self._pace(got)
             moved = time.monotonic()
+            if moved > self.until and at < end:
+                raise Stalled("what came, came too slowly.")
             if seen is not None and (at - told >= block or at == end):
                 seen(view[told:at])
                 told = at
@@ -162,15 +172,20 @@ class PeerConnection:
         else."""
         head = bytearray(4)
         stall_s, self.stall_s = self.stall_s, idle_s if idle_s is not None else self.stall_s
+        self.until = time.monotonic() + 2 * self.stall_s  # four bytes
         try:
             self.receive_into(memoryview(head))
         finally:
-            self.stall_s = stall_s
+            self.stall_s, self.until = stall_s, float("inf")
         size = int.from_bytes(head, "little")
         if size > limit:
             raise ConnectionAbortedError(f"a frame of {size} bytes")
         body = bytearray(size)
-        self.receive_into(memoryview(body))
+        self.until = time.monotonic() + self.stall_s + size / SLOWEST_FRAME_BYTES_S
+        try:
+            self.receive_into(memoryview(body))
+        finally:
+            self.until = float("inf")
         try:
             frame = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -200,7 +215,7 @@ class PeerConnection:
         if self.abandoned():
             raise Abandoned("no more use for it.")
         waited = time.monotonic() - moved
-        if waited >= self.stall_s:
+        if waited >= self.stall_s or time.monotonic() > self.until:
             raise Stalled(f"nothing moved for {waited:.1f} s.")
 
 
@@ -209,16 +224,20 @@ def dial(
     token: str,
     *,
     stall_s: float,
+    within_s: float = HANDSHAKE_S,
     abandoned: Callable[[], bool] = lambda: False,
     pace: Callable[[int], None] | None = None,
     encryption: Encryption | None = None,
 ) -> PeerConnection:
-    """A connection to `host:port`, on which both sides have proven the token. Raises OSError, Stalled, Unauthorized."""
-    within_s = min(HANDSHAKE_S, stall_s)
-    link = socket.create_connection(split_address(address), timeout=within_s)
+    """A connection to `host:port`, on which both sides have proven the token, within `within_s` and `stall_s`. Raises
+    OSError, Stalled, Abandoned, Unauthorized."""
+    within_s = min(within_s, stall_s)
+    until = time.monotonic() + within_s
+    link = _connect(address, until, abandoned)
     if encryption is not None:
-        link = encryption.dial(link, within_s)
-    connection = PeerConnection(link, stall_s=min(HANDSHAKE_S, stall_s), abandoned=abandoned, pace=pace)
+        link = encryption.dial(link, max(0.001, until - time.monotonic()))
+    connection = PeerConnection(link, stall_s=within_s, abandoned=abandoned, pace=pace)
+    connection.until = until
     try:
         hello = bytearray(len(MAGIC) + _NONCE)
         connection.receive_into(memoryview(hello))
@@ -237,8 +256,50 @@ def dial(
     except BaseException:
         link.close()
         raise
-    connection.stall_s = stall_s
+    connection.stall_s, connection.until = stall_s, float("inf")
     return connection
+
+
+def _connect(address: str, until: float, abandoned: Callable[[], bool]) -> socket.socket:
+    """A TCP connection by the time `until`. Of a name with several addresses each has an equal share of the time that
+    is left, so that one which swallows packets does not hide the others. Raises OSError, Abandoned."""
+    host, port = split_address(address)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failure: OSError = OSError(f"{address} is no address")
+    for at, (family, kind, protocol, _, where) in enumerate(found):
+        now = time.monotonic()
+        try:
+            return _connect_to(
+                family, kind, protocol, where, now + max(0.0, until - now) / (len(found) - at), abandoned
+            )
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def _connect_to(
+    family: int, kind: int, protocol: int, where: Any, until: float, abandoned: Callable[[], bool]
+) -> socket.socket:
+    link = socket.socket(family, kind, protocol)
+    try:
+        link.setblocking(False)
+        error = link.connect_ex(where)
+        watched = select.poll()  # knows descriptors of any number
+        watched.register(link, select.POLLOUT)
+        while error == errno.EINPROGRESS:
+            left_s = until - time.monotonic()
+            if abandoned():
+                raise Abandoned("no more use for it.")
+            if left_s <= 0:
+                raise TimeoutError(f"{where[0]} does not answer")
+            if watched.poll(1000 * min(_LOOK_S, left_s)):
+                error = link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+        return link
+    except BaseException:
+        link.close()
+        raise
 
 
 def receive_caller(
@@ -250,6 +311,7 @@ def receive_caller(
         link = encryption.accept(link, HANDSHAKE_S)
     try:
         connection = PeerConnection(link, stall_s=HANDSHAKE_S, **options)
+        connection.until = time.monotonic() + HANDSHAKE_S
         ours, bound = secrets.token_bytes(_NONCE), _binding(link, encryption)
         connection.send(MAGIC + ours)
         answer = bytearray(_NONCE + _PROOF)
@@ -261,7 +323,7 @@ def receive_caller(
     except BaseException:
         link.close()
         raise
-    connection.stall_s = stall_s
+    connection.stall_s, connection.until = stall_s, float("inf")
     return connection
 
 

@@ -12,7 +12,9 @@ This module must not know who tells it of versions and sources, or what loads th
 from __future__ import annotations
 
 import contextlib
+import queue
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,9 +32,12 @@ from gyre.weights.transfer.fetch import Fetch, Superseded, WeightsUnreachable
 from gyre.weights.transfer.mooncake import MooncakeEngine
 from gyre.weights.transfer.protocol import Stalled, is_allowed
 from gyre.weights.transfer.server import ChunkServer
-from gyre.weights.transfer.swarm import ASK_AGAIN_S
+from gyre.weights.transfer.swarm import ASK_AGAIN_S, FIRST_REST_S, LONGEST_REST_S
 from gyre.weights.version.arena import Arena, ArenaFull, VersionFiles, is_folder, read_manifest
 from gyre.weights.version.manifest import WeightManifest, WeightMismatch
+
+ASKED_AT_ONCE = 16
+"""Most sources that are asked for a manifest at one time, each on a thread of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,45 @@ class Fetched:
     by: dict[str, int]
     codecs: dict[str, int]
     reason: str = ""
+
+
+class _Asking:
+    """Who is asked for a manifest: several sources at once, so that those which are silent hold up nobody, and each of
+    them less often each time."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self.found: queue.SimpleQueue[WeightManifest] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._open: set[Source] = set()
+        self._tries: dict[Source, int] = {}
+        self._again_at: dict[Source, float] = {}
+        self._told: set[Source] = set()
+
+    def due(self, sources: Sequence[Source], now: float) -> list[Source]:
+        """The sources to ask now, those first that were asked least often."""
+        with self._lock:
+            due = [
+                one
+                for one in dict.fromkeys(sources)
+                if one not in self._open and self._again_at.get(one, now) <= now
+            ]
+            due.sort(key=lambda one: self._tries.get(one, 0))
+            due = due[: max(0, ASKED_AT_ONCE - len(self._open))]
+            self._open.update(due)
+        return due
+
+    def ended(self, source: Source, now: float) -> None:
+        with self._lock:
+            self._open.discard(source)
+            tries = self._tries[source] = self._tries.get(source, 0) + 1
+            self._again_at[source] = now + min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(tries - 1, 16))
+
+    def is_first_of(self, source: Source) -> bool:
+        with self._lock:
+            first = source not in self._told
+            self._told.add(source)
+        return first
 
 
 class Receiver:
@@ -199,31 +243,38 @@ class Receiver:
     ) -> WeightManifest:
         """The manifest with this checksum, which it proves by itself, from any source. Raises Superseded, and
         WeightsUnreachable after `give_up_s`."""
+        asking = _Asking()
+
+        def ask(source: Source) -> None:
+            try:
+                found = self._ask_manifest(source, checksum, lambda: asking.over or superseded())
+                if found is not None:
+                    asking.found.put(replace(found, version=version))
+            except Exception as error:  # whatever a source's words lead to is that source's failure
+                if not asking.over and not superseded() and asking.is_first_of(source):
+                    kind = "source_stalled" if isinstance(error, Stalled) else "source_lost"
+                    evidence = {"version": version, "source": str(source), "error": str(error)[:500]}
+                    self.incident(kind, evidence)
+            finally:
+                asking.ended(source, time.monotonic())
+
         until = time.monotonic() + self.give_up_s
-        told: set[str] = set()
-        while True:
-            for source in sources():
-                try:
-                    found = self._ask_manifest(source, checksum, superseded)
-                    if found is not None:
-                        return replace(found, version=version)
-                except Exception as error:  # whatever a source's words lead to is that source's failure
-                    if superseded():
-                        break
-                    if str(source) not in told:
-                        told.add(str(source))
-                        kind = "source_stalled" if isinstance(error, Stalled) else "source_lost"
-                        evidence = {"version": version, "source": str(source), "error": str(error)[:500]}
-                        self.incident(kind, evidence)
-            if superseded():
-                raise Superseded(f"version {version} is not wanted any more.")
-            if time.monotonic() > until:
-                raise WeightsUnreachable(
-                    f"nobody has the manifest of version {version} ({checksum}).",
-                    hint="Are its sources alive, and can this machine open their addresses?",
-                    details={"sources": [str(source) for source in sources()]},
-                )
-            time.sleep(10 * ASK_AGAIN_S)
+        try:
+            while True:
+                for source in asking.due(sources(), time.monotonic()):
+                    threading.Thread(target=ask, args=(source,), name="gyre-manifest", daemon=True).start()
+                with contextlib.suppress(queue.Empty):
+                    return asking.found.get(timeout=ASK_AGAIN_S)
+                if superseded():
+                    raise Superseded(f"version {version} is not wanted any more.")
+                if time.monotonic() > until:
+                    raise WeightsUnreachable(
+                        f"nobody has the manifest of version {version} ({checksum}).",
+                        hint="Are its sources alive, and can this machine open their addresses?",
+                        details={"sources": [str(source) for source in sources()]},
+                    )
+        finally:
+            asking.over = True
 
     def _ask_manifest(
         self, source: Source, checksum: str, abandoned: Callable[[], bool]

@@ -154,8 +154,10 @@ async def test_a_stream_is_incremental_and_ends_with_done(served):
     assert joined(chunk["output_ids"] for chunk in chunks) == whole["output_ids"]
     pairs = joined(meta["output_token_logprobs"] for meta in metas)
     assert pairs == whole["meta_info"]["output_token_logprobs"]
-    assert "weight_versions" in metas[-1]
-    assert "weight_versions" not in metas[0]
+    told = [
+        [(span["version"], span["start"], span["end"]) for span in meta["weight_versions"]] for meta in metas
+    ]
+    assert told == [[("1", 0, total)] for total in (1, 9, 17, 20)]
 
 
 async def test_log_probs_are_left_out_unless_asked_for(served):
@@ -261,8 +263,12 @@ async def test_an_update_while_paused_shows_in_the_spans(served, folders):
     assert (status, reply["success"], reply["num_paused_requests"]) == (200, True, 1)
     assert (await served.get("/model_info"))[1]["model_path"] == str(folders[1])
     await served.post("/continue_generation")
-    *_, last, _ = await task
+    *chunks, last, _ = await task
     one, two = last["meta_info"]["weight_versions"]
+    for chunk in chunks:  # each chunk knows of each of its tokens
+        *_, newest = chunk["meta_info"]["weight_versions"]
+        total = chunk["meta_info"]["completion_tokens"]
+        assert (newest["version"], newest["end"]) == ("1" if total <= one["end"] else "2", total)
     assert (one["version"], two["version"]) == ("1", "2")
     assert (one["start"], one["end"], two["end"]) == (0, two["start"], LONG)
 

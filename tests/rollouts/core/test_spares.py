@@ -49,7 +49,6 @@ def here(*names: str, **not_admitted: NotAdmitted) -> list[PlacedInstance]:
         (here("rollout-0", *SPARES, rollout_1=NotAdmitted.DRAINING), SPARES[:1], ("rollout-1",)),
         (here("rollout-0", *SPARES, rollout_1=NotAdmitted.NO_POLICY), SPARES[:1], ("rollout-1",)),
         (here("rollout-0", *SPARES, rollout_1=NotAdmitted.POLICY_REFUSED), SPARES[:1], ("rollout-1",)),
-        (here("rollout-0", *SPARES, rollout_1=NotAdmitted.POLICY_TOO_OLD), (), ()),  # it loads, as all do
         (here("rollout-0", *SPARES, rollout_1=NotAdmitted.HANDOVER), (), ()),
         (here("rollout-0", SPARES[1], spare_rollout_0=NotAdmitted.NO_POLICY), SPARES[1:], ("rollout-1",)),
     ],

@@ -64,6 +64,9 @@ class RoutedFleet:
     def admit(self, name: str, admitted: bool) -> None:
         self.placement.admit(self.instances[name], admitted)
 
+    def serve(self, name: str, version: int) -> None:
+        self.placement.serve(self.instances[name], version)
+
     def observe(self, name: str, *, rate_tokens_s: float, kv_used_tokens: int) -> None:
         self.placement.load.observe(
             self.instances[name], rate_tokens_s=rate_tokens_s, kv_used_tokens=kv_used_tokens
@@ -75,9 +78,16 @@ class RoutedFleet:
     # -- samples ------------------------------------------------------------------------------------
 
     def submit(
-        self, key: int, *, group: int, prompt_tokens: int, done_tokens: int, max_new_tokens: int
+        self,
+        key: int,
+        *,
+        group: int,
+        prompt_tokens: int,
+        done_tokens: int,
+        max_new_tokens: int,
+        min_version: int = -1,
     ) -> None:
-        sample = self.samples[key] = PlacedSample(key, group, prompt_tokens, max_new_tokens)
+        sample = self.samples[key] = PlacedSample(key, group, prompt_tokens, max_new_tokens, min_version)
         self.placement.enqueue(sample, done_tokens)
 
     def finished(self, key: int, length: int) -> None:

@@ -126,7 +126,7 @@ class Places(RuleBasedStateMachine):
             assert holder is not None or (not sample.recalled and sample.counted_at is None)
         queued = [key for key, place in self.where.items() if place is None]
         assert len(self.placement.queue) == len(queued)
-        first = self.placement.queue.first()
+        first = self.placement.queue.first(-1)
         assert (first.key if first is not None else None) == min(
             queued, key=lambda key: self.some(key).queue_key or (), default=None
         )

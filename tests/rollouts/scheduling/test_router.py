@@ -443,8 +443,8 @@ def test_memory_follows_what_is_there_and_not_what_was(prompt: int) -> None:
     live, queue = len(found.samples), found.queue
     assert live < 4000
     assert len(queue.groups) <= live
-    assert len(queue._heap) <= 2 * live + 64
-    assert len(found.open._heap) <= 4 * 4 + 64 + 100
-    assert len(queue._new_groups) <= 2 * live + 64
+    assert all(len(line.heap) <= 2 * live + 64 for line in queue._lines.values())
+    assert sum(map(len, found.open._heaps.values())) <= 4 * 4 + 64 + 100
+    assert all(len(line.new_groups) <= 2 * live + 64 for line in queue._lines.values())
     assert all(len(instance.wanted_groups) <= 2 * 8 + 64 for instance in found.instances.values())
     assert sum(len(group.heap) for group in queue.groups.values()) <= 2 * live + 64

@@ -19,6 +19,11 @@ SAMPLES = st.integers(0, 40)
 LIMIT = 1000
 
 
+def wish(sample: int) -> int:
+    """The oldest policy version that the sample accepts; of most any."""
+    return max(-1, sample // 4 % 5 - 3)
+
+
 class Fleet(RuleBasedStateMachine):
     """A model of who must have what, beside the router."""
 
@@ -31,6 +36,7 @@ class Fleet(RuleBasedStateMachine):
         self.now = 0.0
         self.instances: dict[str, int] = {}
         self.accepting: set[str] = set()
+        self.version: dict[str, int] = {}
         self.place: dict[int, str | None] = {}
         self.kept: dict[str, int] = {}
         """How many each instance has brought along, which may be more than it has room for."""
@@ -46,6 +52,13 @@ class Fleet(RuleBasedStateMachine):
         self.router.join(name, max_running=slots, kv_tokens=kv, rate_tokens_s=rate)
         self.instances[name] = slots + (math.ceil(slots * self.settings.overcommit))
         self.accepting.add(name)
+        self.version[name] = -1
+
+    @rule(name=NAMES, newer=st.integers(1, 2))
+    def load(self, name: str, newer: int) -> None:
+        if name in self.instances:
+            self.version[name] += newer
+            self.router.serve(name, self.version[name])
 
     @rule(name=NAMES, resubmit=st.booleans(), done=st.integers(0, LIMIT))
     def leave(self, name: str, resubmit: bool, done: int) -> None:
@@ -79,7 +92,12 @@ class Fleet(RuleBasedStateMachine):
     def submit(self, sample: int, done: int) -> None:
         if sample not in self.place:
             self.router.submit(
-                sample, group=sample // 4, prompt_tokens=sample * 7, done_tokens=done, max_new_tokens=LIMIT
+                sample,
+                group=sample // 4,
+                prompt_tokens=sample * 7,
+                done_tokens=done,
+                max_new_tokens=LIMIT,
+                min_version=wish(sample),
             )
             self.place[sample] = None
 
@@ -113,11 +131,16 @@ class Fleet(RuleBasedStateMachine):
             assert sum(place == name for place in self.place.values()) < self.instances[name]
             assert self.place[sample] is None
             assert name in self.accepting
+            assert self.version[name] >= wish(sample), "old weights serve as new"
             self.place[sample] = name
             SEEN["given out"] += 1
         if limit is None and self.router.queued():
             SEEN["no room"] += bool(self.accepting)
-            assert not any(self.router.has_room(name) for name in self.accepting)
+            for sample, place in self.place.items():
+                if place is None:
+                    able = [name for name in self.accepting if self.version[name] >= wish(sample)]
+                    SEEN["too old"] += len(able) < len(self.accepting)
+                    assert not any(map(self.router.has_room, able)), "it stands behind another one's wish"
 
     @rule(passed_s=st.sampled_from([0.0, 1.0, 30.0]), tail=st.booleans())
     def move(self, passed_s: float, tail: bool) -> None:
@@ -127,6 +150,7 @@ class Fleet(RuleBasedStateMachine):
         for sample, source, target in moves:
             assert self.place[sample] == source != target
             assert target in self.accepting
+            assert self.version[target] >= wish(sample), "old weights serve as new"
             assert sum(place == target for place in self.place.values()) < self.instances[target]
             self.place[sample] = target
             SEEN["stragglers moved" if tail else "moved"] += 1
@@ -181,7 +205,7 @@ class TestFleet(Fleet.TestCase):
 
     @classmethod
     def tearDownClass(cls) -> None:
-        went_through(SEEN, ("given out", "no room", "moved"))
+        went_through(SEEN, ("given out", "no room", "too old", "moved"))
 
 
 @settings(max_examples=examples(40), deadline=None)

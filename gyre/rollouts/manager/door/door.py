@@ -4,6 +4,7 @@ publish policies.
     POST /generate, /v1/completions    a request, answered whole or streamed
     GET, DELETE /v1/requests/{id}      how far one is; forget it
     POST, GET /v1/policies             publish a version; what is published and served
+    GET /v1/policies/{version}         who serves a version, or why nobody does
     GET /v1/policies/plane             what a publisher needs to serve its versions itself
     GET /v1/models, /health            what OpenAI's and SGLang's clients ask for first
     POST /abort_request                SGLang's: end requests, and answer them with what is there
@@ -16,7 +17,7 @@ Invariants:
 - *written before answered*, *same id same tokens*, *a key sees its own*: see `gyre.rollouts.core.door_ledger`;
 - *published means durable*: a publish is answered after the commit that holds it, and so is a delete;
 - *every wait has an end*: a client that waited so long is told to ask again with the same id; what it asked for goes
-  on;
+  on. Where others are served, and for as long no instance had the version that it asks for, it has failed;
 - *the newest hears*: of many that wait for one id the oldest are sent away, so that nobody who is gone is in the way.
 
 This module must not know how samples are generated or given out.
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,8 +61,18 @@ from gyre.rollouts.token_log.write_buffer import WriteBatch
 BODY_BYTES = 8 << 20
 """Largest body of a request: a prompt of a million tokens."""
 
+BODIES_BYTES = 64 << 20
+"""Of bodies of one key that are read at one time: eight of the largest. While there are more, another one is refused
+before it is read."""
+
 MOST_WAITING = 8
 """Most clients that wait for one id; one more, and the oldest is sent away."""
+
+KEYS_TOLD = 32
+"""Keys whose bytes the status has: those with the most."""
+
+REFUSALS_TOLD = 4
+"""Instances whose words stand in the error of a request for a version that none could load."""
 
 KEEP_ALIVE_S = 15.0
 """Silence of a stream after which a comment is sent, so that nobody between cuts it; a key is looked at as often."""
@@ -107,6 +118,7 @@ class Door:
             groups,
             keep_s=settings.keep_s,
             keep_tokens=settings.keep_tokens,
+            key_bytes=settings.key_bytes,
             most_open=settings.most_open,
         )
         self._groups = groups
@@ -127,9 +139,13 @@ class Door:
         self._deleting: list[asyncio.Event] = []
         """Of those in the batch that is written."""
         self._is_closed = False
+        self._reading: Counter[str] = Counter()
+        """Bytes of the bodies that are read, by key."""
         self.waited_s = 0.0
         """How long in all a sample has waited for a place."""
         self._looked_at = now()
+        self._unserved_since: dict[int, float] = {}
+        """Since when no instance has the version that a request asks for, by the request's number."""
 
     def routes(self) -> list[web.RouteDef]:
         asks = [web.post(dialect.path, self._route(partial(self._ask, dialect))) for dialect in DIALECTS]
@@ -140,6 +156,7 @@ class Door:
             web.post("/v1/policies", self._route(self._publish)),
             web.get("/v1/policies", self._route(self._list_policies)),
             web.get("/v1/policies/plane", self._route(self._plane)),
+            web.get("/v1/policies/{version}", self._route(self._look_at_policy)),
             web.get("/v1/models", self._route(self._list_models)),
             web.post("/abort_request", self._route(self._abort)),
             web.get("/workers", self._route(self._list_workers)),
@@ -189,9 +206,25 @@ class Door:
         if len(self._groups.placement.queue):
             self.waited_s += now - self._looked_at
         self._looked_at = now
+        self._give_up_unserved(now)
         over = self.ledger.forget(now)
         if over:
             self._closed(over)
+
+    def _give_up_unserved(self, now: float) -> None:
+        """Fail the requests for a version that no instance has had for as long as anybody waits for an answer."""
+        waiting = self._groups.out_of_reach
+        self._unserved_since = {one.number: self._unserved_since.get(one.number, now) for one in waiting}
+        within_s = self._settings.answer_within_s
+        over = [one for one in waiting if now - self._unserved_since[one.number] > within_s]
+        for request in over:
+            version = request.min_version
+            said = [f"{name}: {error}" for name, error in self._policies.refusals(version).items()]
+            why = f"No instance has version {version} or a newer one after {within_s:g} s."
+            self._groups.give_up(request, " ".join((why, *said[:REFUSALS_TOLD])))
+        if over:
+            self._dispatch.cancel_superseded()
+            self._commits.soon()
 
     def close(self) -> None:
         """Send everybody away: they ask the next manager."""
@@ -207,6 +240,9 @@ class Door:
             "open": self.ledger.open_count,
             "kept": len(self.ledger),
             "kept_tokens": self.ledger.kept_tokens,
+            "key_bytes": {
+                owner.partition(":")[0]: taken for owner, taken in self.ledger.bytes_of.most_common(KEYS_TOLD)
+            },
             "waiting": sum(map(len, self._waiting.values())),
         }
 
@@ -236,7 +272,7 @@ class Door:
     async def _ask(self, dialect: Dialect, request: web.Request, caller: Caller) -> web.StreamResponse:
         caller.check(GENERATE_SCOPE, "ask for samples")
         words = self._publishing.words
-        body = await _body_of(request)
+        body = await self._read(request, caller)
         read = partial(dialect.read, body, request.headers.get("X-Request-Id"), words, self._settings.model)
         told: Told = await asyncio.to_thread(read) if len(body) > READ_APART_BYTES else read()
         # An id that is there was taken once, whatever the model is by now.
@@ -256,6 +292,26 @@ class Door:
         if known.failed:
             raise _failed(known)
         return _json(dialect.answer(known, told, words), known.id)
+
+    async def _read(self, request: web.Request, caller: Caller) -> bytes:
+        """The request's body. Raises DoorRefused where the key has too much under way."""
+        owner, size = _owner(caller), request.content_length
+        size = BODY_BYTES if size is None else size
+        if self._reading[owner] and self._reading[owner] + size > BODIES_BYTES:
+            raise refused(
+                429,
+                "too_much_at_once",
+                f"Requests of this key are read whose bodies have {self._reading[owner]} bytes together, and no more "
+                f"than {BODIES_BYTES} may have at one time.",
+                "Ask again in a moment.",
+            )
+        self._reading[owner] += size
+        try:
+            return await _body_of(request)
+        finally:
+            self._reading[owner] -= size
+            if not self._reading[owner]:
+                del self._reading[owner]
 
     def _check_fits(self, asked: Asked, words: ModelWords) -> None:
         """Raises DoorRefused where the model has not these tokens, or does not take so many."""
@@ -437,7 +493,7 @@ class Door:
 
     async def _list_policies(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         instances = {one.name: one.version for one in self._groups.instances.values() if one.version >= 0}
-        newest, served = self._versions.newest, self._groups.served_version
+        newest, served = self._versions.newest, self._served()
         return _json(
             {
                 "newest": newest if newest >= 0 else None,
@@ -446,13 +502,30 @@ class Door:
             }
         )
 
+    async def _look_at_policy(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        told = request.match_info["version"]
+        found = (
+            self._policies.standing(int(told))
+            if told.isascii() and told.isdecimal() and len(told) < 11
+            else None
+        )
+        if found is None:
+            raise refused(
+                404, "not_found", f"Version {told[:60]!r} was not published, or is long superseded."
+            )
+        return _json(found)
+
+    def _served(self) -> int:
+        """The newest version that an instance serves; -1 where none does."""
+        return max((one.version for one in self._groups.instances.values() if one.admitted), default=-1)
+
     async def _list_models(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         model = {
             "id": self._settings.model,
             "object": "model",
             "created": 0,
             "owned_by": "gyre",
-            "policy_version": self._groups.served_version,
+            "policy_version": self._served(),
             "max_model_len": self._publishing.words.positions,
         }
         return _json({"object": "list", "data": [model]})
