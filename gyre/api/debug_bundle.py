@@ -62,6 +62,9 @@ def write_bundle(
     add("steps.jsonl", lambda: _lines(hidden.data(reader.steps(job_id))))
     add("machine.json", lambda: _json(hidden.data(machine())))
     for path in sorted((*logs.glob("*.log"), *logs.glob("*.log.*"))) if logs is not None else ():
+        if path.is_symlink() or not path.is_file():  # what it leads to is no log of this job
+            missing[f"logs/{path.name}"] = "it is no file, but a link or a pipe"
+            continue
         add(f"logs/{path.name}", lambda path=path: _shown(_end_of(path), hidden))  # type: ignore[misc]
     if logs is None:
         missing["logs/"] = "They lie in the GYRE_HOME of the machine that ran the job."
@@ -104,7 +107,7 @@ def _newest_events(reader: JobReader, job_id: str) -> list[dict[str, Any]]:
 
 
 def _end_of(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - LOG_BYTES, 0))
         return file.read(LOG_BYTES)
