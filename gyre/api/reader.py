@@ -62,6 +62,10 @@ PROBE_TIMEOUT_S = 2.0
 
 COMMAND_DEADLINE_S = 30.0
 RETRY_AFTER_S = 0.25
+SILENT_S = 3.0
+"""How long a command may take before it is said that it waits: a master answers within a second."""
+LONG_HISTORY = 100_000
+"""Events from which on it is said that a history is read: a million take half a minute of a core."""
 FOLLOW_POLL_S = 0.2
 PAGE = 1000
 LOG_PAGE_BYTES = 2**18
@@ -119,6 +123,8 @@ class JobReader:
         self._histories: dict[str, JobHistory] = {}
         self._learned: set[str] = set()
         """Jobs whose secret values are known."""
+        self.on_wait: Callable[[str], None] = lambda sentence: None
+        """Is told, by any thread, what takes long, when it has begun to."""
         self._samples: OrderedDict[str, SampleFiles] = OrderedDict()
         self._samples_lock = threading.Lock()
 
@@ -385,6 +391,10 @@ class JobReader:
 
     def _history_of(self, job_id: str) -> JobHistory:
         if job_id not in self._histories:
+            if (count := self.store.journal(job_id).last_seq()) >= LONG_HISTORY:
+                self.on_wait(
+                    f"Reading the {count:,} events of job {job_id} for the first time; it takes a while."
+                )
             self._histories[job_id] = JobHistory(self.store, job_id)
         return self._histories[job_id]
 
@@ -528,6 +538,19 @@ class JobReader:
     ) -> int:
         """Returns the seq of the event that records the command. Raises what the master raises, Conflict if the job has
         ended, Unreachable if no master took the command within `deadline_s`."""
+        said = threading.Timer(
+            SILENT_S,
+            self.on_wait,
+            [f"No master took the {verb} yet; it is asked for up to {deadline_s:g} s."],
+        )
+        said.daemon = True
+        said.start()
+        try:
+            return self._carried(job_id, verb, body, deadline_s)
+        finally:
+            said.cancel()
+
+    def _carried(self, job_id: str, verb: str, body: Mapping[str, Any] | None, deadline_s: float) -> int:
         until = time.monotonic() + deadline_s
         while True:
             found = self.find(job_id)

@@ -14,6 +14,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from gyre.api.cli.imports import import_errors
 from gyre.api.cluster_checks import Check
@@ -80,7 +81,7 @@ def _import_errors() -> dict[str, str]:
     return {name: found[module] for name, module in there.items()}
 
 
-def imported(check: Check, *names: str, status: str = "warn") -> Check:
+def imported(check: Check, *names: str, status: Literal["warn", "fail"] = "warn") -> Check:
     """The check, if these distributions can be imported as well."""
     for name in names:
         if why := _import_errors().get(name):

@@ -254,7 +254,7 @@ def _sglang(known: DoorRequest, at: int, view: SampleView, told: Told, words: Mo
         finish = {"type": "abort", "message": "The client ended it."}
     elif view.finish:
         finish = {"type": "length", "length": len(ids)}
-    meta = {
+    meta: dict[str, Any] = {
         "id": known.id,
         "finish_reason": finish,
         "prompt_tokens": len(known.request.group.prompt_ids),
@@ -266,7 +266,8 @@ def _sglang(known: DoorRequest, at: int, view: SampleView, told: Told, words: Mo
         meta["weight_version"] = str(view.versions[-1].version)
     if told.logprobs:
         texts = _texts_alone(ids, words) if told.token_texts else [None] * len(ids)
-        meta["output_token_logprobs"] = [list(row) for row in zip(_logprobs(view), ids, texts, strict=True)]
+        rows = zip(_logprobs(view), ids, texts, strict=True)
+        meta["output_token_logprobs"] = [[logprob, token, text] for logprob, token, text in rows]
     made: dict[str, Any] = {
         "text": _text_of(view, told, words),
         "output_ids": ids,
@@ -316,8 +317,10 @@ class OpenaiDialect:
         writing = _writing(told)
         special = told.flag("add_special_tokens", True)
         told.end()
-        is_text = isinstance(prompt, str)
-        ids = _encoded(prompt, words, special=special) if is_text else token_ids(prompt, "prompt")
+        if isinstance(prompt, str):
+            ids = _encoded(prompt, words, special=special)
+        else:
+            ids = token_ids(prompt, "prompt")
         wants = logprobs is not None and logprobs is not False
         return Told(
             _asked(request_id, ids, n, sampling, wish, words), writing, stream, wants, served, usage=usage
