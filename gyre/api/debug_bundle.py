@@ -4,9 +4,8 @@
     README.txt
 
 Invariants:
-- *no secret leaves*: the configuration is without the values of environment variables, the store's password and the
-  addresses of webhooks (`spec_of`), and wherever one of these, or a token, stands in a log, an error or an event, `***`
-  is put;
+- *no secret leaves*: of the configuration what `spec_of` shows, and wherever a secret stands in a log, an error or an
+  event, `***` is put (`gyre.redaction`);
 - *bounded*: the newest events, and the end of each log, so that the archive can be attached to a report;
 - *what cannot be read is said*: a part that fails is a line in README.txt, and the others are there.
 """
@@ -25,22 +24,18 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import make_url
-
 from gyre.api.cli.output import finite
 from gyre.api.reader import JobReader
 from gyre.config import parse_job
-from gyre.config.secrets import HIDDEN, secrets_of_notify
+from gyre.config.secrets import secret_values
 from gyre.errors import GyreError
 from gyre.graph import as_dict, compile_job
 from gyre.master.master_api import spec_of
+from gyre.redaction import HIDDEN, Secrets
 
 MOST_EVENTS = 20_000
 LOG_BYTES = 512 << 10
 """Of the end of each file."""
-LEAST_SECRET = 6
-"""A shorter value is a number or a switch, and would blacken words that say nothing."""
-HARMLESS = frozenset({"true", "false", "warning", "info", "debug", "error", "offline", "online"})
 PACKAGES = ("gyre", "ray", "torch", "megatron", "sglang", "mooncake", "transformers", "sqlalchemy", "fastapi")
 
 
@@ -50,24 +45,27 @@ def write_bundle(
     """Write the archive (gzipped tar). `secrets` are blackened with those of the configuration, `logs` is the folder of
     the vertices' logs. Returns `file`, `bytes`, `parts` and `missing` (by part, why)."""
     raw = reader.spec(job_id)
-    hidden = secrets_of(raw, secrets)
+    hidden = Secrets((*secret_values(raw, os.environ), *((value, True) for value in secrets)))
     missing: dict[str, str] = {}
     parts: dict[str, bytes] = {}
 
     def add(name: str, make: Callable[[], Any]) -> None:
         try:
-            parts[name] = blackened(make(), hidden)
+            parts[name] = make()
         except (GyreError, OSError, ValueError) as error:
-            missing[name] = f"{type(error).__name__}: {error}"
+            missing[name] = hidden.text(f"{type(error).__name__}: {error}")
 
-    add("view.json", lambda: _json(reader.view(job_id)))
-    add("spec.json", lambda: _json(spec_of(parse_job(raw))))
-    add("graph.json", lambda: _json(as_dict(compile_job(parse_job(raw)))))
-    add("events.jsonl", lambda: _lines(_newest_events(reader, job_id)))
-    add("steps.jsonl", lambda: _lines(reader.steps(job_id)))
-    add("machine.json", lambda: _json(machine()))
+    add("view.json", lambda: _json(hidden.data(reader.view(job_id))))
+    add("spec.json", lambda: _json(hidden.data(spec_of(parse_job(raw)))))
+    add("graph.json", lambda: _json(hidden.data(as_dict(compile_job(parse_job(raw))))))
+    add("events.jsonl", lambda: _lines(hidden.data(_newest_events(reader, job_id))))
+    add("steps.jsonl", lambda: _lines(hidden.data(reader.steps(job_id))))
+    add("machine.json", lambda: _json(hidden.data(machine())))
     for path in sorted((*logs.glob("*.log"), *logs.glob("*.log.*"))) if logs is not None else ():
-        add(f"logs/{path.name}", lambda path=path: _end_of(path))  # type: ignore[misc]
+        if path.is_symlink() or not path.is_file():  # what it leads to is no log of this job
+            missing[f"logs/{path.name}"] = "it is no file, but a link or a pipe"
+            continue
+        add(f"logs/{path.name}", lambda path=path: _shown(_end_of(path), hidden))  # type: ignore[misc]
     if logs is None:
         missing["logs/"] = "They lie in the GYRE_HOME of the machine that ran the job."
     parts["README.txt"] = _readme(job_id, missing).encode()
@@ -81,25 +79,8 @@ def write_bundle(
     return {"file": str(file), "bytes": file.stat().st_size, "parts": sorted(parts), "missing": missing}
 
 
-def secrets_of(spec: Mapping[str, Any], more: Sequence[str] = ()) -> list[str]:
-    """The values that must not leave: those of environment variables, the store's password, whom the job notifies, and
-    `more`; the longest first, so that no part of one is left."""
-    found = set(more) | secrets_of_notify((spec.get("observe") or {}).get("notify") or ())
-    for part in (spec, *(spec.get("roles") or {}).values()):
-        found |= {str(value) for value in (part.get("env") or {}).values()}
-    url = (spec.get("store") or {}).get("url")
-    if url:
-        found.add(make_url(url).password or "")
-    kept = (value for value in found if len(value) >= LEAST_SECRET and value.lower() not in HARMLESS)
-    return sorted(kept, key=len, reverse=True)
-
-
-def blackened(data: bytes, secrets: Sequence[str]) -> bytes:
-    """The data with `***` wherever a secret stands, as it is or as JSON writes it."""
-    for secret in secrets:
-        for form in {secret.encode("utf-8", "replace"), json.dumps(secret)[1:-1].encode()}:
-            data = data.replace(form, HIDDEN.encode())
-    return data
+def _shown(log: bytes, hidden: Secrets) -> bytes:
+    return hidden.text(log.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def machine() -> dict[str, Any]:
@@ -126,7 +107,7 @@ def _newest_events(reader: JobReader, job_id: str) -> list[dict[str, Any]]:
 
 
 def _end_of(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - LOG_BYTES, 0))
         return file.read(LOG_BYTES)

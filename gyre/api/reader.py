@@ -13,10 +13,11 @@ module must not know Ray.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +28,7 @@ from gyre.api.home import Home, home
 from gyre.api.stored_states import StoredStates, with_job
 from gyre.api.tls import trust_of
 from gyre.config import JOIN_SCOPE, parse_job
+from gyre.config.secrets import secret_values
 from gyre.errors import (
     Conflict,
     Fenced,
@@ -49,6 +51,7 @@ from gyre.observe.samples.query import SampleReader
 from gyre.observe.series import read_series
 from gyre.observe.series.reading import POINTS
 from gyre.observe.timeline import read_timeline
+from gyre.redaction import KNOWN
 from gyre.store import JobRow, Store, open_store
 
 if TYPE_CHECKING:
@@ -59,6 +62,10 @@ PROBE_TIMEOUT_S = 2.0
 
 COMMAND_DEADLINE_S = 30.0
 RETRY_AFTER_S = 0.25
+SILENT_S = 3.0
+"""How long a command may take before it is said that it waits: a master answers within a second."""
+LONG_HISTORY = 100_000
+"""Events from which on it is said that a history is read: a million take half a minute of a core."""
 FOLLOW_POLL_S = 0.2
 PAGE = 1000
 LOG_PAGE_BYTES = 2**18
@@ -114,6 +121,10 @@ class JobReader:
         self._urls: dict[str, str] = {}
         self._known: dict[str, _Known] = {}
         self._histories: dict[str, JobHistory] = {}
+        self._learned: set[str] = set()
+        """Jobs whose secret values are known."""
+        self.on_wait: Callable[[str], None] = lambda sentence: None
+        """Is told, by any thread, what takes long, when it has begun to."""
         self._samples: OrderedDict[str, SampleFiles] = OrderedDict()
         self._samples_lock = threading.Lock()
 
@@ -316,7 +327,8 @@ class JobReader:
         """Committed events with seq > after, at most `limit`."""
         if self._url is not None:
             return self._client(self._url).events(job_id, after=after, limit=limit)
-        return [row.as_view() for row in self.store.journal(job_id).events(after=after, limit=limit)]
+        shown = self._shown(job_id)
+        return [shown(row.as_view()) for row in self.store.journal(job_id).events(after=after, limit=limit)]
 
     def steps(self, job_id: str, *, last: int | None = None, after: int = 0) -> list[dict[str, Any]]:
         """The metrics of each step beyond `after`, in order, by the names in docs/training.md; with `last` of so many
@@ -359,7 +371,7 @@ class JobReader:
         """The job after an event or at a time, as `MasterApi.at` gives it."""
         if self._url is not None:
             return self._client(self._url).at(job_id, seq=seq, time=time)
-        return moment_of(self._history_of(job_id).at(seq, time=time))
+        return self._shown(job_id)(moment_of(self._history_of(job_id).at(seq, time=time)))
 
     def timeline(
         self, job_id: str, *, since: float | None = None, until: float | None = None
@@ -367,7 +379,8 @@ class JobReader:
         """Who did what from when to when, as `MasterApi.timeline` gives it."""
         if self._url is not None:
             return self._client(self._url).timeline(job_id, since=since, until=until)
-        return read_timeline(self.store, self._history_of(job_id), since=since, until=until).as_dict()
+        found = read_timeline(self.store, self._history_of(job_id), since=since, until=until)
+        return self._shown(job_id)(found.as_dict())
 
     def decisions(self, job_id: str, *, around: int) -> dict[str, int | None]:
         """`previous` and `next`: the decisions before and after an event, or None."""
@@ -378,6 +391,10 @@ class JobReader:
 
     def _history_of(self, job_id: str) -> JobHistory:
         if job_id not in self._histories:
+            if (count := self.store.journal(job_id).last_seq()) >= LONG_HISTORY:
+                self.on_wait(
+                    f"Reading the {count:,} events of job {job_id} for the first time; it takes a while."
+                )
             self._histories[job_id] = JobHistory(self.store, job_id)
         return self._histories[job_id]
 
@@ -440,7 +457,7 @@ class JobReader:
                 f"There are no logs of job {job_id} in {self._home.path}.",
                 hint="They lie in the GYRE_HOME of the machine that ran it.",
             )
-        return logs_page(
+        page = logs_page(
             folder,
             lambda: self.view(job_id)["vertices"] if self._url is None else [],
             query,
@@ -448,6 +465,7 @@ class JobReader:
             tail=tail,
             limit_bytes=limit_bytes,
         )
+        return self._shown(job_id)(page)
 
     def log_pages(
         self,
@@ -520,6 +538,19 @@ class JobReader:
     ) -> int:
         """Returns the seq of the event that records the command. Raises what the master raises, Conflict if the job has
         ended, Unreachable if no master took the command within `deadline_s`."""
+        said = threading.Timer(
+            SILENT_S,
+            self.on_wait,
+            [f"No master took the {verb} yet; it is asked for up to {deadline_s:g} s."],
+        )
+        said.daemon = True
+        said.start()
+        try:
+            return self._carried(job_id, verb, body, deadline_s)
+        finally:
+            said.cancel()
+
+    def _carried(self, job_id: str, verb: str, body: Mapping[str, Any] | None, deadline_s: float) -> int:
         until = time.monotonic() + deadline_s
         while True:
             found = self.find(job_id)
@@ -587,7 +618,21 @@ class JobReader:
         return self._states
 
     def _stored_view(self, row: JobRow) -> View:
-        return self._kept_states().view(row, self._truth(row))
+        return self._shown(row.job_id, row.spec)(self._kept_states().view(row, self._truth(row)))
+
+    def _shown(
+        self, job_id: str, spec: Mapping[str, Any] | None = None
+    ) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        """What makes data of the job such that it may be shown (`gyre.redaction`). A job that is not in the store any
+        more tells nothing by its values."""
+        if job_id not in self._learned:
+            if spec is None:
+                with contextlib.suppress(NotFound, StoreError):
+                    spec = self.store.job(job_id).spec
+            KNOWN.learn(secret_values(spec or {}, os.environ))
+            if spec is not None:
+                self._learned.add(job_id)
+        return KNOWN.data
 
     def _truth(self, row: JobRow) -> JobState:
         """The stored state; as lost where nothing of a live job is left that could write its end."""

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gyre.config.secrets import HIDDEN
 from gyre.errors import ConfigError
+from gyre.redaction import HIDDEN, is_secret_name
 
 Changes = dict[str, list[Any]]
 """`{"run.steps": [100, 200]}`; None stands for a key that is not there."""
@@ -35,9 +35,13 @@ _OF_THE_USERS = re.compile(r"config\.|roles\.\w+\.resources\.(custom|labels)\.")
 def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
     """The changes from one spec to another, both as `JobSpec.model_dump(mode="json")` gives them."""
     return {
-        key: [HIDDEN, HIDDEN] if _SECRET.fullmatch(key) else [old, new]
+        key: [HIDDEN, HIDDEN] if _is_secret(key) else [old, new]
         for key, old, new in _differing(before, after)
     }
+
+
+def _is_secret(key: str) -> bool:
+    return _SECRET.fullmatch(key) is not None or is_secret_name(key.rpartition(".")[2])
 
 
 def check_changes(changes: Changes) -> None:
@@ -54,7 +58,7 @@ def undone(spec: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
     """The spec as it was before these changes, but for what may be secret."""
     out = _copied(spec)
     for key, (old, _) in changes.items():
-        if _SECRET.fullmatch(key):
+        if _SECRET.fullmatch(key) or old == HIDDEN:
             continue
         *path, last = key.split(".")
         place: dict[str, Any] = out

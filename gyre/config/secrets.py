@@ -9,14 +9,12 @@ Pure: plain data in, plain data out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from gyre.errors import ConfigError
-
-HIDDEN = "***"
-"""What stands for a value that may be secret; SQLAlchemy writes the same for a password."""
+from gyre.redaction import HIDDEN, is_secret_name, values_in, values_of_environment
 
 _REFERENCE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 
@@ -85,6 +83,31 @@ def secrets_of_notify(entries: Iterable[Mapping[str, Any]]) -> set[str]:
             given.append(webhook.partition("://")[2].partition("/")[2])  # a log may have the path alone
         found |= {str(value) for value in given if value and not is_reference(value)}
     return found
+
+
+def secret_values(spec: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
+    """The values that must not leave, as `gyre.redaction.Secrets` learns them: of the job's configuration, those of its
+    environment variables, whom it notifies and what is secret by name or shape; and of this process's environment, with
+    the variables that the configuration takes."""
+    for part in (spec, *(spec.get("roles") or {}).values()):
+        for name, value in ((part or {}).get("env") or {}).items():
+            yield str(value), is_secret_name(str(name))
+    notify = (spec.get("observe") or {}).get("notify") or ()
+    yield from ((value, True) for value in secrets_of_notify(notify))
+    yield from values_in(spec)
+    yield from values_of_environment(environment, _references(spec))
+
+
+def _references(data: Any) -> Iterator[str]:
+    """The variables that stand as `$NAME` in plain data."""
+    if isinstance(data, Mapping):
+        for value in data.values():
+            yield from _references(value)
+    elif isinstance(data, list | tuple):
+        for value in data:
+            yield from _references(value)
+    elif isinstance(data, str):
+        yield from referenced([data])
 
 
 def _shown_address(webhook: str) -> str:

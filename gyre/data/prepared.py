@@ -187,5 +187,9 @@ class PreparedData:
         return self.tokenizer.decode(group.prompt_ids.tolist())
 
     def answer_of(self, sample: Sample) -> str:
-        """The sample's text, without special tokens."""
-        return self.tokenizer.decode(sample.token_ids.tolist())
+        """The sample's text, without special tokens, and without the end token that ended it: not every tokenizer calls
+        its end token special."""
+        ids = sample.token_ids.tolist()
+        if sample.finish_reason == "stop" and ids and ids[-1] in self.stop_token_ids:
+            del ids[-1]
+        return self.tokenizer.decode(ids)

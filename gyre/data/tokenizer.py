@@ -16,6 +16,7 @@ import xxhash
 
 from gyre.data.hub import download_hint
 from gyre.data.templates import ChatTemplate
+from gyre.data.token_text import TokenText
 from gyre.errors import ConfigError
 from gyre.extras import needed
 
@@ -51,6 +52,7 @@ class TextTokenizer:
             )
         with _in_usual_form(folder):
             self._tokenizer = _tokenizer(file)
+            self._text = TokenText(self._tokenizer)
             config = _json(folder / "tokenizer_config.json")
             self.special = _special_tokens(config, _json(folder / "special_tokens_map.json"))
             """The texts of the special tokens by the names that chat templates use: `bos_token`, `eos_token`, …"""
@@ -73,19 +75,23 @@ class TextTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """The text, without special tokens, or with them."""
-        text: str = self._tokenizer.decode(
-            [int(token) for token in token_ids], skip_special_tokens=not special
-        )
-        return text
+        return self._text.text([int(token) for token in token_ids], special=special)
 
     def piece(self, token_id: int) -> str:
-        """What the token adds to a text, and of a special token its name. A part of a character is `\ufffd`."""
-        before = self._tokenizer.encode(
-            "a", add_special_tokens=False
-        ).ids  # some decoders strip a first blank
-        alone = self._tokenizer.decode(before, skip_special_tokens=False)
-        both: str = self._tokenizer.decode([*before, token_id], skip_special_tokens=False)
-        return both.removeprefix(alone)
+        """The same as `written`, of one token."""
+        return self._text.written([token_id])[0]
+
+    def settled(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        """What of their text stays, whatever tokens follow."""
+        return self._text.settled(token_ids, special=special)
+
+    def written(self, token_ids: Sequence[int]) -> list[str]:
+        """What each token adds to a text, and of a special token its name. A part of a character is `\ufffd`."""
+        return self._text.written(token_ids)
+
+    def offsets(self, token_ids: Sequence[int], *, special: bool = False) -> list[int]:
+        """Where in their text each token begins, in characters."""
+        return self._text.offsets(token_ids, special=special)
 
     def _stops(self, generation: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[int, ...]:
         """The end tokens: the tokenizer's first, then those that the model was trained with."""

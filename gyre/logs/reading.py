@@ -7,6 +7,7 @@ Invariants:
 - *each line once*: whoever goes on from the place of the page before gets every line of the parts that are still there
   once, and those of one file in their order, also while the next part is begun;
 - *bounded*: a page scans `SCAN_BYTES` at most, and says whether it could go on; a line is `LINE_BYTES` at most;
+- *the folder's own files*: a link is no log, whatever it leads to;
 - *by the files' clocks*: the times are those of the machines that wrote the lines. No clock is corrected here.
 
 This module must not know jobs, vertices or ports: a folder is all it looks at.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import stat
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -198,9 +200,11 @@ def list_parts(folder: Path, query: LogQuery) -> list[_Part]:
         newest = max(number for number, _ in entries_of) + 1
         for number, entry in entries_of:
             try:
-                state = os.stat(entry.path)
+                state = os.stat(entry.path, follow_symlinks=False)
             except OSError:
                 continue  # it has another name now
+            if not stat.S_ISREG(state.st_mode):  # a link may lead anywhere, and a pipe ends nowhere
+                continue
             parts.append(
                 _Part(
                     key=f"{file}.{number or newest}",
@@ -470,7 +474,7 @@ def _read(part: _Part, start: int, most: int) -> bytes:
     if most <= 0:
         return b""
     try:
-        descriptor = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return b""
     try:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gyre.config import JOIN_SCOPE, JobSpec, parse_job
+from gyre.config.secrets import secret_values
 from gyre.config.sections.model import source_of
 from gyre.errors import ConfigError, Conflict, Fenced, GyreError, NotFound, StoreFull, Unreachable
 from gyre.failover import FailoverCoordinator, JobPhase, JobState
@@ -61,6 +62,7 @@ from gyre.observe.samples.files import SampleFiles
 from gyre.observe.samples.names import folder_of
 from gyre.observe.series import read_series
 from gyre.observe.timeline import read_timeline
+from gyre.redaction import KNOWN
 from gyre.store import JobFields, Store
 from gyre.workloads.vertex.disk_room import DiskLook
 
@@ -149,6 +151,7 @@ class JobMaster:
         self._store = self._opened.enter_context(found)
         row = self._store.job(self.job_id)
         self._spec = parse_job(row.spec)
+        KNOWN.learn(secret_values(row.spec, os.environ))
         self._ray_address = row.ray_address
         self._build(row.name)
         self._opened.callback(self._context.close)
@@ -240,6 +243,7 @@ class JobMaster:
         graph = compile_job(self._spec)
         coordinator = FailoverCoordinator(graph.spec, graph.graph.region_or_alone)
         self._spec = graph.spec
+        KNOWN.learn(secret_values(graph.spec.model_dump(mode="json"), os.environ))
         self._context = JobContext(
             self._store.journal(self.job_id),
             coordinator,

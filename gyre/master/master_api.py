@@ -29,19 +29,21 @@ The view of a job is plain data with these keys:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from sqlalchemy import make_url
 
 from gyre.config import JobSpec
-from gyre.config.secrets import HIDDEN, shown_notify
+from gyre.config.secrets import secret_values, shown_notify
 from gyre.failover import JobState, JoinToken, MachineRecord, VertexPhase
 from gyre.failover.state import fields_of
 from gyre.graph import NodeCapacity
 from gyre.logs.reading import LogQuery
 from gyre.observe.samples.query import SampleReader
+from gyre.redaction import HIDDEN, Secrets
 from gyre.workloads.trainer.bottleneck import bottleneck_of
 
 View = dict[str, Any]
@@ -272,12 +274,13 @@ def tokens_of(tokens: Mapping[str, JoinToken]) -> list[dict[str, Any]]:
 
 
 def spec_of(spec: JobSpec) -> dict[str, Any]:
-    """The job's configuration without what may be secret (`gyre.config.secrets`), and without the password in the
-    store's URL. Whoever may look at a job need not be its owner."""
+    """The job's configuration without what may be secret (`gyre.config.secrets`, `gyre.redaction`). Whoever may look at
+    a job need not be its owner."""
     shown: dict[str, Any] = spec.model_dump(mode="json")
     for part in (shown, *shown["roles"].values()):
         part["env"] = dict.fromkeys(part["env"], HIDDEN)
     shown["observe"]["notify"] = shown_notify(shown["observe"]["notify"])
     if spec.store.url is not None:
         shown["store"]["url"] = make_url(spec.store.url).render_as_string(hide_password=True)
-    return shown
+    secrets = Secrets(secret_values(spec.model_dump(mode="json"), os.environ))
+    return cast(dict[str, Any], secrets.data(shown))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import json
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
@@ -281,11 +282,18 @@ class HttpGate(asyncio.Protocol):
 
 
 def _answer(status: int, why: str) -> bytes:
-    body = b'{"type": "about:blank", "status": %d, "code": "invalid", "title": "%b", "detail": "%b"}' % (
-        status,
-        _REASONS[status].encode(),
-        why.encode(),
-    )
+    """Problem details of RFC 9457; `message` and `error` are for OpenAI's clients."""
+    error = {"message": why, "type": "invalid_request_error", "code": "invalid", "param": None}
+    told = {
+        "type": "about:blank",
+        "status": status,
+        "code": "invalid",
+        "title": _REASONS[status],
+        "detail": why,
+        "message": why,
+        "error": error,
+    }
+    body = json.dumps(told).encode()
     return (
         b"HTTP/1.1 %d %b\r\nContent-Type: application/problem+json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
         % (status, _REASONS[status].encode(), len(body), body)

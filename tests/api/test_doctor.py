@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gyre.api.cli import doctor, packages
+from gyre.api.cli.imports import import_errors
 from gyre.api.cli.packages import EXTRAS, engine, extras, gpu_build, package, requirement, torch_cuda
 from gyre.api.cluster_checks import Check
 
@@ -19,6 +20,7 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What is installed, by distribution."""
     found: dict[str, str] = {}
     monkeypatch.setattr(packages, "installed", found.get)
+    monkeypatch.setattr(packages, "_import_errors", dict)
     return found
 
 
@@ -111,3 +113,44 @@ def test_a_busy_machine(monkeypatch: pytest.MonkeyPatch, load: float, status: st
         "load", status, f"{load} over the last minute, on 2 cores", doctor._load().advice
     )
     assert bool(doctor._load().advice) == (status == "warn")
+
+
+def test_what_is_called_ok_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an import does: it raises, ends its process, or does not end."""
+    for name, code in {
+        "good_one": "print('hello')",
+        "raises_one": "raise ImportError('libibverbs.so.1: cannot open')",
+        "exits_one": "import os; os._exit(3)",
+        "leaves_one": "raise SystemExit(0)",
+        "good_two": "",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    (tmp_path / "hangs_one.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    names = ["good_one", "raises_one", "exits_one", "missing_one", "leaves_one", "good_two"]
+    assert import_errors(names) == {
+        "good_one": "",
+        "raises_one": "ImportError: libibverbs.so.1: cannot open",
+        "exits_one": "its import ended the process with status 3",
+        "missing_one": "ModuleNotFoundError: No module named 'missing_one'",
+        "leaves_one": "SystemExit: 0",
+        "good_two": "",
+    }
+    assert import_errors(["hangs_one"], within_s=2.0) == {"hangs_one": "its import did not end within 2 s"}
+
+
+def test_a_package_that_cannot_be_imported_is_not_ok(
+    versions: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions |= {"mooncake-transfer-engine-non-cuda": "0.3.13", "ray": "2.60.0"}
+    monkeypatch.setattr(packages, "requirement", lambda name: "")
+    failed = {"mooncake-transfer-engine": "ImportError: no libcudart", "ray": "ImportError: x"}
+    monkeypatch.setattr(packages, "_import_errors", lambda: failed)
+    checks = {check.name: check for check in packages.extras()}
+    assert checks["extra [mooncake]"].status == "warn"
+    assert "no libcudart" in checks["extra [mooncake]"].found
+    assert packages.package("ray").status == "fail"
+
+
+def test_every_package_of_an_extra_has_a_module() -> None:
+    assert {one for extra in packages.EXTRAS for one in extra.packages} <= {*packages._MODULES}

@@ -109,6 +109,29 @@ def test_tokens_are_those_of_the_template_and_answers_go_with_them(folder, model
     assert data.answer_of(said) == "The answer is 6."
 
 
+def test_an_answer_ends_before_its_end_token_whatever_the_tokenizer_calls_it(tmp_path, source):
+    model = write_tokenizer(tmp_path / "plain-end")
+    told = json.loads((model / "tokenizer.json").read_text())
+    for token in told["added_tokens"]:
+        token["special"] = False
+    (model / "tokenizer.json").write_text(json.dumps(told))
+    prepare(source, tmp_path / "out", model)
+    data = data_of(tmp_path / "out", shuffle=False)
+    (twelve,) = data.tokenizer.encode(["12"], special=False)
+
+    def answer(ids: list[int], finish: str) -> str:
+        tokens = np.array(ids, dtype=np.int32)
+        runs = (VersionRun(0, 0, len(ids)),)
+        return data.answer_of(Sample(tokens, np.zeros(len(ids), np.float32), runs, finish))
+
+    assert answer([*twelve, 2], "stop") == "12"
+    assert answer([*twelve, 0], "stop") == "12"
+    assert answer([*twelve, 2, 2], "stop") == "12<|im_end|>"
+    assert answer(twelve, "stop") == "12"
+    assert answer([*twelve, 2], "length") == "12<|im_end|>"
+    assert answer([], "stop") == ""
+
+
 def test_a_prompt_brings_its_own_limit(tmp_path, model):
     asked = gsm8k_rows()[:2]
     rows = write_lines(tmp_path / "rows.jsonl", [{**asked[0], "max_new_tokens": 9}, asked[1]])

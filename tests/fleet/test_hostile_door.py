@@ -165,7 +165,7 @@ KEYS = {
     "/generate": ("rid", "input_ids", "text", "sampling_params", "stream", "return_logprob", "policy"),
     "/v1/completions": (
         *("rid", "prompt", "model", "stream", "logprobs", "policy", "stream_options", "max_tokens", "n"),
-        *("temperature", "top_p", "top_k", "min_p", "stop_token_ids", "ignore_eos"),
+        *("temperature", "top_p", "top_k", "min_p", "stop_token_ids", "ignore_eos", "add_special_tokens"),
     ),
     "/v1/policies": ("version", "path", "checksum", "sources", "model"),
 }
@@ -177,15 +177,14 @@ GOOD: dict[str, dict[str, Any]] = {
 }
 MEANT = [  # values among the strange ones that are of the key's form
     *[(key, "text") for key in ("rid", "checksum", "model")],
-    *[(key, True) for key in ("stream", "return_logprob", "logprobs", "ignore_eos")],
+    *[(key, True) for key in ("stream", "return_logprob", "logprobs", "ignore_eos", "add_special_tokens")],
     *[
         ("temperature", 1.5),
         ("top_k", -1),
-        ("stream_options", {"a": 1}),
         ("policy", {}),
         ("stop_token_ids", []),
     ],
-    *[("stop_token_ids", []), ("sampling_params", []), ("path", None)],
+    *[("stop_token_ids", []), ("path", None)],
 ]
 
 

@@ -23,6 +23,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from gyre.api.cli.context import Session, global_options
+from gyre.api.terminal.plain_text import plain
 from gyre.api.terminal.signals import INTERRUPTED, TERMINATED, interrupts_noted
 from gyre.errors import ConfigError, GyreError
 
@@ -223,15 +224,15 @@ def _meant(word: str) -> str:
 def _say(error: GyreError, *, debug: bool) -> int:
     """Print the error as one sentence on stderr, after the frames of the user's own code that raised it, if any did."""
     for frame in error.details.get("frames", ()):
-        click.echo(f"  {frame}", err=True)
+        click.echo(plain(f"  {frame}"), err=True)
     text = str(error.details.get("traceback", "")).strip()
     if text and not isinstance(error, ConfigError):
         from gyre.api.definition.users_code import users_traceback
 
-        click.echo(text if debug else users_traceback(text), err=True)
-    click.echo(f"error: {error.message}", err=True)
+        click.echo(plain(text if debug else users_traceback(text)), err=True)
+    click.echo(plain(f"error: {error.message}"), err=True)
     if error.hint:
-        click.echo(f"       {error.hint}", err=True)
+        click.echo(plain(f"       {error.hint}"), err=True)
     return error.exit_code
 
 

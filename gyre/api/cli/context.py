@@ -45,7 +45,7 @@ class Session:
     def has_store(self) -> bool:
         """Whether there is a database to read. A fresh home has none; for `ls` that is not an error. One that
         a running job has lost counts: its reader says so."""
-        if self.store is not None or (self.home.path / "gyre.db").exists():
+        if self.store is not None or _holds_something(self.home.path / "gyre.db"):
             return True
         from gyre.master.store_notes import notes_below
 
@@ -53,6 +53,7 @@ class Session:
 
     def reader(self) -> JobReader:
         """A reader of the master at --url, or else of the store. NotFound where there is neither."""
+        from gyre.api.cli.output import remark
         from gyre.api.reader import JobReader
         from gyre.errors import NotFound
 
@@ -62,7 +63,7 @@ class Session:
                 hint="Start one: gyre demo; or write one with gyre init, and run it with gyre run FILE.",
             )
         store = None if self.url is not None else self.store_url
-        return JobReader(
+        reader = JobReader(
             store,
             url=self.url,
             token=self.token,
@@ -70,6 +71,16 @@ class Session:
             ca=Path(self.ca) if self.ca else None,
             fingerprint=self.fingerprint,
         )
+        reader.on_wait = remark
+        return reader
+
+
+def _holds_something(database: Path) -> bool:
+    """A file without a byte is what is left where the disk was full when it was made: no job is in it."""
+    try:
+        return any(path.stat().st_size for path in (database, Path(f"{database}-wal")) if path.exists())
+    except OSError:  # its reader says what is wrong
+        return True
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: str | None) -> None:

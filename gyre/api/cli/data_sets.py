@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gyre.api.cli.output import remark, write_json
+from gyre.api.cli.output import remark, say, write_json
 
 _ONE_PLACE = click.Path(path_type=Path)
 _CONSTANTS = {"True": True, "False": False, "None": None}
@@ -150,8 +150,8 @@ def show(folder: Path, rows: int, verify: bool, as_json: bool) -> None:
     _tell(manifest)
     tokenizer = TextTokenizer(folder / TOKENIZER)
     for row in range(min(rows, found.rows)):
-        click.echo(f"--- row {row}: {found.meta(row)}")
-        click.echo(tokenizer.decode(found.prompt_ids(row).tolist()))
+        say(f"--- row {row}: {found.meta(row)}")
+        say(tokenizer.decode(found.prompt_ids(row).tolist()))
 
 
 def _options(given: tuple[str, ...]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`doctor`: checks of this machine, and of a cluster's, with what to do about each that fails.
 
-A check changes nothing: it makes no database and starts no cluster. A check that itself breaks is a failed check, not a
-broken doctor.
+What is called ok was tried: packages are imported. A check changes nothing: it makes no database and starts no cluster.
+A check that itself breaks is a failed check, not a broken doctor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import click
 
 from gyre.api.cli import packages
 from gyre.api.cli.context import Session, verb
-from gyre.api.cli.output import write_json, write_table
+from gyre.api.cli.output import remark, write_json, write_table
 from gyre.api.cluster_checks import Check, check_machines
 from gyre.api.terminal.text_tables import Column
 from gyre.errors import GyreError
@@ -52,6 +52,7 @@ CHECK_COLUMNS = (
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array of checks.")
 def doctor(session: Session, cluster: bool, ray_address: str | None, as_json: bool) -> int:
     """Check this machine and say what to fix. The exit code is 2 if something must be fixed."""
+    remark("Importing what is installed; this takes some seconds.")
     checks = list(examine(session))
     if cluster:
         checks += check_machines(session.home, ray_address)
@@ -138,7 +139,7 @@ def _shown(url: str) -> str:
 def _postgres_driver(session: Session) -> Check:
     name = "postgresql driver"
     if (found := packages.installed("psycopg")) is not None:
-        return Check(name, "ok", f"psycopg {found}")
+        return packages.imported(Check(name, "ok", f"psycopg {found}"), "psycopg", status="fail")
     if session.store_url.startswith("postgres"):
         return Check(name, "fail", "psycopg is not installed", "pip install 'gyre-rl[postgres]'")
     return Check(name, "ok", "not installed, and not needed for SQLite")

@@ -11,7 +11,7 @@ import click
 from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.completion import roles as role_names
 from gyre.api.cli.context import Session, verb
-from gyre.api.cli.output import moment, remark, write_json, write_json_line, write_table
+from gyre.api.cli.output import moment, remark, say, write_json, write_json_line, write_table
 from gyre.api.terminal.formats import duration, incident_message, local_time, number, one_line, times_of
 from gyre.api.terminal.text_tables import Column
 
@@ -177,7 +177,7 @@ def _show_incident(reader: JobReader, view: dict[str, Any], name: str, as_json: 
         return
     write_table(FACT_COLUMNS, facts_of(incident))
     for title, text in blocks_of(incident):
-        click.echo(f"\n{title}:\n{text}")
+        say(f"\n{title}:\n{text}")
     if around:
         click.echo()
     for event in around:
@@ -193,7 +193,7 @@ def show_view(view: dict[str, Any], *, verbose: bool = False) -> None:
     _show_incidents(view["incidents"])
     if view["job"]["error"]:
         click.echo()
-        click.echo(view["job"]["error"].rstrip())
+        say(view["job"]["error"].rstrip())
 
 
 def _show_job(view: dict[str, Any], verbose: bool) -> None:
@@ -430,7 +430,7 @@ def events(session: Session, job: str | None, follow: bool, as_json: bool, after
 
 
 def _print_event(event: Mapping[str, Any]) -> None:
-    click.echo(f"{event['seq']:>6}  {local_time(event['at'])}  {event['kind']:<20}  {_said(event)}")
+    say(f"{event['seq']:>6}  {local_time(event['at'])}  {event['kind']:<20}  {_said(event)}")
 
 
 def _said(event: Mapping[str, Any]) -> str:
@@ -520,7 +520,7 @@ def logs(
             _remark_on(page, told, tail)
             for line in page["lines"]:
                 if not as_json:
-                    click.echo(_log_line(line))
+                    say(_log_line(line))
                 elif follow:
                     write_json_line(line)
                 else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gyre.api.terminal.formats import ago, local_time
+from gyre.api.terminal.plain_text import plain, plain_json
 from gyre.api.terminal.text_tables import Column, table, table_width
 
 if TYPE_CHECKING:
@@ -25,12 +26,12 @@ PIPE_WIDTH = 240
 
 def write_json(data: Any) -> None:
     """One JSON document on stdout."""
-    click.echo(json.dumps(finite(data), indent=2, ensure_ascii=False))
+    click.echo(plain_json(json.dumps(finite(data), indent=2, ensure_ascii=False)))
 
 
 def write_json_line(data: Any) -> None:
     """One JSON object on a line of its own, at once."""
-    click.echo(json.dumps(finite(data), ensure_ascii=False, separators=(",", ":")))
+    click.echo(plain_json(json.dumps(finite(data), ensure_ascii=False, separators=(",", ":"))))
     sys.stdout.flush()
 
 
@@ -45,7 +46,12 @@ def finite(data: Any) -> Any:
 
 def remark(text: str) -> None:
     """Print a message to stderr."""
-    click.echo(text, err=True)
+    click.echo(plain(text), err=True)
+
+
+def say(text: str) -> None:
+    """Print text of others to stdout."""
+    click.echo(plain(text))
 
 
 def console(width: int | None = None) -> Console:

@@ -1,7 +1,7 @@
 """What `doctor` says of installed packages: versions, extras, the engine, and torch's build against the GPU's driver.
 
-Nothing is imported: that takes seconds for Ray and torch, and may fail for SGLang. Versions are those of the installed
-distributions, and what torch was built for is read from its file `version.py`.
+Invariant *ok means imported*: a package that is called ok was imported, in a process of its own. Versions are those of
+the installed distributions, and what torch was built for is read from its file `version.py`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import ctypes
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
+from gyre.api.cli.imports import import_errors
 from gyre.api.cluster_checks import Check
 from gyre.extras import how_to_install
 
@@ -49,6 +52,45 @@ _SAME = {
 """Another distribution of the same package."""
 
 
+_MODULES = {
+    "ray": "ray",
+    "torch": "torch",
+    "tokenizers": "tokenizers",
+    "jinja2": "jinja2",
+    "megatron-core": "megatron.core",
+    "transformers": "transformers",
+    "math-verify": "math_verify",
+    "mooncake-transfer-engine": "mooncake.engine",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow-skinny": "mlflow",
+    "opentelemetry-proto": "opentelemetry.proto.trace.v1.trace_pb2",
+    "sglang": "sglang",
+    "psycopg": "psycopg",
+}
+"""What Gyre imports of each distribution."""
+
+
+@cache
+def _import_errors() -> dict[str, str]:
+    """By distribution, of those that are installed; all at once, for they share what they import."""
+    there = {
+        name: module for name, module in _MODULES.items() if installed(name) or installed(_SAME.get(name, ""))
+    }
+    found = import_errors(list(there.values()))
+    return {name: found[module] for name, module in there.items()}
+
+
+def imported(check: Check, *names: str, status: Literal["warn", "fail"] = "warn") -> Check:
+    """The check, if these distributions can be imported as well."""
+    for name in names:
+        if why := _import_errors().get(name):
+            why = why if len(why) <= 300 else f"{why[:300]}…"
+            advice = f"Look at `python -c 'import {_MODULES[name]}'`, and install it again."
+            return Check(check.name, status, f"{check.found}, but {name} cannot be imported: {why}", advice)
+    return check
+
+
 def package(name: str) -> Check:
     """Installed, and of a version that Gyre's own requirements permit."""
     found = installed(name)
@@ -57,7 +99,7 @@ def package(name: str) -> Check:
         return Check(name, "fail", "not installed", f"pip install '{name}{wanted}'")
     if wanted and not _permits(wanted, found):
         return Check(name, "fail", f"{found}, wanted {wanted}", f"pip install '{name}{wanted}'")
-    return Check(name, "ok", found)
+    return imported(Check(name, "ok", found), name, status="fail")
 
 
 def torch() -> Check:
@@ -87,7 +129,8 @@ def _extra(extra: Extra) -> Check:
         wanted = requirement(one)
         if wanted and there is not None and not _permits(wanted, there):
             return Check(name, "warn", f"{one} {there}, wanted {wanted}", advice)
-    return Check(name, "ok", ", ".join(f"{one} {there}" for one, there in found.items()))
+    ok = Check(name, "ok", ", ".join(f"{one} {there}" for one, there in found.items()))
+    return imported(ok, *extra.packages)
 
 
 def engine() -> Check:
@@ -110,7 +153,7 @@ def engine() -> Check:
         )
     if find_spec("sglang") is None:
         return Check(name, "warn", f"{found}, but there is no module sglang", "Install it again.")
-    return Check(name, "ok", found)
+    return imported(Check(name, "ok", found), "sglang")
 
 
 def gpu_build() -> Check:

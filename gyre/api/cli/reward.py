@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gyre.api.cli.output import remark, write_json, write_table
+from gyre.api.cli.output import remark, say, write_json, write_table
 
 
 @click.command()
@@ -76,7 +76,7 @@ def reward(
         write_json(found.as_dict())
     else:
         _show(found)
-        click.echo(found.summary())
+        say(found.summary())
     for warning in found.warnings():
         remark(f"warning: {warning}")
     if found.failed:

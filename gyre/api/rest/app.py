@@ -9,6 +9,7 @@ It must not know Ray, nor how the port gets its answers.
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -24,6 +25,7 @@ from gyre.api.rest.served_jobs import OneJob, ServedJobs
 from gyre.api.rest.sessions import SessionCookies
 from gyre.api.rest.shared_answers import SharedAnswers
 from gyre.master.master_api import MasterApi
+from gyre.redaction import KNOWN, values_of_environment
 
 PREFIX = "/api/v1"
 
@@ -47,6 +49,7 @@ def _app(jobs: ServedJobs, *, token: str | None, heartbeat_s: float, measured: M
         docs_url=None,  # FastAPI's page loads scripts from elsewhere
         redoc_url=None,
     )
+    KNOWN.learn(values_of_environment(os.environ))
     app.state.jobs = jobs
     app.state.measured = measured
     app.state.cookies = None if token is None else SessionCookies(token.encode())

@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from gyre.errors import ConfigError, GyreError, NotFound, Unauthorized
+from gyre.redaction import KNOWN
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -54,12 +55,12 @@ def problem(
         "type": f"urn:gyre:problem:{code}",
         "title": _TITLES.get(code, code.replace("_", " ").replace(".", ": ").capitalize()),
         "status": status,
-        "detail": detail,
+        "detail": KNOWN.text(detail),
         "code": code,
-        "hint": hint,
+        "hint": KNOWN.text(hint),
     }
     if details:
-        body["details"] = dict(details)
+        body["details"] = KNOWN.data(dict(details))
     return JSONResponse(body, status_code=status, media_type=MEDIA_TYPE, headers=dict(headers or {}))
 
 

@@ -26,12 +26,14 @@ from gyre.api.cursor import read_cursor, write_cursor
 from gyre.api.now import MOST_COMPARED, now_of
 from gyre.api.rest import schemas
 from gyre.api.rest.broadcast import Broadcasters
+from gyre.api.rest.discreet import Discreet
 from gyre.api.rest.served_jobs import ServedJobs
 from gyre.api.rest.shared_answers import SharedRoute
 from gyre.errors import NotFound, nearest
 from gyre.logs.pattern import PATTERN_CHARS
 from gyre.logs.reading import PAGE_BYTES, LogQuery
 from gyre.master.master_api import MasterApi, View, engines_of, pools_of_view
+from gyre.redaction import KNOWN
 
 COMMAND_THREADS = 8
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -64,7 +66,7 @@ def _jobs(request: Request) -> ServedJobs:
 
 
 def _port(request: Request, job: JobPath) -> MasterApi:
-    return _jobs(request).port(job)
+    return cast(MasterApi, Discreet(_jobs(request).port(job)))
 
 
 Port = Annotated[Any, Depends(_port)]
@@ -85,7 +87,7 @@ reads = APIRouter(tags=["job"], route_class=SharedRoute)
 @reads.get("/jobs", response_model=schemas.JobList)
 def list_jobs(request: Request) -> Any:
     """The one job of this master; of `gyre ui` all jobs of its store, the newest first."""
-    return {"jobs": _jobs(request).items()}
+    return {"jobs": KNOWN.data(_jobs(request).items())}
 
 
 @reads.get("/jobs/{job:gyre_job}", response_model=schemas.JobView)

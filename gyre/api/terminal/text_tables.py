@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gyre.api.terminal.plain_text import plain
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -88,7 +90,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int |
     from rich.table import Table
     from rich.text import Text
 
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = [["" if cell is None else plain(str(cell)) for cell in row] for row in rows]
     longest = [
         max((cell_len(line) for row in cells for line in row[index].split("\n")), default=0)
         for index in range(len(columns))

@@ -52,13 +52,15 @@ log-prob."""
 
 
 class DoorRefused(GyreError):
-    """A request that the door does not take. `details` has `status`, of HTTP, and `reason`, a stable code."""
+    """A request that the door does not take. `details` has `status`, of HTTP, and `reason`, a stable code; `param` is
+    the key that is at fault, where it is one."""
 
     code = "rollouts.door_refused"
 
 
-def refused(status: int, reason: str, message: str, hint: str = "") -> DoorRefused:
-    return DoorRefused(message, hint=hint, details={"status": status, "reason": reason})
+def refused(status: int, reason: str, message: str, hint: str = "", *, param: str = "") -> DoorRefused:
+    details = {"status": status, "reason": reason, **({"param": param} if param else {})}
+    return DoorRefused(message, hint=hint, details=details)
 
 
 class Wish(NamedTuple):

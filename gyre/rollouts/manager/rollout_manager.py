@@ -55,6 +55,7 @@ from gyre.rollouts.manager.peer_events import PeerEvents
 from gyre.rollouts.manager.peer_limits import RateLimit
 from gyre.rollouts.manager.policy_push import PolicyPush
 from gyre.rollouts.manager.policy_versions import PolicyVersions
+from gyre.rollouts.manager.refusals import error_body, no_such_route
 from gyre.rollouts.manager.report_queue import ReportQueue
 from gyre.rollouts.manager.sessions import AgentSession, AgentSessions, Connection
 from gyre.rollouts.manager.settings import DoorSettings, ManagerSettings
@@ -427,12 +428,17 @@ class RolloutManager:
         except Unauthorized as error:
             self.refused += 1
             return web.json_response(
-                {"code": "unauthorised", "message": error.message},
+                error_body(401, "unauthorised", error.message),
                 status=401,
                 headers={
                     "WWW-Authenticate": f'Bearer error="invalid_token", error_description="{error.message}"'
                 },
             )
+        except web.HTTPMethodNotAllowed as error:
+            told = no_such_route(request.method, request.path, frozenset(error.allowed_methods))
+            return web.json_response(told, status=405, headers={"Allow": error.headers["Allow"]})
+        except web.HTTPNotFound:
+            return web.json_response(no_such_route(request.method, request.path), status=404)
 
     async def _agent_route(self, request: web.Request) -> web.StreamResponse:
         try:

@@ -1,9 +1,11 @@
 """What clients of the door say, and what they get: SGLang's `/generate` and OpenAI's `/v1/completions`.
 
-A key that changes what is drawn, and that Gyre's engines do not have, is refused by its name unless it has the value
-that changes nothing: an answer is what was asked for, or none.
+What becomes of a key stands in the tables of `gyre.rollouts.manager.door.keys`: an answer is what was asked for, or
+none.
 
-Invariant *the same bytes again*: an answer is a function of what the ledger has of its request.
+Invariants:
+- *the same bytes again*: an answer is a function of what the ledger has of its request;
+- *what was said stays*: a stream's texts, joined, are the whole answer's.
 
 This module must not know about sockets, or when an answer is there.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +22,18 @@ import msgspec
 import numpy as np
 
 from gyre.rollouts.core.door_ledger import Asked, DoorRefused, DoorRequest, SampleView, Wish, refused
-from gyre.rollouts.manager.door.words import ModelWords, whole_text
+from gyre.rollouts.manager.door.bodies import Body, decoded, token_ids
+from gyre.rollouts.manager.door.keys import (
+    ABORT,
+    COMPLETIONS,
+    GENERATE,
+    POLICY,
+    SAMPLING,
+    STREAM_OPTIONS,
+    invalid,
+    shown,
+)
+from gyre.rollouts.manager.door.words import ModelWords
 
 MOST_SAMPLES = 128
 """Of one request."""
@@ -29,21 +42,6 @@ MOST_STOPS = 256
 VERSION_LIMIT = 2**31 - 1
 
 _ID = re.compile(r"[\x21-\x7e]{1,200}")
-
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "repetition_penalty": (1, 1.0),
-    "min_new_tokens": (0,),
-    "logprob_start_len": (-1,),
-    "spaces_between_special_tokens": (True,),
-    "best_of": (1,),
-    "return_text_in_logprobs": (True,),
-    "return_token_ids": (True,),
-}
-"""Values of keys without a meaning here that change nothing, beside those that say nothing: null, false, zero, empty.
-Answers always have their token ids."""
-
-_TELLS_NOTHING = frozenset({"user", "custom_labels", "session_id"})
-"""Keys that are about the client."""
 
 
 class Writing(NamedTuple):
@@ -62,132 +60,45 @@ class Told:
     stream: bool = False
     logprobs: bool = False
     model: str = ""
-
-
-class _Body:
-    """A mapping of a client's, whose keys are taken one by one; what is left has to say nothing."""
-
-    def __init__(self, values: Any, path: str = "") -> None:
-        if not isinstance(values, dict):
-            raise _invalid(f"{path or 'the body'}: {_shown(values)} given, expected an object.")
-        self._values = dict(values)
-        self._path = path
-
-    def at(self, key: str) -> str:
-        return f"{self._path}.{key}" if self._path else key
-
-    def any(self, key: str) -> Any:
-        return self._values.pop(key, None)
-
-    def text(self, key: str) -> str | None:
-        value = self.any(key)
-        if value is not None and not isinstance(value, str):
-            raise _invalid(f"{self.at(key)}: {_shown(value)} given, expected text.")
-        return value
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        value = self.any(key)
-        if value is not None and not isinstance(value, bool):
-            raise _invalid(f"{self.at(key)}: {_shown(value)} given, expected true or false.")
-        return default if value is None else value
-
-    def whole(self, key: str, default: int | None, least: int, most: int) -> int:
-        value = self.any(key)
-        value = default if value is None else value
-        if type(value) is not int or not least <= value <= most:
-            raise _invalid(
-                f"{self.at(key)}: {_shown(value)} given, expected a number from {least} to {most}."
-            )
-        return value
-
-    def number(self, key: str, default: float, most: float, *, above: float | None = None) -> float:
-        value = self.any(key)
-        value = default if value is None else value
-        if type(value) not in (int, float) or not 0 <= value <= most:  # neither is a NaN
-            raise _invalid(f"{self.at(key)}: {_shown(value)} given, expected a number from 0 to {most:g}.")
-        if above is not None and value <= above:
-            raise _invalid(f"{self.at(key)}: {_shown(value)} given, expected more than {above:g}.")
-        return float(value)
-
-    def ids(self, key: str, most: int) -> list[int]:
-        value = self.any(key)
-        if value is None:
-            return []
-        if not isinstance(value, list) or len(value) > most:
-            raise _invalid(
-                f"{self.at(key)}: {_shown(value)} given, expected a list of at most {most} token ids."
-            )
-        return _token_ids(value, self.at(key))
-
-    def end(self) -> None:
-        """Raises DoorRefused for the first key that was not taken and says something."""
-        for key, value in self._values.items():
-            if key in _TELLS_NOTHING or not value or value in _NEUTRAL.get(key, ()):
-                continue
-            raise refused(
-                422,
-                "unsupported",
-                f"{self.at(key)}: {_shown(value)} given, which the door does not know.",
-                "Leave it out.",
-            )
-
-
-def _token_ids(value: list[Any], path: str) -> list[int]:
-    for one in value:
-        if type(one) is not int or not 0 <= one < 2**31:
-            raise _invalid(f"{path}: {_shown(one)} is no token id.")
-    return value
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:60]
-
-
-def _invalid(message: str) -> DoorRefused:
-    return refused(422, "invalid", message, "See docs/fleet.md.")
-
-
-def decoded(body: bytes) -> Any:
-    """The body's JSON. Raises DoorRefused."""
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _invalid(f"The body is no JSON: {str(error)[:200]}.") from None
+    token_texts: bool = False
+    """With `logprobs`, the text of each token: SGLang's clients ask for it, OpenAI's get it."""
+    usage: bool = False
+    """In a stream: its last event has the usage."""
 
 
 def aborted_id(body: bytes) -> str | None:
     """Which request SGLang's `/abort_request` ends; None for all of the key. Raises DoorRefused."""
-    told = _Body(decoded(body))
+    told = Body(ABORT, decoded(body))
     request_id, is_all = told.text("rid"), told.flag("abort_all")
     told.end()
     if is_all == bool(request_id):
-        raise _invalid("Expected one of rid and abort_all.")
+        raise invalid("Expected one of rid and abort_all.")
     return request_id or None
 
 
 def _wish(value: Any) -> Wish:
     if value is None:
         return Wish()
-    body = _Body(value, "policy")
+    body = Body(POLICY, value, "policy")
     exact, least = body.any("exact"), body.any("at_least")
     body.end()
     if (exact is None) == (least is None):
-        raise _invalid("policy: expected one of exact and at_least.")
+        raise invalid("policy: expected one of exact and at_least.")
     key, version = ("exact", exact) if exact is not None else ("at_least", least)
     if type(version) is not int or not 0 <= version <= VERSION_LIMIT:
-        raise _invalid(f"policy.{key}: {_shown(version)} given, expected a version.")
+        raise invalid(f"policy.{key}: {shown(version)} given, expected a version.")
     return Wish(version, key == "exact")
 
 
 def _request_id(told: str | None, header: str | None) -> str:
     """The id in the body, in the header, or a new one."""
     if told is not None and header is not None and told != header:
-        raise _invalid("rid: the body has another id than the header X-Request-Id.")
+        raise invalid("rid: the body has another id than the header X-Request-Id.")
     found = told if told is not None else header
     if found is None:
         return uuid.uuid4().hex
     if not _ID.fullmatch(found):
-        raise _invalid(f"rid: {_shown(found)} given, expected 1 to 200 printable characters without blanks.")
+        raise invalid(f"rid: {shown(found)} given, expected 1 to 200 printable characters without blanks.")
     return found
 
 
@@ -195,11 +106,11 @@ def _asked(
     request_id: str, prompt: Sequence[int], n: int, sampling: dict[str, Any], wish: Wish, words: ModelWords
 ) -> Asked:
     if not prompt:
-        raise _invalid("The prompt is empty.")
+        raise invalid("The prompt is empty.")
     return Asked(request_id, np.array(prompt, np.int32), n, sampling, wish, words.stops)
 
 
-def _sampling(body: _Body, max_new_tokens: int) -> dict[str, Any]:
+def _sampling(body: Body, max_new_tokens: int) -> dict[str, Any]:
     """The keys that both dialects call alike. A top_k of -1 or 0 is off."""
     top_k = body.whole("top_k", -1, -1, 2**31 - 1)
     return {
@@ -213,30 +124,58 @@ def _sampling(body: _Body, max_new_tokens: int) -> dict[str, Any]:
     }
 
 
-def _writing(body: _Body) -> Writing:
+def _writing(body: Body) -> Writing:
     return Writing(not body.flag("skip_special_tokens", True), body.flag("no_stop_trim"))
 
 
-def _encoded(text: str, words: ModelWords) -> list[int]:
+def _encoded(text: str, words: ModelWords, *, special: bool = True) -> list[int]:
     if words.tokenizer is None:
-        raise refused(
-            422,
-            "no_tokenizer",
-            "The prompt is text, and this fleet has no tokenizer.",
-            "Send token ids, or let config.model_path of the fleet name a folder with tokenizer.json.",
-        )
-    return words.tokenizer.encode([text], special=True)[0]
+        raise _no_tokenizer("The prompt is text")
+    return words.tokenizer.encode([text], special=special)[0]
 
 
-def _text_of(view: SampleView, words: ModelWords, writing: Writing, *, whole: bool = False) -> str:
-    """The text of a sample; "" without a tokenizer."""
+def _no_tokenizer(why: str) -> DoorRefused:
+    return refused(
+        422,
+        "no_tokenizer",
+        f"{why}, and this fleet has no tokenizer.",
+        "Use token ids, or let config.model_path of the fleet name a folder with tokenizer.json.",
+    )
+
+
+def _one_prompt(value: Any, key: str) -> Any:
+    """The prompt: a list of one is that one. Raises DoorRefused for several."""
+    if not isinstance(value, list) or not any(isinstance(one, list | str) for one in value):
+        return value
+    if len(value) == 1 and key == "prompt":  # to SGLang's clients a list of one is answered by a list
+        return value[0]
+    raise refused(
+        422,
+        "unsupported",
+        f"{key}: a list of {len(value)} prompts given; a request is one prompt, with an id of its own.",
+        "Send a request for each, all at once: they are generated together.",
+        param=key,
+    )
+
+
+def _text_of(view: SampleView, told: Told, words: ModelWords) -> str:
+    """The text of a sample, while it goes on as much as stays whatever comes; "" without a tokenizer."""
     if words.tokenizer is None:
         return ""
     ids = view.token_ids.tolist()
-    if view.finish == "stop" and not writing.stop:
-        del ids[-1:]
-    text = words.tokenizer.decode(ids, special=writing.special)
-    return text if view.finish or not whole else whole_text(text)
+    if (
+        not told.writing.stop
+        and ids
+        and (view.finish == "stop" or (not view.finish and _may_end(ids[-1], told)))
+    ):
+        del ids[-1]
+    write = words.tokenizer.decode if view.finish else words.tokenizer.settled
+    return write(ids, special=told.writing.special)
+
+
+def _may_end(token: int, told: Told) -> bool:
+    """Whether the sample's end, which may come after its last token, leaves the token out of the text."""
+    return token in (told.asked.drawing().get("stop_token_ids") or ())
 
 
 def _versions(view: SampleView) -> list[list[int]]:
@@ -256,22 +195,29 @@ class SglangDialect:
     @staticmethod
     def read(body: bytes, header: str | None, words: ModelWords, served: str) -> Told:
         """Raises DoorRefused."""
-        told = _Body(decoded(body))
+        told = Body(GENERATE, decoded(body))
         request_id = _request_id(told.text("rid"), header)
-        text, ids = told.text("text"), told.any("input_ids")
-        params = _Body(told.any("sampling_params") or {}, "sampling_params")
-        stream, logprobs, wish = told.flag("stream"), told.flag("return_logprob"), _wish(told.any("policy"))
+        text, ids = _one_prompt(told.any("text"), "text"), _one_prompt(told.any("input_ids"), "input_ids")
+        drawing = told.any("sampling_params")
+        params = Body(SAMPLING, {} if drawing is None else drawing, "sampling_params")
+        stream, wish = told.flag("stream"), _wish(told.any("policy"))
+        logprobs, token_texts = told.flag("return_logprob"), told.flag("return_text_in_logprobs")
         told.end()
         if (text is None) == (ids is None):
-            raise _invalid("Expected one of text and input_ids.")
+            raise invalid("Expected one of text and input_ids.")
+        if text is not None and not isinstance(text, str):
+            raise invalid(f"text: {shown(text)} given, expected text.", "text")
         if ids is not None and not isinstance(ids, list):
-            raise _invalid(f"input_ids: {_shown(ids)} given, expected a list of token ids.")
+            raise invalid(f"input_ids: {shown(ids)} given, expected a list of token ids.", "input_ids")
+        if token_texts and words.tokenizer is None:
+            raise _no_tokenizer("return_text_in_logprobs: true given")
         n = params.whole("n", 1, 1, MOST_SAMPLES)
         sampling = _sampling(params, params.whole("max_new_tokens", 128, 1, MOST_NEW_TOKENS))
         writing = _writing(params)
         params.end()
-        prompt = _encoded(text, words) if text is not None else _token_ids(ids or [], "input_ids")
-        return Told(_asked(request_id, prompt, n, sampling, wish, words), writing, stream, logprobs)
+        prompt = _encoded(text, words) if text is not None else token_ids(ids or [], "input_ids")
+        asked = _asked(request_id, prompt, n, sampling, wish, words)
+        return Told(asked, writing, stream, logprobs, token_texts=token_texts)
 
     @staticmethod
     def answer(known: DoorRequest, told: Told, words: ModelWords) -> Any:
@@ -285,7 +231,7 @@ class SglangDialect:
         """The events for what is there beyond `sent` tokens of each sample, which are then those that were sent."""
         made = []
         for at, view in _grown(known, sent, ended):
-            made.append(_sglang(known, at, view, told, words, whole=True))
+            made.append(_sglang(known, at, view, told, words))
         return made
 
 
@@ -299,9 +245,7 @@ def _grown(known: DoorRequest, sent: list[int], ended: list[bool]) -> list[tuple
     return found
 
 
-def _sglang(
-    known: DoorRequest, at: int, view: SampleView, told: Told, words: ModelWords, *, whole: bool = False
-) -> dict[str, Any]:
+def _sglang(known: DoorRequest, at: int, view: SampleView, told: Told, words: ModelWords) -> dict[str, Any]:
     ids = view.token_ids.tolist()
     finish: dict[str, Any] | None = None
     if view.finish == "stop":
@@ -310,7 +254,7 @@ def _sglang(
         finish = {"type": "abort", "message": "The client ended it."}
     elif view.finish:
         finish = {"type": "length", "length": len(ids)}
-    meta = {
+    meta: dict[str, Any] = {
         "id": known.id,
         "finish_reason": finish,
         "prompt_tokens": len(known.request.group.prompt_ids),
@@ -321,16 +265,24 @@ def _sglang(
     if view.versions:  # clients take it for a number
         meta["weight_version"] = str(view.versions[-1].version)
     if told.logprobs:
-        rows: list[list[Any]] = [[one, token, None] for one, token in zip(_logprobs(view), ids, strict=True)]
-        meta["output_token_logprobs"] = rows
+        texts = _texts_alone(ids, words) if told.token_texts else [None] * len(ids)
+        rows = zip(_logprobs(view), ids, texts, strict=True)
+        meta["output_token_logprobs"] = [[logprob, token, text] for logprob, token, text in rows]
     made: dict[str, Any] = {
-        "text": _text_of(view, words, told.writing, whole=whole),
+        "text": _text_of(view, told, words),
         "output_ids": ids,
         "meta_info": meta,
     }
     if known.request.n > 1:
         made["index"] = at
     return made
+
+
+def _texts_alone(ids: list[int], words: ModelWords) -> list[str | None]:
+    """Each token by itself, as SGLang writes it."""
+    if words.tokenizer is None:  # the model that was there when the request came had one
+        return [None] * len(ids)
+    return [words.tokenizer.decode([one], special=True) for one in ids]
 
 
 class OpenaiDialect:
@@ -342,47 +294,42 @@ class OpenaiDialect:
     @staticmethod
     def read(body: bytes, header: str | None, words: ModelWords, served: str) -> Told:
         """Raises DoorRefused."""
-        told = _Body(decoded(body))
+        told = Body(COMPLETIONS, decoded(body))
         request_id = _request_id(told.text("rid"), header)
-        model = told.text("model") or served
-        if model != served:
+        model = told.text("model")
+        if model is not None and model != served:
             raise refused(
-                404, "model_not_found", f"There is no model {_shown(model)}; this fleet serves {served!r}."
+                404,
+                "model_not_found",
+                f"There is no model {shown(model)}; this fleet serves {served!r}.",
+                param="model",
             )
-        prompt = told.any("prompt")
-        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], list | str):
-            (prompt,) = prompt
+        prompt = _one_prompt(told.any("prompt"), "prompt")
         if not isinstance(prompt, list | str):
-            raise _invalid(f"prompt: {_shown(prompt)} given, expected text or a list of token ids.")
+            raise invalid(f"prompt: {shown(prompt)} given, expected text or a list of token ids.", "prompt")
         stream, wish = told.flag("stream"), _wish(told.any("policy"))
         logprobs = told.any("logprobs")
-        if logprobs not in (None, False, True, 0, 1):
-            raise _invalid(
-                f"logprobs: {_shown(logprobs)} given, expected 0 or 1: the drawn token alone has one."
-            )
-        options = told.any("stream_options")
-        if options is not None and not isinstance(options, dict):
-            raise _invalid(f"stream_options: {_shown(options)} given, expected an object.")
+        if logprobs is not None and (not isinstance(logprobs, int) or logprobs not in (0, 1)):
+            raise told.wrong("logprobs", logprobs, "0 or 1: the drawn token alone has one")
+        usage = _includes_usage(told.any("stream_options"), stream)
         n = told.whole("n", 1, 1, MOST_SAMPLES)
         sampling = _sampling(told, told.whole("max_tokens", 16, 1, MOST_NEW_TOKENS))
         writing = _writing(told)
+        special = told.flag("add_special_tokens", True)
         told.end()
-        ids = _encoded(prompt, words) if isinstance(prompt, str) else _token_ids(prompt, "prompt")
+        if isinstance(prompt, str):
+            ids = _encoded(prompt, words, special=special)
+        else:
+            ids = token_ids(prompt, "prompt")
         wants = logprobs is not None and logprobs is not False
-        return Told(_asked(request_id, ids, n, sampling, wish, words), writing, stream, wants, served)
+        return Told(
+            _asked(request_id, ids, n, sampling, wish, words), writing, stream, wants, served, usage=usage
+        )
 
     @staticmethod
     def answer(known: DoorRequest, told: Told, words: ModelWords) -> Any:
-        views = known.view()
-        made = [_choice(at, view, told, words, 0, "") for at, view in enumerate(views)]
-        prompt = len(known.request.group.prompt_ids)
-        completion = sum(len(view.token_ids) for view in views)
-        usage = {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-        }
-        return {**_openai(known, told), "choices": made, "usage": usage}
+        made = [_choice(at, view, told, words, 0, "") for at, view in enumerate(known.view())]
+        return {**_openai(known, told), "choices": made, "usage": _usage(known)}
 
     @staticmethod
     def events(
@@ -390,43 +337,71 @@ class OpenaiDialect:
     ) -> list[Any]:
         """The events for what is there beyond `sent` tokens of each sample, which are then those that were sent."""
         before = list(sent)
-        made = []
+        head = {**_openai(known, told), "usage": None} if told.usage else _openai(known, told)
+        made: list[Any] = []
         for at, view in _grown(known, sent, ended):
-            said = ""
-            if words.tokenizer is not None:
-                ids = view.token_ids[: before[at]].tolist()
-                said = whole_text(words.tokenizer.decode(ids, special=told.writing.special))
-            made.append(
-                {**_openai(known, told), "choices": [_choice(at, view, told, words, before[at], said)]}
-            )
+            said = SampleView(view.token_ids[: before[at]], view.logprobs, view.versions, "")
+            choice = _choice(at, view, told, words, before[at], _text_of(said, told, words))
+            made.append({**head, "choices": [choice]})
+        if told.usage and made and all(ended):
+            made.append({**head, "choices": [], "usage": _usage(known)})
         return made
+
+
+def _includes_usage(options: Any, stream: bool) -> bool:
+    if options is None:
+        return False
+    told = Body(STREAM_OPTIONS, options, "stream_options")
+    if not stream:
+        raise invalid("stream_options: given, and the answer is no stream.", "stream_options")
+    usage = told.flag("include_usage")
+    told.end()
+    return usage
 
 
 def _openai(known: DoorRequest, told: Told) -> dict[str, Any]:
     return {"id": known.id, "object": "text_completion", "created": int(known.at), "model": told.model}
 
 
+def _usage(known: DoorRequest) -> dict[str, int]:
+    prompt, completion = len(known.request.group.prompt_ids), sum(len(one.token_ids) for one in known.view())
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
 def _choice(
     at: int, view: SampleView, told: Told, words: ModelWords, since: int, said: str
 ) -> dict[str, Any]:
-    """What is new of a sample after `since` tokens, whose text is `said`. Its end tells the versions of all its tokens:
-    an engine may know only then which it had at which."""
-    text = _text_of(view, words, told.writing, whole=True)
-    ids = view.token_ids[since:].tolist()
-    logprobs = None
-    if told.logprobs:
-        logprobs = {"token_logprobs": _logprobs(view)[since:], "token_ids": ids}
+    """What is new of a sample after `since` tokens, of whose text `said` was told. Its end tells the versions of all
+    its tokens: an engine may know only then which it had at which."""
     return {
         "index": at,
-        "text": text[len(said) :],
-        "token_ids": ids,
-        "logprobs": logprobs,
+        "text": _text_of(view, told, words)[len(said) :],
+        "token_ids": view.token_ids[since:].tolist(),
+        "logprobs": _openai_logprobs(view, told, words, since) if told.logprobs else None,
         "finish_reason": view.finish or None,
         "policy_versions": [
             [version, start if view.finish else max(start, since), end]
             for version, start, end in _versions(view)
             if view.finish or end > since
         ],
+    }
+
+
+def _openai_logprobs(view: SampleView, told: Told, words: ModelWords, since: int) -> dict[str, Any]:
+    """Of the tokens after `since`. An engine tells the log-prob of the drawn token alone. `text_offset` is in the
+    answer's text, without the prompt."""
+    ids, logprobs = view.token_ids.tolist(), _logprobs(view)[since:]
+    if words.tokenizer is None:
+        texts, offsets = [f"token_id:{one}" for one in ids[since:]], [0] * len(ids)
+    else:
+        texts = words.tokenizer.written(ids[since:])
+        offsets = words.tokenizer.offsets(ids, special=told.writing.special)
+    return {
+        "tokens": texts,
+        "token_logprobs": logprobs,
+        "top_logprobs": [{text: one} for text, one in zip(texts, logprobs, strict=True)],
+        "text_offset": offsets[since:],
+        "token_ids": ids[since:],
     }
 
 

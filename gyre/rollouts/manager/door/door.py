@@ -6,7 +6,8 @@ publish policies.
     POST, GET /v1/policies             publish a version; what is published and served
     GET /v1/policies/{version}         who serves a version, or why nobody does
     GET /v1/policies/plane             what a publisher needs to serve its versions itself
-    GET /v1/models, /health            what OpenAI's and SGLang's clients ask for first
+    GET /v1/models, /v1/models/{id}    what OpenAI's clients ask for first
+    GET /health                        and SGLang's
     POST /abort_request                SGLang's: end requests, and answer them with what is there
     GET /workers, /v1/loads            SGLang's router's and engines': the door is one worker; what runs there
 
@@ -41,19 +42,14 @@ from gyre.errors import GyreError, Unauthorized
 from gyre.rollouts.core.door_ledger import Asked, DoorLedger, DoorRefused, DoorRequest, refused
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.dispatch import Dispatch
-from gyre.rollouts.manager.door.dialects import (
-    DIALECTS,
-    Dialect,
-    Told,
-    aborted_id,
-    decoded,
-    encode,
-)
+from gyre.rollouts.manager.door.bodies import decoded
+from gyre.rollouts.manager.door.dialects import DIALECTS, Dialect, Told, aborted_id, encode
 from gyre.rollouts.manager.door.publishing import DURABLE_WITHIN_S, Publishing
 from gyre.rollouts.manager.door.words import ModelWords
 from gyre.rollouts.manager.join_tokens import Caller
 from gyre.rollouts.manager.policy_push import PolicyPush
 from gyre.rollouts.manager.policy_versions import PolicyVersions
+from gyre.rollouts.manager.refusals import error_body
 from gyre.rollouts.manager.settings import DoorSettings
 from gyre.rollouts.token_log.group_commit import GroupCommit
 from gyre.rollouts.token_log.write_buffer import WriteBatch
@@ -158,6 +154,7 @@ class Door:
             web.get("/v1/policies/plane", self._route(self._plane)),
             web.get("/v1/policies/{version}", self._route(self._look_at_policy)),
             web.get("/v1/models", self._route(self._list_models)),
+            web.get("/v1/models/{id:.+}", self._route(self._tell_model)),
             web.post("/abort_request", self._route(self._abort)),
             web.get("/workers", self._route(self._list_workers)),
             web.get("/v1/loads", self._route(self._list_loads)),
@@ -412,7 +409,8 @@ class Door:
                 waiter.wake.clear()
                 self._check_waits(caller, known, waiter)
         except (DoorRefused, Unauthorized) as error:
-            await response.write(b"data: " + encode(_error_of(error)) + b"\n\n")
+            with contextlib.suppress(ConnectionError, RuntimeError):  # the client has gone
+                await response.write(b"data: " + encode(_error_of(error)) + b"\n\n")
         except (ConnectionError, RuntimeError):  # the client has gone; what it asked for goes on
             return response
         with contextlib.suppress(ConnectionError, RuntimeError):
@@ -520,7 +518,22 @@ class Door:
         return max((one.version for one in self._groups.instances.values() if one.admitted), default=-1)
 
     async def _list_models(self, request: web.Request, caller: Caller) -> web.StreamResponse:
-        model = {
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def _tell_model(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        name = request.match_info["id"]
+        if name != self._settings.model:
+            raise refused(
+                404,
+                "model_not_found",
+                f"There is no model {name[:60]!r}; this fleet serves {self._settings.model!r}.",
+                param="model",
+            )
+        return _json(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        """In OpenAI's form."""
+        return {
             "id": self._settings.model,
             "object": "model",
             "created": 0,
@@ -528,7 +541,6 @@ class Door:
             "policy_version": self._served(),
             "max_model_len": self._publishing.words.positions,
         }
-        return _json({"object": "list", "data": [model]})
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         """Whether an instance serves a policy. It needs no key and says no more."""
@@ -559,14 +571,9 @@ def _unfinished(why: str, *, status: int = 504) -> DoorRefused:
 
 
 def _error_of(error: GyreError) -> dict[str, Any]:
-    """The form that OpenAI's clients read, with `reason` as the code."""
-    reason = error.details.get("reason", "unauthorised")
-    message = str(error)
-    return {
-        "code": reason,
-        "message": message,
-        "error": {"message": message, "type": "invalid_request_error", "code": reason, "param": None},
-    }
+    details = error.details
+    status, reason = int(details.get("status", 401)), details.get("reason", "unauthorised")
+    return error_body(status, reason, str(error), details.get("param"))
 
 
 def _refusal(error: DoorRefused) -> web.Response:

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-REPLACEMENT = "�"
-"""What a decoder writes for a character that is not whole yet."""
-
 
 class Tokenizer(Protocol):
     """A tokenizer as the door needs it."""
@@ -21,6 +18,18 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """The text, without special tokens, or with them."""
+        ...
+
+    def settled(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        """What of that text stays, whatever tokens follow."""
+        ...
+
+    def written(self, token_ids: Sequence[int]) -> list[str]:
+        """What each token adds to a text, and of a special token its name."""
+        ...
+
+    def offsets(self, token_ids: Sequence[int], *, special: bool = False) -> list[int]:
+        """Where in their text each token begins, in characters."""
         ...
 
 
@@ -51,8 +60,3 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
-
-
-def whole_text(text: str) -> str:
-    """The text without a character at its end that further tokens may complete."""
-    return text.rstrip(REPLACEMENT)
