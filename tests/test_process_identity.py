@@ -20,6 +20,7 @@ ALLOWED = {
     "engines/process_guard.py": "itself, its own child that it has not waited for, and descendants seen by a pidfd",
     "engines/process.py": "asyncio signals its own child, unless it was waited for",
     "workloads/rewards/process.py": "the group of its own child that it has not waited for, which keeps the number",
+    "api/cli/imports.py": "Popen signals its own child, unless it was waited for",
     "api/checks/code.py": "Popen signals its own child, unless it was waited for",
     "master/sink_processes.py": "Popen signals its own child, unless it was waited for",
     "testing/in_process/job.py": "doubles of vertices, which are no processes",

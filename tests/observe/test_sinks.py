@@ -31,10 +31,11 @@ from gyre.master.sink_processes import (
     spawn,
 )
 from gyre.observe.sinks import process
-from gyre.observe.sinks.following import Cursor, read_cursor, tell_new, write_cursor
+from gyre.observe.sinks.following import Cursor, _discreet, read_cursor, tell_new, write_cursor
 from gyre.observe.sinks.kinds import _own_folder, make_sink
-from gyre.observe.sinks.process import SinkSettings
-from gyre.observe.sinks.sink import SinkJob
+from gyre.observe.sinks.process import SinkSettings, _shown
+from gyre.observe.sinks.sink import SinkEnd, SinkJob, SinkWarning
+from gyre.redaction import KNOWN
 from gyre.store import Entry, StepRow, Store, open_store
 from gyre.testing.clock import VirtualClock, run_virtual
 from tests.doubles.standing_job import small_spec
@@ -191,6 +192,20 @@ def test_what_is_told_twice_is_in_the_file_once_also_after_a_cut(written: Writte
     lines = path.read_text().splitlines()
     assert lines[:4] == whole.splitlines()
     assert [json.loads(line)["step"] for line in lines[4:]] == [3]
+
+
+def test_what_is_told_has_no_secret_in_its_texts(written: Written, job: SinkJob) -> None:
+    """A webhook, or a run that others see, is told what failed and with which words."""
+    token = "hf_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY2z"
+    KNOWN.learn([("my-own-value-4711", True)])
+    failed = SinkWarning("late", f"no answer from https://user:pass4711@host/x by {token}", 1, 1.0, True, 1)
+    ended = SinkEnd("failed", "error", "the key my-own-value-4711 is refused", 1.0, 2)
+    told = [_discreet(failed).message, _discreet(ended).message]
+    assert all("4711" not in text and token not in text for text in told), told
+    assert "host/x" in told[0]
+    shown = _shown({"config": {"api_key": "abc123def456"}, "roles": {"actor": {"env": {"A": "b"}, "num": 2}}})
+    assert shown["config"]["api_key"] == "***"
+    assert shown["roles"] == {"actor": {"num": 2}}
 
 
 def test_jobs_that_write_to_one_file_lose_nothing_to_each_other(tmp_path: Path, job: SinkJob) -> None:

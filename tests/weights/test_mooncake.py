@@ -128,7 +128,7 @@ def test_a_codec_for_a_source_without_it_does_not_take_the_others_from_it(peer):
     plain = peer()
     for one in (able, plain):
         manifest = one.publish(1)
-    receiver = peer(mooncake=engine, transports=["mooncake", "tcp"], streams=1)
+    receiver = peer(mooncake=engine, transports=["mooncake", "tcp"], streams=2)
     choice = CodecChoice("planes", "slow")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

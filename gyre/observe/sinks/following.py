@@ -13,16 +13,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gyre.errors import NotFound
 from gyre.failover.events import Evaluated, LearningWarned, event_from
 from gyre.observe.series.numbers import is_number
 from gyre.observe.sinks.incidents import IncidentNews
 from gyre.observe.sinks.sink import IncidentSink, Sink, SinkEnd, SinkEvaluation, SinkIncident, SinkWarning
+from gyre.redaction import KNOWN
 from gyre.store import EventRow, Store
+
+T = TypeVar("T", SinkIncident, SinkEnd, SinkWarning)
 
 PAGE = 500
 """Steps, or events, between two flushes: what is told again at the most."""
@@ -91,9 +94,9 @@ def _steps(store: Store, job_id: str, after: int, page: int) -> list[dict[str, A
 def _tell_news(sink: IncidentSink, news: Iterable[SinkIncident | SinkEnd]) -> None:
     for one in news:
         if isinstance(one, SinkIncident):
-            sink.incident(one)
+            sink.incident(_discreet(one))
         else:
-            sink.ended(one)
+            sink.ended(_discreet(one))
 
 
 def _tell_event(sink: Sink, row: EventRow, last_step: int) -> None:
@@ -110,7 +113,15 @@ def _tell_event(sink: Sink, row: EventRow, last_step: int) -> None:
             numbers |= {f"{name}/{k}": float(value) for k, value in by_k.items() if is_number(value)}
         sink.evaluation(SinkEvaluation(event.set, event.version, last_step, row.at, numbers))
     elif isinstance(event, LearningWarned):
-        sink.warning(SinkWarning(event.code, event.message, event.step, row.at, event.holds, row.seq))
+        sink.warning(
+            _discreet(SinkWarning(event.code, event.message, event.step, row.at, event.holds, row.seq))
+        )
+
+
+def _discreet(told: T) -> T:
+    """What is told, without secrets in its texts: an error quotes what failed, and the text leaves the machine."""
+    values = {one.name: getattr(told, one.name) for one in fields(told)}
+    return replace(told, **{name: KNOWN.text(text) for name, text in values.items() if isinstance(text, str)})
 
 
 def has_ended(store: Store, job_id: str) -> bool:

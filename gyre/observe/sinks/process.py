@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gyre.config.secrets import secret_values
 from gyre.errors import GyreError
 from gyre.logs.output import LOG_VARIABLE, look_at_log, redirect_output
 from gyre.observe.history import JobHistory
@@ -37,6 +38,7 @@ from gyre.observe.sinks.notify import PAGE as NOTIFY_PAGE
 from gyre.observe.sinks.otlp_sink import PAGE as OTLP_PAGE
 from gyre.observe.sinks.sink import Sink, SinkJob
 from gyre.observe.timeline import read_timeline
+from gyre.redaction import KNOWN
 from gyre.store import JobRow, Store, open_store
 
 log = logging.getLogger(__name__)
@@ -89,6 +91,7 @@ def run(settings: SinkSettings) -> None:
 
 def _follow(settings: SinkSettings, store: Store) -> None:
     row = store.job(settings.job_id)
+    KNOWN.learn(secret_values(row.spec, os.environ))
     history = JobHistory(store, settings.job_id)
     job = SinkJob(
         settings.job_id,
@@ -145,14 +148,15 @@ def _now(store: Store, job_id: str) -> Cursor:
 
 
 def _shown(spec: dict[str, Any]) -> dict[str, Any]:
-    """The spec without what may be secret: it leaves the machine."""
+    """The spec without what may be secret, and without what a sink has no use for: it leaves the machine."""
     shown = {key: value for key, value in spec.items() if key not in ("env", "store", "observe")}
     roles = shown.get("roles")
     if isinstance(roles, dict):
         shown["roles"] = {
             name: {key: value for key, value in role.items() if key != "env"} for name, role in roles.items()
         }
-    return shown
+    found: dict[str, Any] = KNOWN.data(shown)
+    return found
 
 
 @contextlib.contextmanager
