@@ -10,6 +10,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from gyre.testing.processes import ProcessFaults
 from tests.e2e.conftest import ENDS_WITHIN_S, Shared
@@ -81,6 +83,53 @@ async def test_whoever_is_killed_every_id_gets_its_tokens_and_gets_them_again(
     assert [told["output_ids"] for told in again] == [told["output_ids"] for told in whole.values()]
     assert later["meta_info"]["policy_versions"] == [[version + 2, 0, 12]]
     assert len(fleet.seen["listened"]) == 12
+
+
+@pytest.mark.kill
+async def test_labels_change_where_the_weights_did_though_the_manager_dies_after_a_publish(
+    fleet: Fleet, folders: list[Path]
+) -> None:
+    """Transformers says of each token whether the old weights made it; nobody's label is asked for that. The manager
+    that told the instances of the new version dies before it hears which token was the first of it."""
+    faults = ProcessFaults(fleet.handle)
+    new = 400
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as fleet.session:
+        await fleet.healthy()
+        await fleet.publish(folders)
+        await fleet.until_asked("/generate", body_of("settled", 4, policy={"at_least": fleet.version}))
+        old = fleet.version
+        bodies = [body_of(f"labelled-{number}", new, return_logprob=True) for number in range(20)]
+        asking = [asyncio.create_task(fleet.until_asked("/generate", body)) for body in bodies]
+        listening = asyncio.create_task(fleet.listen("beside", new))
+        await fleet.heard(20)
+        await fleet.publish(folders)
+        await asyncio.sleep(0.3)  # within a second of it: instances load it, and the manager hears of tokens
+        (victim,) = await asyncio.to_thread(faults.kill, "rollout_manager-0")
+        answers = await asyncio.gather(*asking)
+        await asyncio.to_thread(faults.replaced, victim, timeout_s=ENDS_WITHIN_S)
+        await listening
+    causal = AutoModelForCausalLM.from_pretrained(folders[old % len(folders)], dtype=torch.float32).eval()
+    late, changed = [], 0
+    for told in answers:
+        runs = told["meta_info"]["policy_versions"]
+        if runs[0][0] != old:
+            continue  # it waited until the new version was served
+        labelled = runs[0][2]
+        late.append(labelled - made_by(causal, told))
+        changed += labelled < new
+    assert late == [0] * len(late)
+    assert changed, "no sample went on under the new version"
+
+
+def made_by(causal: Any, told: dict[str, Any]) -> int:
+    """How many of the first tokens have the log-probs that this model gives them."""
+    tokens = told["output_ids"]
+    with torch.no_grad():
+        logits = causal(torch.tensor([PROMPT + tokens]), use_cache=False).logits[0, len(PROMPT) - 1 : -1]
+    own = torch.log_softmax(logits.float(), -1)[torch.arange(len(tokens)), torch.tensor(tokens)]
+    said = torch.tensor([pair[0] for pair in told["meta_info"]["output_token_logprobs"]])
+    others = ((own - said).abs() > 1e-3).nonzero()
+    return int(others[0]) if len(others) else len(tokens)
 
 
 @pytest.mark.kill
