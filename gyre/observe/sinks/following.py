@@ -120,8 +120,9 @@ def _tell_event(sink: Sink, row: EventRow, last_step: int) -> None:
 
 def _discreet(told: T) -> T:
     """What is told, without secrets in its texts: an error quotes what failed, and the text leaves the machine."""
-    values = {one.name: getattr(told, one.name) for one in fields(told)}
-    return replace(told, **{name: KNOWN.text(text) for name, text in values.items() if isinstance(text, str)})
+    values: dict[str, Any] = {one.name: getattr(told, one.name) for one in fields(told)}
+    texts: dict[str, Any] = {name: KNOWN.text(text) for name, text in values.items() if isinstance(text, str)}
+    return replace(told, **texts)
 
 
 def has_ended(store: Store, job_id: str) -> bool:
