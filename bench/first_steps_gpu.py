@@ -27,7 +27,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import numpy as np  # noqa: E402
 from job_plane.case import Row  # noqa: E402
-from memory_gpu import LONGEST, PROMPT, SMALL, Case, architecture, config_of_job  # noqa: E402
+from memory_gpu import LONGEST, PROMPT, SMALL, Case, architecture, config_of_job, drawn_weights  # noqa: E402
 
 PASSES = 8
 WIDEST = 8192
@@ -103,24 +103,13 @@ def way_main(given: Row) -> None:
 
 
 def _backend(case: Case, folder: Path, dry: bool) -> Any:
-    import torch
-
     from gyre.config.sections import WorkloadSettings
     from gyre.models.architecture import config_of
-    from gyre.models.tensor_names import expected_shapes
     from gyre.workloads.base import WorkloadContext
     from gyre.workloads.learner.trained_model import TrainedModel
     from gyre.workloads.megatron.backend import MegatronBackend
 
-    shape = architecture(case)
-    shapes = expected_shapes(shape)
-    device = torch.device("cpu" if dry else "cuda:0")
-    generator = torch.Generator(device).manual_seed(1)
-
-    def source(name: str) -> torch.Tensor:
-        made = torch.empty(shapes[name], device=device, dtype=torch.bfloat16)
-        return made.normal_(0.0, 0.02, generator=generator) if made.ndim > 1 else made.fill_(1.0)
-
+    shape, source = architecture(case), drawn_weights(case, dry)
     own = config_of_job(case, dry)
     own["megatron"]["memory_checkpoint_share"] = 1.0
     settings = WorkloadSettings.read(own)

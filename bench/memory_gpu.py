@@ -138,16 +138,13 @@ def _measured(torch: Any) -> Row:
     }
 
 
-def _backend(case: Case, rank: int, port: int, dry: bool) -> Any:
+def drawn_weights(case: Case, dry: bool) -> Any:
+    """A source of the shape's tensors, made on the device."""
     import torch
 
-    from gyre.config.sections import WorkloadSettings
-    from gyre.models.architecture import config_of
     from gyre.models.tensor_names import expected_shapes
-    from gyre.workloads.base import WorkloadContext
 
-    shape = architecture(case)
-    shapes = expected_shapes(shape)
+    shapes = expected_shapes(architecture(case))
     device = torch.device("cpu" if dry else "cuda:0")
     generator = torch.Generator(device).manual_seed(1)
 
@@ -155,6 +152,15 @@ def _backend(case: Case, rank: int, port: int, dry: bool) -> Any:
         made = torch.empty(shapes[name], device=device, dtype=torch.bfloat16)
         return made.normal_(0.0, 0.02, generator=generator) if made.ndim > 1 else made.fill_(1.0)
 
+    return source
+
+
+def _backend(case: Case, rank: int, port: int, dry: bool) -> Any:
+    from gyre.config.sections import WorkloadSettings
+    from gyre.models.architecture import config_of
+    from gyre.workloads.base import WorkloadContext
+
+    shape, source = architecture(case), drawn_weights(case, dry)
     settings = WorkloadSettings.read(config_of_job(case, dry))
     context = WorkloadContext(
         "bench",

@@ -138,6 +138,10 @@ def test_parquet_and_arrow_keep_structure(tmp_path):
         assert list(rows_of(file)) == rows, file.name
 
 
+LEAST_COMPARED = {".parquet": 6, ".arrow": 9}
+"""Of the types below; pyarrow does not write each of them into each file."""
+
+
 def of_short_floats(short):
     """Arrow types with short floats somewhere, values of theirs, and what these stand for where that is no float."""
     number = 0.1
@@ -159,19 +163,21 @@ def of_short_floats(short):
 @pytest.mark.parametrize("bits", [16, 32])
 def test_a_short_float_is_the_number_that_was_written_wherever_it_stands(tmp_path, bits, suffix):
     short = pyarrow.float16() if bits == 16 else pyarrow.float32()
-    tried = 0
+    compared = 0
     for number, (told, value, wanted) in enumerate(of_short_floats(short)):
         values = [np.float16(0.1), None] if bits == 16 and told == short else [value, None]
         try:
             column = pyarrow.array(_halves(values) if bits == 16 else values, told)
         except pyarrow.ArrowException:  # pyarrow makes none of such
             continue
-        assert _read_again(tmp_path / f"{number}{suffix}", column) in ([wanted, None], None), told
-        tried += 1
-    assert tried > 4
-    words = pyarrow.array(_halves([0.1, 0.2, 0.1]) if bits == 16 else [0.1, 0.2, 0.1], short)
+        found = _read_again(tmp_path / f"{number}{suffix}", column)
+        if found is not None:
+            assert found == [wanted, None], told
+            compared += 1
+    assert compared >= LEAST_COMPARED[suffix]
     if bits == 32:
-        assert _read_again(tmp_path / f"d{suffix}", words.dictionary_encode()) in ([0.1, 0.2, 0.1], None)
+        words = pyarrow.array([0.1, 0.2, 0.1], short).dictionary_encode()
+        assert _read_again(tmp_path / f"d{suffix}", words) == [0.1, 0.2, 0.1]
 
 
 def _halves(value):
@@ -184,19 +190,22 @@ def _halves(value):
 
 def _read_again(file, column):
     """The column as a reader of its file has it; None where pyarrow does not write it."""
-    table = pyarrow.table({"a": column})
     try:
-        if file.suffix == ".parquet":
-            pyarrow.parquet.write_table(table, file)
-        else:
-            with (
-                pyarrow.OSFile(str(file), "wb") as opened,
-                pyarrow.ipc.new_stream(opened, table.schema) as stream,
-            ):
-                stream.write_table(table)
+        _write(pyarrow.table({"a": column}), file)
     except (pyarrow.ArrowException, NotImplementedError):
         return None
     return [row["a"] for row in rows_of(file)]
+
+
+def _write(table, file):
+    if file.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, file)
+    else:
+        with (
+            pyarrow.OSFile(str(file), "wb") as opened,
+            pyarrow.ipc.new_stream(opened, table.schema) as stream,
+        ):
+            stream.write_table(table)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
@@ -212,14 +221,7 @@ def test_a_float_of_32_bits_is_the_number_that_was_written(tmp_path, suffix):
         }
     )  # fmt: skip
     file = tmp_path / f"a{suffix}"
-    if suffix == ".parquet":
-        pyarrow.parquet.write_table(table, file)
-    else:
-        with (
-            pyarrow.OSFile(str(file), "wb") as opened,
-            pyarrow.ipc.new_stream(opened, table.schema) as stream,
-        ):
-            stream.write_table(table)
+    _write(table, file)
     assert list(rows_of(file)) == [
         {"a": 0.1, "l": [0.1, None], "s": {"x": [{"y": 0.3}]}, "d": 0.1},
         {"a": None, "l": None, "s": None, "d": 0.2},

@@ -58,11 +58,13 @@ class FileSink:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Nobody else writes in this block, in which a last line that is not whole is a dead process's."""
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # who holds it writes a few lines
+        with contextlib.suppress(OSError):  # a file system without locks, where one job at a time may write
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # who holds it writes a few lines
         try:
             yield
         finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _lines_there(self) -> set[str]:
         """This job's lines in the file already, by their keys; a last line that a death cut short is removed."""
