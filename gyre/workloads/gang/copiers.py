@@ -1,7 +1,8 @@
 """Threads that carry a state's bytes between tensors and files, a piece at a time, and their checksum.
 
-Invariant *hardly a lock*: each thread goes through the pieces of its own files, which are large, and takes the
-interpreter's lock three times for one. Training runs beside, and wants that lock for itself.
+Invariant *memory is read once*: each thread goes through its own files in steps that stay in the caches of a core from
+the device to the file, or back, with the checksum between. A step of a piece's size makes either direction half as
+fast. A smaller one takes the interpreter's lock more often, which training beside wants for itself.
 
 This module must not know what the bytes are, or which state they belong to.
 """
@@ -22,8 +23,10 @@ import xxhash
 from torch import Tensor
 
 PIECE_BYTES = 64 << 20
-"""What one thread copies and hashes at once, and page-locks. It decides the checksum: another size is another
-format."""
+"""What is hashed as one, and lies in one file. It decides the checksum: another size is another format."""
+
+STEP_BYTES = 2 << 20
+"""What one thread copies at once, and page-locks: as much as a core's own cache has, and its part of the shared one."""
 
 COPIERS = 8
 """Threads that copy beside each other, and the files of a slot. One thread writes some 3 GB a second into the machine's
@@ -74,24 +77,23 @@ class Copiers:
     def write(self, files: Sequence[Path], pieces: Sequence[Piece], ready: Any) -> str:
         """Copy the pieces' bytes into the files; their checksum. Raises OSError."""
 
-        def carry(descriptor: int, piece: Piece, buffer: Tensor, view: memoryview) -> bytes:
-            self._cross(buffer, piece.bytes)
-            digest = xxhash.xxh3_128_digest(view)
-            _write_at(descriptor, view, piece.offset)
-            return digest
+        def carry(descriptor: int, offset: int, part: Tensor, buffer: Tensor, view: memoryview) -> None:
+            self._cross(buffer, part)
+            _write_at(descriptor, view, offset)
 
         return self._each(files, os.O_WRONLY, pieces, ready, carry)
 
-    def read(self, files: Sequence[Path], pieces: Sequence[Piece], ready: Any) -> str:
-        """Copy the files' bytes into the pieces; their checksum. Raises OSError."""
+    def read(
+        self, files: Sequence[Path], pieces: Sequence[Piece], ready: Any, beside: Callable[[], None]
+    ) -> str:
+        """Copy the files' bytes into the pieces, and call `beside` meanwhile; their checksum. Raises OSError, and what
+        `beside` raises."""
 
-        def carry(descriptor: int, piece: Piece, buffer: Tensor, view: memoryview) -> bytes:
-            _read_at(descriptor, view, piece.offset)
-            digest = xxhash.xxh3_128_digest(view)
-            self._cross(piece.bytes, buffer)
-            return digest
+        def carry(descriptor: int, offset: int, part: Tensor, buffer: Tensor, view: memoryview) -> None:
+            _read_at(descriptor, view, offset)
+            self._cross(part, buffer)
 
-        return self._each(files, os.O_RDONLY, pieces, ready, carry)
+        return self._each(files, os.O_RDONLY, pieces, ready, carry, beside)
 
     def _each(
         self,
@@ -99,22 +101,31 @@ class Copiers:
         flags: int,
         pieces: Sequence[Piece],
         ready: Any,
-        carry: Callable[[int, Piece, Tensor, memoryview], bytes],
+        carry: Callable[[int, int, Tensor, Tensor, memoryview], None],
+        beside: Callable[[], None] = lambda: None,
     ) -> str:
-        """Carry each piece, those of one file one after another; the checksum of them all."""
+        """Carry each piece step by step, those of one file one after another; the checksum of them all."""
         digests = [b""] * len(pieces)
 
         def of_file(number: int, path: Path) -> None:
-            whole = self._buffer()
-            memory = memoryview(whole.numpy().data)
+            buffer = self._buffer()
+            memory = memoryview(buffer.numpy().data)
             with _opened(path, flags) as descriptor, torch.no_grad(), self._after(ready, pieces):
                 for place, piece in enumerate(pieces):
                     if piece.file == number:
-                        buffer = whole if piece.size == PIECE_BYTES else whole[: piece.size]
-                        digests[place] = carry(descriptor, piece, buffer, memory[: piece.size])
+                        digest = xxhash.xxh3_128()
+                        for at in range(0, piece.size, STEP_BYTES):
+                            size = min(STEP_BYTES, piece.size - at)
+                            part = piece.bytes[at : at + size]
+                            carry(descriptor, piece.offset + at, part, buffer[:size], memory[:size])
+                            digest.update(memory[:size])
+                        digests[place] = digest.digest()
 
         running = [self._pool.submit(of_file, number, path) for number, path in enumerate(files)]
-        wait(running)  # also where one fails: the others use the tensors
+        try:
+            beside()
+        finally:
+            wait(running)  # also where one fails: the others use the tensors
         for one in running:
             one.result()
         if not all(digests):
@@ -143,7 +154,7 @@ class Copiers:
     def _buffer(self) -> Tensor:
         """This thread's."""
         if not hasattr(self._own, "buffer"):
-            buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
+            buffer = torch.empty(STEP_BYTES, dtype=torch.uint8)
             if self._pin is not None:
                 self._unpin.append(self._pin(buffer))
             self._own.buffer = buffer

@@ -269,10 +269,13 @@ class HostMemory:
         except (OSError, ValueError, KeyError, TypeError):  # no record, or another version's
             return None
 
-    def load(self, record: SlotRecord, tensors: Named) -> bool:
-        """Copy the record's state into the tensors, and compare all bytes with its checksum meanwhile. Returns whether
-        they match; if they do not, what is in the tensors is no state. Raises HostMemoryDamaged, and changes none, if
-        their names, dtypes and shapes are not those that were saved."""
+    def load(
+        self, record: SlotRecord, tensors: Named, *, beside: Callable[[], None] = lambda: None
+    ) -> bool:
+        """Copy the record's state into the tensors, and compare all bytes with its checksum; `beside` is called
+        meanwhile, and may read the tensors. Returns whether they match; if they do not, what is in the tensors is no
+        state. Raises HostMemoryDamaged, and changes none, if their names, dtypes and shapes are not those that were
+        saved."""
         spans, _ = plan(tensors)
         if tuple(spans) != record.spans:
             raise HostMemoryDamaged(
@@ -281,7 +284,7 @@ class HostMemory:
         self.settle()
         ready = self._copiers.ready([tensor for _, tensor in tensors])
         try:
-            found = self._copiers.read(self._files(record.slot), _pieces(spans, tensors), ready)
+            found = self._copiers.read(self._files(record.slot), _pieces(spans, tensors), ready, beside)
         except OSError:  # there is less than its record says
             return False
         if found != record.digest:
@@ -437,10 +440,11 @@ def plan(tensors: Named) -> tuple[list[TensorSpan], int]:
 
 
 def _pieces(spans: Sequence[TensorSpan], tensors: Named) -> list[Piece]:
-    """What is copied at once, in the order of the slot."""
+    """What is hashed at once, in the order of the slot. Copies into it are not autograd's concern: a pass that reads the
+    tensors meanwhile goes on."""
     found = []
     for span, (_, tensor) in zip(spans, tensors, strict=True):
-        flat = tensor.detach().view(-1).view(torch.uint8)
+        flat = tensor.data.view(-1).view(torch.uint8)
         at, end = span.offset, span.offset + span.size_bytes
         while at < end:
             size = min(PIECE_BYTES - at % PIECE_BYTES, end - at)

@@ -99,11 +99,17 @@ class StateMemory(Protocol):
         ...
 
     def restore(
-        self, *, newer_than: int, at_most: int, before: Callable[[], None] = lambda: None
+        self,
+        *,
+        newer_than: int,
+        at_most: int,
+        before: Callable[[], None] = lambda: None,
+        beside: Callable[[], None] = lambda: None,
     ) -> dict[str, Any] | None:
         """Take back the newest state that every rank has, of a step beyond `newer_than` and up to `at_most`: its
         metadata, or None where there is none that is whole. `before` is called on every rank before anything is
-        changed: if the answer is None after that, what the ranks have is no state."""
+        changed: if the answer is None after that, what the ranks have is no state. `beside` is called on every rank
+        while the state comes back; it may compute with whatever the weights are then."""
         ...
 
     def close(self, *, keep: bool) -> None:

@@ -67,6 +67,9 @@ LEAST_SHARE = 0.5
 """A pass with less than this share of `pass_tokens` waits for more samples: a small model's pass takes as long as its
 kernels take to be launched, however few its tokens are. What is put off to the optimizer's step is so little."""
 
+REHEARSED_TOKENS = 1024
+"""Of a pass that only makes a device ready: enough for the kernels that real ones use, and less memory than these."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Update:
@@ -607,7 +610,9 @@ class Learner(BaseWorkload):
             self._half_updated = True
 
         laps = Laps()
-        metadata = self.memory.restore(newer_than=newer_than, at_most=at_most, before=before)
+        metadata = self.memory.restore(
+            newer_than=newer_than, at_most=at_most, before=before, beside=self._first_pass
+        )
         if metadata is None:
             return None
         laps.lap("copied and compared")
@@ -616,11 +621,28 @@ class Learner(BaseWorkload):
         print(f"the state of step {self.step} is back from host memory after {laps}", flush=True)
         return self.step
 
+    def _first_pass(self) -> None:
+        """Make a pass on a GPU and forget its gradient: there the first one loads the kernels and has the ranks meet,
+        which takes seconds. What it computes means nothing, so the weights may change under it."""
+        if self.backend.device.type == "cuda":
+            self.rehearse()
+
+    def rehearse(self) -> None:
+        """A pass whose gradient is forgotten. A call of all ranks."""
+        tokens = np.zeros(min(self.pass_tokens or REHEARSED_TOKENS, REHEARSED_TOKENS), np.int32)
+        self.backend.backward(self._packed([Row(tokens[:1], tokens)]), _sum_of_all)
+        self.backend.zero()
+
     @operator(kind="control")
     def forget_memory(self) -> None:
         """Free the states in host memory, because the job is done."""
         if self.backend.memory is not None:
             self.backend.memory.close(keep=False)
+
+
+def _sum_of_all(_part: Pass, numbers: torch.Tensor, _entropies: torch.Tensor) -> LossSum:
+    """A loss by which every weight gets a gradient."""
+    return LossSum(numbers.sum(), torch.ones((), device=numbers.device))
 
 
 def learning_rate(optim: OptimSettings, step: int) -> float:

@@ -199,7 +199,12 @@ class MemoryCheckpoints(Generic[P]):
         return _written_of(slot, parts, self._state.written(parts), memory.release)
 
     def restore(
-        self, *, newer_than: int, at_most: int, before: Callable[[], None] = lambda: None
+        self,
+        *,
+        newer_than: int,
+        at_most: int,
+        before: Callable[[], None] = lambda: None,
+        beside: Callable[[], None] = lambda: None,
     ) -> dict[str, Any] | None:
         """See `StateMemory.restore`."""
         if self._memory is None:
@@ -221,7 +226,7 @@ class MemoryCheckpoints(Generic[P]):
             if count < self._ranks.world_size:
                 continue
             before()
-            if self._all(self._memory.load(mine[key], tensors)):
+            if self._all(self._memory.load(mine[key], tensors, beside=beside)):
                 self._state.taken(parts)
                 self._saved = mine[key].step
                 return mine[key].book

@@ -321,6 +321,7 @@ def restore_from_memory(
         for record in memory.records()[:damaged] if rank == ranks - 1 else ():
             flip(memory._files(record.slot)[0])
         before = actor.state()
+        actor._first_pass = actor.rehearse  # as on a GPU
         at = actor.restore_from_memory(newer_than=newer_than, at_most=at_most)
         if at is None and damaged:
             spoilt = actor.state()["step"]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from gyre.workloads.gang import host_memory
+from gyre.workloads.gang import copiers, host_memory
 from gyre.workloads.gang.host_memory import HostMemory, HostMemoryDamaged, NoHostMemory, SlotRecord
 from tests.rank_pool import RankPool
 from tests.workloads.host_memory_work import come_and_go
@@ -194,7 +194,7 @@ def test_what_is_pinned_are_a_few_buffers_and_no_state_is_mapped(tmp_path: Path)
     saved(memory, 1, 2, 3)
     memory.load(memory.records()[0], tensors(0))
     assert 0 < len(pinned) <= host_memory.COPIERS
-    assert set(pinned.values()) == {host_memory.PIECE_BYTES}
+    assert set(pinned.values()) == {copiers.STEP_BYTES}
     with open("/proc/self/maps") as maps:
         assert "slot_" not in maps.read()
     memory.close(keep=True)
@@ -224,10 +224,27 @@ def test_a_state_is_copied_beside_the_training_and_settled_before_it_changes(tmp
     memory.close(keep=False)
 
 
+def test_whoever_reads_the_tensors_while_a_state_comes_back_is_not_told_that_they_changed(tmp_path: Path) -> None:
+    """Autograd refuses a gradient by what was changed since, and a pass beside a restore wants none that means
+    anything."""
+    weight = torch.nn.Parameter(torch.ones(5))
+    memory = HostMemory("job", 0, root=tmp_path)
+    memory.save([("weight", weight)], lineage="one", step=1, book={})
+    (record,) = memory.records()
+    read = weight.square()
+    assert memory.load(record, [("weight", weight)], beside=weight.square)
+    read.sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.tolist() == [1.0] * 5
+    with pytest.raises(ZeroDivisionError):
+        memory.load(record, [("weight", weight)], beside=lambda: 1 // 0 and None)
+    memory.close(keep=False)
+
+
 def test_a_state_of_many_pieces_comes_back_and_each_of_its_bytes_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_memory, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(copiers, "STEP_BYTES", 300)
     named = [("a", torch.randn(3000)), ("b", torch.randn(17).to(torch.bfloat16)), ("c", torch.randn(40, 50))]
     memory = HostMemory("job", 0, root=tmp_path)
     memory.save(named, lineage="one", step=1, book={})
