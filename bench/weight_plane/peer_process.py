@@ -72,7 +72,7 @@ class Serve:
         self.tensors = self.weights(options)
         self.layout, self.tensors = layout_of(self.tensors, floats="bfloat16")
         if options.get("spare"):
-            self.arena.reserve([FileSpec("model.safetensors", self.layout.size_bytes)])
+            self.arena.make_ready([FileSpec("model.safetensors", self.layout.size_bytes)])
 
     def weights(self, options: dict[str, Any]) -> dict[str, Any]:
         import torch

@@ -137,6 +137,12 @@ class VersionFiles:
             self.revoked = True
             return self._readers == 0
 
+    def is_alone(self) -> bool:
+        """Whether nobody else has a link to its files, or reads them."""
+        with self._lock:
+            links = [(self.path / file.name).stat().st_nlink for file in self.specs]
+            return not self._readers and max(links, default=1) == 1
+
     def begin_journal(self, manifest: WeightManifest) -> None:
         """Begin to write `manifest`; the bytes that are there count for nothing."""
         self.manifest = manifest
@@ -369,12 +375,24 @@ class Arena:
                 if file.stat().st_nlink > 1:
                     file.unlink()
 
-    def reserve(self, files: Sequence[FileSpec]) -> None:
-        """Take the space of one more version now, so that the first publishes do not wait for the kernel's pages."""
+    def make_ready(self, files: Sequence[FileSpec] = ()) -> None:
+        """Take and map the pages of the next version now, unless it will get those of an old one, so that it need not
+        wait for the kernel when it is staged. It will have these files, or those of the newest version. Whoever stages
+        calls it; where there is no room, `stage` says so."""
         with self._lock:
-            path = self.root / SPARE
+            newest = self.newest()
+            oldest = [self.versions[version] for version in self._surplus(self._held - 1, None)]
+        wanted = files or (newest.specs if newest is not None else ())
+        if any(old.is_alone() for old in oldest):
+            return
+        path = self.root / SPARE
+        with contextlib.suppress(ArenaFull):
             path.mkdir(exist_ok=True)
-            self._fill(path, files)
+            self._fill(path, wanted)
+            for file in wanted:
+                found = (path / file.name).stat().st_ino
+                if found not in self._mapped:
+                    self._mapped[found] = _map(path / file.name, file.size_bytes, {})
 
     def close(self, *, remove: bool) -> None:
         with self._lock:

@@ -269,9 +269,7 @@ class HostMemory:
         except (OSError, ValueError, KeyError, TypeError):  # no record, or another version's
             return None
 
-    def load(
-        self, record: SlotRecord, tensors: Named, *, beside: Callable[[], None] = lambda: None
-    ) -> bool:
+    def load(self, record: SlotRecord, tensors: Named, *, beside: Callable[[], None] = lambda: None) -> bool:
         """Copy the record's state into the tensors, and compare all bytes with its checksum; `beside` is called
         meanwhile, and may read the tensors. Returns whether they match; if they do not, what is in the tensors is no
         state. Raises HostMemoryDamaged, and changes none, if their names, dtypes and shapes are not those that were

@@ -88,14 +88,17 @@ class WeightSource:
         began = time.monotonic()
         beside = dict(files or {})
         if lasting:
-            return self._worker.submit(
+            done = self._worker.submit(
                 lambda: self._finish(
                     self._copied(named, config, beside, version, step), config, version, began
                 )
             )
-        self._worker.submit(int).result()  # nothing, after all that was begun before
-        publication = self._copied(named, config, beside, version, step)
-        return self._worker.submit(lambda: self._finish(publication, config, version, began))
+        else:
+            self._worker.submit(int).result()  # nothing, after all that was begun before
+            publication = self._copied(named, config, beside, version, step)
+            done = self._worker.submit(lambda: self._finish(publication, config, version, began))
+        self._worker.submit(self.arena.make_ready)
+        return done
 
     def _copied(
         self,

@@ -95,9 +95,8 @@ class PolicyLearner(Learner):
         self._publishing: tuple[int, Future[dict[str, Any]]] | None = None
         """The version that was published last, and what is said of it."""
         super().setup()
-        if self.rank == 0 and self.takes_snapshots and not self.backend.has_weights:  # as after a restart
-            self._buffers = SnapshotBuffers(self.backend.device)
-            self._buffers.prepare(self.backend.weight_bytes)
+        if not self.backend.has_weights:  # as after a restart: it is made while the state comes back
+            self._snapshot_memory()
 
     def teardown(self) -> None:
         super().teardown()
@@ -154,10 +153,15 @@ class PolicyLearner(Learner):
         super().changed()
         started = time.monotonic()
         if self.takes_snapshots:
-            if self._buffers is None:
-                self._buffers = SnapshotBuffers(self.backend.device)
-            self._snapshot = snapshot_of(self.backend.weights(), self._buffers)
+            self._snapshot = snapshot_of(self.backend.weights(), self._snapshot_memory())
         self.timings["snapshot"] = time.monotonic() - started
+
+    def _snapshot_memory(self) -> SnapshotBuffers:
+        if self._buffers is None:
+            self._buffers = SnapshotBuffers(self.backend.device)
+            if self.rank == 0 and self.takes_snapshots:
+                self._buffers.prepare(self.backend.weight_bytes)
+        return self._buffers
 
     @operator(kind="control", control=True)
     def step_logprobs(self, *, step: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Host memory that holds a whole model's weights, taken once and used again for every later step.
 
 A buffer is free when no tensor in it is left, whoever had it: the actor, or a thread that publishes what is in it.
-There are as many buffers as were ever in use at once: two if a publication lasts longer than a step.
+There are as many buffers as were ever in use at once, and on a CUDA device `MADE_READY` from the beginning.
 
 Invariant *nobody's memory is written*: a new snapshot goes into a free buffer, so a tensor's content stays as long as
 somebody has the tensor, or a view of it.
@@ -29,6 +29,10 @@ there is much of it. A larger tensor has its own."""
 
 ALIGNMENT = 256
 
+MADE_READY = 2
+"""Buffers that are made beside whatever comes first: a step must not wait for the second when the publication of the
+step before is not over, and page-locking 7 GB takes five seconds."""
+
 
 class SnapshotBuffer:
     def __init__(self, device: torch.device) -> None:
@@ -45,6 +49,9 @@ class SnapshotBuffer:
         self._gone: deque[None] = deque()
         """As many as of the tensors that were placed are gone; changed by whichever thread drops the last of one."""
         self._unpin: list[Callable[[], None]] = []
+        self.ready = threading.Event()
+        """Nobody makes its memory ready at this moment."""
+        self.ready.set()
 
     @property
     def is_free(self) -> bool:
@@ -104,29 +111,39 @@ class SnapshotBuffers:
         self._preparing: threading.Thread | None = None
 
     def prepare(self, nbytes: int) -> None:
-        """Begin to have memory for a snapshot of so many bytes, beside whatever the caller does next."""
-        self.all.append(SnapshotBuffer(self._device))
+        """Begin to have page-locked memory for snapshots of so many bytes, beside whatever the caller does next."""
+        if self._device.type != "cuda" or not nbytes:
+            return
+        made = [SnapshotBuffer(self._device) for _ in range(MADE_READY)]
+        for buffer in made:
+            buffer.ready.clear()
+        self.all += made
         self._preparing = threading.Thread(
-            target=self.all[-1].prepare, args=(nbytes,), name="gyre-snapshot-memory", daemon=True
+            target=_make_ready, args=(made, nbytes), name="gyre-snapshot-memory", daemon=True
         )
         self._preparing.start()
 
-    def _prepared(self) -> None:
-        if self._preparing is not None:
-            self._preparing.join()  # ends when the kernel and the driver have given the memory
-            self._preparing = None
-
     def take(self) -> SnapshotBuffer:
         """A free buffer, a new one if there is none. It is free again unless something is placed in it."""
-        self._prepared()
-        for buffer in self.all:
-            if buffer.is_free:
-                buffer.forget()
-                return buffer
-        self.all.append(SnapshotBuffer(self._device))
-        return self.all[-1]
+        free = [buffer for buffer in self.all if buffer.is_free]
+        if not free:
+            self.all.append(SnapshotBuffer(self._device))
+            return self.all[-1]
+        found = next((buffer for buffer in free if buffer.ready.is_set()), free[0])
+        found.ready.wait()  # ends when the kernel and the driver have given the memory
+        found.forget()
+        return found
 
     def close(self) -> None:
-        self._prepared()
+        if self._preparing is not None:
+            self._preparing.join()  # as `take` waits
         for buffer in self.all:
             buffer.close()
+
+
+def _make_ready(buffers: list[SnapshotBuffer], nbytes: int) -> None:
+    for buffer in buffers:
+        try:
+            buffer.prepare(nbytes)
+        finally:
+            buffer.ready.set()

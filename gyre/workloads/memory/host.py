@@ -15,12 +15,11 @@ from gyre.workloads.memory.parameters import adapter_of, parameters_of
 FLOAT = 4
 
 SNAPSHOTS = 2
-"""Copies of the weights in the first rank's memory: two where a publication lasts longer than a step
-(`gyre.workloads.learner.snapshot_buffers`)."""
+"""Copies of the weights in the first rank's memory (`gyre.workloads.learner.snapshot_buffers.MADE_READY`)."""
 
-VERSIONS = 2
-"""Policy versions in the arena of whoever publishes or takes them, the one that is being written among them
-(`gyre.weights.version.arena`)."""
+VERSIONS = 3
+"""Policy versions in the arena of whoever publishes them, the one that is being written among them
+(`gyre.workloads.gang.weight_source.HELD`)."""
 
 SLOTS = 2
 """States of a rank in host memory, where `memory_checkpoint_share` asks for them

@@ -224,7 +224,9 @@ def test_a_state_is_copied_beside_the_training_and_settled_before_it_changes(tmp
     memory.close(keep=False)
 
 
-def test_whoever_reads_the_tensors_while_a_state_comes_back_is_not_told_that_they_changed(tmp_path: Path) -> None:
+def test_whoever_reads_the_tensors_while_a_state_comes_back_is_not_told_that_they_changed(
+    tmp_path: Path,
+) -> None:
     """Autograd refuses a gradient by what was changed since, and a pass beside a restore wants none that means
     anything."""
     weight = torch.nn.Parameter(torch.ones(5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -62,11 +63,37 @@ def test_memory_that_was_made_ready_is_what_is_used(monkeypatch: pytest.MonkeyPa
     buffers = SnapshotBuffers(torch.device("cuda"))
     buffers.prepare(5 << 10)
     buffer = buffers.take()
-    assert locked == [1 << 10, 2 << 10, 4 << 10]
+    assert buffers.all[1].ready.wait(30)
+    assert locked == [1 << 10, 2 << 10, 4 << 10] * 2, "the second is there before anybody asks for it"
     held = [buffer.place(str(number), torch.Size([700]), torch.uint8).fill_(number) for number in range(8)]
     assert [int(one[0]) for one in held] == list(range(8))
-    assert len(locked) == 3, "there is room for one in the first, two in the second, five in the third"
+    assert len(locked) == 6, "there is room for one in the first, two in the second, five in the third"
+    assert buffers.take() is buffers.all[1]
+    assert len(locked) == 6
     buffer.place("more", torch.Size([700]), torch.uint8)
-    assert len(locked) == 4
+    assert len(locked) == 7
     buffers.close()
     assert locked == []
+
+
+def test_nobody_waits_for_memory_that_is_being_made_while_other_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first_is_made, go_on = threading.Event(), threading.Event()
+
+    def page_locked(memory: torch.Tensor, device: torch.device) -> Callable[[], None]:
+        if first_is_made.is_set():
+            assert go_on.wait(30)
+        first_is_made.set()
+        return lambda: None
+
+    monkeypatch.setattr(snapshot_buffers, "page_locked", page_locked)
+    buffers = SnapshotBuffers(torch.device("cuda"))
+    buffers.prepare(1)
+    assert first_is_made.wait(30)
+    for _ in range(3):
+        held = buffers.take().place("a", torch.Size([4]), BF16)
+        assert buffers.all[0].is_free is False
+        del held
+    go_on.set()
+    buffers.close()

@@ -12,7 +12,9 @@ import pytest
 from gyre.config.sections import FsdpSettings, LoraSettings, MegatronSettings, WorkloadSettings
 from gyre.models.architecture import Architecture
 from gyre.models.tensor_names import expected_shapes, value_shapes
-from gyre.workloads.memory import passes
+from gyre.workloads.gang import weight_source
+from gyre.workloads.learner import snapshot_buffers
+from gyre.workloads.memory import host, passes
 from gyre.workloads.memory.engine import engine_need
 from gyre.workloads.memory.host import host_need
 from gyre.workloads.memory.learners import Backend, ranks_of
@@ -140,11 +142,12 @@ class TestEngine:
 
 
 def test_hosts_and_disks() -> None:
+    assert (host.SNAPSHOTS, host.VERSIONS) == (snapshot_buffers.MADE_READY, weight_source.HELD)
     numbers = parameters_of(QWEN3_4B).total
     alone = WorkloadSettings.read({"fsdp": {"memory_checkpoint_share": 0.0}})
     fsdp = host_need("fsdp", QWEN3_4B, alone, ranks=2, width=2)
     assert (fsdp.checkpoint, fsdp.by_rank) == (12 * numbers, 6 * numbers)
-    assert (fsdp.first_rank, fsdp.on_disk) == (4 * 2 * numbers, 36 * numbers)
+    assert (fsdp.first_rank, fsdp.on_disk) == (5 * 2 * numbers, 36 * numbers)
     assert host_need("fsdp", QWEN3_4B, KEPT, ranks=2, width=2).by_rank == 12 * numbers
     layout = WorkloadSettings.read({"megatron": {"tensor_parallel": 2, "memory_checkpoint_share": 1.0}})
     megatron = host_need("megatron", QWEN3_4B, layout, ranks=4, width=2)
@@ -154,4 +157,4 @@ def test_hosts_and_disks() -> None:
     assert settings.lora is not None
     adapter = QWEN3_4B.layers * adapter_of(QWEN3_4B, settings.lora)
     found = host_need("fsdp", QWEN3_4B, settings, ranks=1, width=2)
-    assert (found.checkpoint, found.first_rank) == (12 * adapter, 16 * adapter)
+    assert (found.checkpoint, found.first_rank) == (12 * adapter, 20 * adapter)

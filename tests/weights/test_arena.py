@@ -1,0 +1,57 @@
+"""*The trainer does not wait*: pages of the next version are there before it is staged, and nobody's are taken."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gyre.weights.version.arena import Arena
+from tests.weights.plane import WeightPeer
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each file whose space was taken."""
+    found: list[int] = []
+
+    def take(descriptor: int, size_bytes: int) -> None:
+        found.append(size_bytes)
+        os.ftruncate(descriptor, size_bytes)
+
+    monkeypatch.setattr("gyre.weights.version.arena._take_space", take)
+    return found
+
+
+def test_pages_of_the_next_version_are_there_before_it_is_staged(tmp_path: Path, taken: list[int]) -> None:
+    origin = WeightPeer(tmp_path / "origin")
+    origin.publish(1)
+    for version in range(2, 5):
+        origin.arena.make_ready()
+        before = len(taken)
+        origin.publish(version)
+        assert len(taken) == before, f"version {version} waits for none"
+    origin.arena.make_ready()
+    before = len(taken)
+    origin.publish(5)
+    origin.arena.make_ready()
+    assert len(taken) == before, "it gets those of the oldest, which nobody else has"
+    origin.close()
+
+
+def test_who_has_a_link_to_an_old_version_keeps_its_bytes_and_the_next_one_waits_for_no_pages(
+    tmp_path: Path, taken: list[int]
+) -> None:
+    origin, agent = WeightPeer(tmp_path / "origin"), Arena(tmp_path / "agent")
+    manifests = [origin.publish(version) for version in (1, 2)]
+    linked = agent.adopt(origin.arena.versions[1].path, manifests[0], keep=None)
+    assert linked is not None
+    was = [bytes(view) for view in linked.views]
+    origin.arena.make_ready()
+    before = len(taken)
+    origin.publish(3)
+    assert len(taken) == before
+    assert [bytes(view) for view in linked.views] == was
+    agent.close(remove=True)
+    origin.close()
