@@ -438,8 +438,8 @@ def plan(tensors: Named) -> tuple[list[TensorSpan], int]:
 
 
 def _pieces(spans: Sequence[TensorSpan], tensors: Named) -> list[Piece]:
-    """What is hashed at once, in the order of the slot. Copies into it are not autograd's concern: a pass that reads the
-    tensors meanwhile goes on."""
+    """What is hashed at once, in the order of the slot. Autograd is not told of copies into it, so that a pass that
+    reads the tensors meanwhile goes on."""
     found = []
     for span, (_, tensor) in zip(spans, tensors, strict=True):
         flat = tensor.data.view(-1).view(torch.uint8)
