@@ -1,7 +1,7 @@
 """What a real back end keeps in memory on a rank, on CPUs, counted by storages: what `gyre plan` foretells.
 
-GPUs have kernels that CPUs lack: attention by bounds, and a norm in one piece. Here each is a stand-in that saves what
-the real one saves, and computes nothing of use.
+GPUs have kernels that CPUs lack: attention by bounds, a norm and a gated unit in one piece. Here each is a stand-in
+that saves what the real one saves, and computes nothing of use.
 """
 
 from __future__ import annotations
@@ -65,7 +65,15 @@ def _megatron(context: Any, settings: Any, shape: Architecture, source: Any, val
 def _fsdp(context: Any, settings: Any, shape: Architecture, source: Any, values: bool) -> Any:
     from gyre.workloads.fsdp.backend import FsdpBackend
 
-    return FsdpBackend(context, settings, settings.optim, config_of_shape(shape), source, values=values)
+    made = FsdpBackend(context, settings, settings.optim, config_of_shape(shape), source, values=values)
+    if settings.fsdp.fused_kernels:  # as on a GPU
+        from gyre.models.small_model import small_model
+        from gyre.workloads.fsdp.fused import fusable, fuse
+        from gyre.workloads.fsdp.model import parsed_config
+
+        small = small_model(parsed_config(config_of_shape(shape)), attention=None, seed=1)
+        fuse(made._model.causal, fusable(small))
+    return made
 
 
 def config_of_shape(shape: Architecture) -> dict[str, Any]:
@@ -340,7 +348,21 @@ class _as_on_gpus:
                 _, weight, _ = ctx.saved_tensors
                 return given.contiguous(), torch.zeros_like(weight)
 
+        class Gated(torch.autograd.Function):
+            """Saves what `gpu_kernels.GatedUnit` saves."""
+
+            @staticmethod
+            def forward(ctx: Any, gate: Any, up: Any) -> Any:
+                ctx.save_for_backward(gate, up)
+                return gate * up
+
+            @staticmethod
+            def backward(ctx: Any, given: Any) -> Any:
+                return tuple(torch.empty_like(one).copy_(given) for one in ctx.saved_tensors)
+
         self.attention = lambda q, k, v, *_, **__: Attention.apply(q, k, v)
+        self.gated = Gated.apply
+        self.normed = Normed.apply
         self.norm = lambda own, x: Normed.apply(x, own.weight)
 
     def __enter__(self) -> None:
@@ -356,8 +378,10 @@ class _as_on_gpus:
             self._set(gpt.Norm, "forward", self.norm)
             self._set(gpt, "_attend_by_segment", by_segment)
         else:
-            from gyre.workloads.fsdp import packed_attention
+            from gyre.workloads.fsdp import fused, packed_attention
 
+            self._set(fused, "rms_norm", lambda x, weight, eps: self.normed(x, weight))
+            self._set(fused, "gated_unit", self.gated)
             self._set(packed_attention, "_by_bounds", lambda query, value: True)
             self._set(packed_attention, "_takes_fewer_keys", lambda: True)
             self._set(packed_attention, "varlen_attn", self.attention_found)

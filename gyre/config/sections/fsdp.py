@@ -19,6 +19,9 @@ class FsdpSettings(Section):
     pass_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = 16384
     """Tokens in one forward and backward pass: sequences are packed up to it. A longer one is a pass of its own. `auto`
     takes the largest that fits the device by what is foretold; `gyre plan` says which."""
+    fused_kernels: bool = True
+    """On a GPU norms, gated units and rotary positions take one kernel each, where the model's are the usual ones; what
+    they say differs from transformers' in last bits. Off, they are transformers' own."""
     recompute: bool = True
     """Activations of each layer are computed again in the backward pass: less memory for a third more work. Kept, they
     take more than the rest together: 48 of 79 GiB, of passes of 16,384 tokens through 1.7 billion parameters."""

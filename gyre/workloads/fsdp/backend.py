@@ -31,6 +31,7 @@ from gyre.workloads.base import WorkloadContext
 from gyre.workloads.fsdp import checkpoints
 from gyre.workloads.fsdp.errors import LossFailed, NoGradient
 from gyre.workloads.fsdp.formats import ADAPTER
+from gyre.workloads.fsdp.fused import fuse
 from gyre.workloads.fsdp.lora import (
     AdapterShards,
     adapter_off,
@@ -119,8 +120,14 @@ class FsdpBackend:
             take_buffers(causal, hugging_face_config, self._dtype)
         self._config = hugging_face_config
         self._tried = try_small(
-            causal.config, attention=own.attention, values=values, device=self.device, seed=settings.seed
+            causal.config,
+            attention=own.attention,
+            values=values,
+            device=self.device,
+            seed=settings.seed,
+            fuses=own.fused_kernels and self.device.type == "cuda",
         )
+        fuse(causal, self._tried.fused)
         self._lora = settings.lora if trains and not values else None
         self._layers = add_adapter(causal, self._lora) if self._lora is not None else []
         self._model: Any = TokenModel(causal, values=values)
@@ -452,8 +459,10 @@ class FsdpBackend:
         return parts_of(self._trained, moments)
 
     def status(self) -> dict[str, Any]:
-        """How sequences are packed, how the last checkpoints were written, and for `auto` how large passes are."""
-        told: dict[str, Any] = {"packing": self.packing, "checkpoint": self._writer.status()}
+        """How sequences are packed, which parts of the model are Gyre's kernels, how the last checkpoints were written,
+        and for `auto` how large passes are."""
+        fused = sorted(name.rpartition(".")[2] for name in self._tried.fused)
+        told: dict[str, Any] = {"packing": self.packing, "fused": fused, "checkpoint": self._writer.status()}
         if self.memory is not None:
             told["memory_checkpoint"] = self.memory.status()
         return told | ({"passes": self._passes} if self._passes else {})

@@ -24,6 +24,7 @@ from gyre.errors import ConfigError
 from gyre.models.errors import NoSmallCopy
 from gyre.models.small_model import on_one_thread, small_model, tokens_of
 from gyre.workloads.fsdp import packed_attention
+from gyre.workloads.fsdp.fused import fusable, fuse
 from gyre.workloads.fsdp.token_model import UNPACKED, WAYS, TokenModel, Way
 
 LENGTHS = (129, 23, 50, 2)
@@ -41,14 +42,15 @@ _SMALL = 1e-3
 
 @dataclass(slots=True)
 class Tried:
-    """What is right: the `ways` to pack, the fastest first, with the reasons against the `others`, and whether hidden
-    states may be selected before the output layer (`selects`). `unreached` are parameters that get no gradient in
-    transformers either, and `seldom` those that some sequences give none, by `pattern_of`; `untried` is why nothing
-    could be tried, or ""."""
+    """What is right: the `ways` to pack, the fastest first, with the reasons against the `others`, whether hidden
+    states may be selected before the output layer (`selects`), and what `fuse` may replace (`fused`). `unreached` are
+    parameters that get no gradient in transformers either, and `seldom` those that some sequences give none, by
+    `pattern_of`; `untried` is why nothing could be tried, or ""."""
 
     ways: list[Way] = field(default_factory=list)
     others: dict[str, str] = field(default_factory=dict)
     selects: bool = False
+    fused: frozenset[str] = frozenset()
     unreached: frozenset[str] = frozenset()
     seldom: frozenset[str] = frozenset()
     untried: str = ""
@@ -59,9 +61,12 @@ def pattern_of(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.)", "#", name)
 
 
-def try_small(config: Any, *, attention: str, values: bool, device: torch.device, seed: int) -> Tried:
-    """Of models of the kind of `config`, transformers' own, with the implementation `attention`. Raises ConfigError for
-    a model that looks ahead: what it says of a token would depend on those after it."""
+def try_small(
+    config: Any, *, attention: str, values: bool, device: torch.device, seed: int, fuses: bool = False
+) -> Tried:
+    """Of models of the kind of `config`, transformers' own, with the implementation `attention`. With `fuses` the ways
+    are tried with what may be fused. Raises ConfigError for a model that looks ahead: what it says of a token would
+    depend on those after it."""
     own = None if attention in ("auto", packed_attention.NAME) else attention
     with _exact():
         try:
@@ -75,6 +80,8 @@ def try_small(config: Any, *, attention: str, values: bool, device: torch.device
         check.refuse_looking_ahead()
         found = Tried(unreached=check.unreached, seldom=check.seldom - check.unreached)
         found.selects = not check.problem_with("alone", selects=True)
+        if fuses:
+            found.fused = check.fused(selects=found.selects)
         for way in WAYS if own is None else WAYS[1:]:
             problem = check.problem_with(way, selects=found.selects)
             if problem:
@@ -135,6 +142,15 @@ class _Check:
                 "those after it.",
                 hint="Train a causal language model, whose tokens see those before them alone.",
             )
+
+    def fused(self, *, selects: bool) -> frozenset[str]:
+        """What is fused from here on: nothing, where the model then says something else."""
+        names = fusable(self._model.causal)
+        undo = fuse(self._model.causal, names)
+        if not self.problem_with("alone", selects=selects):
+            return names
+        undo()
+        return frozenset()
 
     def problem_with(self, way: Way, *, selects: bool) -> str:
         """Why the model does not say what transformers says, or has another gradient; "" where neither is so."""

@@ -36,30 +36,35 @@ def megatron_layer(
     return norms + joined + attention + mlp
 
 
-def fsdp_layer(shape: Architecture, *, width: int, lora: LoraSettings | None = None) -> int:
+def fsdp_layer(shape: Architecture, *, width: int, fused: bool, lora: LoraSettings | None = None) -> int:
     """Bytes a token of one layer of transformers, in numbers of `width` bytes: with `lora` its own parameters are
-    frozen, and what only their gradients would need is not kept."""
+    frozen, and what only their gradients would need is not kept. `fused` as `gyre.workloads.fsdp.fused`."""
     a = shape
     queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
     trained = lora is None
     found = 0 if lora is None else width * lora.rank * len(adapted(lora))
     reads = frozenset() if lora is None else adapted(lora)
-    norms = 2 * (FLOAT * a.hidden + FLOAT)
-    """Their input in float32, and its scale."""
-    if trained:
-        norms += 2 * width * a.hidden
+    norms = 2 * (normed(a.hidden, width=width, fused=fused, trained=trained) + FLOAT)
     if trained or reads & {"q_proj", "k_proj", "v_proj"}:
         norms += width * a.hidden
     if trained or reads & {"gate_proj", "up_proj"}:
         norms += width * a.hidden
     if a.qk_norm:
         heads = a.heads + a.kv_heads
-        norms += (FLOAT + (width if trained else 0)) * (queries + keys) + FLOAT * heads
+        norms += normed(queries + keys, width=width, fused=fused, trained=trained) + FLOAT * heads
     attention = width * (2 * queries + 2 * keys) + FLOAT * a.heads
-    mlp = width * 3 * a.mlp
+    mlp = width * (2 if fused else 3) * a.mlp
     if trained or "down_proj" in reads:
         mlp += width * a.mlp
     return found + norms + attention + mlp
+
+
+def normed(numbers: int, *, width: int, fused: bool, trained: bool) -> int:
+    """Bytes that a norm of transformers keeps of its input, beside a scale for each row: `fused` the input itself, else
+    a copy in float32, and where its weight is trained what it multiplies with that."""
+    if fused:
+        return width * numbers
+    return (FLOAT + (width if trained else 0)) * numbers
 
 
 def kept_input(shape: Architecture, *, width: int) -> int:

@@ -234,6 +234,7 @@ def _megatron_states(numbers: int, settings: MegatronSettings, *, width: int, re
 class FsdpRank(Rank):
     lora: LoraSettings | None = None
     recompute: bool = False
+    fused: bool = False
     layer: int = 0
     """Numbers of a layer, whole."""
     trained_layer: int = 0
@@ -247,7 +248,7 @@ class FsdpRank(Rank):
         a, w = self.shape, self.width
         each = a.layers * (activations.kept_input(a, width=w) if self.recompute else self._layer())
         each += 8 + activations.angles(a, width=w, whole=True)
-        norm = FLOAT * a.hidden + FLOAT + (w * a.hidden if self._whole else 0)
+        norm = FLOAT + activations.normed(a.hidden, width=w, fused=self.fused, trained=self._whole)
         return tokens * (each + norm + w * a.hidden)
 
     @property
@@ -255,7 +256,7 @@ class FsdpRank(Rank):
         return self.trains and self.lora is None
 
     def _layer(self) -> int:
-        return activations.fsdp_layer(self.shape, width=self.width, lora=self.lora)
+        return activations.fsdp_layer(self.shape, width=self.width, fused=self.fused, lora=self.lora)
 
     def _moments(self, part: Pass) -> Iterable[Parts]:
         a, tokens, w = self.shape, part.tokens, self.width
@@ -345,6 +346,7 @@ def fsdp_rank(
         static={**static, "workspaces": WORKSPACES},
         lora=lora,
         recompute=settings.recompute,
+        fused=settings.fused_kernels,
         layer=own.layer + adapter,
         trained_layer=adapter if lora is not None else own.layer,
         outside=own.outside,

@@ -45,9 +45,9 @@ def test_qwen3_4b_has_four_billion_numbers() -> None:
 
 
 def test_two_ranks_ran_out_of_79_gib_with_passes_of_8192_tokens_and_not_of_4096() -> None:
-    """As it was seen of Qwen3-4B's shape with a vocabulary of 640."""
+    """As it was seen of Qwen3-4B's shape with a vocabulary of 640, by transformers' own norms and gated units."""
     seen = replace(QWEN3_4B, vocab=640)
-    ranks = [fsdp_rank(seen, FsdpSettings(recompute=False), ranks=2, width=2)]
+    ranks = [fsdp_rank(seen, FsdpSettings(recompute=False, fused_kernels=False), ranks=2, width=2)]
     assert need(ranks, Pass.of(8192, 304), several=True).total > 76 * GIB
     assert need(ranks, Pass.of(4096, 304), several=True).total < 60 * GIB
     megatron = megatron_ranks(seen, MegatronSettings(tensor_parallel=2), ranks=2, width=2)
@@ -85,7 +85,7 @@ class TestAuto:
         tokens, why = automatic(self.RANKS, 79 * GIB, longest=1024, several=True)
         assert "fits" in why
         assert need(self.RANKS, Pass.of(tokens, 1024), several=True).total <= (1 - passes.MARGIN) * 79 * GIB
-        assert 4096 <= tokens <= 8192
+        assert 8192 <= tokens <= 12288
 
     def test_it_is_bounded(self) -> None:
         tiny = ranks_of("fsdp", SHAPES["qwen3"], KEPT, ranks=2)
