@@ -50,17 +50,9 @@ KINDS = {
 
 def cases(dry: bool) -> list[Case]:
     big, one = ("tiny", "tiny") if dry else ("4B", "1.7B")
-    found = [
-        Case("megatron", big, vocab=SMALL, ranks=2),
-        Case("fsdp", big, vocab=SMALL, ranks=2, recompute=True),
-    ]
-    found += [
-        Case("megatron", one, vocab=SMALL),
-        Case("fsdp", one, vocab=SMALL),
-        Case("fsdp", one, vocab=SMALL, recompute=True),
-        Case("megatron", one, vocab=SMALL, recompute=True),
-    ]
-    return found
+    found = [Case("megatron", big, vocab=SMALL, ranks=2)]
+    found += [Case("fsdp", big, vocab=SMALL, ranks=2, recompute=again) for again in (True, False)]
+    return found + [Case(backend, one, vocab=SMALL) for backend in ("megatron", "fsdp")]
 
 
 def rank_main(given: Row) -> None:
