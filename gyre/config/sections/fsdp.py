@@ -19,6 +19,9 @@ class FsdpSettings(Section):
     pass_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = 16384
     """Tokens in one forward and backward pass: sequences are packed up to it. A longer one is a pass of its own. `auto`
     takes the largest that fits the device by what is foretold; `gyre plan` says which."""
+    prompts_once: bool = True
+    """A prompt is computed once for the samples of its group that are in a pass, which attend to it. Off, each sample
+    has a copy. So it is for models that do not bear it: `status` of the actor says which."""
     recompute: bool = True
     """Activations of each layer are computed again in the backward pass: less memory for a third more work. Kept, they
     take more than the rest together: 48 of 79 GiB, of passes of 16,384 tokens through 1.7 billion parameters."""
