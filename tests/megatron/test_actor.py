@@ -123,7 +123,7 @@ def test_what_would_be_a_small_pass_waits_for_the_next_micro_batch(pool: RankPoo
         *during, at_last = one["widths"]
         assert all(width >= most // 2 for widths in during for width in widths)
         assert len(at_last) <= 1, "no more than what makes a small pass is put off to the optimizer's step"
-        assert sum(map(sum, one["widths"])) == sum(map(sum, other["widths"]))
+        assert one["predicted"] == other["predicted"] > 0
         assert one["metrics"] == pytest.approx(other["metrics"], rel=1e-5)
     first, expected = streamed[0], whole[0]
     assert [] in first["widths"], "none of the micro-batches was too small for a pass"

@@ -448,13 +448,17 @@ def passes_of_a_step(
     micro_batches: list[list[Group]],
     halved: int = 0,
 ) -> dict[str, Any]:
-    """The widths of the passes that each call makes, the last ones those of `apply`; and the step."""
+    """The widths of the passes that each call makes, the last ones those of `apply`; how many tokens they predict; and
+    the step."""
     widths: list[list[int]] = []
+    predicted = 0
     with actor_on(rank, ranks, port, config) as actor:
         backward = actor.backend.policy.backward
 
         def noted(passes: list[Any], *args: Any, **kwargs: Any) -> Any:
+            nonlocal predicted
             widths[-1] += [len(one.tokens) for one in passes]
+            predicted += sum(len(one.targets) for one in passes)
             return backward(passes, *args, **kwargs)
 
         actor.backend.policy.backward = noted
@@ -465,7 +469,8 @@ def passes_of_a_step(
         widths.append([])
         everything = [group.id for groups in micro_batches for group in groups]
         metrics = actor.apply(step=1, indices=len(micro_batches), group_ids=everything)
-        return {"widths": widths, "metrics": metrics, "weights": named_weights(actor)}
+        told = {"widths": widths, "metrics": metrics, "predicted": predicted}
+        return {**told, "weights": named_weights(actor)}
 
 
 def a_gradient_that_is_not_finite(rank: int, ranks: int, port: int, config: dict[str, Any]) -> dict[str, Any]:
