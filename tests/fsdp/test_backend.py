@@ -15,10 +15,13 @@ from tests.fsdp.work import (
     CONFIG,
     MODELS,
     VARIANTS,
+    a_deep_tree,
     a_loss_that_raises,
     a_model_that_packs_wrongly,
     fsdp,
+    grouped_rows,
     loads,
+    once_and_each,
     only_forward,
     random_rows,
     read_back,
@@ -34,7 +37,11 @@ from tests.rank_pool import RankPool
 
 pytestmark = pytest.mark.landing
 
-STEPS = [random_rows(9, seed=1), random_rows(8, seed=2)]
+STEPS = [
+    [*random_rows(4, seed=1), *grouped_rows([(6, 20, 9), (2, 45, 3), (3, 2, 9)]), *random_rows(3, seed=3)],
+    random_rows(8, seed=2),
+]
+"""Groups among them, one with a prompt longer than windows, one with one longer than a pass."""
 
 
 def relative(found: Any, wanted: Any) -> float:
@@ -83,6 +90,9 @@ def test_a_model_of_transformers_has_plain_torchs_steps(
     assert relative(said, told[0]["after"]) < 1e-5
     packs, word = PACKS.get(kind, (True, "each attends to itself alone"))
     assert all(one["packs"] == packs and word in one["packing"] for one in told), told[0]["packing"]
+    assert all(bool(one["trees"]) == packs for one in told), (
+        "a prompt is there once where sequences are packed"
+    )
 
 
 PACKS = {
@@ -214,3 +224,61 @@ def test_a_model_that_packs_wrongly_on_one_rank_packs_on_none(
         assert not packs
         assert said.startswith("each sequence is a pass of its own")
         assert relative(found, wanted) < 1e-5
+
+
+TREES = ["qwen3", "gemma3_text", "mistral", "gpt_oss", "gemma2", "deepseek_v3", "modernbert-decoder"]
+"""Windows, sinks, caps, and keys of other sizes than values."""
+
+
+def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert relative(found["said"], wanted["said"]) < 1e-5
+    assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
+    flat = [
+        np.concatenate([some["gradients"][name].ravel() for name in sorted(wanted["gradients"])])
+        for some in (found, wanted)
+    ]
+    assert relative(*flat) < 1e-5
+
+
+@pytest.mark.many_cases(quick=2)
+@pytest.mark.parametrize("kind", TREES)
+def test_a_prompt_computed_once_has_the_gradient_of_its_copies(
+    pool: RankPool, folder_of: Callable[[str], Path], kind: str
+) -> None:
+    """Groups of 16, of 2 and of 1; passes that cut the first one, and one pass for all."""
+    rows = grouped_rows([(16, 30, 12), (2, 17, 5), (1, 9, 4)], seed=3)
+    for max_tokens in (90, 10_000):
+        (told,) = pool.run(once_and_each, 1, folder_of(kind), CONFIG, rows, max_tokens)
+        same(told["once"], told["each"])
+        assert told["once"]["tokens"] < 0.6 * told["each"]["tokens"]
+        for name, one in told["once"]["gradients"].items():
+            assert np.array_equal(one, told["again"]["gradients"][name]), f"{name} has other bits"
+
+
+@pytest.mark.many_cases(quick=1)
+@pytest.mark.parametrize("kind", TREES)
+def test_a_tree_of_any_depth_has_the_gradient_of_its_paths(
+    pool: RankPool, folder_of: Callable[[str], Path], kind: str
+) -> None:
+    (told,) = pool.run(a_deep_tree, 1, folder_of(kind), CONFIG)
+    same(told["once"], told["each"])
+
+
+@pytest.mark.parametrize("settings", [{"recompute": False}, {"whole_gradient": True}, {"recompute": True}])
+def test_ranks_have_unequal_trees_and_a_critic_too(
+    pool: RankPool, folder_of: Callable[[str], Path], settings: dict[str, Any]
+) -> None:
+    """One rank's group is large and its passes are cut, the other's fits into one."""
+    one, other = grouped_rows([(12, 30, 12)], seed=5), grouped_rows([(12, 4, 2)], seed=6)
+    rows = [row for pair in zip(one, other, strict=True) for row in pair]
+    for values in (False, True):
+        for told in pool.run(once_and_each, 2, folder_of("qwen3"), fsdp(**settings), rows, 90, values):
+            same(told["once"], told["each"])
+
+
+def test_prompts_may_be_computed_for_each_sample(pool: RankPool, folder_of: Callable[[str], Path]) -> None:
+    (plain,) = pool.run(take_plain_steps, 1, folder_of("qwen3"), STEPS)
+    told = pool.run(take_steps, 2, folder_of("qwen3"), fsdp(prompts_once=False), STEPS)
+    agrees(told, plain)
+    assert told[0]["packing"] == "sequences are packed, and each attends to itself alone"
+    assert not told[0]["trees"]

@@ -12,4 +12,6 @@ from tests.rank_pool import RankPool
 def test_nothing_of_the_protocol_is_missing(pool: RankPool, folder_of: Callable[[str], Path]) -> None:
     ((backend, ranks, status),) = pool.run(members, 1, folder_of("qwen3"))
     assert (backend, ranks) == ([], [])
-    assert status["packing"] == "sequences are packed, and each attends to itself alone"
+    assert status["packing"] == (
+        "sequences are packed, and each attends to itself alone; what they have in common is computed once"
+    )

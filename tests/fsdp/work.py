@@ -160,7 +160,19 @@ def random_rows(count: int, *, seed: int = 0, longest: int = 14) -> Rows:
     return rows
 
 
-def passes_of(rows: Rows, max_tokens: int = 40) -> list[Any]:
+def grouped_rows(groups: Sequence[tuple[int, int, int]], *, seed: int = 0) -> Rows:
+    """Groups of so many rows with the same prompt of so many tokens, and answers of up to so many."""
+    draw = np.random.default_rng([seed, 1])
+    rows: Rows = []
+    for count, prompt_tokens, longest in groups:
+        prompt = draw.integers(3, VOCAB, prompt_tokens).tolist()
+        for length in (1, *draw.integers(1, longest + 1, count - 1).tolist()):
+            answer = draw.integers(3, VOCAB, length).tolist()
+            rows.append((prompt, answer, draw.standard_normal(length).tolist()))
+    return rows
+
+
+def passes_of(rows: Rows, max_tokens: int = 40, prompts_once: bool = False) -> list[Any]:
     from gyre.workloads.learner.packing import Row, pack
 
     return list(
@@ -175,6 +187,7 @@ def passes_of(rows: Rows, max_tokens: int = 40) -> list[Any]:
                 for index, (prompt, tokens, advantages) in enumerate(rows)
             ],
             max_tokens=max_tokens,
+            prompts_once=prompts_once,
         )
     )
 
@@ -246,8 +259,9 @@ def take_steps(
     with backend_on(rank, ranks, port, folder, config, values=values) as backend:
         told: dict[str, Any] = {"packs": backend.packs, "packing": backend.packing, "losses": [], "norms": []}
         for number, rows in enumerate(steps):
-            mine = passes_of(rows[rank::ranks])
+            mine = passes_of(rows[rank::ranks], prompts_once=backend.prompts_once)
             if number == 0:
+                told["trees"] = [len(part.lengths) for part in mine if part.parents]
                 said = [part.numpy() for part in backend.forward(mine)]
                 told["said"] = np.concatenate(said) if said else np.zeros(0, np.float32)
             backend.zero()
@@ -260,6 +274,51 @@ def take_steps(
         told["weights"] = on_host(dict(backend.weights()))
         told["after"] = np.concatenate([part.numpy() for part in backend.forward(passes_of(steps[0]))])
         return told
+
+
+def once_and_each(
+    rank: int,
+    ranks: int,
+    port: int,
+    folder: Path,
+    config: dict[str, Any],
+    rows: Rows,
+    max_tokens: int,
+    values: bool = False,
+) -> dict[str, Any]:
+    """What is said, the losses and the gradient where each row has its prompt, and where a prompt is there once, which
+    is made twice."""
+    with backend_on(rank, ranks, port, folder, config, values=values) as backend:
+        assert backend.prompts_once, backend.packing
+        told: dict[str, Any] = {}
+        for name, once in (("each", False), ("once", True), ("again", True)):
+            mine = passes_of(rows[rank::ranks], max_tokens, prompts_once=once)
+            told[name] = _made_of(backend, mine)
+        return told
+
+
+def a_deep_tree(rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The same of sessions of several turns, whose nodes share what is shared, to a depth of 4, and of the sequences
+    that are their paths."""
+    from gyre.workloads.learner.packing import laid_out, pack
+    from tests.workloads.learner.trees import drawn_tree, rows_of_tree
+
+    nodes = drawn_tree(VOCAB)
+    with backend_on(rank, ranks, port, folder, config) as backend:
+        apart = list(pack(rows_of_tree(nodes), max_tokens=60))
+        return {"each": _made_of(backend, apart), "once": _made_of(backend, [laid_out(nodes)])}
+
+
+def _made_of(backend: Any, passes: list[Any]) -> dict[str, Any]:
+    said = np.concatenate([part.numpy() for part in backend.forward(passes)])
+    backend.zero()
+    lost = backend.backward(passes, token_loss)
+    return {
+        "said": said,
+        "loss": sum(float(one.loss) for one in lost),
+        "gradients": gradients(backend),
+        "tokens": sum(len(part.tokens) for part in passes),
+    }
 
 
 def read_back(

@@ -37,10 +37,14 @@ def config(device: str, dtype: str, heads: dict[str, int]) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.parametrize("prompt_tokens", [1, 20])
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("dtype", AGREES)
-def test_its_gradient_is_the_cpus(pool: RankPool, another_pool: RankPool, dtype: str, heads: str) -> None:
-    groups = random_groups(0, 16, n=8)
+def test_its_gradient_is_the_cpus(
+    pool: RankPool, another_pool: RankPool, dtype: str, heads: str, prompt_tokens: int
+) -> None:
+    """Of sequences side by side, and of trees: groups whose prompt is computed once."""
+    groups = random_groups(0, 16, n=8, prompt_tokens=prompt_tokens)
     ((on_gpu, _, _),) = pool.run(gradient_and_step, 1, config("cuda", dtype, HEADS[heads]), groups)
     ((on_cpu, _, _),) = another_pool.run(gradient_and_step, 1, config("cpu", "float32", HEADS[heads]), groups)
     found = {name: cosine(on_cpu[name], on_gpu[name]) for name in on_cpu}
@@ -48,6 +52,22 @@ def test_its_gradient_is_the_cpus(pool: RankPool, another_pool: RankPool, dtype:
     assert not wrong
     for name in on_cpu:
         assert np.linalg.norm(on_gpu[name]) == pytest.approx(np.linalg.norm(on_cpu[name]), rel=0.03), name
+
+
+@pytest.mark.parametrize("dtype", AGREES)
+def test_a_prompt_computed_once_has_the_gradient_of_its_copies_and_the_same_bits_again(
+    pool: RankPool, dtype: str
+) -> None:
+    """On the GPU itself: nothing there is added up in another order."""
+    groups, made = random_groups(0, 16, n=8, prompt_tokens=20), config("cuda", dtype, HEADS["heads of 128"])
+    ((once, _, _),) = pool.run(gradient_and_step, 1, made, groups)
+    ((again, _, _),) = pool.run(gradient_and_step, 1, made, groups)
+    made["megatron"]["prompts_once"] = False
+    ((each, _, _),) = pool.run(gradient_and_step, 1, made, groups)
+    wrong = {name: cosine(each[name], once[name]) for name in each}
+    assert not {name: cos for name, cos in wrong.items() if not cos > AGREES[dtype]}
+    for name in once:
+        assert np.array_equal(once[name], again[name]), name
 
 
 def test_its_step_is_the_cpus(pool: RankPool, another_pool: RankPool) -> None:

@@ -15,7 +15,7 @@ from gyre.data.prepare import prepare
 from tests.data.small import write_lines, write_tokenizer
 from tests.engines.embedded.tiny import CONFIGS
 from tests.megatron import work
-from tests.megatron.work import LAYOUTS, config_of
+from tests.megatron.work import LAYOUTS, config_of, random_groups
 from tests.rank_pool import RankPool
 
 pytestmark = pytest.mark.landing
@@ -86,6 +86,17 @@ def test_the_reference_gives_transformers_log_probs(pool: RankPool, model: tuple
     config = {"sampling": {"temperature": 1.0}, "megatron": {"model_path": str(folder), "tensor_parallel": 2}}
     (found,) = pool.run(work.reference_logprobs, 1, config, SEQUENCES)
     np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+
+
+def test_a_reference_computes_a_groups_prompt_once(pool: RankPool, tmp_path: Path) -> None:
+    folder = work.write_folder(tmp_path / "m", FAMILIES["qwen3-tied"])
+    groups = random_groups(0, 3, n=8, prompt_tokens=20)
+    config = {"sampling": {"temperature": 1.0}, "megatron": {"model_path": str(folder)}}
+    ((once, width),) = pool.run(work.reference_of_groups, 1, config, groups)
+    config["megatron"]["prompts_once"] = False
+    ((each, wider),) = pool.run(work.reference_of_groups, 1, config, groups)
+    assert wider - width == 3 * 7 * 19
+    np.testing.assert_allclose(once, each, atol=1e-5, rtol=0)
 
 
 def test_a_model_is_saved_as_it_was_loaded(pool: RankPool, tmp_path: Path) -> None:

@@ -53,8 +53,11 @@ def config_of(layout: str, **changes: Any) -> dict[str, Any]:
     return {**CONFIG, "megatron": {"pass_tokens": 40, **LAYOUTS[layout][1]}, **changes}
 
 
-def random_groups(start: int, count: int, *, seed: int = 0, n: int = 4) -> list[Group]:
-    """Scored groups of samples of very different lengths, with the log-probs of an engine and of a reference."""
+def random_groups(
+    start: int, count: int, *, seed: int = 0, n: int = 4, prompt_tokens: int | None = None
+) -> list[Group]:
+    """Scored groups of samples of very different lengths, with the log-probs of an engine and of a reference. Prompts
+    have 2 to 11 tokens, or so many as are asked for."""
     draw = np.random.default_rng([seed, start])
     groups = []
     for index in range(start, start + count):
@@ -70,7 +73,8 @@ def random_groups(start: int, count: int, *, seed: int = 0, n: int = 4) -> list[
                     extras={"ref_logprobs": (-2.8 + 0.3 * draw.standard_normal(length)).astype(np.float32)},
                 )
             )
-        prompt = draw.integers(0, VOCAB, int(draw.integers(2, 12))).astype(np.int32)
+        length = int(draw.integers(2, 12)) if prompt_tokens is None else prompt_tokens
+        prompt = draw.integers(0, VOCAB, length).astype(np.int32)
         groups.append(Group(id=index, prompt_ids=prompt, samples=samples))
     return groups
 
@@ -139,6 +143,24 @@ def train(rank: int, ranks: int, port: int, config: dict[str, Any], steps: Steps
         metrics = [take_step(actor, micro_batches) for micro_batches in steps]
         own = actor.step_logprobs(step=actor.step)
         return {"metrics": metrics, "state": actor.state(), "weights": named_weights(actor), "own": own}
+
+
+def train_noting_nodes(
+    rank: int, ranks: int, port: int, config: dict[str, Any], micro_batches: list[list[Group]]
+) -> dict[str, Any]:
+    """A step's metrics, log-probs and weights, and the most nodes of a pass whose nodes have parents."""
+    with actor_on(rank, ranks, port, config) as actor:
+        backward, nodes = actor.backend.policy.backward, [0]
+
+        def noted(passes: list[Any], *args: Any, **kwargs: Any) -> Any:
+            nodes.extend(len(one.parents) for one in passes)
+            return backward(passes, *args, **kwargs)
+
+        actor.backend.policy.backward = noted
+        metrics = take_step(actor, micro_batches)
+        own = actor.step_logprobs(step=1)["logprobs"]
+        told = {"metrics": [metrics], "nodes": max(nodes), "digest": actor.state()["digest"], "own": own}
+        return {**told, "weights": named_weights(actor) or {}}
 
 
 def threads(rank: int, ranks: int, port: int) -> int:
@@ -358,6 +380,30 @@ def reference_logprobs(
         reference.teardown()
 
 
+def reference_of_groups(
+    rank: int, ranks: int, port: int, config: dict[str, Any], groups: list[Group]
+) -> tuple[Any, int]:
+    """A reference's log-probs of all samples, and how many tokens went through it."""
+    from gyre.workloads.megatron.reference import MegatronReference
+
+    reference = MegatronReference()
+    reference.context = WorkloadContext("j", "reference", 0, 1, config=config)
+    reference.setup()
+    try:
+        widths, logprobs = [], reference.policy.logprobs
+
+        def noted(passes: Any, **kwargs: Any) -> Any:
+            widths.extend(len(one.tokens) for one in passes)
+            return logprobs(passes, **kwargs)
+
+        reference.policy.logprobs = noted  # type: ignore[method-assign]
+        found = reference.logprobs(groups)
+        said = [s.extras["ref_logprobs"] for group in found for s in group.samples]
+        return np.concatenate(said), sum(widths)
+    finally:
+        reference.teardown()
+
+
 def scores(rank: int, ranks: int, port: int, config: dict[str, Any], groups: list[Group]) -> list[float]:
     from gyre.workloads.megatron.reward_model import MegatronRewardModel
 
@@ -448,13 +494,17 @@ def passes_of_a_step(
     micro_batches: list[list[Group]],
     halved: int = 0,
 ) -> dict[str, Any]:
-    """The widths of the passes that each call makes, the last ones those of `apply`; and the step."""
+    """The widths of the passes that each call makes, the last ones those of `apply`; how many tokens they predict; and
+    the step."""
     widths: list[list[int]] = []
+    predicted = 0
     with actor_on(rank, ranks, port, config) as actor:
         backward = actor.backend.policy.backward
 
         def noted(passes: list[Any], *args: Any, **kwargs: Any) -> Any:
+            nonlocal predicted
             widths[-1] += [len(one.tokens) for one in passes]
+            predicted += sum(len(one.targets) for one in passes)
             return backward(passes, *args, **kwargs)
 
         actor.backend.policy.backward = noted
@@ -465,7 +515,8 @@ def passes_of_a_step(
         widths.append([])
         everything = [group.id for groups in micro_batches for group in groups]
         metrics = actor.apply(step=1, indices=len(micro_batches), group_ids=everything)
-        return {"widths": widths, "metrics": metrics, "weights": named_weights(actor)}
+        told = {"widths": widths, "metrics": metrics, "predicted": predicted}
+        return {**told, "weights": named_weights(actor)}
 
 
 def a_gradient_that_is_not_finite(rank: int, ranks: int, port: int, config: dict[str, Any]) -> dict[str, Any]:

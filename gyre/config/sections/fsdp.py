@@ -22,6 +22,9 @@ class FsdpSettings(Section):
     fused_kernels: bool = True
     """On a GPU norms, gated units and rotary positions take one kernel each, where the model's are the usual ones; what
     they say differs from transformers' in last bits. Off, they are transformers' own."""
+    prompts_once: bool = True
+    """A prompt is computed once for the samples of its group that are in a pass, which attend to it. Off, each sample
+    has a copy. So it is for models that do not bear it: `status` of the actor says which."""
     recompute: bool = True
     """Activations of each layer are computed again in the backward pass: less memory for a third more work. Kept, they
     take more than the rest together: 48 of 79 GiB, of passes of 16,384 tokens through 1.7 billion parameters."""

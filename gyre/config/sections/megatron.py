@@ -31,6 +31,9 @@ class MegatronSettings(Section):
     pass_tokens: Literal["auto"] | PositiveInt = 16384
     """Tokens in one forward and backward pass: sequences are packed up to it. A longer one is a pass of its own. `auto`
     takes the largest that fits the device by what is foretold; `gyre plan` says which."""
+    prompts_once: bool = True
+    """A prompt is computed once for the samples of its group that are in a pass, which attend to it. Off, each sample
+    has a copy."""
     recompute: bool = False
     """Activations of each layer are computed again in the backward pass: less memory for a third more work."""
     memory_checkpoint_share: Annotated[float, Field(ge=0, le=1)] = 0.05

@@ -80,7 +80,8 @@ class FsdpBackend:
     in the files. Raises ConfigError, WeightMismatch, also for a tensor in `held` that the model does not have,
     ModelFolderError and RanksMissing.
 
-    `packs` says whether sequences share passes, and `packing` in a sentence why.
+    `packs` says whether sequences share passes, `prompts_once` whether also the tokens that they have in common, and
+    `packing` in a sentence why.
     """
 
     width_multiple = 1
@@ -138,7 +139,8 @@ class FsdpBackend:
         self.memory: MemoryCheckpoints[Part] | None = None
         self._first, self._seed = source, settings.seed
         self.has_weights = False
-        self.packs, self.packing = False, ""
+        self.packs, self.prompts_once, self.packing = False, False, ""
+        self._asked_once = own.prompts_once
         try:
             self.pass_tokens, self._passes = pass_tokens_of(
                 "fsdp",
@@ -165,6 +167,7 @@ class FsdpBackend:
             raise
 
     def _set_up(self, held: Collection[str], *, recompute: bool) -> None:
+        self._model.keeps_paths = recompute
         self._shards = Shards(self._model, self.ranks)
         self._shards.refuse_unknown(held)
         self._trained = self._shards
@@ -220,9 +223,11 @@ class FsdpBackend:
                 dtype=self._dtype,
                 seed=self._seed,
                 any_rank=self.ranks.any,
+                prompts_once=self._asked_once,
             )
             self._model.reshard()
             self.packs, self.packing = found.packs, found.said
+            self.prompts_once = found.prompts_once
 
     def _new_optimizer(self) -> torch.optim.AdamW:
         """Weight decay is for matrices."""
@@ -303,7 +308,8 @@ class FsdpBackend:
         """What goes through the model, with the number of the pass that it is of: as many pieces on every rank."""
         pieces: list[tuple[int | None, Pass]] = []
         for index, part in enumerate(passes):
-            pieces += [(index, piece) for piece in ([part] if self.packs else rows_of(part))]
+            whole = self.packs and (self.prompts_once or not part.parents)
+            pieces += [(index, piece) for piece in ([part] if whole else rows_of(part))]
         missing = self.ranks.max(len(pieces)) - len(pieces)
         return pieces + [(None, dummy())] * missing
 
@@ -314,6 +320,7 @@ class FsdpBackend:
             part.columns,
             part.targets,
             lengths=part.lengths,
+            parents=part.parents,
             scale=self._scale,
             entropy_gradient=self._entropy_gradient,
         )

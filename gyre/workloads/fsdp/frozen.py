@@ -65,7 +65,8 @@ class FrozenModel(BaseWorkload):
         from gyre.workloads.learner.packing import pack
 
         found: list[float] = []
-        for part in pack(rows, max_tokens=self.backend.pass_tokens):
+        once = self.backend.prompts_once
+        for part in pack(rows, max_tokens=self.backend.pass_tokens, prompts_once=once):
             (said,) = self.backend.forward([part])
             found += said.tolist()
             self.report_progress()

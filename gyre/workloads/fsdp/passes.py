@@ -9,31 +9,34 @@ from collections.abc import Iterator
 
 import torch
 
-from gyre.workloads.learner.packing import Pass
+from gyre.workloads.learner.packing import Pass, paths_of
 
 
 def rows_of(part: Pass) -> Iterator[Pass]:
-    """Each sequence of a pass as a pass of its own; padding is dropped. A pass of one sequence is given as it is."""
+    """Each sequence of a pass as a pass of its own, with all of its tokens; padding is dropped. A pass of one sequence
+    is given as it is."""
     count = len(part.counts)
     if count == 1 and len(part.lengths) == 1:
         yield part
         return
-    start = first = 0
+    paths = paths_of(part.lengths, part.parents or [-1] * len(part.lengths))
+    path_by_end = {int(path[-1]): torch.from_numpy(path) for path in paths}
+    first = 0
     for row in range(count):
-        inputs = slice(start, start + part.lengths[row])
         predicted = slice(first, first + part.counts[row])
+        path = path_by_end[int(part.columns[predicted][-1])]
         yield Pass(
-            tokens=part.tokens[inputs],
-            positions=part.positions[inputs],
-            lengths=[part.lengths[row]],
-            columns=part.columns[predicted] - start,
+            tokens=part.tokens[path],
+            positions=part.positions[path],
+            lengths=[len(path)],
+            columns=torch.arange(len(path) - part.counts[row], len(path)),
             targets=part.targets[predicted],
             rows=torch.zeros_like(part.rows[predicted]),
             values={name: value[predicted] for name, value in part.values.items()},
             tags=part.tags[row : row + 1],
             counts=[part.counts[row]],
         )
-        start, first = inputs.stop, predicted.stop
+        first = predicted.stop
 
 
 def dummy() -> Pass:

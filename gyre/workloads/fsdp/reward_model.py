@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import operator
 from gyre.workloads.fsdp.frozen import FrozenModel
-from gyre.workloads.torch.reward_model import reward_model_folder, scored_tokens, take_rewards
+from gyre.workloads.torch.reward_model import ends_of, reward_model_folder, scored_tokens, take_rewards
 
 if TYPE_CHECKING:
     from gyre.models.safetensors_folder import TensorSource
@@ -38,4 +38,5 @@ class FsdpRewardModel(FrozenModel):
         from gyre.workloads.learner.packing import Row
 
         asked = scored_tokens(groups, self.trained_model.vocab)
-        return take_rewards(groups, self.said_of([Row(row.prompt_ids, row.token_ids) for row in asked]))
+        said = self.said_of([Row(row.prompt_ids, row.token_ids) for row in asked])
+        return take_rewards(groups, ends_of(asked, said))

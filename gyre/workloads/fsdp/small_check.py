@@ -2,7 +2,8 @@
 
 transformers is asked as anybody asks it: each sequence alone, with its own attention, all logits, and autograd for the
 gradient of every parameter. Sequences are longer than whatever begins in the small copy after a number of tokens: its
-windows, chunks, sparse choices. So neither length nor rounding hides a difference.
+windows, chunks, sparse choices. So neither length nor rounding hides a difference. Some begin alike, so that what they
+share can be computed once.
 
 Invariant *not its own witness*: nothing of `TokenModel` is in what it is compared with.
 
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,9 +28,17 @@ from gyre.models.small_model import on_one_thread, small_model, tokens_of
 from gyre.workloads.fsdp import packed_attention
 from gyre.workloads.fsdp.fused import fusable, fuse
 from gyre.workloads.fsdp.token_model import UNPACKED, WAYS, TokenModel, Way
+from gyre.workloads.learner.packing import paths_of, positions_of
 
 LENGTHS = (129, 23, 50, 2)
-"""Of the sequences. The first is longer than each number of tokens of a small copy, the last as a dummy pass is."""
+"""Of the first sequences. The first is longer than each number of tokens of a small copy, the last as a dummy pass
+is."""
+_BRANCHES = ((0, 40, 17), (4, 50, 1))
+"""Of the others: which sequence each begins like, for how many tokens, which are more than those of a small copy, and
+how many of its own follow."""
+_TREE = ((0, 0, 40, -1), (0, 40, 129, 0), (4, 40, 50, 0), (4, 50, 57, 2), (5, 50, 51, 2),
+         (1, 0, 23, -1), (2, 0, 50, -1), (3, 0, 2, -1))  # fmt: skip
+"""All of them as nodes of a pass: of which sequence, from and to which of its tokens, and the node before."""
 _CAUSAL = (5, 7)
 """A sequence and a part of it, below each number of tokens: there nothing but looking ahead tells them apart."""
 TOLERANCE = 3e-4
@@ -42,13 +52,15 @@ _SMALL = 1e-3
 
 @dataclass(slots=True)
 class Tried:
-    """What is right: the `ways` to pack, the fastest first, with the reasons against the `others`, whether hidden
-    states may be selected before the output layer (`selects`), and what `fuse` may replace (`fused`). `unreached` are
+    """What is right: the `ways` to pack, the fastest first, with the reasons against the `others`; whether what
+    sequences share may be computed once where they attend by `segments`, and else why not (`unshared`); whether hidden
+    states may be selected before the output layer (`selects`); and what `fuse` may replace (`fused`). `unreached` are
     parameters that get no gradient in transformers either, and `seldom` those that some sequences give none, by
     `pattern_of`; `untried` is why nothing could be tried, or ""."""
 
     ways: list[Way] = field(default_factory=list)
     others: dict[str, str] = field(default_factory=dict)
+    unshared: str = ""
     selects: bool = False
     fused: frozenset[str] = frozenset()
     unreached: frozenset[str] = frozenset()
@@ -88,6 +100,8 @@ def try_small(
                 found.others[way] = problem
             else:
                 found.ways.append(way)
+        if "segments" in found.ways:
+            found.unshared = check.problem_with("segments", selects=found.selects, tree=True)
     return found
 
 
@@ -115,8 +129,11 @@ def _exact() -> Iterator[None]:
 class _Check:
     def __init__(self, causal: Any, values: bool, device: torch.device, seed: int) -> None:
         self._rows = [tokens_of(length, seed + number).to(device) for number, length in enumerate(LENGTHS)]
+        for like, shared, own in _BRANCHES:
+            new = tokens_of(own, seed + len(self._rows)).to(device)
+            self._rows.append(torch.cat([self._rows[like][:shared], new]))
         generator = torch.Generator().manual_seed(seed)
-        count = sum(LENGTHS) - len(LENGTHS)
+        count = sum(len(row) - 1 for row in self._rows)
         self._weights = [torch.randn(count, generator=generator).to(device) for _ in range(2)]
         self._values = values
         with torch.random.fork_rng(devices=[]):
@@ -152,13 +169,14 @@ class _Check:
         undo()
         return frozenset()
 
-    def problem_with(self, way: Way, *, selects: bool) -> str:
-        """Why the model does not say what transformers says, or has another gradient; "" where neither is so."""
+    def problem_with(self, way: Way, *, selects: bool, tree: bool = False) -> str:
+        """Why the model does not say what transformers says, or has another gradient; "" where neither is so. With
+        `tree` what the sequences share is there once."""
         try:
             self._model.take(way)
             self._model.selects = selects
             self._zero()
-            mine = self._by_gyre(alone=way == "alone")
+            mine = self._by_gyre(alone=way == "alone", tree=tree)
             problem = _compared("log-probs", mine, self._wanted) or self._compared_gradients()
         except (
             Exception
@@ -168,22 +186,27 @@ class _Check:
             self._model.take("alone")
         return problem
 
-    def _by_gyre(self, *, alone: bool) -> Tensor:
-        passes = [[row] for row in self._rows] if alone else [self._rows]
+    def _by_gyre(self, *, alone: bool, tree: bool) -> Tensor:
+        each = [(number, 0, len(row), -1) for number, row in enumerate(self._rows)]
         said, entropies = [], []
-        for rows in passes:
-            starts = torch.tensor([0, *(len(row) for row in rows[:-1])]).cumsum(0).tolist()
-            columns = [
-                torch.arange(start, start + len(row) - 1) for start, row in zip(starts, rows, strict=True)
-            ]
-            positions = [torch.arange(len(row)) for row in rows]
-            device = rows[0].device
+        for nodes in [[node] for node in each] if alone else [_TREE if tree else each]:
+            lengths = [stop - start for _, start, stop, _ in nodes]
+            parents = [parent for *_, parent in nodes]
+            ends = {
+                (number, stop): path
+                for (number, _, stop, _), path in zip(nodes, paths_of(lengths, parents), strict=True)
+            }
+            rows = sorted({number for number, *_ in nodes})
+            device = self._rows[0].device
             found = self._model(
-                torch.cat(rows),
-                torch.cat(positions).to(device),
-                torch.cat(columns).to(device),
-                torch.cat([row[1:] for row in rows]),
-                lengths=[len(row) for row in rows],
+                torch.cat([self._rows[number][start:stop] for number, start, stop, _ in nodes]),
+                torch.from_numpy(np.concatenate(positions_of(lengths, parents))).to(device),
+                torch.from_numpy(
+                    np.concatenate([ends[number, len(self._rows[number])][:-1] for number in rows])
+                ).to(device),
+                torch.cat([self._rows[number][1:] for number in rows]),
+                lengths=lengths,
+                parents=parents if tree else (),
                 entropy_gradient=not self._values,
             )
             said.append(found[0])

@@ -42,6 +42,7 @@ class TokenModel(nn.Module):
     """`causal` with its own output layer, or with `values` a value head instead of it.
 
     `way`: how sequences of a pass are told apart, which `take` changes.
+    `keeps_paths`: the keys of a tree's paths are kept for the gradient, because layers are computed again anyway.
     `selects`: hidden states are selected before the output layer; else the logits of all tokens are computed.
 
     Raises ConfigError for a model without an output layer.
@@ -55,6 +56,7 @@ class TokenModel(nn.Module):
         self.values = values
         self._base = _base_name(causal)
         self.selects = True
+        self.keeps_paths = True
         if not self._base or self.causal.get_output_embeddings() is None:
             raise ConfigError(
                 f"{type(causal).__name__} of transformers is no decoder with an output layer.",
@@ -102,14 +104,15 @@ class TokenModel(nn.Module):
         targets: Tensor,
         *,
         lengths: Sequence[int],
+        parents: Sequence[int] = (),
         scale: float = 1.0,
         entropy_gradient: bool = False,
         says: Says = "tokens",
     ) -> tuple[Tensor, Tensor]:
         """Of a pass (see `Pass`): log-probs of the targets where logits are multiplied by `scale`, and entropies, or
         values and zeros; float32 `[n]` each. For a check also the hidden states `[n, hidden]` before the output layer,
-        and log-probs without what `selects` saves."""
-        inputs = self._inputs(tokens, positions, lengths)
+        and log-probs without what `selects` saves. Only `segments` knows nodes with `parents`."""
+        inputs = self._inputs(tokens, positions, lengths, parents)
         if says == "tokens" and not (self.selects or self.values):
             logits = self.causal(**inputs).logits[0].index_select(0, columns)
             return logits_logprobs(logits, targets, scale=scale, entropy_gradient=entropy_gradient)
@@ -131,12 +134,17 @@ class TokenModel(nn.Module):
             entropy_gradient=entropy_gradient,
         )
 
-    def _inputs(self, tokens: Tensor, positions: Tensor, lengths: Sequence[int]) -> dict[str, Any]:
+    def _inputs(
+        self, tokens: Tensor, positions: Tensor, lengths: Sequence[int], parents: Sequence[int]
+    ) -> dict[str, Any]:
+        assert not parents or self.way == "segments", "this way gives a node no keys but its own"
         inputs: dict[str, Any] = {"input_ids": tokens[None], "use_cache": False}
         if self.way != "alone":
             inputs["position_ids"] = positions[None]
         if self.way == "segments":
-            inputs["segments"] = packed_attention.Segments.of(lengths, tokens.device)
+            inputs["segments"] = packed_attention.Segments.of(
+                lengths, tokens.device, parents, kept=self.keeps_paths
+            )
         if self.way == "masks":
             inputs["attention_mask"] = self._masks(positions[None])
         return inputs

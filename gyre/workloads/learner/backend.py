@@ -153,6 +153,12 @@ class Backend(Protocol):
         ...
 
     @property
+    def prompts_once(self) -> bool:
+        """Whether passes may have what sequences share once: nodes with `parents`, see `packing.Pass`. Asked for each
+        micro-batch."""
+        ...
+
+    @property
     def weight_bytes(self) -> int:
         """About how much `weights` gives; 0 where nobody knows."""
         ...

@@ -22,6 +22,7 @@ class BaseBackend:
     dtype = "float32"
     pass_tokens: int | None = None
     width_multiple = 1
+    prompts_once = False
     weight_bytes = 0
     memory: StateMemory | None = None
     has_weights = True

@@ -458,6 +458,7 @@ class Learner(BaseWorkload):
                 max_tokens=self.pass_tokens,
                 multiple=self.backend.width_multiple,
                 least_tokens=round(LEAST_SHARE * self.pass_tokens),
+                prompts_once=self.backend.prompts_once,
             )
             self._go_through(passes)
         return counted(groups)
@@ -476,7 +477,14 @@ class Learner(BaseWorkload):
 
     def _packed(self, rows: Sequence[Row]) -> list[Pass]:
         most = sys.maxsize if self.pass_tokens is None else self.pass_tokens
-        return list(pack(rows, max_tokens=most, multiple=self.backend.width_multiple))
+        return list(
+            pack(
+                rows,
+                max_tokens=most,
+                multiple=self.backend.width_multiple,
+                prompts_once=self.backend.prompts_once,
+            )
+        )
 
     def by_group(
         self, groups: list[Group], wanted: Collection[int] | None = None

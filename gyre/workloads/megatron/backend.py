@@ -113,6 +113,7 @@ class MegatronBackend:
             self.ranks.close()  # a set-up that is tried again joins them anew
             raise
         self.width_multiple = self.ranks.tensor if layout.sequence_parallel else 1
+        self.prompts_once = layout.prompts_once
         self.writer = CheckpointWriter(self.ranks, self.device)
         laps.lap("model and weights" if self.has_weights else "model")
         self.memory: MemoryCheckpoints[Part] | None = None

@@ -99,6 +99,6 @@ class FrozenModel(BaseWorkload):
         """The rows packed, with a tick after each pass."""
         from gyre.workloads.learner.packing import pack
 
-        for part in pack(rows, max_tokens=self.pass_tokens):
+        for part in pack(rows, max_tokens=self.pass_tokens, prompts_once=self.layout.prompts_once):
             yield part
             self.report_progress()

@@ -225,7 +225,7 @@ class MegatronPolicy:
                 part.tokens[None],
                 part.positions[None],
                 None,
-                packed_seq_params=Segments.of(part.lengths, self.device),
+                packed_seq_params=Segments.of(part.lengths, self.device, part.parents),
                 **options,
             )
 

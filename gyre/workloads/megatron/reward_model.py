@@ -15,7 +15,7 @@ from gyre.models.first_weights import score_weights
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import operator
 from gyre.workloads.megatron.frozen import FrozenModel
-from gyre.workloads.torch.reward_model import reward_model_folder, scored_tokens, take_rewards
+from gyre.workloads.torch.reward_model import ends_of, reward_model_folder, scored_tokens, take_rewards
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
@@ -44,4 +44,4 @@ class MegatronRewardModel(FrozenModel):
             self.policy.token_values([part])[0].float().cpu()
             for part in self.passes([Row(row.prompt_ids, row.token_ids) for row in asked])
         ]
-        return take_rewards(groups, torch.cat(found).tolist() if found else [])
+        return take_rewards(groups, ends_of(asked, torch.cat(found).tolist() if found else []))

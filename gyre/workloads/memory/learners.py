@@ -10,7 +10,7 @@ from typing import Literal
 
 from gyre.config.sections import FsdpSettings, MegatronSettings, WorkloadSettings
 from gyre.models.architecture import Architecture
-from gyre.workloads.memory.rank import Rank, fsdp_rank, megatron_ranks
+from gyre.workloads.memory.rank import PATH_KEYS, Rank, fsdp_rank, megatron_ranks
 
 Backend = Literal["megatron", "fsdp"]
 
@@ -35,6 +35,10 @@ def ranks_of(
     on_gpu: bool = True,
 ) -> list[Rank]:
     """Those of a gang of `ranks` that differ. A model that is not trained is whole on each vertex."""
+    section = settings.megatron if backend == "megatron" else settings.fsdp
+    path_keys = (
+        min(PATH_KEYS, settings.sampling.n + 1) if section.prompts_once and settings.sampling.n > 1 else 1
+    )
     if backend == "megatron":
         layout = settings.megatron
         if not trains:
@@ -45,15 +49,15 @@ def ranks_of(
         width = width_of(layout, on_gpu=on_gpu)
         if values:
             shape = replace(shape, tied=False)
-        return list(megatron_ranks(shape, layout, ranks=ranks, width=width, trains=trains, values=values))
-    return [
-        fsdp_rank(
-            shape,
-            settings.fsdp,
-            ranks=ranks if trains else 1,
-            width=width_of(settings.fsdp, on_gpu=on_gpu),
-            lora=settings.lora,
-            trains=trains,
-            values=values,
-        )
-    ]
+        found = megatron_ranks(shape, layout, ranks=ranks, width=width, trains=trains, values=values)
+        return [replace(one, path_keys=path_keys) for one in found]
+    rank = fsdp_rank(
+        shape,
+        settings.fsdp,
+        ranks=ranks if trains else 1,
+        width=width_of(settings.fsdp, on_gpu=on_gpu),
+        lora=settings.lora,
+        trains=trains,
+        values=values,
+    )
+    return [replace(rank, path_keys=path_keys)]

@@ -34,6 +34,9 @@ LOGITS_BLOCK = 1 << 25
 LOGITS_PIECE = 1 << 27
 """`PIECE_ELEMENTS` of `gyre.workloads.fsdp.logprobs`."""
 
+PATH_KEYS = 4
+"""`PATH_KEYS` of `gyre.workloads.learner.packing`."""
+
 FLOAT = activations.FLOAT
 
 
@@ -65,6 +68,8 @@ class Rank:
     values: bool
     deterministic: bool
     static: Parts = field(default_factory=dict)
+    path_keys: int = 1
+    """How many times as many keys as tokens a pass of several sequences has at most: those of its nodes' paths."""
 
     def peak(self, part: Pass) -> Parts:
         """The parts at the moment when they are most together, largest first."""
@@ -82,15 +87,21 @@ class Rank:
     def _moments(self, part: Pass) -> Iterable[Parts]:
         raise NotImplementedError
 
+    def _along_paths(self, part: Pass) -> int:
+        """Keys that are gathered along paths; 0 where each sequence attends to itself."""
+        return part.tokens * self.path_keys if self.path_keys > 1 and part.sequences > 1 else 0
+
     def _attention_back(self, part: Pass, *, queries: int, heads: int, expanded: bool) -> int:
         """Bytes that attention's backward takes: gradients of queries, keys and values for every head of queries, and
-        sums in float32."""
+        sums in float32. Keys and values of paths are gathered again, and then there are they and their gradients."""
         sums = 1
         if self.deterministic:
             sums = -(-MULTIPROCESSORS // (part.sequences * heads))
         gradients = self.width * queries * (4 if not expanded else 5)
         rows = part.tokens + 128 * part.sequences
-        return part.tokens * gradients + sums * rows * queries * FLOAT
+        keys = self._along_paths(part)
+        found = self.width * queries * (2 * part.tokens + 4 * keys) if keys else part.tokens * gradients
+        return found + sums * rows * queries * FLOAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +149,7 @@ class MegatronRank(Rank):
         a, tokens, share = self.shape, part.tokens, self.tensor_parallel
         layer = tokens * self._layer()
         if not self.trains:
+            layer += self.width * 2 * a.heads * a.head_dim * self._along_paths(part)
             back = self.width * self.columns * tokens + _blocks(tokens, self.columns, 4) if self.last else 0
             yield {"activations": layer, "logits": 0}
             yield {"activations": self.width * 2 * a.hidden * tokens, "logits": back}
@@ -266,6 +278,7 @@ class FsdpRank(Rank):
         come in."""
         if not self.trains:
             forward = 2 * FLOAT * a.hidden * tokens + w * max(3 * a.mlp, 4 * a.heads * a.head_dim) * tokens
+            forward += w * 2 * a.heads * a.head_dim * self._along_paths(part)
             yield {"activations": forward, "gathered": gathered}
             yield {
                 "activations": w * 2 * a.hidden * tokens,

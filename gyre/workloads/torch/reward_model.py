@@ -61,7 +61,8 @@ class TorchRewardModel(BaseWorkload):
         for group in groups:
             rows = scored_tokens([group], self.architecture.vocab)
             if rows:
-                found += token_values(self.model, pad_rows(rows))[:, 0].tolist()
+                batch = pad_rows(rows)
+                found += ends_of(rows, token_values(self.model, batch)[batch.mask].tolist())
             self.report_progress()
         return take_rewards(groups, found)
 
@@ -82,7 +83,8 @@ def reward_model_folder(config: Mapping[str, Any]) -> Path:
 
 
 def scored_tokens(groups: Sequence[Group], vocab: int) -> list[TokenRow]:
-    """A row for every sample, in the order of groups and samples, whose one predicted token follows all of its own.
+    """A row for every sample, in the order of groups and samples, whose last predicted token follows all of its own:
+    see `ends_of`. Rows of a group have the same prompt.
 
     Raises ConfigError for a token beyond the `vocab` tokens of the reward model.
     """
@@ -96,8 +98,15 @@ def scored_tokens(groups: Sequence[Group], vocab: int) -> list[TokenRow]:
                     f"group {group.id} has token {tokens.max()}; the reward model has {vocab} tokens.",
                     hint="A reward model reads the policy's tokens: it must have the same tokenizer.",
                 )
-            rows.append(TokenRow(tokens, nothing))
+            rows.append(TokenRow(group.prompt_ids, np.concatenate([sample.token_ids, nothing])))
     return rows
+
+
+def ends_of(rows: Sequence[TokenRow], values: Sequence[float]) -> list[float]:
+    """Of the values before each predicted token of the rows, one row's after the other's, each row's last: what the
+    model says at its end."""
+    ends = np.cumsum([len(row.token_ids) for row in rows], dtype=int) - 1
+    return [values[end] for end in ends]
 
 
 def take_rewards(groups: list[Group], found: Sequence[float]) -> list[Group]:

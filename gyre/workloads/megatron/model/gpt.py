@@ -1,7 +1,8 @@
 """The decoder as Megatron's GPTModel, with the parts that Megatron only has in Transformer Engine.
 
 Invariants:
-- *packed is padded is alone*: a sequence's log-probs do not depend on what it is packed with;
+- *packed is padded is alone*: a sequence's log-probs do not depend on what it is packed with, nor on whether it shares
+  the tokens that it begins with;
 - *positions by token*: rotary angles are looked up by each token's own position, so a packed batch costs no more
   kernels than one long sequence.
 
@@ -12,7 +13,7 @@ must not be imported before `seam.open_seam`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ from torch import Tensor, nn
 
 from gyre.models.architecture import Architecture
 from gyre.workloads.learner.packing import on_device
+from gyre.workloads.learner.path_keys import PathKeys
 from gyre.workloads.megatron.model.config import padded_vocab
 from gyre.workloads.megatron.model.rotary import Rotary
 
@@ -45,34 +47,37 @@ except ImportError:
     varlen_attn = None  # type: ignore[assignment]
 
 _VARLEN_OPTIONS: dict[str, Any] = {}
+_TAKES_FEWER_KEYS = False
+"""Whether the kernel takes fewer heads of keys than of queries."""
 if varlen_attn is not None:  # how to say "causal" has changed between versions
-    _VARLEN_OPTIONS = (
-        {"is_causal": True}
-        if "is_causal" in inspect.signature(varlen_attn).parameters
-        else {"window_size": (-1, 0)}
-    )
+    _KNOWN = inspect.signature(varlen_attn).parameters
+    _VARLEN_OPTIONS = {"is_causal": True} if "is_causal" in _KNOWN else {"window_size": (-1, 0)}
+    _TAKES_FEWER_KEYS = "enable_gqa" in _KNOWN
 
 
 @dataclass
 class Segments(PackedSeqParams):  # type: ignore[misc]
-    """Sequences side by side in one row of tokens: `lengths` on the host, their bounds int32 `[n + 1]` on the device.
+    """Nodes side by side in one row of tokens: `lengths` on the host, their bounds int32 `[n + 1]` on the device, and
+    the keys of their `paths`, None where each attends to itself.
 
     Its `qkv_format` is not Megatron's `thd`, for which Megatron would split and rotate sequence by sequence.
     """
 
     lengths: tuple[int, ...] = ()
     bounds: Tensor | None = None
+    paths: PathKeys | None = None
 
     @classmethod
-    def of(cls, lengths: list[int], device: torch.device) -> Segments:
+    def of(cls, lengths: Sequence[int], device: torch.device, parents: Sequence[int] = ()) -> Segments:
         ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-        longest = max(lengths)
+        paths = PathKeys.of(lengths, parents, device)
         return cls(
             qkv_format="sbhd",
-            max_seqlen_q=longest,
-            max_seqlen_kv=longest,
+            max_seqlen_q=max(lengths),
+            max_seqlen_kv=max(lengths if paths is None else paths.lengths),
             lengths=tuple(lengths),
             bounds=on_device(ends, device),
+            paths=paths,
         )
 
 
@@ -146,24 +151,51 @@ class CausalAttention(nn.Module):
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    """The last query sees the last key."""
+    gqa, before = q.shape[1] != k.shape[1], k.shape[2] - q.shape[2]
+    if not before:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(before)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
 
 
 def _attend_by_segment(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
     """`[tokens, heads, d]` of queries `[tokens, heads, d]`, keys and values `[tokens, kv, d]`."""
     if varlen_attn is not None and q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
-        repeats = q.shape[1] // k.shape[1]
-        if repeats > 1:
-            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+        return _attend_by_bounds(q, k, v, segments)
+    paths = segments.paths
+    if paths is not None:
+        k, v = paths.gather(k), paths.gather(v)
+    keys = segments.lengths if paths is None else paths.lengths
+    parts = zip(
+        *(
+            torch.split(x.transpose(0, 1)[None], list(lengths), dim=2)
+            for x, lengths in ((q, segments.lengths), (k, keys), (v, keys))
+        ),
+        strict=True,
+    )
+    return torch.cat([_attend(*part)[0].transpose(0, 1) for part in parts])
+
+
+def _attend_by_bounds(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
+    paths = segments.paths
+    bounds = segments.bounds if paths is None else paths.bounds
+    options, repeats = _VARLEN_OPTIONS, q.shape[1] // k.shape[1]
+    if repeats > 1 and _TAKES_FEWER_KEYS:
+        options, repeats = {**options, "enable_gqa": True}, 1
+
+    def attention(keys: Tensor, values: Tensor) -> Tensor:
         assert segments.bounds is not None
-        longest = max(segments.lengths)
-        bounds = segments.bounds
-        mixed = varlen_attn(q, k, v, bounds, bounds, longest, longest, **_VARLEN_OPTIONS)
+        longest, longest_path = segments.max_seqlen_q, segments.max_seqlen_kv
+        mixed = varlen_attn(q, keys, values, segments.bounds, bounds, longest, longest_path, **options)
         assert isinstance(mixed, Tensor)
         return mixed
-    lengths = list(segments.lengths)
-    parts = zip(*(torch.split(x.transpose(0, 1)[None], lengths, dim=2) for x in (q, k, v)), strict=True)
-    return torch.cat([_attend(*part)[0].transpose(0, 1) for part in parts])
+
+    if paths is not None:
+        return paths.attend(attention, k, v, repeats=repeats)
+    if repeats > 1:
+        k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+    return attention(k, v)
 
 
 def build_model(
