@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from gyre.workloads.gang import copiers, host_memory
+from gyre.workloads.gang import host_memory
 from gyre.workloads.gang.host_memory import HostMemory, HostMemoryDamaged, NoHostMemory, SlotRecord
 from tests.rank_pool import RankPool
 from tests.workloads.host_memory_work import come_and_go
@@ -194,7 +194,7 @@ def test_what_is_pinned_are_a_few_buffers_and_no_state_is_mapped(tmp_path: Path)
     saved(memory, 1, 2, 3)
     memory.load(memory.records()[0], tensors(0))
     assert 0 < len(pinned) <= host_memory.COPIERS
-    assert set(pinned.values()) == {copiers.STEP_BYTES}
+    assert set(pinned.values()) == {host_memory.PIECE_BYTES}
     with open("/proc/self/maps") as maps:
         assert "slot_" not in maps.read()
     memory.close(keep=True)
@@ -246,7 +246,6 @@ def test_a_state_of_many_pieces_comes_back_and_each_of_its_bytes_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_memory, "PIECE_BYTES", 1 << 10)
-    monkeypatch.setattr(copiers, "STEP_BYTES", 300)
     named = [("a", torch.randn(3000)), ("b", torch.randn(17).to(torch.bfloat16)), ("c", torch.randn(40, 50))]
     memory = HostMemory("job", 0, root=tmp_path)
     memory.save(named, lineage="one", step=1, book={})
