@@ -47,6 +47,8 @@ from gyre.workloads.torch.reference import TorchReference
 RANKS = 2
 SEQUENCES = ((10, 81), (5, 20), (12, 60), (3, 6), (7, 33))
 """Tokens of the prompts and of the answers: the longest is several times each number of tokens of the small folders."""
+GROUPS = ((30, (25, 1, 9)), (4, (20, 3)))
+"""Tokens of prompts that several answers have, and of these answers."""
 PROMPTS, NEW = (30, 5, 70), 16
 """Tokens of the prompts that the engine gets, and of its answers."""
 LOGPROB, GRADIENT, ONE_GRADIENT = 2e-3, 1e-3, 2e-2
@@ -198,14 +200,22 @@ def _opened(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 def _rows() -> list[tuple[list[int], list[int], list[float]]]:
     draw = np.random.default_rng(1)
+    drawn = [(draw.integers(3, VOCAB, prompt).tolist(), answer) for prompt, answer in SEQUENCES]
+    for prompt_tokens, answers in GROUPS:
+        prompt = draw.integers(3, VOCAB, prompt_tokens).tolist()
+        drawn += [(prompt, answer) for answer in answers]
     return [
-        (
-            draw.integers(3, VOCAB, prompt).tolist(),
-            draw.integers(3, VOCAB, answer).tolist(),
-            draw.standard_normal(answer).tolist(),
-        )
-        for prompt, answer in SEQUENCES
+        (prompt, draw.integers(3, VOCAB, answer).tolist(), draw.standard_normal(answer).tolist())
+        for prompt, answer in drawn
     ]
+
+
+def _of_rank(rank: int, ranks: int) -> list[int]:
+    """The numbers of its rows; all of a group are one rank's."""
+    owners = [at % ranks for at in range(len(SEQUENCES))]
+    for at, (_, answers) in enumerate(GROUPS):
+        owners += [at % ranks] * len(answers)
+    return [number for number, owner in enumerate(owners) if owner == rank]
 
 
 def _logprobs(
@@ -248,8 +258,8 @@ def _by_fsdp(folder: Path, room: Path) -> dict[str, Any]:
     told = _in_forks(
         [lambda rank=rank: _rank(rank, RANKS, port, folder, room / "checkpoint") for rank in range(RANKS)]
     )
-    wanted = [np.concatenate(said[rank::RANKS]) for rank in range(RANKS)]
-    found: dict[str, Any] = {"way": told[0]["way"], "said": told[0]["packing"]}
+    wanted = [np.concatenate([said[at] for at in _of_rank(rank, RANKS)]) for rank in range(RANKS)]
+    found: dict[str, Any] = {"way": told[0]["way"], "once": told[0]["once"], "said": told[0]["packing"]}
     for what in ("packed", "alone"):
         found[what] = max(_most(one[what], w) for one, w in zip(told, wanted, strict=True))
         if not found[what] < LOGPROB:
@@ -260,7 +270,8 @@ def _by_fsdp(folder: Path, room: Path) -> dict[str, Any]:
     _in_forks([lambda: export_checkpoint(room / "checkpoint", exported)])
     after, _ = _plain(_opened(exported), gradient=False)
     found["export"] = max(
-        _most(one["after"], np.concatenate(after[rank::RANKS])) for rank, one in enumerate(told)
+        _most(one["after"], np.concatenate([after[at] for at in _of_rank(rank, RANKS)]))
+        for rank, one in enumerate(told)
     )
     if not found["export"] < LOGPROB:
         raise Failed(
@@ -333,7 +344,8 @@ def _backend(rank: int, ranks: int, port: int, folder: Path, dtype: str, *, trai
     )
 
 
-def _passes(rank: int, ranks: int, max_tokens: int) -> list[Any]:
+def _passes(rank: int, ranks: int, max_tokens: int, *, once: bool = False) -> list[Any]:
+    drawn = _rows()
     rows = [
         Row(
             np.array(p, np.int32),
@@ -341,15 +353,16 @@ def _passes(rank: int, ranks: int, max_tokens: int) -> list[Any]:
             {"advantages": np.array(a, np.float32)},
             tag=(number, 0),
         )
-        for number, (p, t, a) in list(enumerate(_rows()))[rank::ranks]
+        for number, (p, t, a) in [(at, drawn[at]) for at in _of_rank(rank, ranks)]
     ]
-    return list(pack(rows, max_tokens=max_tokens))
+    return list(pack(rows, max_tokens=max_tokens, prompts_once=once))
 
 
 def _rank(rank: int, ranks: int, port: int, folder: Path, checkpoint: Path) -> dict[str, Any]:
     backend = _backend(rank, ranks, port, folder, "float32", trains=True)
     try:
-        together, apart = _passes(rank, ranks, 10_000), _passes(rank, ranks, 1)
+        once = backend.prompts_once
+        together, apart = _passes(rank, ranks, 10_000, once=once), _passes(rank, ranks, 1)
 
         def loss(part: Any, said: torch.Tensor, entropies: torch.Tensor) -> LossSum:
             lost = (part.values["advantages"] * said + 0.1 * said.square() - 0.3 * entropies).sum()
@@ -360,6 +373,7 @@ def _rank(rank: int, ranks: int, port: int, folder: Path, checkpoint: Path) -> d
             "alone": _joined(backend.forward(apart)),
             "packing": backend.packing,
             "way": backend._model.way,
+            "once": once,
         }
         backend.zero()
         backend.backward(together, loss)
@@ -389,7 +403,8 @@ def _rank(rank: int, ranks: int, port: int, folder: Path, checkpoint: Path) -> d
 def _bfloat16_rank(port: int, folder: Path) -> np.ndarray:
     backend = _backend(0, 1, port, folder, "bfloat16", trains=False)
     try:
-        said = [_joined(backend.forward([part])) for part in _passes(0, 1, 10_000)]
+        passes = _passes(0, 1, 10_000, once=backend.prompts_once)
+        said = [_joined(backend.forward([part])) for part in passes]
         return np.concatenate(said)
     finally:
         backend.close(keep=False)

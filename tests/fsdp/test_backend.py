@@ -4,6 +4,7 @@ model, however the rows are dealt and packed."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from tests.fsdp.work import (
     VARIANTS,
     a_deep_tree,
     a_loss_that_raises,
+    a_model_that_does_not_bear_trees,
     a_model_that_packs_wrongly,
+    a_tree_for_any_model,
     fsdp,
     grouped_rows,
     loads,
@@ -282,3 +285,27 @@ def test_prompts_may_be_computed_for_each_sample(pool: RankPool, folder_of: Call
     agrees(told, plain)
     assert told[0]["packing"] == "sequences are packed, and each attends to itself alone"
     assert not told[0]["trees"]
+
+
+@pytest.mark.parametrize("in_small", [True, False], ids=["by its code", "by a kernel"])
+def test_a_model_that_does_not_bear_trees_packs_without_them_on_all_ranks(
+    pool: RankPool, folder_of: Callable[[str], Path], in_small: bool
+) -> None:
+    rows = grouped_rows([(8, 20, 9)], seed=7)
+    work, folder = a_model_that_does_not_bear_trees, folder_of("mistral")
+    told = pool.run(partial(work, in_small=in_small), 2, folder, CONFIG, rows)
+    wanted = pool.run(once_and_each, 2, folder, CONFIG, rows, 90)
+    for mine, right in zip(told, wanted, strict=True):
+        assert mine["packs"]
+        assert not mine["once"]
+        assert "each sample has its own copy of its prompt: " in mine["packing"]
+        same(mine, right["each"])
+    assert ("of a small copy" if in_small else "a branch's hidden states differ") in told[0]["packing"]
+
+
+def test_a_pass_that_is_a_tree_is_taken_apart_for_a_model_that_does_not_pack(
+    pool: RankPool, folder_of: Callable[[str], Path]
+) -> None:
+    """Whoever made it."""
+    (told,) = pool.run(a_tree_for_any_model, 1, folder_of("mamba2"), CONFIG)
+    same(told["once"], told["each"])

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from gyre.config.sections import FsdpSettings, LoraSettings
+from gyre.config.sections import FsdpSettings, LoraSettings, WorkloadSettings
 from gyre.workloads.memory import activations
+from gyre.workloads.memory.learners import ranks_of
 from gyre.workloads.memory.passes import WITHOUT_A_DEVICE, tokens_of
 from gyre.workloads.memory.rank import Pass, fsdp_rank
 from tests.memory_work import LENGTH, SEQUENCES, SHAPES, automatic, keeps, most
@@ -92,7 +93,7 @@ def test_auto_is_what_the_smallest_device_takes(pool: RankPool) -> None:
     shape, own = SHAPES["qwen3"], BFLOAT
     small, large = 253 << 23, 269 << 23
     told = pool.run(automatic, 2, "fsdp", shape, own, [large, small])
-    ranks = [fsdp_rank(shape, FsdpSettings(**own), ranks=2, width=2)]
+    ranks = ranks_of("fsdp", shape, WorkloadSettings.read({"fsdp": own}), ranks=2)
     (of_small, why), (of_large, _) = (
         tokens_of("auto", ranks, size, longest=1024, several=True) for size in (small, large)
     )

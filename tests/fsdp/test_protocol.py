@@ -13,5 +13,5 @@ def test_nothing_of_the_protocol_is_missing(pool: RankPool, folder_of: Callable[
     ((backend, ranks, status),) = pool.run(members, 1, folder_of("qwen3"))
     assert (backend, ranks) == ([], [])
     assert status["packing"] == (
-        "sequences are packed, and each attends to itself alone; what they have in common is computed once"
+        "sequences are packed, and each attends to itself alone; a prompt is computed once for its group"
     )

@@ -309,6 +309,18 @@ def a_deep_tree(rank: int, ranks: int, port: int, folder: Path, config: dict[str
         return {"each": _made_of(backend, apart), "once": _made_of(backend, [laid_out(nodes)])}
 
 
+def a_tree_for_any_model(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any]
+) -> dict[str, Any]:
+    rows = grouped_rows([(3, 12, 5)], seed=8)
+    with backend_on(rank, ranks, port, folder, config) as backend:
+        assert not backend.packs
+        return {
+            name: _made_of(backend, passes_of(rows, 200, prompts_once=once))
+            for name, once in (("each", False), ("once", True))
+        }
+
+
 def _made_of(backend: Any, passes: list[Any]) -> dict[str, Any]:
     said = np.concatenate([part.numpy() for part in backend.forward(passes)])
     backend.zero()
@@ -763,6 +775,39 @@ def a_model_that_packs_wrongly(
             return backend.packs, backend.packing, np.concatenate(said)
     finally:
         TokenModel.forward = forward
+
+
+def a_model_that_does_not_bear_trees(
+    rank: int, ranks: int, port: int, folder: Path, config: dict[str, Any], rows: Rows, *, in_small: bool
+) -> dict[str, Any]:
+    """On one rank alone its branches see the beginning of what they go on after: by its code, which a small copy shows,
+    or by a kernel that only the model itself uses."""
+    import torch
+
+    from gyre.workloads.fsdp import backend as module
+    from gyre.workloads.fsdp import packed_attention
+
+    seen, try_small = packed_attention._seen, module.try_small
+
+    def upper_left(queries: int, keys: int, window: int, device: Any) -> Any:
+        every = torch.ones(queries, keys, dtype=torch.bool, device=device)
+        return every.tril() & ~every.tril(-window)
+
+    def then_otherwise(*args: Any, **named: Any) -> Any:
+        found = try_small(*args, **named)
+        packed_attention._seen = upper_left if rank == 0 else seen
+        return found
+
+    if in_small and rank == 0:
+        packed_attention._seen = upper_left
+    module.try_small = try_small if in_small else then_otherwise
+    try:
+        with backend_on(rank, ranks, port, folder, config) as backend:
+            mine = passes_of(rows[rank::ranks], 90, prompts_once=backend.prompts_once)
+            made = _made_of(backend, mine)
+            return {"packs": backend.packs, "once": backend.prompts_once, "packing": backend.packing, **made}
+    finally:
+        packed_attention._seen, module.try_small = seen, try_small
 
 
 def members(rank: int, ranks: int, port: int, folder: Path) -> tuple[list[str], list[str], dict[str, Any]]:

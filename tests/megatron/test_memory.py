@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gyre.config.sections import MegatronSettings
+from gyre.config.sections import MegatronSettings, WorkloadSettings
+from gyre.workloads.memory.learners import ranks_of
 from gyre.workloads.memory.passes import WITHOUT_A_DEVICE, tokens_of
 from gyre.workloads.memory.rank import Pass, megatron_ranks
 from tests.memory_work import LENGTH, SEQUENCES, SHAPES, automatic, keeps, most
@@ -80,7 +81,7 @@ def test_auto_is_what_the_smallest_device_takes(pool: RankPool) -> None:
     shape, own = SHAPES["qwen3"], {**BFLOAT, "tensor_parallel": 2}
     small, large = 253 << 23, 269 << 23
     told = pool.run(automatic, 2, "megatron", shape, own, [large, small])
-    ranks = megatron_ranks(shape, MegatronSettings(**own), ranks=2, width=2)
+    ranks = ranks_of("megatron", shape, WorkloadSettings.read({"megatron": own}), ranks=2)
     (of_small, why), (of_large, _) = (
         tokens_of("auto", ranks, size, longest=1024, several=True) for size in (small, large)
     )

@@ -34,8 +34,8 @@ _SAID: dict[Way, str] = {
     "positions": "told apart by their position ids",
     "masks": "told apart by a mask for each type of layer",
 }
-_ONCE = "what they have in common is computed once"
-_NOT_ONCE = "each has its own copy of what they have in common"
+_ONCE = "a prompt is computed once for its group"
+_NOT_ONCE = "each sample has its own copy of its prompt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _why_not_once(
 ) -> str:
     """Why sequences may not share tokens; "" where they may. A call of all ranks."""
     if way != "segments":  # the same on every rank
-        return "only where each attends to itself alone can a branch attend to what is before it"
+        return "in this way a token has no keys but those beside it in its own copy"
     if any_rank(bool(tried.unshared)):
         return f"of a small copy, {tried.unshared or 'on another rank, something differs'}"
     difference = check.difference_of_branches(alone)

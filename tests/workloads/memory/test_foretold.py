@@ -13,8 +13,8 @@ from gyre.config.sections import FsdpSettings, LoraSettings, MegatronSettings, W
 from gyre.models.architecture import Architecture
 from gyre.models.tensor_names import expected_shapes, value_shapes
 from gyre.workloads.gang import weight_source
-from gyre.workloads.learner import snapshot_buffers
-from gyre.workloads.memory import host, passes
+from gyre.workloads.learner import packing, snapshot_buffers
+from gyre.workloads.memory import host, passes, rank
 from gyre.workloads.memory.engine import engine_need
 from gyre.workloads.memory.host import host_need
 from gyre.workloads.memory.learners import Backend, ranks_of
@@ -68,6 +68,27 @@ def test_the_largest_pass_fits_and_a_larger_one_does_not(
     assert most % passes.STEP == 0
     assert need(ranks, Pass.of(most, 1024), several=False).total <= device * GIB
     assert need(ranks, Pass.of(most + passes.STEP, 1024), several=False).total > device * GIB
+
+
+@pytest.mark.parametrize("backend", ["megatron", "fsdp"])
+def test_keys_of_a_prompt_that_is_computed_once_are_foretold(backend: Any) -> None:
+    """With as many samples as a pass may have keys for, of a model that keeps nothing else; and alike where nothing is
+    shared."""
+    assert rank.PATH_KEYS == packing.PATH_KEYS
+
+    def largest_of(**own: Any) -> int:
+        settings = WorkloadSettings.read({backend: {"recompute": True, **own}, "sampling": {"n": n}})
+        return largest_pass(
+            ranks_of(backend, replace(QWEN3_4B, vocab=640), settings, ranks=1),
+            79 * GIB,
+            longest=1024,
+            several=False,
+        )
+
+    n = 8
+    assert 0.5 * largest_of(prompts_once=False) < largest_of() < largest_of(prompts_once=False)
+    n = 1
+    assert largest_of() == largest_of(prompts_once=False)
 
 
 def test_less_is_kept_of_what_is_computed_again() -> None:
