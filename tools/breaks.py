@@ -620,7 +620,7 @@ TRAINER = (
         "gyre/workloads/megatron/model/gpt.py",
         "device=q.device).tril(before)\n",
         "device=q.device).tril()\n",
-        ("tests/workloads/learner/test_path_keys.py",),
+        ("tests/megatron/test_path_attention.py",),
     ),
     Break(
         "shared-token-gets-a-mean",

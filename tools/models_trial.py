@@ -56,6 +56,8 @@ LOGPROB, GRADIENT, ONE_GRADIENT = 2e-3, 1e-3, 2e-2
 parts of their norms."""
 _BFLOAT16 = 3.0
 """By how much more than transformers itself the product may be off in bfloat16."""
+_BFLOAT16_TOKENS = 240
+"""Of its passes: positions that are added to scores are rounded to 8 bits, and a wider pass has larger ones."""
 _TEMPERATURE = 0.7
 _ANSWER_S = 100.0
 _OTHERS = ("gloo", "without an answer", "another rank")
@@ -403,7 +405,7 @@ def _rank(rank: int, ranks: int, port: int, folder: Path, checkpoint: Path) -> d
 def _bfloat16_rank(port: int, folder: Path) -> np.ndarray:
     backend = _backend(0, 1, port, folder, "bfloat16", trains=False)
     try:
-        passes = _passes(0, 1, 10_000, once=backend.prompts_once)
+        passes = _passes(0, 1, _BFLOAT16_TOKENS, once=backend.prompts_once)
         said = [_joined(backend.forward([part])) for part in passes]
         return np.concatenate(said)
     finally:

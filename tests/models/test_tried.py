@@ -61,6 +61,18 @@ def test_what_is_taken_differs_from_transformers_by_what_float32_rounds() -> Non
         assert tried.table()["kinds"][kind]["embedded"]["log-probs"] < 2e-3, kind
 
 
+def test_the_page_says_who_computes_a_prompt_once_and_who_packs_without_it() -> None:
+    rows = {kind: tried.table()["kinds"][kind]["fsdp"] for kind in tried.taken("fsdp")}
+    once = [kind for kind, row in rows.items() if row["once"]]
+    assert all(rows[kind]["way"] == "segments" for kind in once)
+    *others, last = [
+        f"`{kind}`" for kind, row in rows.items() if row["way"] == "segments" and not row["once"]
+    ]
+    said = " ".join((ROOT / "docs/models.md").read_text().split())
+    assert f"Of {len(once)} kinds that are `packed`" in said
+    assert f"{', '.join(others)} and {last} do not bear that" in said
+
+
 def test_plain_torchs_and_megatrons_kinds_were_tried_too() -> None:
     for kind in FAMILIES:
         row = tried.table()["kinds"][kind]

@@ -91,7 +91,7 @@ class PathKeys:
 
         def pack(saved: Tensor) -> Tensor | _Again:
             source = sources.get((saved.data_ptr(), saved.shape))
-            return saved if source is None else _Again(source)
+            return saved.detach() if source is None else _Again(source)  # an output would hold what holds it
 
         def unpack(saved: Tensor | _Again) -> Tensor:
             return along(saved.source) if isinstance(saved, _Again) else saved
