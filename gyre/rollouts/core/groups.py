@@ -52,10 +52,11 @@ from gyre.rollouts.protocol.frames import Assignment, Held, Hello, Keep, Prompt,
 from gyre.rollouts.protocol.progress import End, Progress, Report
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.samples import Group, GroupRequest
+from gyre.rollouts.scheduling.dealing import Dealing
 from gyre.rollouts.scheduling.fleet import Instance
 from gyre.rollouts.scheduling.loaded_versions import LoadedByIncarnation
 from gyre.rollouts.scheduling.placement import Placement
-from gyre.rollouts.scheduling.rebalancing import Rebalancing
+from gyre.rollouts.scheduling.rebalancing import Move, Rebalancing
 from gyre.rollouts.scheduling.router import OpenInstances, Router
 from gyre.rollouts.token_log.records import request_in
 from gyre.rollouts.token_log.write_buffer import WriteBatch
@@ -91,6 +92,7 @@ class OpenGroups:
         open_instances = OpenInstances(self.placement)
         self._router = Router(self.placement, open_instances)
         self._rebalancing = Rebalancing(self.placement, open_instances, self._router)
+        self._dealing = Dealing(self.placement, open_instances, self._router)
         self._early: dict[int, InFlightSample] = {}
         """Samples that wait for an instance that serves their policy, by key: they are in nobody's way."""
         self._reach = -1
@@ -451,10 +453,19 @@ class OpenGroups:
         self._queue(sample)
         return name
 
+    def deal(self, now: float) -> Recalled:
+        """Recall samples that others can begin at once, while that is cheap. It costs nothing where nobody came."""
+        return self._recall_moved(self._dealing.deal(now))
+
     def rebalance(self, now: float) -> Recalled:
         """Recall samples that would end sooner elsewhere."""
+        moves = self._dealing.even_out(now)
+        moves += self._rebalancing.even_out(now)
+        return self._recall_moved(moves + self._rebalancing.relieve_stragglers(now))
+
+    def _recall_moved(self, moves: Iterable[Move]) -> Recalled:
         recalled: Recalled = defaultdict(list)
-        for move in (*self._rebalancing.even_out(now), *self._rebalancing.relieve_stragglers(now)):
+        for move in moves:
             sample = self.sample(move.sample.key)
             assert sample is not None, f"sample {move.sample.key} moves, and its group is not open"
             recalled[move.source.name].append((sample.row, sample.lease))

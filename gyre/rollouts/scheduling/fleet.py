@@ -48,6 +48,8 @@ class PlacedSample:
     """Its place in the queue; None if it is not queued."""
     moved_at: float = -math.inf
     """When it last began to migrate."""
+    moves: int = 0
+    """How often it began to."""
 
     done_tokens: float = 0.0
     """Tokens that it had at `clock`; exact when it was queued or placed, inferred after that."""
@@ -133,6 +135,11 @@ class Instance:
         if not self.accepting or len(self.counted) >= self.slots:
             return False
         return not self.counted or self.kv_reserved < self.kv_tokens * self.kv_margin
+
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether a sample that it gets now begins at once."""
+        return len(self.counted) < self.max_running and self.has_room
 
     def accepts(self, sample: PlacedSample) -> bool:
         """Whether it may be given the sample: it accepts new ones, and its policy is not too old."""

@@ -129,6 +129,7 @@ class Placement:
         """Recall the sample from its holder, so that it goes on at the target."""
         sample.recalled = True
         sample.moved_at = now
+        sample.moves += 1
         self._count_elsewhere(sample, target)
 
     def take_away(self, sample: PlacedSample) -> None:

@@ -23,7 +23,7 @@ from gyre.rollouts.scheduling.fleet import Instance, PlacedSample
 from gyre.rollouts.scheduling.placement import Placement
 from gyre.rollouts.scheduling.router import OpenInstances, Router
 
-_CANDIDATES = 32
+CANDIDATES = 32
 """How many of a source's samples are looked at for one that may move."""
 
 
@@ -138,7 +138,7 @@ class Rebalancing:
         """A sample whose move pays. The newest is looked at first: it most likely still waits in the engine, or has
         the least to redo."""
         limit_s = source.drain_s - self._needed_gain_s(source) - target.drain_s
-        for sample in islice(reversed(source.counted.values()), _CANDIDATES):
+        for sample in islice(reversed(source.counted.values()), CANDIDATES):
             if not self._may_move(sample, now) or target.version < sample.min_version:
                 continue
             redone = source.done_tokens(sample)

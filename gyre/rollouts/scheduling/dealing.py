@@ -1,0 +1,132 @@
+"""Which samples move while that is still cheap: what was dealt to whoever was ready first is dealt again when others are.
+
+With a new policy version the first instance that has it gets all that waits, for a slot that stands free earns nothing.
+The others are ready a moment later, or never, and nothing waits for them. Those that come take over their share, by
+what each is predicted to take for all that it has: first what its holder could not begin, then what has the least to do
+again.
+
+Invariants:
+- *no sample waits beside a free slot*: after `deal()`, no sample stands beyond its instance's slots while an accepting
+  instance that may have it has a free one; but for samples that are being recalled, are tried where they are, or rest;
+- *begins at once*: a sample moves only to an instance with a free slot, which counts as taken from then on;
+- *cheap*: a sample that may have begun moves only while what it has to do again costs less than a share of what it is
+  still to get, and only if it ends sooner by more than the move takes;
+- *bounded*: a sample moves so `cheap_moves` times, and after that once in `move_cooldown_s`.
+
+This module must not know engines, sockets or the clock: `now` is an argument.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from itertools import islice
+
+from gyre.rollouts.scheduling.fleet import Instance, PlacedSample
+from gyre.rollouts.scheduling.placement import Placement
+from gyre.rollouts.scheduling.rebalancing import CANDIDATES, Move
+from gyre.rollouts.scheduling.router import OpenInstances, Router
+
+EVEN_EVERY_S = 0.05
+"""Instances are compared no more often: it is a look at each of them, and in a fleet of a thousand slots free all the
+time."""
+
+
+class Dealing:
+    """Decisions over a placement. Each move is entered there at once, since the next one builds on it."""
+
+    def __init__(self, placement: Placement, open_instances: OpenInstances, router: Router) -> None:
+        self._placement = placement
+        self._settings = placement.settings
+        self._open = open_instances
+        self._router = router
+        self._evened_at = -math.inf
+
+    def deal(self, now: float) -> list[Move]:
+        """The moves that a slot brings which has become free, or can be used for more samples than before. Where
+        nothing of the kind came since the last time, this costs nothing."""
+        self._open.refresh()
+        if not self._open.has_news:
+            return []
+        moves = self._unbegun(now)
+        if now - self._evened_at >= EVEN_EVERY_S:
+            moves += self.even_out(now)
+            self._open.has_news = False
+        return moves
+
+    def even_out(self, now: float) -> list[Move]:
+        """The cheap moves that even out the queues, from the longest to the shortest."""
+        self._evened_at = now
+        self._open.refresh()
+        if not self._open.free_slots():
+            return []
+        moves: list[Move] = []
+        begun: set[Instance] = set()
+        sources = [
+            (-one.drain_s, one.number, one) for one in self._placement.instances.values() if one.counted
+        ]
+        heapq.heapify(sources)
+        while sources:
+            _, number, source = heapq.heappop(sources)
+            target = self._open.best()
+            if target is None or not target.has_free_slot:
+                break
+            longer_s = source.drain_s - target.drain_s - self._router.backlog_s()
+            if source not in begun and longer_s <= self._worth_a_look_s(source):
+                break
+            sample = None if source is target else self._cheap(source, target, longer_s, now)
+            if sample is None:
+                continue
+            begun.add(source)
+            moves.append(self._move(sample, source, target, now))
+            heapq.heappush(sources, (-source.drain_s, number, source))
+        return moves
+
+    def _unbegun(self, now: float) -> list[Move]:
+        """The moves of samples that stand beyond their instances' slots, to whoever has a free one."""
+        moves: list[Move] = []
+        if not self._open.free_slots():
+            return moves
+        for source in self._open.crowded():
+            beyond = len(source.counted) - source.max_running
+            for sample in list(islice(reversed(source.counted.values()), beyond)):
+                if not self._may_move(sample, source, now):
+                    continue
+                able = [one for one in self._open.free_slots() if one.accepts(sample)]
+                if able:
+                    target = min(able, key=lambda one: (one.drain_s, one.number))
+                    moves.append(self._move(sample, source, target, now))
+        return moves
+
+    def _worth_a_look_s(self, source: Instance) -> float:
+        """How much longer the source must take than another, for its samples to be dealt again at all: what was
+        predicted is not so exact that less would mean anything."""
+        return max(self._settings.deal_gain_s, self._settings.move_gain_share * source.drain_s)
+
+    def _may_move(self, sample: PlacedSample, source: Instance, now: float) -> bool:
+        if sample.stays or sample.recalled or sample.holder is not source:
+            return False
+        rested = now - sample.moved_at >= self._settings.move_cooldown_s
+        return rested or sample.moves < self._settings.cheap_moves
+
+    def _cheap(self, source: Instance, target: Instance, longer_s: float, now: float) -> PlacedSample | None:
+        """One of the source's newest samples whose move is cheap and pays."""
+        prompts = self._placement.queue.groups
+        for sample in islice(reversed(source.counted.values()), CANDIDATES):
+            if not self._may_move(sample, source, now) or target.version < sample.min_version:
+                continue
+            redone = source.done_tokens(sample)
+            if target not in prompts[sample.group].prompt_at:
+                redone += sample.prompt_tokens
+            again = redone * self._settings.prefill_cost
+            if again > self._settings.cheap_share * sample.expected:
+                continue
+            if (sample.expected + again) / target.rate_tokens_s + self._settings.move_s < longer_s:
+                return sample
+        return None
+
+    def _move(self, sample: PlacedSample, source: Instance, target: Instance, now: float) -> Move:
+        self._placement.migrate(sample, target, now)
+        self._open.enter(source)
+        self._open.enter(target)
+        return Move(sample, source, target)
