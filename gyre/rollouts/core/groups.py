@@ -457,6 +457,11 @@ class OpenGroups:
         """Recall samples that others can begin at once, while that is cheap. It costs nothing where nobody came."""
         return self._recall_moved(self._dealing.deal(now))
 
+    @property
+    def can_deal(self) -> bool:
+        """Whether `deal` was not done with what came."""
+        return self._dealing.is_due
+
     def rebalance(self, now: float) -> Recalled:
         """Recall samples that would end sooner elsewhere."""
         moves = self._dealing.even_out(now)

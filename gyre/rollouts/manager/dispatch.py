@@ -201,6 +201,8 @@ class Dispatch:
         if self.hold_until and now >= self.hold_until:
             self.hold_until = 0.0
             self.soon()
+        if self._groups.can_deal:
+            self.soon()
         if now - self._rebalanced_at > rebalance_every_s:
             self._rebalance(now)
             self.soon()

@@ -42,6 +42,11 @@ class Dealing:
         self._router = router
         self._evened_at = -math.inf
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a slot came for which `deal` has not compared the instances yet."""
+        return self._open.has_news
+
     def deal(self, now: float) -> list[Move]:
         """The moves that a slot brings which has become free, or can be used for more samples than before. Where
         nothing of the kind came since the last time, this costs nothing."""
@@ -68,13 +73,14 @@ class Dealing:
         heapq.heapify(sources)
         while sources:
             _, number, source = heapq.heappop(sources)
-            target = self._open.best()
+            candidates = self._candidates(source, now)
+            target = self._open.best(candidates[0].min_version) if candidates else None
             if target is None or not target.has_free_slot:
-                break
+                continue
             longer_s = source.drain_s - target.drain_s - self._router.backlog_s()
             if source not in begun and longer_s <= self._worth_a_look_s(source):
                 break
-            sample = None if source is target else self._cheap(source, target, longer_s, now)
+            sample = None if source is target else self._cheap(candidates, source, target, longer_s)
             if sample is None:
                 continue
             begun.add(source)
@@ -109,11 +115,18 @@ class Dealing:
         rested = now - sample.moved_at >= self._settings.move_cooldown_s
         return rested or sample.moves < self._settings.cheap_moves
 
-    def _cheap(self, source: Instance, target: Instance, longer_s: float, now: float) -> PlacedSample | None:
-        """One of the source's newest samples whose move is cheap and pays."""
+    def _candidates(self, source: Instance, now: float) -> list[PlacedSample]:
+        """Those of the source's newest samples that may move."""
+        newest = islice(reversed(source.counted.values()), CANDIDATES)
+        return [sample for sample in newest if self._may_move(sample, source, now)]
+
+    def _cheap(
+        self, candidates: list[PlacedSample], source: Instance, target: Instance, longer_s: float
+    ) -> PlacedSample | None:
+        """The first of the source's candidates whose move is cheap and pays."""
         prompts = self._placement.queue.groups
-        for sample in islice(reversed(source.counted.values()), CANDIDATES):
-            if not self._may_move(sample, source, now) or target.version < sample.min_version:
+        for sample in candidates:
+            if target.version < sample.min_version:
                 continue
             redone = source.done_tokens(sample)
             if target not in prompts[sample.group].prompt_at:
