@@ -97,6 +97,8 @@ class Sim:
     done: int = 0
     stay: int = 0
     """Which of its stays at an engine this is."""
+    arrived: int = 0
+    """The last of them that has begun."""
     began_step: int = 0
     """The engine's step at which it would have had no token, while it runs."""
 
@@ -119,6 +121,8 @@ class Engine:
 
     def give(self, some: list[Sim]) -> None:
         self.waiting.extend(some)
+        for sim in some:
+            sim.arrived = sim.stay
         if not self._busy:
             self._turn()
 
@@ -285,7 +289,10 @@ class Manager:
         def handed_back() -> None:
             self.clock.after(WIRE_S, lambda: self._handed_back(sample, sim, stay))
 
-        self.agents[source.name].engine.recall(sim, handed_back)
+        if sim.arrived == stay:
+            self.agents[source.name].engine.recall(sim, handed_back)
+        else:  # what is sent to an instance behind work that waits for a commit waits too
+            self.clock.after(WIRE_S, lambda: self._recall(sample, source))
 
     def _handed_back(self, sample: PlacedSample, sim: Sim, stay: int) -> None:
         if sim.stay != stay or sample.key not in self.placed:
@@ -323,7 +330,8 @@ class Manager:
         self._take_in(name)
         rate = (agent.engine.made - agent.sent_at) / REPORT_S
         agent.sent_at = agent.engine.made
-        self.placement.load.observe(instance, rate_tokens_s=rate, kv_used_tokens=0)
+        running = len(agent.engine.running) + len(agent.engine.waiting)
+        self.placement.load.observe(instance, rate_tokens_s=rate, running=running, kv_used_tokens=0)
 
     def _look_for_waiting(self) -> None:
         """How long a sample has waited beside a free slot of somebody who may have it."""

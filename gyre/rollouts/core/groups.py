@@ -487,7 +487,8 @@ class OpenGroups:
         if frame.rows.size:
             tokens = self._store.take_in(frame.columns, instance, newest_version=self.newest_version)
             self.placement.load.generated(instance, tokens)
-        self._reported(instance, frame.seq, frame.rate_tokens_s, frame.used_tokens, ended=bool(frame.ends))
+        load = (frame.running, frame.waiting, frame.used_tokens, frame.rate_tokens_s)
+        self._reported(instance, frame.seq, load, ended=bool(frame.ends))
         given: Given = {}
         if frame.ends:
             on_trial = self._on_trial(instance)
@@ -510,28 +511,30 @@ class OpenGroups:
             return False
         for instance, report, total in zip(instances, reports, joined.totals, strict=True):
             self.placement.load.generated(instance, total)
-            _, _, used_tokens, rate_tokens_s = report.load
-            self._reported(instance, report.seq, rate_tokens_s, used_tokens)
+            self._reported(instance, report.seq, report.load)
         return True
 
     def nothing_new(self, name: str, report: Report) -> None:
         """Take in a report without samples: how full and fast the instance is."""
-        _, _, used_tokens, rate_tokens_s = report.load
-        self.placement.load.observe(
-            self.instances[name], rate_tokens_s=rate_tokens_s, kv_used_tokens=used_tokens
-        )
+        self._observe(self.instances[name], report.load)
 
     def _reported(
-        self, instance: Instance, seq: int, rate_tokens_s: float, used_tokens: int, *, ended: bool = False
+        self, instance: Instance, seq: int, load: tuple[int, int, int, float], *, ended: bool = False
     ) -> None:
         """Update the instance after its report's tokens were taken in."""
         self._store.write_buffer.reported(instance.number, seq, ended=ended)
-        self.placement.load.observe(instance, rate_tokens_s=rate_tokens_s, kv_used_tokens=used_tokens)
+        self._observe(instance, load)
         sample = self._on_trial(instance)
         if sample is not None and clear(sample):
             self._store.note_record(sample)
             sample.placed.stays = False
             self.placement.try_alone(instance, None)
+
+    def _observe(self, instance: Instance, load: tuple[int, int, int, float]) -> None:
+        running, _, used_tokens, rate_tokens_s = load
+        self.placement.load.observe(
+            instance, rate_tokens_s=rate_tokens_s, running=running, kv_used_tokens=used_tokens
+        )
 
     def _end(self, instance: Instance, end: End, given: Given) -> InFlightSample | None:
         """End the sample's stay on the instance. Returns the sample if its engine died with it."""

@@ -92,6 +92,8 @@ class Instance:
     counted: dict[int, PlacedSample] = field(default_factory=dict)
     """The samples that count as its load: those that it has, less those that migrate away, plus those that migrate
     here."""
+    staying: int = 0
+    """The number of samples that it has and that count here."""
 
     rate_tokens_s: float = 1.0
     """Estimated tokens/s with all slots in use."""
@@ -101,8 +103,10 @@ class Instance:
     """Tokens/s of one sample at light load; 0 before measured."""
     present_sample_tokens_s: float = 0.0
     """Tokens/s of one sample at the present load."""
+    told_tokens_s: float = 0.0
+    """The rate that it told last."""
     running_before: int = 0
-    """Samples that ran at the last measurement."""
+    """The fewest samples that ran since it measured that, when it told."""
     promised: float = 0.0
     """Predicted remaining tokens of all counted samples, as of their last prediction."""
     made: float = 0.0
@@ -127,7 +131,8 @@ class Instance:
 
     @property
     def running(self) -> int:
-        return min(len(self.counted), self.max_running)
+        """What is taken to run there: also what was recalled and is not back yet."""
+        return min(len(self.held), self.max_running)
 
     @property
     def has_room(self) -> bool:

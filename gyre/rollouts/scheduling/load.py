@@ -102,22 +102,28 @@ class FleetLoad:
     def generated(self, instance: Instance, tokens: int) -> None:
         """The instance's samples got `tokens` further, together."""
         instance.generated_tokens += tokens
-        if instance.counted:
-            instance.made += tokens
+        if instance.held:
+            instance.made += tokens * min(instance.staying, instance.running) / instance.running
             instance.clock += tokens / instance.running
             self.changed[instance] = None
 
-    def observe(self, instance: Instance, *, rate_tokens_s: float, kv_used_tokens: int) -> None:
-        """What the instance measured of itself over its last interval.
+    def observe(
+        self, instance: Instance, *, rate_tokens_s: float, running: int, kv_used_tokens: int
+    ) -> None:
+        """What the instance measured of itself over its last interval, and how many samples run there now. A rate that
+        it tells again, because a sample ended in between, is no new measurement.
 
         A rate under part load is no capacity: with `b` of `s` slots in use, an instance that makes `r` tokens/s
         would make between `r` and `r * s / b` with all of them. The estimate moves to the nearest end of that
         interval, so that an idle instance is not taken for a slow one, and a slow one is noticed all the same.
         """
-        if instance.counted and rate_tokens_s > 0:
-            self._measure(instance, rate_tokens_s)
+        running = min(running, instance.max_running)
+        if rate_tokens_s == instance.told_tokens_s:
+            instance.running_before = min(instance.running_before, running)
         else:
-            instance.running_before = instance.running
+            if instance.counted and rate_tokens_s > 0:
+                self._measure(instance, rate_tokens_s, running)
+            instance.told_tokens_s, instance.running_before = rate_tokens_s, running
         self._adapt(instance, kv_used_tokens / instance.kv_tokens)
         self.changed[instance] = None
 
@@ -145,9 +151,8 @@ class FleetLoad:
         instance.promised, instance.made = promised, 0.0
         instance.kv_reserved = reserved + sum(prompts.values())
 
-    def _measure(self, instance: Instance, rate: float) -> None:
-        running, before = instance.running, instance.running_before
-        instance.running_before = running
+    def _measure(self, instance: Instance, rate: float, running: int) -> None:
+        before = instance.running_before
         fewest = min(running, before)
         highest = rate * instance.max_running / fewest if fewest else math.inf
         smoothing = self._settings.rate_smoothing

@@ -68,8 +68,12 @@ class RoutedFleet:
         self.placement.serve(self.instances[name], version)
 
     def observe(self, name: str, *, rate_tokens_s: float, kv_used_tokens: int) -> None:
+        """A new measurement: no two come out alike."""
+        instance = self.instances[name]
+        if rate_tokens_s == instance.told_tokens_s:
+            rate_tokens_s *= 1 + 1e-12
         self.placement.load.observe(
-            self.instances[name], rate_tokens_s=rate_tokens_s, kv_used_tokens=kv_used_tokens
+            instance, rate_tokens_s=rate_tokens_s, running=instance.running, kv_used_tokens=kv_used_tokens
         )
 
     def generated(self, name: str, tokens: int) -> None:
