@@ -33,7 +33,7 @@ from gyre.rollouts.scheduling.router import OpenInstances, Router
 
 SLOTS = 512
 STEP_MS = ((1, 1.6), (64, 2.91), (256, 6.79), (512, 9.18))
-PREFILL_TOKENS_S = 100_000.0
+PREFILL_TOKENS_S = 200_000.0
 PASS_S = 0.01
 PASS_TOKENS = 8192
 ABORT_S = 0.001

@@ -67,8 +67,9 @@ class Dealing:
             return []
         moves: list[Move] = []
         begun: set[Instance] = set()
+        left_s = self._placement.load.left_s
         sources = [
-            (-one.drain_s, one.number, one) for one in self._placement.instances.values() if one.counted
+            (-left_s(one), one.number, one) for one in self._placement.instances.values() if one.counted
         ]
         heapq.heapify(sources)
         while sources:
@@ -77,15 +78,14 @@ class Dealing:
             target = self._open.best(candidates[0].min_version) if candidates else None
             if target is None or not target.has_free_slot:
                 continue
-            longer_s = source.drain_s - target.drain_s - self._router.backlog_s()
-            if source not in begun and longer_s <= self._worth_a_look_s(source):
-                break
-            sample = None if source is target else self._cheap(candidates, source, target, longer_s)
+            if source is target or (source not in begun and not self._pays(source, target)):
+                continue
+            sample = self._cheap(candidates, source, target)
             if sample is None:
                 continue
             begun.add(source)
             moves.append(self._move(sample, source, target, now))
-            heapq.heappush(sources, (-source.drain_s, number, source))
+            heapq.heappush(sources, (-left_s(source), number, source))
         return moves
 
     def _unbegun(self, now: float) -> list[Move]:
@@ -104,10 +104,17 @@ class Dealing:
                     moves.append(self._move(sample, source, target, now))
         return moves
 
-    def _worth_a_look_s(self, source: Instance) -> float:
-        """How much longer the source must take than another, for its samples to be dealt again at all: what was
-        predicted is not so exact that less would mean anything."""
-        return max(self._settings.deal_gain_s, self._settings.move_gain_share * source.drain_s)
+    def _pays(self, source: Instance, target: Instance) -> bool:
+        """Whether the source is done so much sooner where it shares with the target that it is worth the moves. While
+        samples queue, they even out the instances without any."""
+        load = self._placement.load
+        now_s = load.left_s(source)
+        given = (len(source.counted) - len(target.counted)) // 2
+        if given <= 0:
+            given = 1
+        share = source.outstanding_tokens * given / len(source.counted)
+        gain_s = now_s - load.left_s(source, more=-given, more_tokens=-share) - self._router.backlog_s()
+        return gain_s > max(self._settings.deal_gain_s, self._settings.deal_gain_share * now_s)
 
     def _may_move(self, sample: PlacedSample, source: Instance, now: float) -> bool:
         if sample.stays or sample.recalled or sample.holder is not source:
@@ -121,10 +128,12 @@ class Dealing:
         return [sample for sample in newest if self._may_move(sample, source, now)]
 
     def _cheap(
-        self, candidates: list[PlacedSample], source: Instance, target: Instance, longer_s: float
+        self, candidates: list[PlacedSample], source: Instance, target: Instance
     ) -> PlacedSample | None:
-        """The first of the source's candidates whose move is cheap and pays."""
-        prompts = self._placement.queue.groups
+        """The first of the source's candidates whose move is cheap, and with which the target is done sooner than the
+        source without it."""
+        prompts, load = self._placement.queue.groups, self._placement.load
+        longest_s = load.left_s(source) - self._settings.move_s
         for sample in candidates:
             if target.version < sample.min_version:
                 continue
@@ -134,7 +143,7 @@ class Dealing:
             again = redone * self._settings.prefill_cost
             if again > self._settings.cheap_share * sample.expected:
                 continue
-            if (sample.expected + again) / target.rate_tokens_s + self._settings.move_s < longer_s:
+            if load.left_s(target, more=1, more_tokens=sample.expected + again) < longest_s:
                 return sample
         return None
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gyre.rollouts.scheduling.loaded_versions import LoadedVersions
+from gyre.rollouts.scheduling.step_time import StepTime
 
 _LIGHT_USE = 0.25
 """Below this share of its slots an instance's samples do not slow each other down much."""
@@ -99,6 +100,8 @@ class Instance:
     """Estimated tokens/s with all slots in use."""
     measured: bool = False
     """Whether the rate was measured here. Otherwise it is the typical rate of measured instances."""
+    step_time: StepTime = field(default_factory=StepTime)
+    """How long its steps take, where it was measured while as many samples ran before and after."""
     sample_tokens_s: float = 0.0
     """Tokens/s of one sample at light load; 0 before measured."""
     present_sample_tokens_s: float = 0.0

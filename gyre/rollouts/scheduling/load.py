@@ -18,12 +18,16 @@ import math
 from gyre.rollouts.scheduling.fleet import Instance, PlacedSample
 from gyre.rollouts.scheduling.lengths import LengthModel
 from gyre.rollouts.scheduling.routing_settings import RoutingSettings
+from gyre.rollouts.scheduling.step_time import StepTime
 
 _PREDICTIONS = 512
 """About how many samples' remainders are predicted again in one decision, so that none takes long."""
 
 _NARROWEST, _WIDEST = 0.2, 1.5
 """Limits of the margin by which KV memory is reserved."""
+
+_STEADY = 0.5
+"""A measurement tells how long a step takes where at its one end no less than this share ran of what ran at the other."""
 
 _ADAPT_TOKENS = 32.0
 """How far each sample has to grow between two changes of that margin."""
@@ -42,11 +46,25 @@ class FleetLoad:
         self._unmeasured: dict[Instance, None] = {}
         self._typical_rate = 1.0
         """The rate that unmeasured instances are credited with."""
+        self._typical_step = StepTime()
+        """Of all instances together."""
 
     @property
     def rate_tokens_s(self) -> float:
         """What the accepting instances are estimated to make together, with all slots in use."""
         return max(self._rate_tokens_s, 0.0)
+
+    def left_s(self, instance: Instance, *, more: int = 0, more_tokens: float = 0.0) -> float:
+        """How long the instance takes for what it has and `more` samples, which are to get `more_tokens` together, by
+        how long its steps take with so many. `more` below 0 is for samples that it had no more."""
+        running = min(len(instance.counted) + more, instance.max_running)
+        if running <= 0:
+            return 0.0
+        tokens = instance.outstanding_tokens + more_tokens
+        known = instance.step_time if instance.step_time.weight else self._typical_step
+        if not known.weight:
+            return tokens / instance.rate_tokens_s
+        return tokens / running * known.at(running)
 
     # -- instances ----------------------------------------------------------------------------------
 
@@ -161,7 +179,11 @@ class FleetLoad:
             self._set_rate(instance, instance.rate_tokens_s + smoothing * (nearest - instance.rate_tokens_s))
         elif fewest:
             self._set_rate(instance, nearest if self._measured else math.sqrt(rate * highest))
-        speed = rate / max((running + before) / 2.0, 1.0)
+        mean = (running + before) / 2.0
+        speed = rate / max(mean, 1.0)
+        if fewest and fewest >= _STEADY * max(running, before):
+            instance.step_time.observe(mean, mean / rate)
+            self._typical_step.observe(mean, mean / rate)
         known = instance.present_sample_tokens_s
         instance.present_sample_tokens_s += (smoothing if known else 1.0) * (speed - known)
         present, best = instance.present_sample_tokens_s, instance.sample_tokens_s

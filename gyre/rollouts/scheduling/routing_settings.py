@@ -35,8 +35,9 @@ class RoutingSettings:
     move_s: float = 0.1
     """How long a sample that moves makes no token: recalled, reported, committed and given out again."""
     deal_gain_s: float = 0.2
-    """Cheap moves begin where one instance is predicted to take this much longer than another, and longer by
-    `move_gain_share`."""
+    """Cheap moves begin where an instance that shares its samples is predicted to be done this much sooner."""
+    deal_gain_share: float = 0.1
+    """And by more than this share of the time that it takes."""
     moves_per_s: float = 32.0
     """How many moves rebalancing may ask for over time."""
     moves_burst: int = 128
