@@ -7,7 +7,7 @@ simulated   Virtual time. Placement, router, dealing and rebalancing are the pro
             A step asks for its samples with a new policy version; each engine has loaded it at its own moment. Columns:
               alone     the same engines without a manager, each begins its part when it has loaded; the parts are the
                         best that were found with the lengths known (a search over how many samples each gets)
-              before    first come, first served, and evened out once a second: the product without `Dealing`
+              before    first come, first served, and evened out once a second: the product before it dealt again
               now       the product
             `wait` is the longest time that a sample waited, at the manager or in an engine, beside a free slot of an
             instance that may have it.

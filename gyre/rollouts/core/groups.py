@@ -52,7 +52,6 @@ from gyre.rollouts.protocol.frames import Assignment, Held, Hello, Keep, Prompt,
 from gyre.rollouts.protocol.progress import End, Progress, Report
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.samples import Group, GroupRequest
-from gyre.rollouts.scheduling.dealing import Dealing
 from gyre.rollouts.scheduling.fleet import Instance
 from gyre.rollouts.scheduling.loaded_versions import LoadedByIncarnation
 from gyre.rollouts.scheduling.placement import Placement
@@ -92,7 +91,6 @@ class OpenGroups:
         open_instances = OpenInstances(self.placement)
         self._router = Router(self.placement, open_instances)
         self._rebalancing = Rebalancing(self.placement, open_instances, self._router)
-        self._dealing = Dealing(self.placement, open_instances, self._router)
         self._early: dict[int, InFlightSample] = {}
         """Samples that wait for an instance that serves their policy, by key: they are in nobody's way."""
         self._reach = -1
@@ -397,7 +395,7 @@ class OpenGroups:
         """Assign each suspect to an instance other than the one where it failed, if there is one. Each suspect that two
         engines died with gets an instance of its own."""
         able = [instance for instance in self.instances.values() if instance.admitted]
-        able.sort(key=lambda instance: instance.drain_s)
+        able.sort(key=self.placement.load.left_s)
         only = able[0].name if len(able) == 1 else ""
         alone = {one.name: one for one in able if one.on_trial is None}
         roomy = {one.name: one for one in able if one.has_room}
@@ -455,17 +453,16 @@ class OpenGroups:
 
     def deal(self, now: float) -> Recalled:
         """Recall samples that others can begin at once, while that is cheap. It costs nothing where nobody came."""
-        return self._recall_moved(self._dealing.deal(now))
+        return self._recall_moved(self._rebalancing.deal(now))
 
     @property
     def can_deal(self) -> bool:
         """Whether `deal` was not done with what came."""
-        return self._dealing.is_due
+        return self._rebalancing.is_due
 
     def rebalance(self, now: float) -> Recalled:
         """Recall samples that would end sooner elsewhere."""
-        moves = self._dealing.even_out(now)
-        moves += self._rebalancing.even_out(now)
+        moves = self._rebalancing.even_out(now)
         return self._recall_moved(moves + self._rebalancing.relieve_stragglers(now))
 
     def _recall_moved(self, moves: Iterable[Move]) -> Recalled:

@@ -162,11 +162,6 @@ class Instance:
         """Predicted tokens that it still has to generate."""
         return max(self.promised - self.made, float(len(self.counted)))
 
-    @property
-    def drain_s(self) -> float:
-        """Seconds that the outstanding tokens take at its rate."""
-        return max(self.promised - self.made, float(len(self.counted))) / self.rate_tokens_s
-
     def done_tokens(self, sample: PlacedSample) -> float:
         """The inferred number of tokens of a sample that is counted here."""
         return min(sample.done_tokens + self.clock - sample.clock, float(sample.max_new_tokens))

@@ -153,9 +153,10 @@ class FleetLoad:
                 break  # the others are as good as their last prediction, until their next news
             if instance.made > instance.promised / 4:
                 budget -= len(instance.counted)
-                self._predict_again(instance)
+                self.predict_anew(instance)
 
-    def _predict_again(self, instance: Instance) -> None:
+    def predict_anew(self, instance: Instance) -> None:
+        """Predict all of the instance's samples by what has been learnt of lengths until now."""
         promised = reserved = 0.0
         prompts: dict[int, int] = {}
         for position, sample in enumerate(instance.counted.values()):

@@ -66,8 +66,8 @@ class OpenInstances:
         instance.heap_entry += 1
         self._note_slots(instance)
         if instance.has_room:
-            work = instance.outstanding_tokens + self._one_more
-            done_s = work / instance.rate_tokens_s + self.slot_s(instance)
+            done_s = self._placement.load.left_s(instance, more=1, more_tokens=self._one_more)
+            done_s += self.slot_s(instance)
             heap = self._heaps.setdefault(instance.version, [])
             heapq.heappush(heap, (done_s, instance.number, instance.heap_entry, instance))
 
@@ -169,8 +169,9 @@ class Router:
         saved = first.prompt_tokens * settings.prefill_cost
         able = [one for one in group.prompt_at if one.has_room and one.version >= min_version]
         if able:
-            home = min(able, key=lambda one: (one.drain_s + self._open.slot_s(one), one.number))
-            longer_s = home.drain_s + self._open.slot_s(home) - best.drain_s - self._open.slot_s(best)
+            left_s, slot_s = self._placement.load.left_s, self._open.slot_s
+            home = min(able, key=lambda one: (left_s(one) + slot_s(one), one.number))
+            longer_s = left_s(home) + slot_s(home) - left_s(best) - slot_s(best)
             stays = longer_s - self.backlog_s() <= saved / best.rate_tokens_s
             return first, home if stays else best
         patience = settings.sticky_patience * len(self._placement.instances)

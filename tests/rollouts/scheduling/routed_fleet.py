@@ -138,7 +138,7 @@ class RoutedFleet:
         return self.instances[name].outstanding_tokens
 
     def drain_s(self, name: str) -> float:
-        return self.instances[name].drain_s
+        return self.placement.load.left_s(self.instances[name])
 
     def rate_tokens_s(self, name: str) -> float:
         return self.instances[name].rate_tokens_s
