@@ -41,7 +41,7 @@ WIRE_S = 0.001
 COMMIT_S = 0.03
 REPORT_S, TICK_S, REBALANCE_S = 0.25, 0.1, 1.0
 
-FIRST_TAKES_ALL = RoutingSettings(cheap_moves=0, deal_gain_s=2.0, deal_gain_share=0.2)
+FIRST_TAKES_ALL = RoutingSettings(cheap_moves=0)
 """With these, and without `deal`, only a gain of 2 s and of a fifth moves samples, 128 at once and 32 a second: what the
 product did before."""
 
@@ -250,7 +250,7 @@ class Manager:
     def _loaded(self, name: str, version: int) -> None:
         if version == self.version:
             self.placement.serve(self.placement.instances[name], version)
-            self.dispatch()
+            self.clock.after(0.0, self.dispatch)  # once for all that the same turn of the loop brings
 
     def dispatch(self) -> None:
         given: dict[str, list[Sim]] = {}

@@ -61,10 +61,11 @@ class FleetLoad:
         if running <= 0:
             return 0.0
         tokens = instance.outstanding_tokens + more_tokens
-        known = instance.step_time if instance.step_time.weight else self._typical_step
-        if not known.weight:
+        if instance.step_time.weight:
+            return tokens / running * instance.step_time.at(running)
+        if instance.measured or not self._typical_step.weight:
             return tokens / instance.rate_tokens_s
-        return tokens / running * known.at(running)
+        return tokens / running * self._typical_step.at(running)
 
     # -- instances ----------------------------------------------------------------------------------
 

@@ -46,6 +46,13 @@ class Move(NamedTuple):
     target: Instance
 
 
+class Gain(NamedTuple):
+    """How much sooner an instance has to be done, in seconds and as a share of its time."""
+
+    seconds: float
+    share: float
+
+
 class Rebalancing:
     """Decisions over a placement. Each move is entered there at once, since the next one builds on it."""
 
@@ -72,12 +79,18 @@ class Rebalancing:
             return []
         moves = self._unbegun(now)
         if now - self._evened_at >= _EVEN_EVERY_S:
-            moves += self.even_out(now)
+            gain = Gain(self._settings.deal_gain_s, self._settings.deal_gain_share)
+            moves += self._even_out(now, gain)
             self._open.has_news = False
         return moves
 
     def even_out(self, now: float) -> list[Move]:
-        """The moves that even out the queues, from the longest to the shortest."""
+        """The moves that even out the queues, whoever came or not: only where much is won, for lengths differ, and so
+        do the times that instances are predicted to take."""
+        return self._even_out(now, Gain(self._settings.move_gain_s, self._settings.move_gain_share))
+
+    def _even_out(self, now: float, gain: Gain) -> list[Move]:
+        """The moves from the longest queue to the shortest, until they are even; none where that wins less."""
         self._evened_at = now
         self._open.refresh()
         if not self._open.free_slots():
@@ -93,7 +106,7 @@ class Rebalancing:
             target = self._open.best(candidates[0].min_version) if candidates else None
             if target is None or target is source or not target.has_free_slot:
                 continue
-            if source not in begun and not self._pays(source, target):
+            if source not in begun and not self._pays(source, target, gain):
                 continue
             if stale := {source, target} - predicted:
                 # What moves is predicted anew: beside older predictions it would seem to be less work where it goes.
@@ -205,13 +218,12 @@ class Rebalancing:
         newest = islice(reversed(source.counted.values()), _CANDIDATES)
         return [sample for sample in newest if self._may_move(sample, source, now, cheap=True)]
 
-    def _pays(self, source: Instance, target: Instance) -> bool:
+    def _pays(self, source: Instance, target: Instance, gain: Gain) -> bool:
         """Whether the source is done so much sooner where it shares with the target that it is worth the moves. While
         samples queue, they even out the instances without any."""
         left_s = self._load.left_s
         now_s = left_s(source)
-        least_s = max(self._settings.deal_gain_s, self._settings.deal_gain_share * now_s)
-        least_s += self._router.backlog_s()
+        least_s = max(gain.seconds, gain.share * now_s) + self._router.backlog_s()
         given, mean = len(source.counted), source.outstanding_tokens / len(source.counted)
         while given and now_s - left_s(target) > least_s:
             tokens = given * mean

@@ -35,7 +35,8 @@ class RoutingSettings:
     move_s: float = 0.1
     """How long a sample that moves makes no token: recalled, reported, committed and given out again."""
     deal_gain_s: float = 0.2
-    """Cheap moves begin where an instance that shares its samples is predicted to be done this much sooner."""
+    """Where a slot has come that was not there before, moves begin if an instance that shares its samples is predicted
+    to be done this much sooner."""
     deal_gain_share: float = 0.1
     """And by more than this share of the time that it takes."""
     moves_per_s: float = 32.0

@@ -108,6 +108,9 @@ class RoutedFleet:
     def assign(self, limit: int | None = None) -> list[Given]:
         return [Given(sample.key, instance.name) for sample, instance in self.router.assign(limit)]
 
+    def deal(self, now: float) -> list[Moved]:
+        return self._moved(self.rebalancing.deal(now))
+
     def rebalance(self, now: float) -> list[Moved]:
         """As if every instance handed its samples back at once."""
         return self._moved(self.rebalancing.even_out(now))
