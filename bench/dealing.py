@@ -9,8 +9,11 @@ simulated   Virtual time. Placement, router, dealing and rebalancing are the pro
                         best that were found with the lengths known (a search over how many samples each gets)
               before    first come, first served, and evened out once a second: the product before it dealt again
               now       the product
+            Each share is of the first step, in which nothing is known of lengths and speeds, and of the steps after it.
             `wait` is the longest time that a sample waited, at the manager or in an engine, beside a free slot of an
             instance that may have it.
+real        The product's manager in a process of its own, over real sockets, in real time; agents and engines SIMULATED
+            (`bench/dealing_real.py`). The columns are the same; `alone` is measured in real time too, before.
 """
 
 from __future__ import annotations
@@ -65,18 +68,18 @@ def cases() -> list[Case]:
 def simulated(steps: int) -> list[dict[str, Any]]:
     rows = []
     for case in cases():
-        best = [alone_s(case, step) for step in range(steps)]
+        tokens = [sum(case.drawn(step)) for step in range(steps)]
+        alone = [alone_s(case, step) for step in range(steps)]
         row: dict[str, Any] = {
             "engines": len(case.loads_s),
             "lengths": f"{case.shape}, {case.lengths}",
             "loads": case.name,
-            "tokens": sum(best_tokens for best_tokens, _ in best),
-            "alone_tokens_s": sum(t for t, _ in best) / sum(s for _, s in best),
+            "alone_tokens_s": sum(tokens[1:]) / sum(alone[1:]),
         }
         for name, dealing in (("before", False), ("now", True)):
             outcome = run(case, steps, dealing=dealing)
-            row[f"{name}_tokens_s"] = outcome.tokens / outcome.seconds
-            row[f"{name}_of_alone"] = row[f"{name}_tokens_s"] / row["alone_tokens_s"]
+            row[f"{name}_first"] = alone[0] / outcome.seconds[0]
+            row[f"{name}_later"] = sum(alone[1:]) / sum(outcome.seconds[1:])
             row[f"{name}_moved"] = outcome.moved / steps
             row[f"{name}_most_moves"] = outcome.most_moves
             row[f"{name}_again"] = outcome.again_tokens / steps
@@ -85,21 +88,83 @@ def simulated(steps: int) -> list[dict[str, Any]]:
     return rows
 
 
+def real(steps: int) -> list[dict[str, Any]]:
+    import asyncio
+    import tempfile
+
+    from dealing_real import Fleet
+    from dealing_real import alone_s as really_alone_s
+    from rollouts import Child
+
+    rows = []
+    for case, killed_s, back_s in real_cases():
+        row: dict[str, Any] = {
+            "engines": len(case.loads_s),
+            "lengths": f"{case.shape}, {case.lengths}",
+            "loads": case.name,
+        }
+        tokens = [sum(case.drawn(step)) for step in range(steps)]
+        alone = [asyncio.run(really_alone_s(case, step)) for step in range(steps)]
+        row["alone_tokens_s"] = sum(tokens[1:]) / sum(alone[1:])
+        for name in ("before", "now"):
+            with tempfile.TemporaryDirectory(prefix="gyre-bench-") as folder:
+                settings = {"reconnect_grace_s": 0.2}
+                options = {"core": 0, "folder": folder, "events": True, "settings": settings}
+                manager = Child("plane.py", options | {"first_takes_all": name == "before"})
+                try:
+                    fleet = Fleet(case, Path(folder), killed_s=killed_s, back_s=back_s)
+                    took = asyncio.run(fleet.run(manager.hear()["port"], steps))
+                    stats = manager.ask("stats")
+                    if missing := manager.ask("stop")["missing_tokens"]:
+                        raise SystemExit(f"{missing} tokens are missing")
+                finally:
+                    manager.end()
+            moved = sum(told["count"] for _, kind, told in stats["events"] if kind == "SamplesMoved")
+            row[f"{name}_first"] = alone[0] / took[0]
+            row[f"{name}_later"] = sum(alone[1:]) / sum(took[1:])
+            row[f"{name}_moved"] = moved / steps
+            row[f"{name}_wait_s"] = max(fleet.waits, default=0.0)
+            row[f"{name}_manager_cpu"] = stats["cpu_share"]
+        rows.append(row)
+        print(row, file=sys.stderr, flush=True)
+    return rows
+
+
+def real_cases() -> list[tuple[Case, float, float]]:
+    """Each with the moment of a step in which the last engine is killed, and after how long it is back; 0 for never."""
+    found = []
+    for case in cases():
+        if case.shape == "short" and case.name in ("0.2 s apart", "0.7 s apart"):
+            found.append((case, 0.0, 0.0))
+    for engines in (2, 4):
+        loads_s = LOADS["0.2 s apart"][engines]
+        slow = (1.0,) * engines
+        case = Case("one is killed after 1.5 s, back after 1 s", "middle", "equal", 64, 8, 128, 1024, loads_s, slow)
+        found.append((case, 1.5, 1.0))
+    return found
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| engines | lengths | loads | alone, tokens/s | before | now | moved a step, before; now | wait s, before; now |",
+        "| engines | lengths | loads | alone, tokens/s | before: first; later | now: first; later "
+        "| moved a step, before; now | wait, ms, before; now |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         lines.append(
             f"| {row['engines']} | {row['lengths']} | {row['loads']} | {row['alone_tokens_s']:,.0f} "
-            f"| {row['before_of_alone']:.2f} | {row['now_of_alone']:.2f} "
+            f"| {row['before_first']:.2f}; {row['before_later']:.2f} "
+            f"| {row['now_first']:.2f}; {row['now_later']:.2f} "
             f"| {row['before_moved']:.0f}; {row['now_moved']:.0f} "
-            f"| {row['before_wait_s']:.3f}; {row['now_wait_s']:.3f} |"
+            f"| {row['before_wait_s'] * 1e3:.0f}; {row['now_wait_s'] * 1e3:.0f} |"
         )
     for name in ("before", "now"):
-        shares = [row[f"{name}_of_alone"] for row in rows]
-        lines.append(f"\n{name}: median {statistics.median(shares):.3f}, worst {min(shares):.3f}")
+        shares = [row[f"{name}_later"] for row in rows]
+        below = sum(share < 0.93 for share in shares)
+        lines.append(
+            f"\n{name}, later steps: median {statistics.median(shares):.3f}, worst {min(shares):.3f}, "
+            f"{below} of {len(shares)} below 0.93"
+        )
     return "\n".join(lines)
 
 
@@ -118,6 +183,9 @@ def main() -> None:
     if "simulated" in parts:
         data["simulated"] = simulated(options.steps)
         print(table(data["simulated"]))
+    if "real" in parts:
+        data["real"] = real(options.steps)
+        print(table(data["real"]))
     if options.json:
         options.json.write_text(json.dumps(data, indent=1) + "\n")
 

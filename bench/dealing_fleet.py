@@ -79,6 +79,8 @@ def step_s(running: int) -> float:
 
 
 class Clock:
+    """Virtual time."""
+
     def __init__(self) -> None:
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -358,8 +360,13 @@ def run(case: Case, steps: int, *, dealing: bool) -> Outcome:
     return manager.outcome
 
 
-def alone_s(case: Case, step: int) -> tuple[int, float]:
-    """Tokens, and the seconds that the best parts found take, where each engine begins its own when it has loaded."""
+def alone_s(case: Case, step: int) -> float:
+    """The seconds that the best parts found take, where each engine begins its own when it has loaded."""
+    return best_parts(case, step)[1]
+
+
+def best_parts(case: Case, step: int) -> tuple[dict[int, int], float]:
+    """How many of the groups each engine gets, one engine's after the other's, and the seconds that they take."""
     lengths = case.drawn(step)
     able = [at for at, load_s in enumerate(case.loads_s) if load_s < math.inf]
     parts = _first_parts(case, able, sum(lengths))
@@ -376,7 +383,7 @@ def alone_s(case: Case, step: int) -> tuple[int, float]:
                 better = tried, tried_ends
                 break
         if better is None:
-            return sum(lengths), max(ends.values())
+            return parts, max(ends.values())
         parts, ends = better
 
 
