@@ -97,16 +97,17 @@ class Rebalancing:
             return []
         budget = self._budget(now)
         moves: list[Move] = []
-        begun: set[Instance] = set()
+        movable: dict[Instance, list[PlacedSample]] = {}
         predicted: set[Instance] = set()
         sources = self._by_length(self._placement.instances.values())
         while sources:
             _, number, source = heapq.heappop(sources)
-            candidates = self._candidates(source, now)
-            target = self._open.best(candidates[0].min_version) if candidates else None
+            if not source.counted:
+                continue
+            target = self._open.best(next(reversed(source.counted.values())).min_version)
             if target is None or target is source or not target.has_free_slot:
                 continue
-            if source not in begun and not self._pays(source, target, gain):
+            if source not in movable and not self._pays(source, target, gain):
                 continue
             if stale := {source, target} - predicted:
                 # What moves is predicted anew: beside older predictions it would seem to be less work where it goes.
@@ -116,12 +117,13 @@ class Rebalancing:
                     self._open.enter(one)
                 heapq.heappush(sources, (-self._load.left_s(source), number, source))
                 continue
-            sample, is_cheap = self._movable(candidates, source, target, dear=budget >= 1.0)
+            if source not in movable:
+                movable[source] = self._able_to_move(source, now)
+            sample, is_cheap = self._take_movable(movable[source], source, target, dear=budget >= 1.0)
             if sample is None:
                 continue
             budget -= not is_cheap
             self._moves_left -= not is_cheap
-            begun.add(source)
             moves.append(self._move(sample, source, target, now))
             heapq.heappush(sources, (-self._load.left_s(source), number, source))
         return moves
@@ -212,11 +214,11 @@ class Rebalancing:
         rested = now - sample.moved_at >= self._settings.move_cooldown_s
         return rested or (cheap and sample.moves < self._settings.cheap_moves)
 
-    def _candidates(self, source: Instance, now: float) -> list[PlacedSample]:
-        """Those of the source's newest samples that may move. The newest is looked at first: it most likely still waits
-        in the engine, or has the least to redo."""
-        newest = islice(reversed(source.counted.values()), _CANDIDATES)
-        return [sample for sample in newest if self._may_move(sample, source, now, cheap=True)]
+    def _able_to_move(self, source: Instance, now: float) -> list[PlacedSample]:
+        """Those of the source's samples that may move, the newest last."""
+        return [
+            sample for sample in source.counted.values() if self._may_move(sample, source, now, cheap=True)
+        ]
 
     def _pays(self, source: Instance, target: Instance, gain: Gain) -> bool:
         """Whether the source is done so much sooner where it shares with the target that it is worth the moves. While
@@ -232,14 +234,16 @@ class Rebalancing:
             given //= 2
         return False
 
-    def _movable(
-        self, candidates: list[PlacedSample], source: Instance, target: Instance, *, dear: bool
+    def _take_movable(
+        self, able: list[PlacedSample], source: Instance, target: Instance, *, dear: bool
     ) -> tuple[PlacedSample | None, bool]:
-        """A candidate whose move pays, and whether it is cheap; with `dear` also one that is not."""
+        """Take one whose move pays, and say whether it is cheap; with `dear` also one that is not. The newest is looked
+        at first: it most likely still waits in the engine, or has the least to redo."""
         prompts = self._placement.queue.groups
         before_s = self._load.left_s(source)
         dear_s = before_s - self._needed_gain_s(source)
-        for sample in candidates:
+        for at in range(len(able) - 1, max(len(able) - _CANDIDATES, 0) - 1, -1):
+            sample = able[at]
             if target.version < sample.min_version:
                 continue
             redone = source.done_tokens(sample)
@@ -252,7 +256,7 @@ class Rebalancing:
                 and sample.moves < self._settings.cheap_moves
             )
             if after_s < (before_s - self._settings.move_s if is_cheap else dear_s if dear else 0.0):
-                return sample, is_cheap
+                return able.pop(at), is_cheap
         return None, False
 
     def _move(self, sample: PlacedSample, source: Instance, target: Instance, now: float) -> Move:

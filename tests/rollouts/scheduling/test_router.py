@@ -337,6 +337,18 @@ def test_who_is_ready_later_gets_its_share_of_what_the_first_got_at_once_whole_g
     assert found.deal(0.3) == []
 
 
+def test_samples_that_stay_do_not_hide_those_that_may_move() -> None:
+    found = router(1, slots=200, rate=20_000.0)
+    submit(found, *range(100))
+    found.assign()
+    submit(found, *range(100, 200))
+    found.assign()
+    for sample in range(100, 200):
+        found.samples[sample].stays = True
+    found.join("i1", max_running=200, kv_tokens=10**6, rate_tokens_s=20_000.0)
+    assert {move.sample for move in found.deal(0.0)} >= set(range(10, 100))
+
+
 def test_what_its_instance_cannot_begin_moves_to_whoever_has_a_slot_however_little_that_wins() -> None:
     found = router(1, slots=16, overcommit=0.25)
     for sample in range(20):
