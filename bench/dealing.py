@@ -1,8 +1,8 @@
-"""Whether a step's samples are dealt so that several engines make what they make alone, though each loads at its own time.
+"""Whether a step's samples are dealt so that several engines make what they make alone, though each loads when it does.
 
     python bench/dealing.py [--part simulated] [--part real] [--json FILE]
 
-simulated   Virtual time. Placement, router, dealing and rebalancing are the product's, called as the manager calls them;
+simulated   Virtual time. Placement, router and rebalancing are the product's, called as the manager calls them;
             engines, agents and wires are SIMULATED (`bench/dealing_fleet.py`, with the speeds it takes and from where).
             A step asks for its samples with a new policy version; each engine has loaded it at its own moment. Columns:
               alone     the same engines without a manager, each begins its part when it has loaded; the parts are the
@@ -56,7 +56,9 @@ def cases() -> list[Case]:
             for lengths in ("equal", "lognormal"):
                 for name, loads in LOADS.items():
                     slow = (1.0,) * engines
-                    found.append(Case(name, shape, lengths, groups, samples, prompt, limit, loads[engines], slow))
+                    found.append(
+                        Case(name, shape, lengths, groups, samples, prompt, limit, loads[engines], slow)
+                    )
                 slow = (1.0,) * (engines - 1) + (2.0,)
                 loads_s = LOADS["0.2 s apart"][engines]
                 found.append(
@@ -139,7 +141,9 @@ def real_cases() -> list[tuple[Case, float, float]]:
     for engines in (2, 4):
         loads_s = LOADS["0.2 s apart"][engines]
         slow = (1.0,) * engines
-        case = Case("one is killed after 1.5 s, back after 1 s", "middle", "equal", 64, 8, 128, 1024, loads_s, slow)
+        case = Case(
+            "one is killed after 1.5 s, back after 1 s", "middle", "equal", 64, 8, 128, 1024, loads_s, slow
+        )
         found.append((case, 1.5, 1.0))
     return found
 

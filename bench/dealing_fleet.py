@@ -10,8 +10,8 @@ What an engine does, and where the numbers are from:
 - A sample that is recalled ends at the next step, and each is an HTTP request of `ABORT_S` to the engine's one process.
   One that has not begun is handed back at once.
 
-Agents report every 0.25 s, ends at once; a frame takes `WIRE_S`; a sample that has tokens is given on `COMMIT_S` after it
-was handed back.
+Only the speeds of steps are measured; the others are taken to be so. Agents report every 0.25 s, ends at once; a frame
+takes `WIRE_S`; a sample that has tokens is given on `COMMIT_S` after it was handed back.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ COMMIT_S = 0.03
 REPORT_S, TICK_S, REBALANCE_S = 0.25, 0.1, 1.0
 
 FIRST_TAKES_ALL = RoutingSettings(cheap_moves=0)
-"""With these, and without `deal`, only a gain of 2 s and of a fifth moves samples, 128 at once and 32 a second: what the
-product did before."""
+"""With these, and without `deal`, only a gain of 2 s and of a fifth moves samples, 128 at once and 32 a second: that is
+what the product did before."""
 
 
 @dataclass(frozen=True)
@@ -428,5 +428,3 @@ def _alone(case: Case, at: int, groups: range, lengths: list[int]) -> float:
     clock.after(case.loads_s[at], lambda: engine.give(some))
     clock.run_until(lambda: not left)
     return clock.now
-
-

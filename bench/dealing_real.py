@@ -111,9 +111,7 @@ class Agent:
             await self.socket.send_bytes(encode(frame))
 
     def take(self, body: dict[str, Any]) -> None:
-        groups = {
-            one["request_id"]: int.from_bytes(one["tokens"][:4], "little") for one in body["prompts"]
-        }
+        groups = {one["request_id"]: int.from_bytes(one["tokens"][:4], "little") for one in body["prompts"]}
         begun = []
         for work in body["work"]:
             group = groups[work["request_id"]]
@@ -291,7 +289,9 @@ class Fleet:
                 lengths = [len(sample.token_ids) for sample in group.samples]
                 expected = [self.length_of(group.id, index) for index in range(self.case.samples)]
                 if lengths != expected or group.id not in self.left:
-                    raise SystemExit(f"group {group.id} came with {lengths} tokens, and is to have {expected}")
+                    raise SystemExit(
+                        f"group {group.id} came with {lengths} tokens, and is to have {expected}"
+                    )
                 for sample in group.samples:
                     if not (sample.token_ids == np.arange(len(sample.token_ids))).all():
                         raise SystemExit(f"group {group.id}: tokens are lost, or there twice")

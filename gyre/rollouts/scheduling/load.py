@@ -27,7 +27,7 @@ _NARROWEST, _WIDEST = 0.2, 1.5
 """Limits of the margin by which KV memory is reserved."""
 
 _STEADY = 0.5
-"""A measurement tells how long a step takes where at its one end no less than this share ran of what ran at the other."""
+"""A measurement tells how long a step takes where this share, or more, of what ran at its one end ran at the other."""
 
 _ADAPT_TOKENS = 32.0
 """How far each sample has to grow between two changes of that margin."""
@@ -126,9 +126,7 @@ class FleetLoad:
             instance.clock += tokens / instance.running
             self.changed[instance] = None
 
-    def observe(
-        self, instance: Instance, *, rate_tokens_s: float, running: int, kv_used_tokens: int
-    ) -> None:
+    def observe(self, instance: Instance, *, rate_tokens_s: float, running: int, kv_used_tokens: int) -> None:
         """What the instance measured of itself over its last interval, and how many samples run there now. A rate that
         it tells again, because a sample ended in between, is no new measurement.
 

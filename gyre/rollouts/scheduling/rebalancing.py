@@ -9,8 +9,8 @@ Invariants:
 - *no sample waits beside a free slot*: after `deal()` no sample stands beyond its instance's slots while an instance
   that may have it has a free one; but for samples that are recalled already, are tried where they are, or rest;
 - *begins at once*: a sample moves only to an instance with a free slot, which counts as taken from then on;
-- *no ping-pong*: a move leaves the target done sooner than the source was, by more than a margin. A sample moves at most
-  `cheap_moves` times, and after that once in `move_cooldown_s`;
+- *no ping-pong*: a move leaves the target done sooner than the source was, by more than a margin. A sample moves at
+  most `cheap_moves` times, and after that once in `move_cooldown_s`;
 - *bounded*: moves that are not cheap are limited at once and over time;
 - *its own policies*: a sample moves to no instance whose policy version is older than the sample accepts;
 - *trials stay*: a sample that is being tried where it is, or was told to go already, does not move.

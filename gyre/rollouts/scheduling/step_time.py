@@ -5,7 +5,8 @@ sample then. So half of the samples do not take half as long, and what another i
 
 Invariants:
 - *never negative*: a step with more samples is predicted to take as long or longer, and no step less than nothing;
-- *forgetting*: a measurement weighs `KEPT` of itself after the next one, so that an engine that became slow is known to be.
+- *forgetting*: a measurement weighs `KEPT` of itself after the next one, so that an engine that became slow is known to
+  be.
 
 This module must not know what a sample is.
 """

@@ -190,9 +190,7 @@ class World:
         session.rate_tokens_s = self.rates[name]
         self.book.progress(name, frame)
 
-    def _frame(
-        self, grow: dict[int, int], ends: list[End], rate: float = 0.0, running: int = 0
-    ) -> Progress:
+    def _frame(self, grow: dict[int, int], ends: list[End], rate: float = 0.0, running: int = 0) -> Progress:
         self.seq += 1
         rows = sorted(grow)
         states = [self.book._store.rows.samples[row] for row in rows]

@@ -328,7 +328,9 @@ def test_who_is_ready_later_gets_its_share_of_what_the_first_got_at_once_whole_g
         found.submit(
             sample, group=sample // 8, prompt_tokens=48, done_tokens=0, max_new_tokens=LIMIT, min_version=1
         )
-    assert {given.instance for given in found.assign()} == {"i0"}, "a free slot earns nothing while it is free"
+    assert {given.instance for given in found.assign()} == {"i0"}, (
+        "a free slot earns nothing while it is free"
+    )
     assert found.deal(0.0) == [], "nobody came who may have them"
     found.serve("i1", 1)
     moves = found.deal(0.2)
