@@ -292,6 +292,25 @@ ROLLOUTS = (
         ("tests/rollouts/scheduling/test_router_properties.py", "tests/rollouts/core/test_groups.py"),
     ),
     Break(
+        "waits-beside-a-free-slot",
+        "Samples that their instance cannot begin stay there, though another one has a free slot.",
+        "gyre/rollouts/scheduling/rebalancing.py",
+        "moves = self._unbegun(now)",
+        "moves: list[Move] = []",
+        (
+            "tests/rollouts/scheduling/test_router.py",
+            "tests/rollouts/scheduling/test_router_properties.py",
+        ),
+    ),
+    Break(
+        "first-takes-all",
+        "What the first instance got that had loaded a version stays there when others have loaded it.",
+        "gyre/rollouts/manager/dispatch.py",
+        "self._move(self._groups.deal(self._now()))",
+        "self._move({})",
+        ("tests/rollouts/manager/test_dealing.py",),
+    ),
+    Break(
         "spare-not-held-back",
         "A spare gets samples while the instances that are wanted serve.",
         "gyre/rollouts/manager/sessions.py",

@@ -55,7 +55,7 @@ from gyre.rollouts.samples import Group, GroupRequest
 from gyre.rollouts.scheduling.fleet import Instance
 from gyre.rollouts.scheduling.loaded_versions import LoadedByIncarnation
 from gyre.rollouts.scheduling.placement import Placement
-from gyre.rollouts.scheduling.rebalancing import Rebalancing
+from gyre.rollouts.scheduling.rebalancing import Move, Rebalancing
 from gyre.rollouts.scheduling.router import OpenInstances, Router
 from gyre.rollouts.token_log.records import request_in
 from gyre.rollouts.token_log.write_buffer import WriteBatch
@@ -395,7 +395,7 @@ class OpenGroups:
         """Assign each suspect to an instance other than the one where it failed, if there is one. Each suspect that two
         engines died with gets an instance of its own."""
         able = [instance for instance in self.instances.values() if instance.admitted]
-        able.sort(key=lambda instance: instance.drain_s)
+        able.sort(key=self.placement.load.left_s)
         only = able[0].name if len(able) == 1 else ""
         alone = {one.name: one for one in able if one.on_trial is None}
         roomy = {one.name: one for one in able if one.has_room}
@@ -451,10 +451,23 @@ class OpenGroups:
         self._queue(sample)
         return name
 
+    def deal(self, now: float) -> Recalled:
+        """Recall samples that others can begin at once, while that is cheap. It costs nothing where nobody came."""
+        return self._recall_moved(self._rebalancing.deal(now))
+
+    @property
+    def can_deal(self) -> bool:
+        """Whether `deal` was not done with what came."""
+        return self._rebalancing.is_due
+
     def rebalance(self, now: float) -> Recalled:
         """Recall samples that would end sooner elsewhere."""
+        moves = self._rebalancing.even_out(now)
+        return self._recall_moved(moves + self._rebalancing.relieve_stragglers(now))
+
+    def _recall_moved(self, moves: Iterable[Move]) -> Recalled:
         recalled: Recalled = defaultdict(list)
-        for move in (*self._rebalancing.even_out(now), *self._rebalancing.relieve_stragglers(now)):
+        for move in moves:
             sample = self.sample(move.sample.key)
             assert sample is not None, f"sample {move.sample.key} moves, and its group is not open"
             recalled[move.source.name].append((sample.row, sample.lease))
@@ -471,7 +484,8 @@ class OpenGroups:
         if frame.rows.size:
             tokens = self._store.take_in(frame.columns, instance, newest_version=self.newest_version)
             self.placement.load.generated(instance, tokens)
-        self._reported(instance, frame.seq, frame.rate_tokens_s, frame.used_tokens, ended=bool(frame.ends))
+        load = (frame.running, frame.waiting, frame.used_tokens, frame.rate_tokens_s)
+        self._reported(instance, frame.seq, load, ended=bool(frame.ends))
         given: Given = {}
         if frame.ends:
             on_trial = self._on_trial(instance)
@@ -494,28 +508,30 @@ class OpenGroups:
             return False
         for instance, report, total in zip(instances, reports, joined.totals, strict=True):
             self.placement.load.generated(instance, total)
-            _, _, used_tokens, rate_tokens_s = report.load
-            self._reported(instance, report.seq, rate_tokens_s, used_tokens)
+            self._reported(instance, report.seq, report.load)
         return True
 
     def nothing_new(self, name: str, report: Report) -> None:
         """Take in a report without samples: how full and fast the instance is."""
-        _, _, used_tokens, rate_tokens_s = report.load
-        self.placement.load.observe(
-            self.instances[name], rate_tokens_s=rate_tokens_s, kv_used_tokens=used_tokens
-        )
+        self._observe(self.instances[name], report.load)
 
     def _reported(
-        self, instance: Instance, seq: int, rate_tokens_s: float, used_tokens: int, *, ended: bool = False
+        self, instance: Instance, seq: int, load: tuple[int, int, int, float], *, ended: bool = False
     ) -> None:
         """Update the instance after its report's tokens were taken in."""
         self._store.write_buffer.reported(instance.number, seq, ended=ended)
-        self.placement.load.observe(instance, rate_tokens_s=rate_tokens_s, kv_used_tokens=used_tokens)
+        self._observe(instance, load)
         sample = self._on_trial(instance)
         if sample is not None and clear(sample):
             self._store.note_record(sample)
             sample.placed.stays = False
             self.placement.try_alone(instance, None)
+
+    def _observe(self, instance: Instance, load: tuple[int, int, int, float]) -> None:
+        running, _, used_tokens, rate_tokens_s = load
+        self.placement.load.observe(
+            instance, rate_tokens_s=rate_tokens_s, running=running, kv_used_tokens=used_tokens
+        )
 
     def _end(self, instance: Instance, end: End, given: Given) -> InFlightSample | None:
         """End the sample's stay on the instance. Returns the sample if its engine died with it."""

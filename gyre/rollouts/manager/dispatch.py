@@ -69,6 +69,8 @@ class Dispatch:
         self._is_stale = True
         """Something other than a report came since admission was computed."""
         self._rebalanced_at = 0.0
+        self._moved: Counter[str] = Counter()
+        """How many samples each instance was asked for that move, since this was told last."""
         self._serving_spares: frozenset[str] = frozenset()
         """The spares that serve, as was told last."""
 
@@ -91,6 +93,8 @@ class Dispatch:
             self._commit_soon()  # the leases
         if sum(len(work) for _, work in given.values()) == ASSIGN_PER_TURN:
             self.soon()
+        else:  # nothing waits here for the slots that are free
+            self._move(self._groups.deal(self._now()))
 
     def compute_admission(self) -> bool:
         """Compute who may be given samples now; whether anybody may who might not before. A report changes nothing of
@@ -197,16 +201,23 @@ class Dispatch:
         if self.hold_until and now >= self.hold_until:
             self.hold_until = 0.0
             self.soon()
+        if self._groups.can_deal:
+            self.soon()
         if now - self._rebalanced_at > rebalance_every_s:
             self._rebalance(now)
             self.soon()
 
     def _rebalance(self, now: float) -> None:
         self._rebalanced_at = now
-        recalled = self._groups.rebalance(now)
+        self._move(self._groups.rebalance(now))
+        for name, count in self._moved.items():
+            self._on_event("SamplesMoved", {"instance": name, "count": count})
+        self._moved.clear()
+
+    def _move(self, recalled: Recalled) -> None:
         self._tell_recalled(recalled)
         for name, rows in recalled.items():
-            self._on_event("SamplesMoved", {"instance": name, "count": len(rows)})
+            self._moved[name] += len(rows)
 
 
 def _portions(work: list[Assignment]) -> Iterator[list[Assignment]]:

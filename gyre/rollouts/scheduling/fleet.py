@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gyre.rollouts.scheduling.loaded_versions import LoadedVersions
+from gyre.rollouts.scheduling.step_time import StepTime
 
 _LIGHT_USE = 0.25
 """Below this share of its slots an instance's samples do not slow each other down much."""
@@ -48,6 +49,8 @@ class PlacedSample:
     """Its place in the queue; None if it is not queued."""
     moved_at: float = -math.inf
     """When it last began to migrate."""
+    moves: int = 0
+    """How often it began to."""
 
     done_tokens: float = 0.0
     """Tokens that it had at `clock`; exact when it was queued or placed, inferred after that."""
@@ -90,17 +93,23 @@ class Instance:
     counted: dict[int, PlacedSample] = field(default_factory=dict)
     """The samples that count as its load: those that it has, less those that migrate away, plus those that migrate
     here."""
+    staying: int = 0
+    """The number of samples that it has and that count here."""
 
     rate_tokens_s: float = 1.0
     """Estimated tokens/s with all slots in use."""
     measured: bool = False
     """Whether the rate was measured here. Otherwise it is the typical rate of measured instances."""
+    step_time: StepTime = field(default_factory=StepTime)
+    """How long its steps take, where it was measured while as many samples ran before and after."""
     sample_tokens_s: float = 0.0
     """Tokens/s of one sample at light load; 0 before measured."""
     present_sample_tokens_s: float = 0.0
     """Tokens/s of one sample at the present load."""
+    told_tokens_s: float = 0.0
+    """The rate that it told last."""
     running_before: int = 0
-    """Samples that ran at the last measurement."""
+    """The fewest samples that ran since it measured that, when it told."""
     promised: float = 0.0
     """Predicted remaining tokens of all counted samples, as of their last prediction."""
     made: float = 0.0
@@ -125,7 +134,8 @@ class Instance:
 
     @property
     def running(self) -> int:
-        return min(len(self.counted), self.max_running)
+        """What is taken to run there: also what was recalled and is not back yet."""
+        return min(len(self.held), self.max_running)
 
     @property
     def has_room(self) -> bool:
@@ -133,6 +143,11 @@ class Instance:
         if not self.accepting or len(self.counted) >= self.slots:
             return False
         return not self.counted or self.kv_reserved < self.kv_tokens * self.kv_margin
+
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether a sample that it gets now begins at once."""
+        return len(self.counted) < self.max_running and self.has_room
 
     def accepts(self, sample: PlacedSample) -> bool:
         """Whether it may be given the sample: it accepts new ones, and its policy is not too old."""
@@ -146,11 +161,6 @@ class Instance:
     def outstanding_tokens(self) -> float:
         """Predicted tokens that it still has to generate."""
         return max(self.promised - self.made, float(len(self.counted)))
-
-    @property
-    def drain_s(self) -> float:
-        """Seconds that the outstanding tokens take at its rate."""
-        return max(self.promised - self.made, float(len(self.counted))) / self.rate_tokens_s
 
     def done_tokens(self, sample: PlacedSample) -> float:
         """The inferred number of tokens of a sample that is counted here."""

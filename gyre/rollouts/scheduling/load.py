@@ -18,12 +18,16 @@ import math
 from gyre.rollouts.scheduling.fleet import Instance, PlacedSample
 from gyre.rollouts.scheduling.lengths import LengthModel
 from gyre.rollouts.scheduling.routing_settings import RoutingSettings
+from gyre.rollouts.scheduling.step_time import StepTime
 
 _PREDICTIONS = 512
 """About how many samples' remainders are predicted again in one decision, so that none takes long."""
 
 _NARROWEST, _WIDEST = 0.2, 1.5
 """Limits of the margin by which KV memory is reserved."""
+
+_STEADY = 0.5
+"""A measurement tells how long a step takes where this share, or more, of what ran at its one end ran at the other."""
 
 _ADAPT_TOKENS = 32.0
 """How far each sample has to grow between two changes of that margin."""
@@ -42,11 +46,26 @@ class FleetLoad:
         self._unmeasured: dict[Instance, None] = {}
         self._typical_rate = 1.0
         """The rate that unmeasured instances are credited with."""
+        self._typical_step = StepTime()
+        """Of all instances together."""
 
     @property
     def rate_tokens_s(self) -> float:
         """What the accepting instances are estimated to make together, with all slots in use."""
         return max(self._rate_tokens_s, 0.0)
+
+    def left_s(self, instance: Instance, *, more: int = 0, more_tokens: float = 0.0) -> float:
+        """How long the instance takes for what it has and `more` samples, which are to get `more_tokens` together, by
+        how long its steps take with so many. `more` below 0 is for samples that it had no more."""
+        running = min(len(instance.counted) + more, instance.max_running)
+        if running <= 0:
+            return 0.0
+        tokens = instance.outstanding_tokens + more_tokens
+        if instance.step_time.weight:
+            return tokens / running * instance.step_time.at(running)
+        if instance.measured or not self._typical_step.weight:
+            return tokens / instance.rate_tokens_s
+        return tokens / running * self._typical_step.at(running)
 
     # -- instances ----------------------------------------------------------------------------------
 
@@ -102,22 +121,26 @@ class FleetLoad:
     def generated(self, instance: Instance, tokens: int) -> None:
         """The instance's samples got `tokens` further, together."""
         instance.generated_tokens += tokens
-        if instance.counted:
-            instance.made += tokens
+        if instance.held:
+            instance.made += tokens * min(instance.staying, instance.running) / instance.running
             instance.clock += tokens / instance.running
             self.changed[instance] = None
 
-    def observe(self, instance: Instance, *, rate_tokens_s: float, kv_used_tokens: int) -> None:
-        """What the instance measured of itself over its last interval.
+    def observe(self, instance: Instance, *, rate_tokens_s: float, running: int, kv_used_tokens: int) -> None:
+        """What the instance measured of itself over its last interval, and how many samples run there now. A rate that
+        it tells again, because a sample ended in between, is no new measurement.
 
         A rate under part load is no capacity: with `b` of `s` slots in use, an instance that makes `r` tokens/s
         would make between `r` and `r * s / b` with all of them. The estimate moves to the nearest end of that
         interval, so that an idle instance is not taken for a slow one, and a slow one is noticed all the same.
         """
-        if instance.counted and rate_tokens_s > 0:
-            self._measure(instance, rate_tokens_s)
+        running = min(running, instance.max_running)
+        if rate_tokens_s == instance.told_tokens_s:
+            instance.running_before = min(instance.running_before, running)
         else:
-            instance.running_before = instance.running
+            if instance.counted and rate_tokens_s > 0:
+                self._measure(instance, rate_tokens_s, running)
+            instance.told_tokens_s, instance.running_before = rate_tokens_s, running
         self._adapt(instance, kv_used_tokens / instance.kv_tokens)
         self.changed[instance] = None
 
@@ -129,9 +152,10 @@ class FleetLoad:
                 break  # the others are as good as their last prediction, until their next news
             if instance.made > instance.promised / 4:
                 budget -= len(instance.counted)
-                self._predict_again(instance)
+                self.predict_anew(instance)
 
-    def _predict_again(self, instance: Instance) -> None:
+    def predict_anew(self, instance: Instance) -> None:
+        """Predict all of the instance's samples by what has been learnt of lengths until now."""
         promised = reserved = 0.0
         prompts: dict[int, int] = {}
         for position, sample in enumerate(instance.counted.values()):
@@ -145,9 +169,8 @@ class FleetLoad:
         instance.promised, instance.made = promised, 0.0
         instance.kv_reserved = reserved + sum(prompts.values())
 
-    def _measure(self, instance: Instance, rate: float) -> None:
-        running, before = instance.running, instance.running_before
-        instance.running_before = running
+    def _measure(self, instance: Instance, rate: float, running: int) -> None:
+        before = instance.running_before
         fewest = min(running, before)
         highest = rate * instance.max_running / fewest if fewest else math.inf
         smoothing = self._settings.rate_smoothing
@@ -156,7 +179,11 @@ class FleetLoad:
             self._set_rate(instance, instance.rate_tokens_s + smoothing * (nearest - instance.rate_tokens_s))
         elif fewest:
             self._set_rate(instance, nearest if self._measured else math.sqrt(rate * highest))
-        speed = rate / max((running + before) / 2.0, 1.0)
+        mean = (running + before) / 2.0
+        speed = rate / max(mean, 1.0)
+        if fewest and fewest >= _STEADY * max(running, before):
+            instance.step_time.observe(mean, mean / rate)
+            self._typical_step.observe(mean, mean / rate)
         known = instance.present_sample_tokens_s
         instance.present_sample_tokens_s += (smoothing if known else 1.0) * (speed - known)
         present, best = instance.present_sample_tokens_s, instance.sample_tokens_s

@@ -129,6 +129,7 @@ class Placement:
         """Recall the sample from its holder, so that it goes on at the target."""
         sample.recalled = True
         sample.moved_at = now
+        sample.moves += 1
         self._count_elsewhere(sample, target)
 
     def take_away(self, sample: PlacedSample) -> None:
@@ -138,6 +139,7 @@ class Placement:
             return
         holder = sample.holder
         if holder is not None:
+            holder.staying -= sample.counted_at is holder
             del holder.held[sample.key]
             sample.holder, sample.recalled = None, False
             if holder.on_trial is sample:
@@ -153,6 +155,7 @@ class Placement:
     def _hold(self, sample: PlacedSample, instance: Instance) -> None:
         sample.holder = instance
         instance.held[sample.key] = sample
+        instance.staying += 1
         self._count(sample, instance)
 
     def _count(self, sample: PlacedSample, instance: Instance) -> None:
@@ -171,6 +174,8 @@ class Placement:
         source = sample.counted_at
         assert source is not None, f"sample {sample.key} is at no instance"
         done_tokens = source.done_tokens(sample)
+        source.staying -= sample.holder is source
+        target.staying += sample.holder is target
         self._uncount(sample, source)
         self.load.predict(sample, done_tokens)
         self._count(sample, target)

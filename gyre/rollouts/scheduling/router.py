@@ -37,6 +37,13 @@ class OpenInstances:
         are void."""
         self._one_more = 0.0
         """Tokens that one sample more was expected to get when the entries were made."""
+        self.has_news = False
+        """Whether an instance has a free slot, or one for other samples than before, or more samples than slots, which
+        was not so when this was last set to False."""
+        self._free: dict[Instance, int] = {}
+        """Those that had a free slot when they were entered, and their policy version then."""
+        self._crowded: dict[Instance, None] = {}
+        """Those that had more samples than slots then."""
 
     def refresh(self) -> None:
         """Take into account what changed since the last decision."""
@@ -57,11 +64,36 @@ class OpenInstances:
     def enter(self, instance: Instance) -> None:
         """Enter the instance as it is now; its earlier entry is void."""
         instance.heap_entry += 1
+        self._note_slots(instance)
         if instance.has_room:
-            work = instance.outstanding_tokens + self._one_more
-            done_s = work / instance.rate_tokens_s + self.slot_s(instance)
+            done_s = self._placement.load.left_s(instance, more=1, more_tokens=self._one_more)
+            done_s += self.slot_s(instance)
             heap = self._heaps.setdefault(instance.version, [])
             heapq.heappush(heap, (done_s, instance.number, instance.heap_entry, instance))
+
+    def _note_slots(self, instance: Instance) -> None:
+        if not instance.has_free_slot:
+            self._free.pop(instance, None)
+        elif self._free.get(instance) != instance.version:
+            self._free[instance] = instance.version
+            self.has_news = True
+        if len(instance.counted) <= instance.max_running:
+            self._crowded.pop(instance, None)
+        elif instance not in self._crowded:
+            self._crowded[instance] = None
+            self.has_news = True
+
+    def free_slots(self) -> list[Instance]:
+        """The instances that have a free slot. Those that left are forgotten."""
+        for one in [one for one in self._free if not one.has_free_slot]:
+            del self._free[one]
+        return list(self._free)
+
+    def crowded(self) -> list[Instance]:
+        """The instances that have more samples than slots. Those that left are forgotten."""
+        for one in [one for one in self._crowded if len(one.counted) <= one.max_running]:
+            del self._crowded[one]
+        return list(self._crowded)
 
     def slot_s(self, instance: Instance) -> float:
         """How long a sample given to the instance waits for another one's end where all slots are in use, while it
@@ -137,8 +169,9 @@ class Router:
         saved = first.prompt_tokens * settings.prefill_cost
         able = [one for one in group.prompt_at if one.has_room and one.version >= min_version]
         if able:
-            home = min(able, key=lambda one: (one.drain_s + self._open.slot_s(one), one.number))
-            longer_s = home.drain_s + self._open.slot_s(home) - best.drain_s - self._open.slot_s(best)
+            left_s, slot_s = self._placement.load.left_s, self._open.slot_s
+            home = min(able, key=lambda one: (left_s(one) + slot_s(one), one.number))
+            longer_s = left_s(home) + slot_s(home) - left_s(best) - slot_s(best)
             stays = longer_s - self.backlog_s() <= saved / best.rate_tokens_s
             return first, home if stays else best
         patience = settings.sticky_patience * len(self._placement.instances)

@@ -28,6 +28,17 @@ class RoutingSettings:
     """And more than this share of the source's drain time."""
     move_cooldown_s: float = 30.0
     """A sample that was moved is not moved again for this long."""
+    cheap_moves: int = 4
+    """But so many of its moves may follow each other while they are cheap: instances load a version one by one."""
+    cheap_share: float = 0.1
+    """A move is cheap if what is done again costs no more than this share of what the sample is still to get."""
+    move_s: float = 0.1
+    """How long a sample that moves makes no token: recalled, reported, committed and given out again."""
+    deal_gain_s: float = 0.2
+    """Where a slot has come that was not there before, moves begin if an instance that shares its samples is predicted
+    to be done this much sooner."""
+    deal_gain_share: float = 0.1
+    """And by more than this share of the time that it takes."""
     moves_per_s: float = 32.0
     """How many moves rebalancing may ask for over time."""
     moves_burst: int = 128

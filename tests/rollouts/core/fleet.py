@@ -38,6 +38,7 @@ class Fleet(RuleBasedStateMachine):
         self.ready: list[tuple[str, int]] = []
         self.makers: list[int] = [0]
         self.version = 0
+        self.now = 0.0
         self.cursed: dict[int, str] = {}
         """Samples that fail, or kill their engine, whenever they are generated."""
         self.seen: Counter[str] = Counter()
@@ -345,6 +346,16 @@ class Fleet(RuleBasedStateMachine):
     @rule(limit=st.none() | st.integers(1, 3))
     def assign(self, limit: int | None) -> None:
         self.send(self.open_groups.assign(limit))
+        if limit is None:
+            self.deal(0.1)
+
+    @rule(passed_s=st.sampled_from([0.01, 1.0, 40.0]))
+    def deal(self, passed_s: float) -> None:
+        self.now += passed_s
+        for name, rows in self.open_groups.deal(self.now).items():
+            self.seen["dealt"] += len(rows)
+            for _, lease in rows:
+                self.tell(name, lease)
 
     def send(self, given: dict[str, tuple[list[Prompt], list[Assignment]]]) -> None:
         for name, (prompts, works) in given.items():

@@ -185,11 +185,12 @@ class World:
                 grow[state.row] = whole
             if whole == left:
                 ends.append(End(state.row, state.lease, "length", "", ()))
-        frame = self._frame(grow, ends, rate=self.rates[name])
+        measured = self.rates[name] * (1 + self.seq * 1e-12)  # no two come out alike
+        frame = self._frame(grow, ends, rate=measured, running=len(running) - len(ends))
         session.rate_tokens_s = self.rates[name]
         self.book.progress(name, frame)
 
-    def _frame(self, grow: dict[int, int], ends: list[End], rate: float = 0.0) -> Progress:
+    def _frame(self, grow: dict[int, int], ends: list[End], rate: float = 0.0, running: int = 0) -> Progress:
         self.seq += 1
         rows = sorted(grow)
         states = [self.book._store.rows.samples[row] for row in rows]
@@ -205,6 +206,7 @@ class World:
             np.zeros(total, np.int32),
             np.zeros(total, np.float32),
             ends,
+            running=running,
             rate_tokens_s=rate,
         )
 

@@ -68,8 +68,12 @@ class RoutedFleet:
         self.placement.serve(self.instances[name], version)
 
     def observe(self, name: str, *, rate_tokens_s: float, kv_used_tokens: int) -> None:
+        """A new measurement: no two come out alike."""
+        instance = self.instances[name]
+        if rate_tokens_s == instance.told_tokens_s:
+            rate_tokens_s *= 1 + 1e-12
         self.placement.load.observe(
-            self.instances[name], rate_tokens_s=rate_tokens_s, kv_used_tokens=kv_used_tokens
+            instance, rate_tokens_s=rate_tokens_s, running=instance.running, kv_used_tokens=kv_used_tokens
         )
 
     def generated(self, name: str, tokens: int) -> None:
@@ -104,6 +108,9 @@ class RoutedFleet:
     def assign(self, limit: int | None = None) -> list[Given]:
         return [Given(sample.key, instance.name) for sample, instance in self.router.assign(limit)]
 
+    def deal(self, now: float) -> list[Moved]:
+        return self._moved(self.rebalancing.deal(now))
+
     def rebalance(self, now: float) -> list[Moved]:
         """As if every instance handed its samples back at once."""
         return self._moved(self.rebalancing.even_out(now))
@@ -134,7 +141,7 @@ class RoutedFleet:
         return self.instances[name].outstanding_tokens
 
     def drain_s(self, name: str) -> float:
-        return self.instances[name].drain_s
+        return self.placement.load.left_s(self.instances[name])
 
     def rate_tokens_s(self, name: str) -> float:
         return self.instances[name].rate_tokens_s

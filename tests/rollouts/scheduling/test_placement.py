@@ -111,7 +111,7 @@ class Places(RuleBasedStateMachine):
             load, instance = self.placement.load, self.instance(name)
             self.placement.admit(instance, admitted)
             load.generated(instance, tokens)
-            load.observe(instance, rate_tokens_s=rate, kv_used_tokens=0)
+            load.observe(instance, rate_tokens_s=rate, running=instance.running, kv_used_tokens=0)
             load.predict_again()
 
     @invariant()

@@ -300,7 +300,7 @@ def test_an_instance_that_slows_down_gives_samples_away() -> None:
 
 
 def test_a_moved_sample_rests() -> None:
-    found = router(1, slots=16, move_cooldown_s=30)
+    found = router(1, slots=16, move_cooldown_s=30, cheap_moves=1)
     submit(found, *range(16))
     found.assign()
     found.join("i1", max_running=16, kv_tokens=10**6, rate_tokens_s=100)
@@ -312,13 +312,101 @@ def test_a_moved_sample_rests() -> None:
     assert {move.sample for move in found.rebalance(31.0)} & set(moved)
 
 
-def test_moves_are_rate_limited() -> None:
+def test_moves_that_are_not_cheap_are_rate_limited() -> None:
     found = router(1, slots=100, moves_burst=4, moves_per_s=2)
-    submit(found, *range(100))
+    submit(found, *range(100), done=1500)
     found.assign()
     found.join("i1", max_running=100, kv_tokens=10**6, rate_tokens_s=100)
     assert len(found.rebalance(0.0)) == 4
     assert len(found.rebalance(1.0)) == 2
+
+
+def test_who_is_ready_later_gets_its_share_of_what_the_first_got_at_once_whole_groups() -> None:
+    found = router(2, slots=512, rate=None)
+    found.serve("i0", 1)
+    for sample in range(512):
+        found.submit(
+            sample, group=sample // 8, prompt_tokens=48, done_tokens=0, max_new_tokens=LIMIT, min_version=1
+        )
+    assert {given.instance for given in found.assign()} == {"i0"}, (
+        "a free slot earns nothing while it is free"
+    )
+    assert found.deal(0.0) == [], "nobody came who may have them"
+    found.serve("i1", 1)
+    moves = found.deal(0.2)
+    assert 250 <= len(moves) <= 262
+    assert len({move.sample // 8 for move in moves}) <= 33
+    assert found.deal(0.3) == []
+
+
+def test_samples_that_stay_do_not_hide_those_that_may_move() -> None:
+    found = router(1, slots=200, rate=20_000.0)
+    submit(found, *range(100))
+    found.assign()
+    submit(found, *range(100, 200))
+    found.assign()
+    for sample in range(100, 200):
+        found.samples[sample].stays = True
+    found.join("i1", max_running=200, kv_tokens=10**6, rate_tokens_s=20_000.0)
+    assert {move.sample for move in found.deal(0.0)} >= set(range(10, 100))
+
+
+def test_what_its_instance_cannot_begin_moves_to_whoever_has_a_slot_however_little_that_wins() -> None:
+    found = router(1, slots=16, overcommit=0.25)
+    for sample in range(20):
+        found.submit(sample, group=sample, prompt_tokens=10, done_tokens=0, max_new_tokens=2)
+    found.assign()
+    assert spread(found, 1) == [20]
+    found.join("i1", max_running=3, kv_tokens=10**6, rate_tokens_s=100)
+    assert {move.sample for move in found.deal(0.0)} == {17, 18, 19}, "its slots, and no deeper"
+    found.finished(0, 2)
+    assert found.deal(0.0) == [], "16 run there, and it has none beyond"
+    found.finished(17, 2)
+    assert found.deal(0.0) == []
+
+
+def test_a_sample_with_many_tokens_does_not_move_for_what_a_fresh_one_does() -> None:
+    def moved(done: int) -> int:
+        found = router(1, slots=100, rate=20_000.0)
+        submit(found, *range(100), done=done)
+        found.assign()
+        found.join("i1", max_running=100, kv_tokens=10**6, rate_tokens_s=20_000.0)
+        return len(found.deal(0.0))
+
+    assert 45 <= moved(0) <= 50
+    assert moved(1500) == 0
+
+
+def test_samples_stay_where_a_step_takes_as_long_with_half_of_them() -> None:
+    found = router(1, slots=100)
+    submit(found, *range(100))
+    found.assign()
+    before = 100
+    for running in (100, 90, 60, 50, 50, 60, 90, 100):
+        found.placement.load.observe(
+            found.instances["i0"],
+            rate_tokens_s=(before + running) / 2 / 0.01,
+            running=running,
+            kv_used_tokens=0,
+        )
+        before = running
+    found.join("i1", max_running=100, kv_tokens=10**6)
+    assert found.deal(0.0) == []
+
+
+def test_a_rate_that_is_told_again_is_no_new_measurement() -> None:
+    found = router(1, slots=100, rate=None)
+    submit(found, *range(100))
+    found.assign()
+    found.observe("i0", rate_tokens_s=2000, kv_used_tokens=0)
+    found.observe("i0", rate_tokens_s=2000, kv_used_tokens=0)
+    assert found.rate_tokens_s("i0") == pytest.approx(2000)
+    found.placement.load.observe(found.instances["i0"], rate_tokens_s=50, running=2, kv_used_tokens=0)
+    for running in (90, 100, 100, 100):  # it tells it again whenever a sample ends, while more begin
+        found.placement.load.observe(
+            found.instances["i0"], rate_tokens_s=50, running=running, kv_used_tokens=0
+        )
+    assert found.rate_tokens_s("i0") == pytest.approx(2000)
 
 
 def test_a_long_prefix_is_not_recomputed_for_a_small_gain() -> None:

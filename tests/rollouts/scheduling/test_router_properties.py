@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gyre.rollouts.scheduling.routing_settings import RoutingSettings
 from tests.examples import examples
 from tests.rollouts.core.fleet import went_through
-from tests.rollouts.scheduling.routed_fleet import RoutedFleet
+from tests.rollouts.scheduling.routed_fleet import Moved, RoutedFleet
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 SAMPLES = st.integers(0, 40)
@@ -38,6 +38,8 @@ class Fleet(RuleBasedStateMachine):
         self.accepting: set[str] = set()
         self.version: dict[str, int] = {}
         self.place: dict[int, str | None] = {}
+        self.moves: Counter[int] = Counter()
+        self.moved_at: dict[int, float] = {}
         self.kept: dict[str, int] = {}
         """How many each instance has brought along, which may be more than it has room for."""
 
@@ -100,6 +102,7 @@ class Fleet(RuleBasedStateMachine):
                 min_version=wish(sample),
             )
             self.place[sample] = None
+            self.moves[sample], self.moved_at[sample] = 0, -math.inf
 
     @rule(sample=SAMPLES, length=st.integers(0, LIMIT))
     def finish(self, sample: int, length: int) -> None:
@@ -146,14 +149,43 @@ class Fleet(RuleBasedStateMachine):
     def move(self, passed_s: float, tail: bool) -> None:
         self.now += passed_s
         moves = self.router.stragglers(self.now) if tail else self.router.rebalance(self.now)
-        assert len(moves) <= self.settings.moves_burst
+        assert not tail or len(moves) <= self.settings.moves_burst
+        self.check(moves)
+        SEEN["stragglers moved" if tail else "moved"] += len(moves)
+
+    @rule(passed_s=st.sampled_from([0.0, 0.04, 1.0, 30.0]))
+    def turn(self, passed_s: float) -> None:
+        """What the manager does at every turn of its loop that brings something."""
+        self.now += passed_s
+        self.assign(None)
+        moves = self.router.deal(self.now)
+        self.check(moves)
+        SEEN["dealt"] += len(moves)
+        free = [one for one in self.router.instances.values() if one.has_free_slot]
+        for instance in self.router.instances.values():
+            for sample in list(instance.counted.values())[instance.max_running :]:
+                SEEN["beyond"] += 1
+                able = [one.name for one in free if one.version >= wish(sample.key)]
+                SEEN["beyond, and used up"] += bool(able)
+                assert not able or self.rests(sample.key), "it waits beside a free slot"
+
+    def rests(self, sample: int) -> bool:
+        return (
+            self.moves[sample] >= self.settings.cheap_moves
+            and self.now - self.moved_at[sample] < self.settings.move_cooldown_s
+        )
+
+    def check(self, moves: list[Moved]) -> None:
         for sample, source, target in moves:
             assert self.place[sample] == source != target
             assert target in self.accepting
             assert self.version[target] >= wish(sample), "old weights serve as new"
-            assert sum(place == target for place in self.place.values()) < self.instances[target]
+            running = sum(place == target for place in self.place.values())
+            assert running < self.router.instances[target].max_running, "it waits there too"
+            assert not self.rests(sample), "it moves too often"
             self.place[sample] = target
-            SEEN["stragglers moved" if tail else "moved"] += 1
+            self.moves[sample] += 1
+            self.moved_at[sample] = self.now
 
     # Rules are drawn alike, and each alone seldom comes to a fleet that has work, or too much of it.
     @rule(name=NAMES, slots=st.integers(1, 6), first=SAMPLES, count=st.integers(1, 12))
@@ -163,15 +195,18 @@ class Fleet(RuleBasedStateMachine):
             self.submit(sample, 0)
         self.assign(None)
 
-    @rule(name=NAMES, tail=st.booleans())
-    def somebody_comes_to_a_full_fleet(self, name: str, tail: bool) -> None:
+    @rule(name=NAMES, tail=st.sampled_from([None, None, True, False]))
+    def somebody_comes_to_a_full_fleet(self, name: str, tail: bool | None) -> None:
         self.leave(name, True, 0)
         for other in {"a", "b", "c", "d"} - {name}:
             self.join(other, 6, 9000, 1.0)
         self.work_comes(name, 6, 0, 40)
         self.leave(name, False, 0)
         self.join(name, 6, 9000, 90.0)
-        self.move(30.0, tail)
+        if tail is None:
+            self.turn(0.04)
+        else:
+            self.move(30.0, tail)
 
     # -- what always holds ----------------------------------------------------------------------
 
@@ -205,7 +240,7 @@ class TestFleet(Fleet.TestCase):
 
     @classmethod
     def tearDownClass(cls) -> None:
-        went_through(SEEN, ("given out", "no room", "too old", "moved"))
+        went_through(SEEN, ("given out", "no room", "too old", "moved", "dealt", "beyond"))
 
 
 @settings(max_examples=examples(40), deadline=None)
