@@ -58,7 +58,7 @@ class GatedUnit(torch.autograd.Function):
         return swiglu(*rows).view(gate.shape)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         of_gate, of_up = torch.empty_like(gate), torch.empty_like(up)
         swiglu_back(gradient.contiguous().view(gate.shape), gate, up, of_gate, of_up)
@@ -76,7 +76,7 @@ class Rotated(torch.autograd.Function):
         return _rotated(x, cos, sin, back=False)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _rotated(gradient, cos, sin, back=True), None, None
 
