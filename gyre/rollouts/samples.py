@@ -295,10 +295,14 @@ _DTYPE = re.compile(r"[<>|][biufcSU]\d+")
 
 
 def _array_out(array: NDArray[Any]) -> dict[str, Any]:
-    name = array.dtype.str
-    if not _DTYPE.fullmatch(name):
-        raise TypeError(f"an array of dtype {array.dtype} has no wire form; give it a number's or a text's")
-    return {_ARRAY: name, "shape": array.shape, "data": array.tobytes()}
+    return {_ARRAY: _name_of(array.dtype), "shape": array.shape, "data": array.tobytes()}
+
+
+@lru_cache(maxsize=64)
+def _name_of(dtype: np.dtype[Any]) -> str:
+    if not _DTYPE.fullmatch(dtype.str):
+        raise TypeError(f"an array of dtype {dtype} has no wire form; give it a number's or a text's")
+    return dtype.str
 
 
 def _array_in(value: dict[str, Any]) -> NDArray[Any]:

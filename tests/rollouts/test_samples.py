@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gyre.rollouts.sample_checks import problem_with_group
+from gyre.rollouts.sample_checks import problem_with_group, problem_with_sample
 from gyre.rollouts.samples import (
     WIRE_FORMAT,
     Group,
@@ -274,3 +274,55 @@ def test_an_array_is_made_of_bytes_alone(data):
     array = {"__nd__": "<i4", "shape": [1], "data": data}
     with pytest.raises(ValueError, match="not packed groups"):
         unpack_groups(msgpack.packb([1, [[1, array, {}, []]]]))
+
+
+def _shapes():
+    """Groups of two samples, of which the second is changed: what they are changed to is right, wrong or odd."""
+    logprobs = st.sampled_from(
+        [[-0.5, 0.0], [-0.5, 1e-9], [-0.5, 0.1], [math.nan, -1.0], [-math.inf, -1.0], [-1.0]]
+    )
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "token_ids": st.sampled_from([[0, 8], [0, 9], [-1, 3], [], [1.5, 2.0], [1]]).map(np.array)
+            | st.just([1, 2])
+            | st.just(np.array([1, 2], np.int64))
+            | st.just(np.array([1, 2], np.int32)),
+            "logprobs": logprobs.map(lambda values: np.array(values, np.float32))
+            | logprobs.map(np.array)
+            | st.just([-1.0, -1.0]),
+            "versions": st.sampled_from(
+                [
+                    (VersionRun(3, 0, 2),),
+                    (VersionRun(4, 0, 2),),
+                    (VersionRun(3, 0, 1),),
+                    (VersionRun(-1, 0, 2),),
+                    [],
+                    (),
+                ]
+            ),
+            "finish_reason": st.sampled_from(["stop", "length", "abort", None]),
+            "reward": st.sampled_from([None, 1.0, True, math.inf, math.nan, "1", np.float32(0.5), 10**400]),
+            "extras": st.sampled_from(
+                [{}, {"values": 1.0}, {"note": math.nan}, {"note": "x"}, None, [], {1: 2}]
+            ),
+            "instances": st.sampled_from(
+                [(), (InstanceRun("a", 0, 2),), (InstanceRun("a", 0, 3),), (InstanceRun("\ud800", 0, 1),), []]
+            ),
+        },
+    )
+
+
+@settings(deadline=None, max_examples=examples(400))
+@given(_shapes(), st.sampled_from([None, 9]), st.sampled_from([None, 3]))
+def test_samples_that_are_looked_at_together_have_the_problems_that_each_has(changes, vocabulary, newest):
+    right = Sample(np.array([1, 8], np.int32), np.array([-0.1, 0.0], np.float32), (VersionRun(3, 0, 2),))
+    changed = copy.copy(right)
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    each = [problem_with_sample(one, vocabulary=vocabulary, newest=newest) for one in (right, changed)]
+    assert each[0] == ""
+    found = problem_with_group(
+        Group(7, right.token_ids, samples=[right, changed]), vocabulary=vocabulary, newest=newest
+    )
+    assert found == (f"sample 1 of group 7 has {each[1]}" if each[1] else "")

@@ -170,19 +170,37 @@ def _rows_of(observed: Observed) -> Iterator[_Row]:
 def _advantages(rows: Sequence[_Row], advantages: Advantages) -> list[float | None]:
     """Of each trained sample the mean over its tokens; they are all the same but with a critic."""
     known: dict[int, Sequence[NDArray[np.float32]] | None] = {}
-    found: list[float | None] = []
-    for row in rows:
+    found: list[float | None] = [None] * len(rows)
+    places: list[int] = []
+    of_places: list[NDArray[np.float32]] = []
+    for place, row in enumerate(rows):
+        if row.of.outcome != TRAINED:
+            continue
         group = row.of.group
-        if row.of.outcome == TRAINED and id(group) not in known:
+        if id(group) not in known:
             known[id(group)] = advantages(group)
-        of_group = known.get(id(group))
-        values = of_group[row.index] if of_group is not None and row.of.outcome == TRAINED else None
-        if values is None or not len(values):
-            found.append(None)
-        else:
-            same = bool((values == values[0]).all())
-            found.append(float(values[0]) if same else float(values.mean(dtype=np.float64)))
+        of_group = known[id(group)]
+        if of_group is not None and len(of_group[row.index]):
+            places.append(place)
+            of_places.append(of_group[row.index])
+    for place, value in zip(places, _means(of_places), strict=True):
+        found[place] = value
     return found
+
+
+def _means(rows: Sequence[NDArray[np.float32]]) -> list[float]:
+    """Of each row its mean, or the very value that all of it has; none is empty."""
+    if not rows:
+        return []
+    joined = np.concatenate(rows)
+    starts = np.cumsum([0, *(len(row) for row in rows[:-1])])
+    first = joined[starts]
+    # The two are equal where all are, and never where one is NaN.
+    same = np.minimum.reduceat(joined, starts) == np.maximum.reduceat(joined, starts)
+    return [
+        one if alike else float(row.mean(dtype=np.float64))
+        for row, one, alike in zip(rows, first.tolist(), same.tolist(), strict=True)
+    ]
 
 
 def _by_group(groups: Sequence[Group], of: Callable[[Group], str | None]) -> list[str | None]:
