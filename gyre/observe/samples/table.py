@@ -109,20 +109,18 @@ def table_of(
         "finish_reason": [row.finish_reason for row in rows],
         "prompt_tokens": [len(ids) for ids in prompt_ids],
         "tokens": [len(ids) for ids in tokens],
-        "versions": [
-            [{"version": run.version, "start": run.start, "end": run.end} for run in sample.versions]
-            for sample in samples
-        ],
-        "instances": [
-            [{"name": as_text(run.name), "start": run.start, "end": run.end} for run in sample.instances]
-            for sample in samples
-        ],
         "prompt": _by_group(groups, texts.prompt),
         "answer": [texts.answer(sample) if len(sample.token_ids) else "" for sample in samples],
         "meta": [_meta(row.of) for row in rows],
         "extras": [_extras(sample) for sample in samples],
     }
     arrays = {name: pa.array(values, SCHEMA.field(name).type) for name, values in columns.items()}
+    arrays["versions"] = _run_lists(
+        "versions", [sample.versions for sample in samples], lambda run: run.version
+    )
+    arrays["instances"] = _run_lists(
+        "instances", [sample.instances for sample in samples], lambda run: as_text(run.name)
+    )
     arrays["prompt_ids"] = _lists(prompt_ids, np.int32, pa.int32())
     arrays["prompt_pieces"] = _piece_lists(prompt_ids, texts)
     arrays["token_ids"] = _lists(tokens, np.int32, pa.int32())
@@ -290,6 +288,18 @@ def _lists(rows: Sequence[NDArray[Any] | None], dtype: Any, kind: pa.DataType) -
     return _list_array(
         offsets, pa.array(values.astype(dtype, copy=False), kind), [row is None for row in rows]
     )
+
+
+def _run_lists(name: str, rows: Sequence[Sequence[Any]], what: Callable[[Any], Any]) -> pa.Array:
+    """The runs of each row as structs: `what` a run is of, its start and its end."""
+    lengths = np.cumsum([len(row) for row in rows], dtype=np.int64)
+    offsets = np.concatenate(([0], lengths)).astype(np.int32)
+    runs = [run for row in rows for run in row]
+    kind = SCHEMA.field(name).type.value_type
+    columns = [what(run) for run in runs], [run.start for run in runs], [run.end for run in runs]
+    parts = [pa.array(column, field.type) for column, field in zip(columns, kind, strict=True)]
+    structs = pa.StructArray.from_arrays(parts, fields=list(kind))
+    return _list_array(offsets, structs, [False] * len(rows))
 
 
 def _piece_lists(rows: Sequence[NDArray[np.int32]], texts: Texts) -> pa.Array:
