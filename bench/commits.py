@@ -250,6 +250,11 @@ def _name_of(process: psutil.Process) -> str:
     return " ".join(Path(word).name for word in words[0].split(" ")[:2])
 
 
+def become_subreaper() -> None:
+    """What loses its parent has this process for one from now on, so that it is found, waited for and ended."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def reaped(child: subprocess.Popen[str]) -> None:
     """Wait for whatever has ended, which for a subreaper are not its own children alone."""
     while True:
@@ -298,7 +303,8 @@ def run(side: Side, command: str, account: Account, home: Path) -> dict[str, Any
 
 
 def end_all(child: subprocess.Popen[str], sampled: Sampled) -> list[str]:
-    """Returns who had to be ended: what a command starts beside itself has some time to end by itself."""
+    """Returns who had to be ended: what a command starts beside itself has some time to end by itself. Raises
+    SystemExit where somebody stays though killed."""
     left_at, ended = time.monotonic() + LEAVE_S, []
     while below := sampled.look():
         if time.monotonic() > left_at or child.returncode is None:
@@ -306,6 +312,8 @@ def end_all(child: subprocess.Popen[str], sampled: Sampled) -> list[str]:
                 with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
                     ended.append(_name_of(one))
                     one.send_signal(signal.SIGKILL)
+        if time.monotonic() > left_at + LEAVE_S:
+            raise SystemExit(f"still there after SIGKILL: {', '.join(map(str, below))}")
         time.sleep(LOOK_S)
         reaped(child)
     return ended
@@ -373,8 +381,10 @@ def show(older: Side, newer: Side, counted: str) -> None:
         f"| {counted} | {older.commit} | {newer.commit} | ratio | least, most |\n| --- | --- | --- | --- | --- |"
     )
     for row in compared(older, newer):
-        ratio = "–" if row["ratio"] is None else f"{row['ratio']:.2f} | {row['least']:.2f}, {row['most']:.2f}"
-        print(f"| {row['']} | {row['older']:.2f} | {row['newer']:.2f} | {ratio} |")
+        spread = (
+            "– | –" if row["ratio"] is None else f"{row['ratio']:.2f} | {row['least']:.2f}, {row['most']:.2f}"
+        )
+        print(f"| {row['']} | {row['older']:.2f} | {row['newer']:.2f} | {spread} |")
     print(f"\n| CPU, s, of | {older.commit} | {newer.commit} |\n| --- | --- | --- |")
     for name, before, after in by_name(older, newer):
         print(f"| {name} | {before:.1f} | {after:.1f} |")
@@ -394,7 +404,8 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable, help="for the older commit")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended then, too
+    become_subreaper()
     place, counted = Account.place()
     account = Account(place)
     try:
