@@ -35,7 +35,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -236,10 +236,10 @@ class Sampled:
 
     def by_name(self, roles: dict[int, str]) -> dict[str, float]:
         """CPU seconds by names, the largest first; `roles` has the roles of processes that are a job's vertices."""
-        total: Counter[str] = Counter()
+        total: dict[str, float] = defaultdict(float)
         for (pid, _), (name, seconds) in self._seen.items():
             total[roles.get(pid, name)] += seconds
-        return {name: round(seconds, 2) for name, seconds in total.most_common()}
+        return {name: round(seconds, 2) for name, seconds in sorted(total.items(), key=lambda one: -one[1])}
 
 
 def _name_of(process: psutil.Process) -> str:
@@ -368,12 +368,13 @@ def compared(older: Side, newer: Side) -> list[dict[str, Any]]:
 
 def by_name(older: Side, newer: Side) -> list[tuple[str, float, float]]:
     """CPU seconds by the names of processes, means over the rounds; only those with a second."""
-    sums = [Counter[str](), Counter[str]()]
+    sums: list[dict[str, float]] = [defaultdict(float), defaultdict(float)]
     for total, side in zip(sums, (older, newer), strict=True):
         for row in side.rounds:
-            total.update({name: seconds / len(side.rounds) for name, seconds in row["by_name"].items()})
-    names = sorted(sums[0] | sums[1], key=lambda name: -max(sums[0][name], sums[1][name]))
-    return [(name, sums[0][name], sums[1][name]) for name in names if max(sums[0][name], sums[1][name]) >= 1]
+            for name, seconds in row["by_name"].items():
+                total[name] += seconds / len(side.rounds)
+    rows = [(name, sums[0][name], sums[1][name]) for name in {**sums[0], **sums[1]}]
+    return sorted((row for row in rows if max(row[1:]) >= 1), key=lambda row: -max(row[1:]))
 
 
 def show(older: Side, newer: Side, counted: str) -> None:
