@@ -1,8 +1,10 @@
 """What a command costs at this commit, beside an older one: wall time, CPU and steps, in turns on one machine.
 
     python bench/commits.py [OLDER] [--newer COMMIT] [--command "..."] [--rounds N] [--python PATH] [--json FILE]
+                            [--compile both|newer|neither]
 
-Both commits are checked out into temporary folders, and their Gyre is compiled, as an installed one is. `COMMAND`,
+Both commits are checked out into temporary folders, and their Gyre is compiled, as an installed one is, unless
+`--compile` says otherwise: where Python may not write bytecode, each process then compiles it again. `COMMAND`,
 where `{python}` is the interpreter and `{gyre}` the command line of the checkout, is what `make demo` runs unless it is
 given; OLDER is the commit before this one. The two run in turns, older, newer, newer, older, ..., so that whatever
 else the machine does hits both, each with an empty GYRE_HOME and its own checkout first on PYTHONPATH. They share this
@@ -98,15 +100,16 @@ def git(*arguments: str) -> str:
 
 
 @contextlib.contextmanager
-def checkout(label: str, commit: str, python: str, below: Path) -> Iterator[Side]:
-    """The commit in a folder of its own, compiled. It goes with the context."""
+def checkout(label: str, commit: str, python: str, below: Path, *, compiled: bool) -> Iterator[Side]:
+    """The commit in a folder of its own, which goes with the context."""
     folder = below / label
     name = git("rev-parse", "--short", "--verify", f"{commit}^{{commit}}")
     git("worktree", "add", "--detach", "--quiet", str(folder), name)
     try:
         side = Side(label, name, git("log", "-1", "--format=%s", name), folder, python)
         check(side)
-        subprocess.run((python, "-m", "compileall", "-q", str(folder / "gyre")), check=True, timeout=300)
+        if compiled:
+            subprocess.run((python, "-m", "compileall", "-q", str(folder / "gyre")), check=True, timeout=300)
         yield side
     finally:
         git("worktree", "remove", "--force", str(folder))
@@ -230,8 +233,12 @@ class Sampled:
         below: list[psutil.Process] = psutil.Process().children(recursive=True)
         for one in below:
             with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-                cpu = one.cpu_times()
-                self._seen[one.pid, one.create_time()] = (_name_of(one), cpu.user + cpu.system)
+                cpu, words = one.cpu_times(), one.cmdline()
+                name = (
+                    _name_of(words) if words else ""
+                )  # one that has ended and is not yet waited for has none
+                key = one.pid, one.create_time()
+                self._seen[key] = name or self._seen.get(key, (one.name(), 0.0))[0], cpu.user + cpu.system
         return below
 
     def by_name(self, roles: dict[int, str]) -> dict[str, float]:
@@ -242,9 +249,8 @@ class Sampled:
         return {name: round(seconds, 2) for name, seconds in sorted(total.items(), key=lambda one: -one[1])}
 
 
-def _name_of(process: psutil.Process) -> str:
-    """The module of `python -m`, what a process calls itself, else its program."""
-    words: list[str] = process.cmdline() or [process.name()]
+def _name_of(words: list[str]) -> str:
+    """Of a command line: the module of `python -m`, what a process calls itself, else its program."""
     if "-m" in words[:-1]:
         return words[words.index("-m") + 1]
     return " ".join(Path(word).name for word in words[0].split(" ")[:2])
@@ -310,7 +316,7 @@ def end_all(child: subprocess.Popen[str], sampled: Sampled) -> list[str]:
         if time.monotonic() > left_at or child.returncode is None:
             for one in below:
                 with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-                    ended.append(_name_of(one))
+                    ended.append(one.name())
                     one.send_signal(signal.SIGKILL)
         if time.monotonic() > left_at + LEAVE_S:
             raise SystemExit(f"still there after SIGKILL: {', '.join(map(str, below))}")
@@ -403,6 +409,7 @@ def main() -> int:
     parser.add_argument("--command", default=COMMAND)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--python", default=sys.executable, help="for the older commit")
+    parser.add_argument("--compile", choices=("both", "newer", "neither"), default="both")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended then, too
@@ -413,8 +420,12 @@ def main() -> int:
         # Ray's sockets want a short path, and so must the folder be.
         with (
             tempfile.TemporaryDirectory(prefix="gb", dir="/tmp", ignore_cleanup_errors=True) as folder,
-            checkout("older", options.older, options.python, Path(folder)) as older,
-            checkout("newer", options.newer, sys.executable, Path(folder)) as newer,
+            checkout(
+                "older", options.older, options.python, Path(folder), compiled=options.compile == "both"
+            ) as older,
+            checkout(
+                "newer", options.newer, sys.executable, Path(folder), compiled=options.compile != "neither"
+            ) as newer,
         ):
             for turn in range(options.rounds):
                 for side in (older, newer) if turn % 2 == 0 else (newer, older):
@@ -434,6 +445,7 @@ def write(path: Path, older: Side, newer: Side, options: argparse.Namespace, cou
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}
     data = {
         "command": options.command,
+        "compiled": options.compile,
         "machine": machine,
         "counted": counted,
         "compared": compared(older, newer),
