@@ -27,11 +27,10 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 hooks: install  ## run ruff and the quick types before every commit (pre-commit)
 	$(BIN)/pre-commit install
 
-# Compiled first, as the tests are: where Python may not write bytecode, each process of a job would compile Gyre again.
 demo: install  ## train a small model through the whole system on this machine; ARGS=--chaos kills it meanwhile
-	$(BIN)/python -m compileall -q gyre
 	$(BIN)/gyre demo $(ARGS)
 
+# Compiled first: where Python may not write bytecode, each process of a test would compile Gyre again.
 PARTS ?= fast
 test: install  ## what to run before a commit: the fast tests, and a real job whose processes are killed, each kind once
 	$(BIN)/python -m compileall -q gyre
