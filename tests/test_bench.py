@@ -141,3 +141,49 @@ def _names_in(module: Path) -> set[str]:
             case ast.ImportFrom(names=imported):
                 names |= {alias.name for alias in imported}
     return names
+
+
+_DETACHES = """
+import os, subprocess, sys, time
+if os.fork():
+    sys.exit(0)
+os.setsid()
+if os.fork():
+    sys.exit(0)
+until = time.process_time() + 0.4
+while time.process_time() < until:
+    pass
+time.sleep(600)
+"""
+
+_COUNTED = """
+import json, pathlib, shlex, sys
+sys.path.insert(0, sys.argv[1])
+import commits
+commits.LEAVE_S = 1.5
+commits.become_subreaper()
+folder = pathlib.Path(sys.argv[2])
+(folder / "detaches.py").write_text(sys.argv[3])
+side = commits.Side("older", "0", "", folder, sys.executable)
+place = commits.Account.place()[0] if sys.argv[4] == "group" else None
+account = commits.Account(place)
+row = commits.run(side, "{python} " + shlex.quote(str(folder / "detaches.py")), account, folder / "home")
+account.close()
+print(json.dumps(row | {"left": len(commits.psutil.Process().children(recursive=True))}))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="subreapers are Linux's")
+@pytest.mark.parametrize("how", ["group", "subreaper"])
+def test_what_a_command_detaches_is_counted_and_ended(how: str, tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", _COUNTED, str(BENCH), str(tmp_path), _DETACHES, how],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert told.returncode == 0, told.stderr
+    row = json.loads(told.stdout)
+    assert row["cpu_s"] >= 0.4
+    assert row["ended"]
+    assert not row["left"]

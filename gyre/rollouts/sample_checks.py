@@ -28,6 +28,10 @@ FINISH_REASONS = ("stop", "length")
 OF_TOKENS = ("ref_logprobs", "values")
 """The extras that the built-in learners read: float32, one a token."""
 
+_NUMBERS = (bool, int, float, Fraction)
+_WHOLE = (int, np.integer)
+"""Named, for a union that is written where it is asked for is made anew each time: there is one a token run."""
+
 _REAL_MAX = float(np.finfo(np.float32).max)
 """Learners compute in float32, where a larger reward is infinite."""
 
@@ -35,7 +39,7 @@ _REAL_MAX = float(np.finfo(np.float32).max)
 def real_number(value: Any) -> float | None:
     """The value as a finite float; None where it is no finite real number. Scalars and one-element arrays of numpy and
     torch are numbers, as are bools; texts are none."""
-    if isinstance(value, bool | int | float | Fraction):
+    if isinstance(value, _NUMBERS):
         try:
             number = float(value)
         except OverflowError:
@@ -180,11 +184,49 @@ def problem_with_sample(
 
 def problem_with_group(group: Group, *, vocabulary: int | None, newest: int | None = None) -> str:
     """The first problem of a group's samples, with the sample's number."""
+    if _is_plainly_right(group.samples, vocabulary, newest):
+        return ""
     for index, sample in enumerate(group.samples):
         problem = problem_with_sample(sample, vocabulary=vocabulary, newest=newest)
         if problem:
             return f"sample {index} of group {group.id} has {problem}"
     return ""
+
+
+def _is_plainly_right(samples: list[Sample], vocabulary: int | None, newest: int | None) -> bool:
+    """Whether no sample has a problem, seen at all of their tokens together: a reduction for each array of some tokens
+    would take longer than all else. False also where that cannot be seen so; then each is looked at."""
+    if not samples or not all(_is_plain(sample, newest) for sample in samples):
+        return False
+    most = MOST_TOKENS if vocabulary is None else vocabulary
+    token_ids = np.concatenate([sample.token_ids for sample in samples])
+    logprobs = np.concatenate([sample.logprobs for sample in samples])
+    if not token_ids.size:
+        return True
+    right = token_ids.min() >= 0 and token_ids.max() < most
+    return bool(right and math.isfinite(logprobs.min()) and logprobs.max() <= LOGPROB_SLACK)
+
+
+def _is_plain(sample: Any, newest: int | None) -> bool:
+    """Whether a sample has arrays of the usual types and nothing else that has a problem; what is in the arrays is not
+    looked at."""
+    if not isinstance(sample, Sample):
+        return False
+    token_ids, logprobs = sample.token_ids, sample.logprobs
+    if not isinstance(token_ids, np.ndarray) or token_ids.dtype != np.int32 or token_ids.ndim != 1:
+        return False
+    if not isinstance(logprobs, np.ndarray) or logprobs.dtype != np.float32:
+        return False
+    count = len(token_ids)
+    return (
+        logprobs.shape == (count,)
+        and sample.finish_reason in FINISH_REASONS
+        and not problem_with_versions(sample.versions, count, newest=newest)
+        and (sample.reward is None or real_number(sample.reward) is not None)
+        and not (sample.extras and problem_with_extras(sample.extras, count))
+        and isinstance(sample.extras, dict)
+        and not problem_with_instances(sample.instances, count)
+    )
 
 
 def _problem_with_values(what: str, values: np.ndarray[Any, Any], *, most: float) -> str:
@@ -209,7 +251,7 @@ def is_whole_text(text: str) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return isinstance(value, _WHOLE) and not isinstance(value, bool)
 
 
 def _kind_of(value: Any) -> str:

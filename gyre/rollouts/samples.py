@@ -63,6 +63,13 @@ class InstanceRun:
     end: int
 
 
+_RUNS_KEPT = 4096
+"""Few runs of a step differ, each is on its way several times, and to make one takes longer than to look it up."""
+
+_version_run = lru_cache(_RUNS_KEPT, typed=True)(VersionRun)
+_instance_run = lru_cache(_RUNS_KEPT, typed=True)(InstanceRun)
+
+
 @dataclass(slots=True)
 class Sample:
     """One trajectory.
@@ -189,11 +196,11 @@ def _with_samples(
         Sample(
             one,
             theirs,
-            tuple(VersionRun(*run) for run in runs),
+            tuple(_version_run(*run) for run in runs),
             finish,
             reward,
             more,
-            tuple(InstanceRun(*run) for run in parts),
+            tuple(_instance_run(*run) for run in parts),
         )
         for one, theirs, runs, finish, reward, more, parts in rows
     ]
@@ -278,11 +285,11 @@ def _group_in(row: list[Any]) -> Group:
             Sample(
                 token_ids=_array_in(tokens),
                 logprobs=_array_in(logprobs),
-                versions=tuple(VersionRun(*run) for run in runs),
+                versions=tuple(_version_run(*run) for run in runs),
                 finish_reason=finish,
                 reward=reward,
                 extras={key: _value_in(value) for key, value in extras.items()},
-                instances=tuple(InstanceRun(*run) for runs in instances for run in runs),
+                instances=tuple(_instance_run(*run) for runs in instances for run in runs),
             )
             # What was stored before it was known who generated a token has no instances.
             for tokens, logprobs, runs, finish, reward, extras, *instances in samples
@@ -295,10 +302,14 @@ _DTYPE = re.compile(r"[<>|][biufcSU]\d+")
 
 
 def _array_out(array: NDArray[Any]) -> dict[str, Any]:
-    name = array.dtype.str
-    if not _DTYPE.fullmatch(name):
-        raise TypeError(f"an array of dtype {array.dtype} has no wire form; give it a number's or a text's")
-    return {_ARRAY: name, "shape": array.shape, "data": array.tobytes()}
+    return {_ARRAY: _name_of(array.dtype), "shape": array.shape, "data": array.tobytes()}
+
+
+@lru_cache(maxsize=64)
+def _name_of(dtype: np.dtype[Any]) -> str:
+    if not _DTYPE.fullmatch(dtype.str):
+        raise TypeError(f"an array of dtype {dtype} has no wire form; give it a number's or a text's")
+    return dtype.str
 
 
 def _array_in(value: dict[str, Any]) -> NDArray[Any]:

@@ -36,7 +36,7 @@ JOB: dict[str, Any] = {
         "task": {"digits": 1},
         "sampling": {"n": 8, "max_new_tokens": 1024},
         "optim": {"lr": 1e-6},
-        "fsdp": {"pass_tokens": 4096, "recompute": False},
+        "fsdp": {"pass_tokens": 4096, "recompute": False, "fused_kernels": False},
     },
     "rollouts": {"engine": "sglang", "engine_args": ["--mem-fraction-static", "0.8"]},
     "run": {"steps": 2, "prompts_per_step": 64, "evaluate_every": 0},
@@ -95,6 +95,7 @@ def test_a_pass_that_cannot_fit_is_refused_with_the_largest_that_does(tmp_path: 
     assert planned(tmp_path, job(folder, pass_tokens=7168)).exit_code == 0
     assert planned(tmp_path, job(folder, pass_tokens=8192)).exit_code == 2
     assert planned(tmp_path, job(folder, pass_tokens=16384, recompute=True)).exit_code == 0
+    assert planned(tmp_path, job(folder, pass_tokens=8192, fused_kernels=True)).exit_code == 0
 
 
 def test_states_that_cannot_fit_are_refused_with_the_smallest_device(folder: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gyre.rollouts.sample_checks import problem_with_group
+from gyre.rollouts.sample_checks import problem_with_group, problem_with_sample
 from gyre.rollouts.samples import (
     WIRE_FORMAT,
     Group,
@@ -274,3 +274,35 @@ def test_an_array_is_made_of_bytes_alone(data):
     array = {"__nd__": "<i4", "shape": [1], "data": data}
     with pytest.raises(ValueError, match="not packed groups"):
         unpack_groups(msgpack.packb([1, [[1, array, {}, []]]]))
+
+
+def _floats(*values, dtype=np.float32):
+    return np.array(values, dtype)
+
+
+CHANGES = [
+    *(("token_ids", np.array(ids, np.int32)) for ids in ([0, 8], [0, 9], [-1, 3], [], [1])),
+    *(("token_ids", ids) for ids in (np.array([1, 2], np.int64), _floats(1.5, 2.0), [1, 2])),
+    *(("logprobs", _floats(-0.5, last)) for last in (0.0, 1e-9, 0.1, math.nan, math.inf, -math.inf)),
+    *(("logprobs", values) for values in (_floats(-1.0), _floats(-0.5, 0.1, dtype=np.float64), [-1.0, -1.0])),
+    *(("versions", (VersionRun(*run),)) for run in ((3, 0, 2), (4, 0, 2), (-1, 0, 2), (3, 0, 1))),
+    *(("versions", runs) for runs in ((), [])),
+    *(("finish_reason", reason) for reason in ("stop", "length", "abort", None)),
+    *(("reward", reward) for reward in (None, 1.0, True, math.inf, math.nan, "1", np.float32(0.5), 10**400)),
+    *(("extras", extras) for extras in ({}, {"values": 1.0}, {"a": math.nan}, {"a": "x"}, None, [], {1: 2})),
+    *(("instances", (InstanceRun(*run),)) for run in (("a", 0, 2), ("a", 0, 3), ("\ud800", 0, 1))),
+    ("instances", []),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), CHANGES, ids=[str(at) for at in range(len(CHANGES))])
+@pytest.mark.parametrize(("vocabulary", "newest"), [(None, None), (9, 3)])
+def test_samples_that_are_looked_at_together_have_the_problems_that_each_has(name, value, vocabulary, newest):
+    right = Sample(np.array([1, 8], np.int32), np.array([-0.1, 0.0], np.float32), (VersionRun(3, 0, 2),))
+    changed = copy.copy(right)
+    setattr(changed, name, value)
+    known = {"vocabulary": vocabulary, "newest": newest}
+    assert problem_with_sample(right, **known) == ""
+    problem = problem_with_sample(changed, **known)
+    found = problem_with_group(Group(7, right.token_ids, samples=[right, changed]), **known)
+    assert found == (f"sample 1 of group 7 has {problem}" if problem else "")

@@ -109,20 +109,18 @@ def table_of(
         "finish_reason": [row.finish_reason for row in rows],
         "prompt_tokens": [len(ids) for ids in prompt_ids],
         "tokens": [len(ids) for ids in tokens],
-        "versions": [
-            [{"version": run.version, "start": run.start, "end": run.end} for run in sample.versions]
-            for sample in samples
-        ],
-        "instances": [
-            [{"name": as_text(run.name), "start": run.start, "end": run.end} for run in sample.instances]
-            for sample in samples
-        ],
         "prompt": _by_group(groups, texts.prompt),
         "answer": [texts.answer(sample) if len(sample.token_ids) else "" for sample in samples],
         "meta": [_meta(row.of) for row in rows],
         "extras": [_extras(sample) for sample in samples],
     }
     arrays = {name: pa.array(values, SCHEMA.field(name).type) for name, values in columns.items()}
+    arrays["versions"] = _run_lists(
+        "versions", [sample.versions for sample in samples], lambda run: run.version
+    )
+    arrays["instances"] = _run_lists(
+        "instances", [sample.instances for sample in samples], lambda run: as_text(run.name)
+    )
     arrays["prompt_ids"] = _lists(prompt_ids, np.int32, pa.int32())
     arrays["prompt_pieces"] = _piece_lists(prompt_ids, texts)
     arrays["token_ids"] = _lists(tokens, np.int32, pa.int32())
@@ -170,19 +168,37 @@ def _rows_of(observed: Observed) -> Iterator[_Row]:
 def _advantages(rows: Sequence[_Row], advantages: Advantages) -> list[float | None]:
     """Of each trained sample the mean over its tokens; they are all the same but with a critic."""
     known: dict[int, Sequence[NDArray[np.float32]] | None] = {}
-    found: list[float | None] = []
-    for row in rows:
+    found: list[float | None] = [None] * len(rows)
+    places: list[int] = []
+    of_places: list[NDArray[np.float32]] = []
+    for place, row in enumerate(rows):
+        if row.of.outcome != TRAINED:
+            continue
         group = row.of.group
-        if row.of.outcome == TRAINED and id(group) not in known:
+        if id(group) not in known:
             known[id(group)] = advantages(group)
-        of_group = known.get(id(group))
-        values = of_group[row.index] if of_group is not None and row.of.outcome == TRAINED else None
-        if values is None or not len(values):
-            found.append(None)
-        else:
-            same = bool((values == values[0]).all())
-            found.append(float(values[0]) if same else float(values.mean(dtype=np.float64)))
+        of_group = known[id(group)]
+        if of_group is not None and len(of_group[row.index]):
+            places.append(place)
+            of_places.append(of_group[row.index])
+    for place, value in zip(places, _means(of_places), strict=True):
+        found[place] = value
     return found
+
+
+def _means(rows: Sequence[NDArray[np.float32]]) -> list[float]:
+    """Of each row its mean, or the very value that all of it has; none is empty."""
+    if not rows:
+        return []
+    joined = np.concatenate(rows)
+    starts = np.cumsum([0, *(len(row) for row in rows[:-1])])
+    first = joined[starts]
+    # The two are equal where all are, and never where one is NaN.
+    same = np.minimum.reduceat(joined, starts) == np.maximum.reduceat(joined, starts)
+    return [
+        one if alike else float(row.mean(dtype=np.float64))
+        for row, one, alike in zip(rows, first.tolist(), same.tolist(), strict=True)
+    ]
 
 
 def _by_group(groups: Sequence[Group], of: Callable[[Group], str | None]) -> list[str | None]:
@@ -272,6 +288,18 @@ def _lists(rows: Sequence[NDArray[Any] | None], dtype: Any, kind: pa.DataType) -
     return _list_array(
         offsets, pa.array(values.astype(dtype, copy=False), kind), [row is None for row in rows]
     )
+
+
+def _run_lists(name: str, rows: Sequence[Sequence[Any]], what: Callable[[Any], Any]) -> pa.Array:
+    """The runs of each row as structs: `what` a run is of, its start and its end."""
+    lengths = np.cumsum([len(row) for row in rows], dtype=np.int64)
+    offsets = np.concatenate(([0], lengths)).astype(np.int32)
+    runs = [run for row in rows for run in row]
+    kind = SCHEMA.field(name).type.value_type
+    columns = [what(run) for run in runs], [run.start for run in runs], [run.end for run in runs]
+    parts = [pa.array(column, field.type) for column, field in zip(columns, kind, strict=True)]
+    structs = pa.StructArray.from_arrays(parts, fields=list(kind))
+    return _list_array(offsets, structs, [False] * len(rows))
 
 
 def _piece_lists(rows: Sequence[NDArray[np.int32]], texts: Texts) -> pa.Array:

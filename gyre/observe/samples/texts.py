@@ -71,6 +71,8 @@ class Texts:
 
 def as_text(value: Any) -> str:
     """The value as text that UTF-8 can hold."""
+    if type(value) is str and value.isascii():  # nearly all: names, reasons, pieces
+        return value
     return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
 
 

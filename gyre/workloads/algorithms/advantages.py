@@ -15,6 +15,7 @@ This module must not import torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Protocol, cast
 
 import numpy as np
@@ -43,7 +44,10 @@ def group_normalised(rewards: ArrayLike) -> Values:
 def earned_the_same(rewards: ArrayLike) -> bool:
     """Whether the rewards of a group are the same but for rounding, so that to compare its samples teaches nothing."""
     values = np.asarray(rewards, dtype=np.float64)
-    return values.size < 2 or bool(np.ptp(values) <= ROUNDING * np.abs(values).max())
+    if values.size < 2:
+        return True
+    low, high = float(values.min()), float(values.max())
+    return high - low <= ROUNDING * max(abs(low), abs(high))
 
 
 def mean_only(rewards: ArrayLike) -> Values:
@@ -130,10 +134,10 @@ def advantages_of(groups: Sequence[Group], settings: LossSettings) -> list[NDArr
         else:
             totals = [float(sample.reward or 0.0) for sample in group.samples]
         if settings.adv_estimator in GROUP_ESTIMATORS:
-            estimates: Sequence[ArrayLike] = GROUP_ESTIMATORS[settings.adv_estimator](totals).tolist()
+            found += _each(group, GROUP_ESTIMATORS[settings.adv_estimator](totals), settings.adv_estimator)
         else:
             estimates = advantage_of(settings)(group, np.asarray(totals, dtype=np.float64))
-        found += _by_token(group, estimates, settings.adv_estimator)
+            found += _by_token(group, estimates, settings.adv_estimator)
     return found
 
 
@@ -153,6 +157,20 @@ def advantage_of(settings: LossSettings) -> Advantage:
     )
 
 
+def _each(group: Group, estimates: Values, name: str) -> list[NDArray[np.float32]]:
+    """As `_by_token`, of one number a sample: they are looked at together. Raises ValueError for no number."""
+    values = estimates.astype(np.float32)
+    if not np.isfinite(values).all():
+        raise ValueError(_not_finite(name, group))
+    ends = list(accumulate(len(sample.token_ids) for sample in group.samples))
+    joined = np.repeat(values, [len(sample.token_ids) for sample in group.samples])
+    return [joined[start:end] for start, end in pairwise([0, *ends])]
+
+
+def _not_finite(name: str, group: Group) -> str:
+    return f"{name} gave an advantage of group {group.id} that is not a finite number"
+
+
 def _by_token(group: Group, estimates: Sequence[ArrayLike], name: str) -> list[NDArray[np.float32]]:
     """Of each sample float32 `[t]`. Raises ValueError for another number of estimates, a wrong length or no number."""
     if len(estimates) != len(group.samples):
@@ -167,7 +185,7 @@ def _by_token(group: Group, estimates: Sequence[ArrayLike], name: str) -> list[N
                 f"{name} gave an advantage of shape {values.shape} for a sample of {length} tokens"
             )
         if not np.isfinite(values).all():
-            raise ValueError(f"{name} gave an advantage of group {group.id} that is not a finite number")
+            raise ValueError(_not_finite(name, group))
         found.append(np.array(np.broadcast_to(values, (length,))))
     return found
 

@@ -8,6 +8,7 @@ This module must not know what follows from a full disk.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -93,6 +94,7 @@ def can_write(place: Path, size_bytes: int) -> bool:
     return True
 
 
+@functools.cache  # it is asked twice a second by each process of a job
 def _machine() -> str:
     """The same for all processes that run on one kernel now."""
     try:
