@@ -4,7 +4,8 @@ What an engine does, and where the numbers are from:
 
 - A decode step takes as long as `STEP_MS` says for the samples that run: nearly flat for few, and growing then. Of a
   0.6B model in SGLang on one GPU: 64 and 256 running from `bench/results/rollouts_gpu.json` (`bare_few`, `bare_fixed`:
-  21,978 and 37,700 tokens/s), 512 from `bench/results/size.md` (55,800 tokens/s alone); between them by the line.
+  21,978 and 37,700 tokens/s), 512 from 55,800 tokens/s, as an H100
+  once made in rounds of 512; between them by the line.
 - Prompts are read in passes that stop the decoding: `PASS_S` each beside `PREFILL_TOKENS_S`. A prompt of a group is
   read once by an engine. That is slower than `RoutingSettings.prefill_cost` takes it to be at 512 running.
 - A sample that is recalled ends at the next step, and each is an HTTP request of `ABORT_S` to the engine's one process.
