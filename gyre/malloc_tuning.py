@@ -22,10 +22,8 @@ import gc
 import threading
 from collections.abc import Callable
 
-LARGE_BYTES = 2 << 20
-"""Above what comes and goes all the time: msgpack takes 1 MiB for each message that it writes, Ray's calls too, and a
-step's groups take some hundred KiB on each of their ways. From the system each such block is a call, and a page fault
-for every 4 KiB that is written: to pack 300 KiB took 0.4 ms instead of 0.02 ms."""
+LARGE_BYTES = 128 << 10
+"""glibc's own first limit."""
 
 TRIM_S = 60.0
 """Between two looks for free pages: each takes some milliseconds for 50 MiB, in which other threads wait for memory."""

@@ -39,8 +39,10 @@ def fused(request: pytest.FixtureRequest) -> Iterator[tuple[nn.Module, nn.Module
 def test_the_usual_parts_are_found_and_no_others(kind: str) -> None:
     model = small_model(AutoConfig.for_model(kind), attention=None, seed=1)
     before = {name: one.clone() for name, one in model.state_dict().items()}
+    drawn_from = torch.get_rng_state()
     assert {name.rpartition(".")[2] for name in fusable(model)} == USUAL[kind]
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn_from), "nothing is drawn from the process's own generator"
 
 
 @pytest.mark.parametrize("fused", ["qwen3", "qwen3_moe", "phi3"], indirect=True)

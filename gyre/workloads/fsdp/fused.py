@@ -11,7 +11,7 @@ This module must not know about ranks or steps.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -34,8 +34,7 @@ def fusable(causal: nn.Module) -> frozenset[str]:
     """The classes and functions of a model, which has its weights in float32, that `fuse` may replace, by their full
     names."""
     found = set()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with torch.no_grad():
         seen = {type(module): module for module in causal.modules()}
         for kind, module in seen.items():
             own = _replacement(module)
@@ -160,11 +159,12 @@ def _is_usual(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
 def _says_the_same(module: nn.Module, own: Callable[[Tensor], Tensor]) -> bool:
     like = next(module.parameters())
     width = like.shape[-1]
-    x = torch.randn(1, ROWS, width, device=like.device, dtype=like.dtype)
+    generator = _generator()
+    x = _drawn((1, ROWS, width), generator, like.device)
     kept = {name: one.detach().clone() for name, one in module.named_parameters()}
     try:
         for one in module.parameters():
-            one.copy_(torch.randn_like(one))
+            one.copy_(_drawn(one.shape, generator, one.device))
         return _is_close(own(x), module(x))
     except Exception:  # it wants something else than a tensor, or has other widths
         return False
@@ -174,13 +174,23 @@ def _says_the_same(module: nn.Module, own: Callable[[Tensor], Tensor]) -> bool:
 
 
 def _rotates_the_same(before: Callable[..., Any], device: torch.device) -> bool:
-    q, k = torch.randn(1, 4, ROWS, 8, device=device), torch.randn(1, 2, ROWS, 8, device=device)
-    cos, sin = torch.randn(1, ROWS, 8, device=device), torch.randn(1, ROWS, 8, device=device)
+    generator = _generator()
+    q, k = (_drawn((1, heads, ROWS, 8), generator, device) for heads in (4, 2))
+    cos, sin = (_drawn((1, ROWS, 8), generator, device) for _ in range(2))
     try:
         theirs = before(q, k, cos, sin)
         return all(_is_close(_rotated(x, cos, sin), one) for x, one in zip((q, k), theirs, strict=True))
     except Exception:  # another function by this name
         return False
+
+
+def _generator() -> torch.Generator:
+    """One of its own: what the process draws from later is as if nothing had been asked here."""
+    return torch.Generator().manual_seed(0)
+
+
+def _drawn(shape: Sequence[int], generator: torch.Generator, device: torch.device) -> Tensor:
+    return torch.randn(tuple(shape), generator=generator).to(device)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
