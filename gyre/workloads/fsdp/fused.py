@@ -1,9 +1,8 @@
 """Layers of transformers whose parts take one kernel each on a GPU: norms, gated units, rotary positions.
 
-Transformers computes each as a dozen passes over memory, which of a model of 4 billion parameters take as long as its
-products. A class is replaced if it looks like the usual one and, asked with random numbers in float32, says what the
-replacement says; whatever else a model computes stays as it is. The gradient is compared with the model's own by
-`small_check`, as the rest is.
+Transformers computes each as several passes over memory. A class is replaced if it looks like the usual one and, asked
+with random numbers in float32, says what the replacement says; whatever else a model computes stays as it is. The
+gradient is compared with the model's own by `small_check`, as the rest is.
 
 This module must not know about ranks or steps.
 """
