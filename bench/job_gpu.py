@@ -95,6 +95,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--backend", choices=("fsdp",), default="", help="where the example has another")
     parser.add_argument("--label", default="", help="added to the case's name, where only settings differ")
     parser.add_argument("--set", action="append", default=[], help="as of gyre run, for the job")
+    parser.add_argument("--engine-python", default="", help="that SGLang is installed in, if not this one")
     parser.add_argument("--within", type=float, default=400.0, help="seconds for the job, its start included")
     parser.add_argument("--kill-every", type=float, default=120.0)
     parser.add_argument("--kill-for", type=float, default=480.0, help="seconds from the first kill on")
@@ -309,7 +310,7 @@ def row_of(given: argparse.Namespace, part: str, gpu: int) -> Row:
     if part == "engine":
         from job_plane.generation import engine_alone
 
-        return asyncio.run(engine_alone(case, gpu))
+        return asyncio.run(engine_alone(case, gpu, given.engine_python))
     if part == "trainer":
         from job_plane.trainer_alone import trainer_alone
 
@@ -346,7 +347,7 @@ def job_row(case: Case, given: argparse.Namespace, part: str) -> Row:
         case,
         details,
         label,
-        given.set,
+        [*given.set, *([f"rollouts.engine_python={given.engine_python}"] if given.engine_python else [])],
         within_s=given.within,
         profile_at=given.profile_at,
         attack=attack,

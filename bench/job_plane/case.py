@@ -206,7 +206,8 @@ def tokens_of(micro_batches: list[list[Group]]) -> int:
 
 def best_by_hand(case: Case) -> dict[str, list[str]]:
     """The settings that the bare engine is tried with, by name; its best is what counts. A prompt of 48 tokens is not
-    worth a cache; one of 1,024, which eight samples share, may be."""
+    worth a cache; one of 1,024, which eight samples share, is."""
     large = ["--max-running-requests", "512", "--cuda-graph-max-bs", "512"]
-    without = {"no radix cache": [*large, "--disable-radix-cache"]}
-    return without if case.prompt_tokens < 512 else without | {"radix cache": large}
+    if case.prompt_tokens < 512:
+        return {"no radix cache": [*large, "--disable-radix-cache"]}
+    return {"radix cache": large}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -27,14 +28,22 @@ GROUPS_TOGETHER = 2
 chunks, and with requests of fewer samples."""
 
 
-def engine_command(case: Case, folder: Path, gpu: int, settings: Sequence[str]) -> EngineCommand:
+def engine_command(
+    case: Case, folder: Path, gpu: int, settings: Sequence[str], python: str = ""
+) -> EngineCommand:
     from gyre.engines.sglang import sglang_command
     from gyre.rollouts.agent.join import engine_commands
 
     if case.dry:
         return engine_commands("embedded", max_running=64, kv_tokens=1 << 16)(folder, "0")
     environment = {"CUDA_VISIBLE_DEVICES": str(gpu), "HF_HUB_OFFLINE": "1"}
-    return sglang_command(folder, weight_version="0", extra=[*TRITON, *settings], env=environment)
+    return sglang_command(
+        folder,
+        python=python or sys.executable,
+        weight_version="0",
+        extra=[*TRITON, *settings],
+        env=environment,
+    )
 
 
 class Asking:
@@ -122,15 +131,15 @@ class Asking:
         return tokens / (last_asked - since)
 
 
-async def engine_alone(case: Case, gpu: int = 0) -> Row:
+async def engine_alone(case: Case, gpu: int = 0, python: str = "") -> Row:
     """By each setting of `best_by_hand`: rounds of a step's samples, and a flow of steps. `tokens_s` is the best flow
-    or round of all."""
+    or round of all. `python` is the one that SGLang is installed in, "" for this one."""
     folder = case.model()
     rounds, steps = (1, 4) if case.lengths == "lognormal" else (2, 6)  # its rounds end with one long sample
     found: Row = {"settings": {}}
     for name, settings in best_by_hand(case).items():
         began = time.monotonic()
-        command = engine_command(case, folder, gpu, settings)
+        command = engine_command(case, folder, gpu, settings, python)
         async with EngineProcess(command, ready_within_s=READY_WITHIN_S) as engine:
             row: Row = {"ready_s": round(time.monotonic() - began, 1), "command": " ".join(settings)}
             client = engine.client()

@@ -1,7 +1,8 @@
-"""Watches a running job from outside: its rollout plane, its GPUs, and profiles of its processes."""
+"""Watches a running job from outside: its rollout plane, its GPUs, the machine's cores, and profiles of its processes."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import threading
@@ -10,10 +11,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
 from job_plane.account import events_of
 from job_plane.case import Row
 
 EVERY_S = 0.1
+
+CORES_EVERY_S = 1.0
 
 FRESH_S = 2.0
 """A look at the plane that is older says nothing of now."""
@@ -21,8 +25,23 @@ FRESH_S = 2.0
 PROFILED = ("trainer-0", "actor-0", "rollout_manager-0", "rollout-0")
 
 
+CORES_OF = 12
+"""Of so many processes, those that work most."""
+
+
+def cpu_of_processes() -> dict[int, tuple[str, float]]:
+    """Name and seconds of CPU of each process."""
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            found[process.pid] = (process.name(), times.user + times.system)
+    return found
+
+
 class Watch:
-    """A context manager over a job whose home is `home`. It writes `NAME_plane.jsonl`, `NAME_gpus.csv` and, where
+    """A context manager over a job whose home is `home`. It writes `NAME_plane.jsonl`, `NAME_gpus.csv`, `NAME_cores.jsonl`
+    (how many cores work, how many the machine's host has given to others meanwhile, and whose they are) and, where
     `profile_at_step` is given, `NAME_VERTEX.folded` (py-spy's stacks over `profile_s` seconds) to `out`. `began` is
     when the command was started."""
 
@@ -39,7 +58,7 @@ class Watch:
         self._began = began
         self._profile_at_step, self._profile_s = profile_at_step, profile_s
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._plane, daemon=True)]
+        self._threads = [threading.Thread(target=of, daemon=True) for of in (self._plane, self._cores)]
         if profile_at_step:
             self._threads.append(threading.Thread(target=self._profiles, daemon=True))
         self._gpus: subprocess.Popen[bytes] | None = None
@@ -80,6 +99,23 @@ class Watch:
                     continue
                 self._look = {"at_s": round(time.time() - self._began, 3)} | status
                 file.write(json.dumps(self._look) + "\n")
+
+    def _cores(self) -> None:
+        before, used, at_s = psutil.cpu_times(), cpu_of_processes(), time.time()
+        with (self._out / f"{self._name}_cores.jsonl").open("w") as file:
+            while not self._over.wait(CORES_EVERY_S):
+                now, uses, looked_s = psutil.cpu_times(), cpu_of_processes(), time.time()
+                took_s = looked_s - at_s
+                grown = {pid: (name, cpu_s - used.get(pid, ("", 0.0))[1]) for pid, (name, cpu_s) in uses.items()}
+                most = sorted(grown.items(), key=lambda one: -one[1][1])[:CORES_OF]
+                row = {
+                    "at_s": round(looked_s - self._began, 3),
+                    "cores": round((now.user + now.system - before.user - before.system) / took_s, 2),
+                    "steal": round((now.steal - before.steal) / took_s, 2),
+                    "of": {f"{name} {pid}": round(cpu_s / took_s, 2) for pid, (name, cpu_s) in most},
+                }
+                file.write(json.dumps(row) + "\n")
+                before, used, at_s = now, uses, looked_s
 
     def _status(self) -> dict[str, Any]:
         told = json.loads(next(self._home.glob("jobs/*/rollouts.json")).read_text())

@@ -118,7 +118,7 @@ class WeightPeer:
     def settle(self) -> None:
         """Deregister, after a fetch, the memory of versions that made room from Mooncake."""
         if self.mooncake is not None:
-            self.mooncake.keep(view for one in self.arena.all_versions() for view in one.views)
+            self.mooncake.keep(view for one in self.arena.all_versions() for _, view in one.mapped())
 
     def unlink(self) -> None:
         """Remove the folder, because the process is about to be ended; receivers go on. Callable from any thread."""

@@ -206,7 +206,7 @@ class Publication:
 
         dtype = getattr(torch, spec.dtype)
         offset, count = spec.offset + first * dtype.itemsize, end - first
-        flat = torch.frombuffer(self._files.views[0], dtype=dtype, count=count, offset=offset)
+        flat = torch.frombuffer(self._files.view_of(0), dtype=dtype, count=count, offset=offset)
         if count < source.numel():
             flat.copy_(source.view(-1)[first:end])
         else:
@@ -216,7 +216,7 @@ class Publication:
         self._filled(0, offset, count * dtype.itemsize)
 
     def _fill(self, file: int, offset: int, content: bytes | memoryview) -> None:
-        self._files.views[file][offset : offset + len(content)] = content
+        self._files.view_of(file)[offset : offset + len(content)] = content
         self._filled(file, offset, len(content))
 
     def _filled(self, file: int, offset: int, nbytes: int) -> None:

@@ -86,3 +86,29 @@ def test_a_chunk_beyond_the_end_is_refused(loader: ModuleType, mapped: Map) -> N
         way.bring([mapping], [beyond])
     with pytest.raises(loader.OtherBytes, match="ends at"):
         loader._verify([mapping], [beyond])
+
+
+def test_of_pinned_pages_every_byte_is_read_in_place_and_a_flipped_bit_is_found(
+    loader: ModuleType, mapped: Map
+) -> None:
+    first, a = mapped("pinned", 9 * PIECE + 3)
+    second, b = mapped("plain", 2 * PIECE)
+    first.is_pinned = True  # type: ignore[attr-defined]  # as after `pin`, which wants a GPU
+    way = loader._Way(torch.device("cpu"), threads=2, piece_bytes=PIECE)
+    chunks = [chunk(0, a, 0, 4 * PIECE), chunk(0, a, 5 * PIECE, 2 * PIECE), chunk(1, b, 0, 2 * PIECE)]
+    assert [copy.numpy().tobytes() for copy in way.bring([first, second], chunks)] == [a, b]
+    first.buffer[5 * PIECE] ^= 1  # type: ignore[attr-defined]
+    with pytest.raises(loader.OtherBytes, match="holds other bytes"):
+        way.bring([first, second], chunks)
+
+
+def test_files_that_nobody_has_a_link_to_are_not_kept_pinned(loader: ModuleType, mapped: Map) -> None:
+    rank = object.__new__(loader._Rank)
+    rank._pinned = {}
+    turns = [mapped(f"turn {at}", PIECE)[0] for at in range(loader._SLOTS + 1)]
+    for one in turns[:2]:
+        rank._keep([one])
+    Path(turns[0].path).unlink()  # type: ignore[attr-defined]
+    for one in turns[2:]:
+        rank._keep([one])
+    assert list(rank._pinned.values()) == turns[1:]

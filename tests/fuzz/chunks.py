@@ -63,7 +63,7 @@ def manifest_of(version: int) -> WeightManifest:
 def publish(arena: Arena, version: int) -> WeightManifest:
     manifest = manifest_of(version)
     files = arena.stage(manifest.files, keep=None, chunk_bytes=CHUNK)
-    files.views[0][:] = content(version)
+    files.view_of(0)[:] = content(version)
     arena.commit(manifest)
     return manifest
 

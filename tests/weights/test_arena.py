@@ -47,11 +47,11 @@ def test_who_has_a_link_to_an_old_version_keeps_its_bytes_and_the_next_one_waits
     manifests = [origin.publish(version) for version in (1, 2)]
     linked = agent.adopt(origin.arena.versions[1].path, manifests[0], keep=None)
     assert linked is not None
-    was = [bytes(view) for view in linked.views]
+    was = [bytes(linked.view_of(at)) for at in range(len(linked.specs))]
     origin.arena.make_ready()
     before = len(taken)
     origin.publish(3)
     assert len(taken) == before
-    assert [bytes(view) for view in linked.views] == was
+    assert [bytes(linked.view_of(at)) for at in range(len(linked.specs))] == was
     agent.close(remove=True)
     origin.close()

@@ -10,7 +10,8 @@ Invariants:
 - *nothing escapes*: an exception that left `load` would end the whole server, so each becomes the outcome that the
   agent asks for;
 - *copied is verified*: `load` copies only what `prepare` verified; a prepared version is copied once or never. Bytes
-  for the device are hashed where they are sent from, in page-locked memory of this process;
+  for the device are hashed where they are sent from: the version's own pages, page-locked once, or where they cannot
+  be, page-locked memory of this process;
 - *no token of older weights is called newer*: tokens generated before the copy are counted in the same pause;
 - *no forward pass sees half*: the device is idle before the first copy and after the last;
 - *only shared prefixes are cached*: SGLang keeps what requests began with, and forgets a finished request's own tokens,
@@ -49,8 +50,15 @@ except ImportError:  # reported when it is needed
 KEY = "GYRE_WEIGHT_LOADER"
 """The environment variable with the engine's part of the sockets' names."""
 
-_SLOTS = 2
-"""Versions whose files stay pinned: a host has one that is served and one that is fetched."""
+_SLOTS = 4
+"""Versions whose files stay pinned: a publisher on this host writes three in turn, and one more while a reader is slow.
+Files that nobody has a link to any more are let go before."""
+
+_MADV_POPULATE_WRITE = 23
+"""Of madvise(2), since Linux 5.14; an older kernel refuses it, and page-locking then takes longer."""
+
+_MAPPED_AT_ONCE = 64 << 20
+"""Bytes whose pages one call maps: others of the process that want to map memory wait that long."""
 
 _PIECE_BYTES = 4 << 20
 """Bytes sent to the device at a time: the engine's own copies get in between, and a piece is still in the core's cache
@@ -164,10 +172,17 @@ class _Rank:
                 self._keep(mappings)
                 times["pin_s"] = time.perf_counter() - began
             elif stage == "device":
+                try:
+                    for mapping in mappings:
+                        mapping.pin()
+                    self._keep(mappings)
+                except RuntimeError as error:  # the host allows no more page-locked memory, say
+                    note = _told(error)
+                times["pin_s"] = time.perf_counter() - began
                 if self._way is None:
                     self._way = _Way(self.device)
                 buffers, verified = self._way.bring(mappings, slot["chunks"]), True
-                times["copy_s"] = time.perf_counter() - began
+                times["copy_s"] = time.perf_counter() - began - times["pin_s"]
         except OtherBytes:
             raise
         except Exception as error:  # no memory, say: the version is then copied from where it is
@@ -189,6 +204,8 @@ class _Rank:
 
     def _keep(self, mappings: list[_Mapping]) -> None:
         """Keep these mappings pinned: pinning costs more than copying, and a host reuses its files in turn."""
+        for identity in [key for key, mapping in self._pinned.items() if mapping.is_gone()]:
+            del self._pinned[identity]
         for mapping in mappings:
             self._pinned.pop(mapping.identity, None)
             self._pinned[mapping.identity] = mapping
@@ -292,8 +309,8 @@ class OtherBytes(ValueError):
 
 class _Way:
     """Copies files to `device` by several threads, and verifies them in the same pass. A thread takes a part (a chunk,
-    or a range that no chunk covers), copies it piece by piece into page-locked memory of its own, and hashes and sends
-    it there: the bytes that arrive are those that were hashed.
+    or a range that no chunk covers). Of a pinned mapping the device reads the part itself, while the thread hashes it.
+    Otherwise the thread copies it piece by piece into page-locked memory of its own, and hashes and sends it there.
 
     Without a device that runs beside the host (a CPU: in tests) the memory is plain, and a copy ends when it returns.
     """
@@ -303,13 +320,8 @@ class _Way:
         self._cuda = device.type == "cuda"
         # One stream for all, because freed memory is reused only by the stream that had it.
         self._stream = torch.cuda.Stream(device) if self._cuda else None  # type: ignore[no-untyped-call]
-        self._lanes = [
-            [
-                (torch.empty(piece_bytes, dtype=torch.uint8, pin_memory=self._cuda), self._event())
-                for _ in range(_PIECES)
-            ]
-            for _ in range(threads or _threads())
-        ]
+        self._piece_bytes = piece_bytes
+        self._lanes: list[_Lane] = [[] for _ in range(threads or _threads())]
 
     def _event(self) -> Any:
         return torch.cuda.Event(blocking=True) if self._cuda else None  # type: ignore[no-untyped-call]
@@ -323,12 +335,13 @@ class _Way:
         with torch.cuda.stream(self._stream):
             copies = [torch.empty(size, dtype=torch.uint8, device=self._device) for size in sizes]
 
-        def work(lane: list[tuple[torch.Tensor, Any]]) -> None:
+        def work(lane: _Lane) -> None:
             if self._cuda:
                 torch.cuda.set_device(self._device)
             while (part := parts.get()) is not None:
                 file, offset, size, checksum = part
-                self._send(mappings[file], copies[file], offset, size, checksum, lane)
+                send = self._send_pinned if mappings[file].is_pinned else self._send
+                send(mappings[file], copies[file], offset, size, checksum, lane)
 
         try:
             with ThreadPoolExecutor(len(self._lanes), thread_name_prefix="gyre-weights") as pool:
@@ -339,17 +352,27 @@ class _Way:
                 self._stream.synchronize()  # no copy is on its way any more, whatever happened
         return copies
 
+    def _send_pinned(
+        self, mapping: _Mapping, copy: torch.Tensor, offset: int, size: int, checksum: str, lane: _Lane
+    ) -> None:
+        mapping.require(offset, size)
+        part = slice(offset, offset + size)
+        with torch.cuda.stream(self._stream):
+            copy[part].copy_(mapping.buffer[part], non_blocking=True)
+        if checksum:
+            mapping.verify(offset, size, checksum)
+
     def _send(
-        self,
-        mapping: _Mapping,
-        copy: torch.Tensor,
-        offset: int,
-        size: int,
-        checksum: str,
-        lane: list[tuple[torch.Tensor, Any]],
+        self, mapping: _Mapping, copy: torch.Tensor, offset: int, size: int, checksum: str, lane: _Lane
     ) -> None:
         digest = _hasher(checksum) if checksum else None
         mapping.require(offset, size)
+        if not lane:
+            pieces = (
+                torch.empty(self._piece_bytes, dtype=torch.uint8, pin_memory=self._cuda)
+                for _ in range(_PIECES)
+            )
+            lane += [(piece, self._event()) for piece in pieces]
         origin = mapping.buffer.data_ptr()
         for turn, at in enumerate(range(offset, offset + size, lane[0][0].numel())):
             piece, sent = lane[turn % len(lane)]
@@ -367,6 +390,10 @@ class _Way:
                 sent.record(self._stream)
         if digest is not None and digest.hexdigest() != checksum:
             raise mapping.differs(digest.hexdigest(), checksum, offset, size)
+
+
+_Lane = list[tuple[torch.Tensor, Any]]
+"""A thread's pieces, made when it first needs them, and the event after which each has been sent."""
 
 
 def _threads() -> int:
@@ -408,9 +435,15 @@ class _Mapping:
     def __init__(self, path: str, descriptor: int, stat: os.stat_result) -> None:
         self.path, self.size = path, stat.st_size
         self.identity = (stat.st_dev, stat.st_ino, stat.st_size)
+        self._descriptor = os.dup(descriptor)
         self._map = mmap.mmap(descriptor, self.size)  # writable, for torch and for pinning want it
         self.buffer = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._pinned = False
+        self.is_pinned = False
+        self._unpin: Any = None
+
+    def is_gone(self) -> bool:
+        """Whether nobody has a link to the file any more, so that only this mapping keeps its pages."""
+        return os.fstat(self._descriptor).st_nlink == 0
 
     def require(self, offset: int, size: int) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
@@ -431,19 +464,40 @@ class _Mapping:
             raise self.differs(digest.hexdigest(), checksum, offset, size)
 
     def pin(self) -> None:
-        """Page-lock it, so that the device reads it at full speed. A second time costs nothing."""
-        if self._pinned:
+        """Page-lock it, so that the device reads it at full speed. A second time costs nothing. Raises RuntimeError.
+
+        The call holds Python's lock: for some 20 ms a gigabyte whose pages are mapped already, for many times as long
+        where it has to map them."""
+        if self.is_pinned or not self.size:
             return
+        self._map_pages()
         cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         status = cuda.cudaHostRegister(self.buffer.data_ptr(), self.size, 0)
         if int(status) != 0:
+            try:
+                torch.zeros(1, device="cuda")  # else this thread's next kernel would be told of it
+            except RuntimeError:
+                pass
             raise RuntimeError(f"{self.path} cannot be page-locked: CUDA error {int(status)}")
-        self._pinned = True
+        self.is_pinned = True
+        self._unpin = lambda address=self.buffer.data_ptr(): cuda.cudaHostUnregister(address)
+
+    def _map_pages(self) -> None:
+        libc, origin = ctypes.CDLL(None), self.buffer.data_ptr()
+
+        def some(at: int) -> None:
+            size = min(_MAPPED_AT_ONCE, self.size - at)
+            libc.madvise(ctypes.c_void_p(origin + at), ctypes.c_size_t(size), _MADV_POPULATE_WRITE)
+
+        with ThreadPoolExecutor(_threads(), thread_name_prefix="gyre-weights") as pool:
+            for done in [pool.submit(some, at) for at in range(0, self.size, _MAPPED_AT_ONCE)]:
+                done.result()
 
     def __del__(self) -> None:
-        if getattr(self, "_pinned", False):
-            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            cuda.cudaHostUnregister(self.buffer.data_ptr())
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+        if getattr(self, "_unpin", None) is not None:
+            self._unpin()
 
 
 def _lay_out(table: list[Any], mappings: list[_Mapping]) -> None:

@@ -171,8 +171,8 @@ def memory_of(engine: MooncakeEngine, arena: Arena) -> Callable[[VersionFiles, C
     """For `ChunkServer.memory`."""
 
     def where(files: VersionFiles, chunk: Chunk) -> dict[str, Any]:
-        address = engine.register(files.views[chunk.file]) + chunk.offset
-        engine.keep(view for one in arena.all_versions() for view in one.views)
+        address = engine.register(files.view_of(chunk.file)) + chunk.offset
+        engine.keep(view for one in arena.all_versions() for _, view in one.mapped())
         return {"peer": engine.address, "address": address}
 
     return where
@@ -249,7 +249,7 @@ class MooncakeTransport:
                 )
             return Pulled(str(reply.get("status")), told=reply)
         peer, theirs = remote_memory(reply, self._source, chunk.nbytes)
-        ours = self._engine.register(self._files.views[chunk.file]) + chunk.offset
+        ours = self._engine.register(self._files.view_of(chunk.file)) + chunk.offset
         began = time.monotonic()
         try:
             self._engine.read(peer, theirs, ours, chunk.nbytes)

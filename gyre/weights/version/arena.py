@@ -74,8 +74,11 @@ class VersionFiles:
         specs: Sequence[FileSpec],
         chunk_bytes: int,
         mapped: Mapping[int, memoryview] | None = None,
+        *,
+        when_read: bool = False,
     ) -> None:
-        """`mapped` holds existing mappings by inode."""
+        """`mapped` holds existing mappings by inode. With `when_read` a file is mapped when somebody reads it first:
+        half a second for the pages of 7 GB, which perhaps nobody on the version's own machine needs."""
         self.path = path
         self.specs = tuple(specs)
         self.chunk_bytes = chunk_bytes
@@ -89,7 +92,28 @@ class VersionFiles:
         self._readers = 0
         self._lock = threading.Lock()
         self._journal: int | None = None
-        self.views = [_map(path / file.name, file.size_bytes, mapped or {}) for file in specs]
+        self._views: list[memoryview | None] = [None] * len(self.specs)
+        if not when_read:
+            self._views = [_map(path / file.name, file.size_bytes, mapped or {}) for file in specs]
+
+    def view_of(self, file: int) -> memoryview:
+        """The bytes of file number `file`. Raises VersionGone if it is gone, or was closed, before anybody read it."""
+        with self._lock:
+            found = self._views[file] if self._views else None
+            if found is None:
+                spec = self.specs[file]
+                if not self._views:
+                    raise VersionGone(f"{self.path.name} was closed.")
+                try:
+                    found = _map(self.path / spec.name, spec.size_bytes, {}, populate=False)
+                    self._views[file] = found
+                except (OSError, ValueError) as error:  # another owner has removed it
+                    raise VersionGone(f"{self.path.name} is gone: {error}.") from error
+            return found
+
+    def mapped(self) -> list[tuple[int, memoryview]]:
+        """The files that are mapped, by their number."""
+        return [(number, view) for number, view in enumerate(self._views) if view is not None]
 
     @property
     def manifest(self) -> WeightManifest | None:
@@ -105,7 +129,7 @@ class VersionFiles:
         return self._journal is not None
 
     def view(self, chunk: Chunk) -> memoryview:
-        return self.views[chunk.file][chunk.offset : chunk.offset + chunk.nbytes]
+        return self.view_of(chunk.file)[chunk.offset : chunk.offset + chunk.nbytes]
 
     def is_right(self, chunk: Chunk) -> bool:
         return xxhash.xxh3_64_hexdigest(self.view(chunk)) == chunk.digest
@@ -182,7 +206,7 @@ class VersionFiles:
     def close(self) -> None:
         """Drop the mappings; readers keep theirs."""
         self._close_journal()
-        self.views = []
+        self._views = []
 
 
 class Arena:
@@ -305,11 +329,13 @@ class Arena:
             try:
                 for file in manifest.files:
                     os.link(source / file.name, path / file.name)
+                    if (path / file.name).stat().st_size != file.size_bytes:
+                        raise ValueError(f"{source / file.name} does not have {file.size_bytes} bytes")
                 if not (source / MANIFEST).exists():  # looked for after the links: see `_recycle`
                     raise FileNotFoundError(source)
                 if read_manifest(source).checksum != manifest.checksum:
                     raise WeightMismatch(f"{source} holds another version than {manifest.version}.")
-                files = VersionFiles(path, manifest.files, manifest.chunk_bytes)
+                files = VersionFiles(path, manifest.files, manifest.chunk_bytes, when_read=True)
             except WeightMismatch:
                 shutil.rmtree(path, ignore_errors=True)
                 raise
@@ -443,9 +469,9 @@ class Arena:
         return others[: max(0, len(self.versions) - room)]
 
     def _keep_mapped(self, files: VersionFiles) -> None:
-        for file, view in zip(files.specs, files.views, strict=True):
+        for number, view in files.mapped():
             with contextlib.suppress(FileNotFoundError):
-                self._mapped[(files.path / file.name).stat().st_ino] = view
+                self._mapped[(files.path / files.specs[number].name).stat().st_ino] = view
 
     def _drop(self, files: VersionFiles) -> None:
         files.revoke()
@@ -512,8 +538,10 @@ def _take_space(descriptor: int, size_bytes: int) -> None:
         os.pwrite(descriptor, block[: size_bytes - at], at)
 
 
-def _map(path: Path, size_bytes: int, mapped: Mapping[int, memoryview]) -> memoryview:
-    """Map a file. Raises OSError, and ValueError if its size differs: access beyond its end would be a fatal signal."""
+def _map(
+    path: Path, size_bytes: int, mapped: Mapping[int, memoryview], *, populate: bool = True
+) -> memoryview:
+    """Map a file, with its pages unless they are to be mapped when they are touched. Raises OSError, and ValueError if its size differs: access beyond its end would be a fatal signal."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         found = os.fstat(descriptor)
@@ -523,7 +551,7 @@ def _map(path: Path, size_bytes: int, mapped: Mapping[int, memoryview]) -> memor
             return mapped[found.st_ino]
         if not size_bytes:
             return memoryview(b"")
-        if _POPULATE:
+        if _POPULATE and populate:
             return memoryview(mmap.mmap(descriptor, size_bytes, mmap.MAP_SHARED | _POPULATE))
         return memoryview(mmap.mmap(descriptor, size_bytes))
     finally:

@@ -370,12 +370,12 @@ async def test_weights_from_another_machine_are_fetched_and_a_flipped_bit_is_nev
     await published_far_away(trainer, publisher, 0)
     slot = publisher.arena.versions[0]
     good = (slot.path / "model.safetensors").read_bytes()
-    slot.views[0][500] ^= 1
+    slot.view_of(0)[500] ^= 1
     agent = crew.start("a")
     await until(lambda: plane.told("FetchFault"))
     assert plane.told("FetchFault")[0]["what"] == "chunk_damaged"
     assert agent.version == -1
-    slot.views[0][500] ^= 1
+    slot.view_of(0)[500] ^= 1
     await trainer.ask([0], limit=5)
     assert len((await all_groups(trainer, 1))[0].samples[0].token_ids) == 5
     (folder,) = (crew.tmp_path / "cache").glob("gyre-weights-*/v00000000")
@@ -391,7 +391,7 @@ async def test_trouble_names_the_version_that_has_it(crew: Crew, publisher: Weig
     agent = crew.start("a")
     await until(lambda: agent.version == 0)
     told = publisher.publish({"x": torch.full((999,), 1.0)}, {}, version=1, step=1)
-    publisher.arena.versions[1].views[0][500] ^= 1
+    publisher.arena.versions[1].view_of(0)[500] ^= 1
     await trainer.wire.send(
         Publish(version=1, checksum=told["checksum"], path="", sources=[publisher.address])
     )
