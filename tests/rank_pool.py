@@ -22,10 +22,13 @@ OTHERS_END_WITHIN_S = 3.0
 
 
 class RankPool:
-    def __init__(self, size: int, *, preload: str) -> None:
-        """`preload` is a module. Of two pools in one process the first one's counts; ranks import what they lack."""
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([preload])
+    def __init__(self, size: int, *, preload: str | None) -> None:
+        """`preload` is a module. Of two pools in one process the first one's counts; ranks import what they lack.
+        Without one, each process imports everything itself: on a machine with a GPU some of Megatron's imports touch
+        it, after which no forked process may."""
+        self._context: Any = multiprocessing.get_context("forkserver" if preload else "spawn")
+        if preload:
+            self._context.set_forkserver_preload([preload])
         self._workers = [self._start() for _ in range(size)]
 
     def _start(self) -> tuple[Any, Any]:

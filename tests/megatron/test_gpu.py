@@ -22,10 +22,17 @@ AGREES = {"float32": 0.9999, "bfloat16": 0.98}
 """Cosine of a parameter's gradient to that in float32 on a CPU; bfloat16 on a CPU has at least 0.99."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    made = RankPool(1, preload=None)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
 def another_pool() -> Iterator[RankPool]:
     """For the CPU's half: a process that has told Megatron to use a CPU does so for good."""
-    made = RankPool(1, preload="tests.megatron.preload")
+    made = RankPool(1, preload=None)
     yield made
     made.close()
 
