@@ -1,4 +1,4 @@
-"""Watches a running job from outside: its rollout plane, its GPUs, the machine's cores, and profiles of its processes."""
+"""Watches a running job from outside: its rollout plane, its GPUs, the machine's cores, profiles of its processes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def cpu_of_processes() -> dict[int, tuple[str, float]]:
 
 
 class Watch:
-    """A context manager over a job whose home is `home`. It writes `NAME_plane.jsonl`, `NAME_gpus.csv`, `NAME_cores.jsonl`
-    (how many cores work, how many the machine's host has given to others meanwhile, and whose they are) and, where
+    """A context manager over a job whose home is `home`. It writes `NAME_plane.jsonl`, `NAME_gpus.csv`,
+    `NAME_cores.jsonl` (how many cores work and whose, how many the host of a virtual machine gave to others) and, where
     `profile_at_step` is given, `NAME_VERTEX.folded` (py-spy's stacks over `profile_s` seconds) to `out`. `began` is
     when the command was started."""
 
@@ -106,7 +106,9 @@ class Watch:
             while not self._over.wait(CORES_EVERY_S):
                 now, uses, looked_s = psutil.cpu_times(), cpu_of_processes(), time.time()
                 took_s = looked_s - at_s
-                grown = {pid: (name, cpu_s - used.get(pid, ("", 0.0))[1]) for pid, (name, cpu_s) in uses.items()}
+                grown = {
+                    pid: (name, cpu_s - used.get(pid, ("", 0.0))[1]) for pid, (name, cpu_s) in uses.items()
+                }
                 most = sorted(grown.items(), key=lambda one: -one[1][1])[:CORES_OF]
                 row = {
                     "at_s": round(looked_s - self._began, 3),

@@ -25,6 +25,7 @@ It runs where Gyre is not installed: it must import nothing of Gyre, and of SGLa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import mmap
@@ -37,6 +38,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -474,13 +476,11 @@ class _Mapping:
         cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         status = cuda.cudaHostRegister(self.buffer.data_ptr(), self.size, 0)
         if int(status) != 0:
-            try:
-                torch.zeros(1, device="cuda")  # else this thread's next kernel would be told of it
-            except RuntimeError:
-                pass
+            with contextlib.suppress(RuntimeError):  # else this thread's next kernel would be told of it
+                torch.zeros(1, device="cuda")
             raise RuntimeError(f"{self.path} cannot be page-locked: CUDA error {int(status)}")
         self.is_pinned = True
-        self._unpin = lambda address=self.buffer.data_ptr(): cuda.cudaHostUnregister(address)
+        self._unpin = partial(cuda.cudaHostUnregister, self.buffer.data_ptr())
 
     def _map_pages(self) -> None:
         libc, origin = ctypes.CDLL(None), self.buffer.data_ptr()

@@ -541,7 +541,8 @@ def _take_space(descriptor: int, size_bytes: int) -> None:
 def _map(
     path: Path, size_bytes: int, mapped: Mapping[int, memoryview], *, populate: bool = True
 ) -> memoryview:
-    """Map a file, with its pages unless they are to be mapped when they are touched. Raises OSError, and ValueError if its size differs: access beyond its end would be a fatal signal."""
+    """Map a file, with its pages unless they are to be mapped when they are touched. Raises OSError, and
+    ValueError if its size differs: access beyond its end would be a fatal signal."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         found = os.fstat(descriptor)
