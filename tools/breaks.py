@@ -853,8 +853,8 @@ API = (
         "memory-without-a-margin",
         "Passes by `auto` leave nothing of a device free.",
         "gyre/workloads/memory/passes.py",
-        "room = (1.0 - MARGIN) * device_bytes",
-        "room = 1.0 * device_bytes",
+        "return (1.0 - MARGIN) * device_bytes - beside",
+        "return 1.0 * device_bytes - beside",
         ("tests/workloads/memory/test_foretold.py", "tests/api/test_memory_checks.py"),
     ),
     Break(
