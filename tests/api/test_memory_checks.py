@@ -197,7 +197,7 @@ def test_plan_says_whether_activations_are_kept_and_both_sums(
     assert other is not None
     assert f"{other / GIB:.1f} GiB if {'kept' if again else 'computed again'}" in line.of
     if again:
-        most = int(line.of.partition("up to ")[2].split()[0])
+        most = int(line.of.partition("fits up to ")[2].split()[0])
         kept = foreseen(job(folder, device=device, pass_tokens=most, **own)).lines[0]
         assert "activations kept" in kept.of
         assert (

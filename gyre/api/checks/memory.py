@@ -247,7 +247,7 @@ def _of_activations(choice: Choice) -> str:
         return f"; activations computed again: {choice.why}"
     if not choice.recompute:
         return f"; activations kept ({_gib(choice.again)} if computed again)"
-    smaller = f", up to {choice.keeps_up_to} tokens they would fit" if choice.keeps_up_to else ""
+    smaller = f", which fits up to {choice.keeps_up_to} tokens" if choice.keeps_up_to else ""
     return f"; activations computed again ({_gib(choice.kept)} if kept{smaller})"
 
 
