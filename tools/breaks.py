@@ -879,7 +879,7 @@ API = (
         "gyre/workloads/learner/learner.py",
         '            self.backend.recompute(on=bool(size["recompute"]))',
         "            pass",
-        ("tests/fsdp/test_protocol.py",),
+        ("tests/fsdp/test_memory.py",),
     ),
     Break(
         "memory-that-is-too-small-is-taken",

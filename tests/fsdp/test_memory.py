@@ -3,7 +3,9 @@ saves of a pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from gyre.workloads.memory import activations
 from gyre.workloads.memory.learners import ranks_of
 from gyre.workloads.memory.passes import MARGIN, WITHOUT_A_DEVICE, need, tokens_of
 from gyre.workloads.memory.rank import Pass, fsdp_rank
+from tests.fsdp.learner_work import of_folder, runs_out_of_memory
+from tests.megatron.work import random_groups
 from tests.memory_work import LENGTH, SEQUENCES, SHAPES, automatic, keeps, most
 from tests.rank_pool import RankPool
 
@@ -129,3 +133,25 @@ def test_ranks_keep_activations_where_they_fit_the_smallest_device(pool: RankPoo
         ]
     (alone,) = pool.run(automatic, 1, "fsdp", shape, own, [None])
     assert (alone[0], alone[2]) == (8192, False)
+
+
+def test_a_gang_without_memory_computes_activations_again_and_then_halves_its_passes(
+    pool: RankPool, folder_of: Callable[[str], Path]
+) -> None:
+    """In the middle of a step, which is then that of a gang that kept them, in passes of the same size."""
+    config = of_folder(folder_of("qwen3"), fsdp={"pass_tokens": 200})
+    parts = [random_groups(0, 12), random_groups(12, 8)]
+    kept, again, halved = (
+        pool.run(runs_out_of_memory, 2, config, parts, times) for times in ((0,), (0, 1), (0, 1, 2))
+    )
+    sizes = [(200, False), (200, True), (100, True)]
+    for one, other, last in zip(kept, again, halved, strict=True):
+        assert [(size["pass_tokens"], size["recompute"]) for size in last["begun"]] == sizes
+        assert [size["dropped"] for size in last["begun"]] == [0, 1, 1]
+        assert other["digest"] == one["digest"] != last["digest"]
+        assert max(last["saved"][1:]) < 0.7 * last["saved"][0]
+        assert not one["passes"].endswith("since a pass did not fit")
+        assert other["passes"].endswith("They are computed again since a pass did not fit")
+    (restarted, _) = pool.run(runs_out_of_memory, 2, config, parts, (1,))
+    assert restarted["digest"] == kept[0]["digest"], "ranks that come back begin so"
+    assert restarted["saved"] == again[0]["saved"][1:]
