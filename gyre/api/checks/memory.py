@@ -166,10 +166,8 @@ def _chosen(job: _Job, learner: _Learner) -> _Learner:
     would take as much, or nobody knows how much."""
     section = _section(job, learner.backend)
     asked = Asked(section.pass_tokens, section.recompute if learner.trains else False)
-    if job.device is None:
-        if asked.is_auto:
-            return learner
-        return replace(learner, choice=Choice(section.pass_tokens, asked.recompute))
+    if job.device is None and asked.is_auto:
+        return learner
     others = beside(learner.neighbours, learner.shape, job.settings, job.device)
     if asked.tokens == "auto":
         _refuse_shared(job, learner, others)

@@ -112,14 +112,14 @@ def choose(
         asked.tokens, again if on else kept, device_bytes, longest=longest, several=several, beside=taken
     )
     part = Pass.of(max(tokens, longest), longest)
-    sizes = [need(some, part, several=several).total + taken for some in (kept, again)]
+    size, smaller_size = (need(some, part, several=several).total + taken for some in (kept, again))
     return Choice(
         tokens=tokens,
         recompute=on,
         why_tokens=why_tokens,
-        why=_why(on, *sizes, device_bytes) if asked.recompute == "auto" else "",
-        kept=sizes[0],
-        again=sizes[1],
+        why=_why(on, size, smaller_size, device_bytes) if asked.recompute == "auto" else "",
+        kept=size,
+        again=smaller_size,
         keeps_up_to=most if max(most, longest) == most else 0,
     )
 
