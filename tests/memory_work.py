@@ -218,7 +218,7 @@ def saved_bytes() -> Iterator[list[int]]:
 
     def note(tensor: Any) -> Any:
         found.append(tensor.nbytes)
-        return tensor
+        return tensor.detach()  # a node that keeps its own output, graph and all, is never freed
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         yield found
