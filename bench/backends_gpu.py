@@ -2,9 +2,10 @@
 
     python bench/backends_gpu.py [--json FILE] [--only TEXT] [--gpus N] [--dry-run]
 
-A case is a back end, a shape, activations kept or computed again, on one or two GPUs; each rank is a process, and as
-many cases run at once as there are GPUs. A step is eight passes of other widths, up to 8,192 tokens a rank (Megatron's
-ranks share one model, and a pass of twice the width), and an optimizer step. `tok/s` counts the tokens of all ranks in
+A case is a back end, a shape, activations kept, computed again or either by `auto`, on one or two GPUs; each rank is a
+process, and as many cases run at once as there are GPUs. A step is eight passes of other widths, up to 8,192 tokens a
+rank (Megatron's ranks share one model, and a pass of twice the width), and an optimizer step. What `auto` chose is
+printed. `tok/s` counts the tokens of all ranks in
 the fastest of the steps; another one is profiled on the first rank: milliseconds of its kernels by kind, the rest as
 `idle`. With `--dry-run` everything is tiny and on CPUs, and nothing is measured.
 """
@@ -28,11 +29,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
+import numpy as np  # noqa: E402
+from backend_steps import WIDEST, WIDEST_DRY, passes_of, step  # noqa: E402
 from job_plane.case import Row  # noqa: E402
-from memory_gpu import LONGEST, PROMPT, SMALL, Case, _backend  # noqa: E402
+from memory_gpu import SMALL, Case, _backend  # noqa: E402
 
-PASSES, STEPS = 8, 4
-WIDEST = 8192
+STEPS = 4
+TOGETHER = 2
+"""Passes of a micro-batch."""
 WITHIN_S = 100.0
 """For a case, its processes' start included."""
 
@@ -51,7 +55,7 @@ KINDS = {
 def cases(dry: bool) -> list[Case]:
     big, one = ("tiny", "tiny") if dry else ("4B", "1.7B")
     found = [Case("megatron", big, vocab=SMALL, ranks=2)]
-    found += [Case("fsdp", big, vocab=SMALL, ranks=2, recompute=again) for again in (True, False)]
+    found += [Case("fsdp", big, vocab=SMALL, ranks=2, recompute=again) for again in (True, False, "auto")]
     return found + [Case(backend, one, vocab=SMALL) for backend in ("megatron", "fsdp")]
 
 
@@ -60,57 +64,22 @@ def rank_main(given: Row) -> None:
 
     case, rank, dry = Case(**given["case"]), given["rank"], given["dry"]
     torch.set_num_threads(1 if dry else 8)
-    backend = _backend(case, rank, given["port"], dry)
-    together = case.ranks if case.backend == "megatron" else 1  # ranks that work on the same pass
-    parts = passes_of(backend, (512 if dry else WIDEST) * together, seed=0 if together > 1 else rank)
-    tokens = sum(len(part.tokens) for part in parts) * case.ranks // together
-    row: Row = asdict(case) | {"tokens": tokens, "steps": []}
+    of_a_pass = case.ranks if case.backend == "megatron" else 1  # ranks that work on the same pass
+    widest = (WIDEST_DRY if dry else WIDEST) * of_a_pass
+    backend = _backend(case, rank, given["port"], dry, pass_tokens=widest)
+    drawn = np.random.default_rng(0 if of_a_pass > 1 else rank)
+    parts = passes_of(drawn, widest=widest, multiple=backend.width_multiple)
+    tokens = sum(len(part.tokens) for part in parts) * case.ranks // of_a_pass
+    row: Row = asdict(case) | {"tokens": tokens, "steps": [], "chose": backend.status().get("passes", "")}
     for _ in range(STEPS):
-        row["steps"].append(step(backend, parts))
+        row["steps"].append(step(backend, parts, together=TOGETHER))
     if not dry:
         row["memory"] = torch.cuda.max_memory_allocated()
-        row |= profiled(torch, lambda: step(backend, parts))
+        row |= profiled(torch, lambda: step(backend, parts, together=TOGETHER))
     if rank == 0:
         print("ROW " + json.dumps(row), flush=True)
     backend.close(keep=False)
     os._exit(0)
-
-
-def passes_of(backend: Any, widest: int, *, seed: int) -> list[Any]:
-    """Eight passes of up to `widest` tokens, of sequences of any length."""
-    import numpy as np
-
-    from gyre.workloads.learner.packing import Row as Sequence
-    from gyre.workloads.learner.packing import pack
-
-    drawn = np.random.default_rng(seed)
-    parts = []
-    for _ in range(PASSES):
-        rows, left = [], widest
-        while left > LONGEST:
-            length = int(drawn.integers(PROMPT + 2, LONGEST))
-            prompt = drawn.integers(0, SMALL, PROMPT).astype(np.int32)
-            rows.append(Sequence(prompt, drawn.integers(0, SMALL, length - PROMPT + 1).astype(np.int32)))
-            left -= length
-        parts += list(pack(rows, max_tokens=widest, multiple=backend.width_multiple))
-    return parts
-
-
-def step(backend: Any, parts: list[Any]) -> float:
-    """Seconds of all passes, as micro-batches come, and of an optimizer step."""
-    import torch
-
-    from gyre.workloads.algorithms.losses import LossSum
-
-    def loss(part: Any, logprobs: torch.Tensor, entropies: torch.Tensor) -> LossSum:
-        return LossSum(-logprobs.sum(), torch.tensor(float(len(part.targets)), device=logprobs.device), {})
-
-    began = time.monotonic()
-    backend.zero()
-    for first in range(0, len(parts), 2):
-        backend.backward(parts[first : first + 2], loss)
-    backend.update(count=float(sum(len(part.targets) for part in parts)), lr=1e-6)
-    return time.monotonic() - began
 
 
 def profiled(torch: Any, work: Any) -> Row:
@@ -200,6 +169,8 @@ def table(rows: list[Row]) -> str:
             f"{name}: {row['tokens'] / min(row['steps']):,.0f} tok/s; steps "
             + " ".join(f"{s:.2f}" for s in row["steps"])
         )
+        if row["chose"]:
+            lines.append(f"    {row['chose']}")
         for key in ("kinds", "kernels"):
             lines += [f"    {ms:9.1f} ms  {what[:120]}" for what, ms in row.get(key, {}).items()]
     return "\n".join(lines)

@@ -26,11 +26,10 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import numpy as np  # noqa: E402
+from backend_steps import WIDEST, WIDEST_DRY, passes_of, step  # noqa: E402
 from job_plane.case import Row  # noqa: E402
-from memory_gpu import LONGEST, PROMPT, SMALL, Case, architecture, config_of_job, drawn_weights  # noqa: E402
+from memory_gpu import SMALL, Case, architecture, config_of_job, drawn_weights  # noqa: E402
 
-PASSES = 8
-WIDEST = 8192
 SHORT_S = 0.0005
 WITHIN_S = 150.0
 """For a way, its process's start included."""
@@ -119,37 +118,9 @@ def _backend(case: Case, folder: Path, dry: bool) -> Any:
 
 
 def _step(backend: Any, drawn: np.random.Generator, dry: bool) -> float:
-    """Seconds of eight passes, each of another width, and an optimizer step."""
-    import torch
-
-    from gyre.workloads.algorithms.losses import LossSum
-    from gyre.workloads.learner.packing import Row as Sequence
-    from gyre.workloads.learner.packing import pack
-
-    widest = 512 if dry else WIDEST
-    parts = []
-    for _ in range(PASSES):
-        rows, left = [], widest
-        while left > LONGEST:
-            length = int(drawn.integers(PROMPT + 2, LONGEST))
-            rows.append(
-                Sequence(
-                    drawn.integers(0, SMALL, PROMPT).astype(np.int32),
-                    drawn.integers(0, SMALL, length - PROMPT + 1).astype(np.int32),
-                )
-            )
-            left -= length
-        parts += list(pack(rows, max_tokens=widest, multiple=backend.width_multiple))
-
-    def loss(part: Any, logprobs: torch.Tensor, entropies: torch.Tensor) -> LossSum:
-        return LossSum(-logprobs.sum(), torch.tensor(float(len(part.targets)), device=logprobs.device), {})
-
-    began = time.monotonic()
-    backend.zero()
-    for part in parts:  # as micro-batches come
-        backend.backward([part], loss)
-    backend.update(count=float(sum(len(part.targets) for part in parts)), lr=1e-6)
-    return time.monotonic() - began
+    """Seconds of eight passes, each of another width and a micro-batch of its own, and of an optimizer step."""
+    parts = passes_of(drawn, widest=WIDEST_DRY if dry else WIDEST, multiple=backend.width_multiple)
+    return step(backend, parts, together=1)
 
 
 def measured(way: str, shape: str, steps: int, dry: bool) -> Row:

@@ -24,7 +24,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
@@ -45,12 +45,12 @@ class Case:
     backend: str
     shape: str
     vocab: int = REAL
-    recompute: bool = False
+    recompute: bool | Literal["auto"] = False
     ranks: int = 1
 
     @property
     def name(self) -> str:
-        again = ", recomputed" if self.recompute else ""
+        again = {True: ", recomputed", False: "", "auto": ", recomputed by auto"}[self.recompute]
         several = f" on {self.ranks}" if self.ranks > 1 else ""
         return f"{self.backend} {self.shape}{several}, vocabulary {self.vocab}{again}"
 
@@ -155,13 +155,14 @@ def drawn_weights(case: Case, dry: bool) -> Any:
     return source
 
 
-def _backend(case: Case, rank: int, port: int, dry: bool) -> Any:
+def _backend(case: Case, rank: int, port: int, dry: bool, **own: Any) -> Any:
+    """With settings of its `own` section besides."""
     from gyre.config.sections import WorkloadSettings
     from gyre.models.architecture import config_of
     from gyre.workloads.base import WorkloadContext
 
     shape, source = architecture(case), drawn_weights(case, dry)
-    settings = WorkloadSettings.read(config_of_job(case, dry))
+    settings = WorkloadSettings.read(config_of_job(case, dry, **own))
     context = WorkloadContext(
         "bench",
         "actor",
@@ -236,13 +237,14 @@ def architecture(case: Case) -> Any:
     return replace(shape, head_dim=s["head_dim"])
 
 
-def config_of_job(case: Case, dry: bool) -> Row:
+def config_of_job(case: Case, dry: bool, **more: Any) -> Row:
     own: Row = {"device": "cpu", "dtype": "bfloat16"} if dry else {"device": "cuda"}
-    own |= {"recompute": case.recompute, "memory_checkpoint_share": 0.0}
+    own |= {"recompute": case.recompute, "memory_checkpoint_share": 0.0, **more}
     section = "megatron" if case.backend == "megatron" else "fsdp"
     if section == "megatron":
         own["tensor_parallel"] = case.ranks
     found: Row = {"optim": {"lr": 1e-6}, section: own, "collective_timeout_s": 60.0}
+    found["sampling"] = {"max_new_tokens": LONGEST}
     if case.backend == "lora":
         found["lora"] = {"rank": RANK_OF_ADAPTER, "alpha": 2.0 * RANK_OF_ADAPTER}
     return found

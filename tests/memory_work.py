@@ -7,7 +7,8 @@ that saves what the real one saves, and computes nothing of use.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,19 +91,25 @@ def automatic(
     shape: Architecture,
     own: dict[str, Any],
     sizes: list[int | None],
-) -> tuple[int, str]:
+) -> tuple[int, str, bool]:
     """How large passes are by `auto`, and what the back end's status says of it, where each rank's device has one of
-    these `sizes`."""
-    from gyre.workloads.learner import pass_tokens
+    these `sizes`; at the end whether its layers are computed again."""
+    from gyre.workloads.learner import memory_choice
 
-    real, pass_tokens.device_bytes = pass_tokens.device_bytes, lambda device: sizes[rank]
+    real, memory_choice.device_bytes = memory_choice.device_bytes, lambda device: sizes[rank]
     try:
-        backend = _made(rank, ranks, port, kind, shape, {**own, "pass_tokens": "auto"}, None, False)
-        told = backend.pass_tokens, backend.status()["passes"]
+        backend = _made(rank, ranks, port, kind, shape, {"pass_tokens": "auto", **own}, None, False)
+        told = backend.pass_tokens, backend.status()["passes"], _computes_again(backend)
         backend.close(keep=False)
         return told
     finally:
-        pass_tokens.device_bytes = real
+        memory_choice.device_bytes = real
+
+
+def _computes_again(backend: Any) -> bool:
+    if hasattr(backend, "policy"):
+        return bool(backend.policy.module.decoder.config.recompute_granularity == "full")
+    return bool(backend._recomputation.on)
 
 
 def _made(
@@ -200,6 +207,21 @@ def _pass(backend: Any, shape: Architecture, length: int) -> Any:
 
 
 # -- what is saved ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def saved_bytes() -> Iterator[list[int]]:
+    """Of the tensors that autograd saves in the block."""
+    import torch
+
+    found: list[int] = []
+
+    def note(tensor: Any) -> Any:
+        found.append(tensor.nbytes)
+        return tensor.detach()  # a node that keeps its own output, graph and all, is never freed
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        yield found
 
 
 def _saved_in_a_pass(backend: Any, shape: Architecture) -> int:

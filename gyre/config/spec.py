@@ -273,8 +273,9 @@ class OutOfMemorySpec(Model):
     """What becomes of a learner whose passes do not fit into its devices' memory."""
 
     smaller_passes: Annotated[int, Field(ge=0, le=8)] = 2
-    """How often its passes may be halved in a job, each time with a restart of the gang. Only learners whose passes
-    have a size in tokens, `megatron.pass_tokens` or `fsdp.pass_tokens`."""
+    """How often its passes may be halved in a job, each time with a restart of the gang; activations that are kept by
+    `recompute: auto` are computed again before that. Only learners whose passes have a size in tokens,
+    `megatron.pass_tokens` or `fsdp.pass_tokens`."""
 
 
 class FailoverSpec(Model):

@@ -385,9 +385,10 @@ class BatchSkipped(Event):
 
 @dataclass(frozen=True, slots=True)
 class PassesHalved(Event):
-    """The ranks of `role` train in passes of half the size from now on, because one did not fit into memory: `error` is
-    what the rank said. A pass has at most `pass_tokens`, or a micro-batch is computed in `passes`. `number` is the
-    ledger's: a later trainer tells again what an earlier one may not have been heard to say."""
+    """The ranks of `role` train in smaller passes from now on, because one did not fit into memory: `error` is what the
+    rank said. A pass has at most `pass_tokens`, or a micro-batch is computed in `passes`; with `recompute` activations
+    that were kept are computed again, which comes before the first halving. `number` is the ledger's: a later trainer
+    tells again what an earlier one may not have been heard to say."""
 
     incarnation: int
     role: str
@@ -396,6 +397,7 @@ class PassesHalved(Event):
     report: int = 0
     passes: int = 0
     number: int = 0
+    recompute: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from gyre.graph.backends import Backend
 from gyre.graph.cluster_fit import NodeCapacity, fit_to_cluster, fit_what_has_room
 from gyre.graph.compile import CompiledJob, compile_job
+from gyre.graph.device_sharing import Neighbour, neighbours_of
 from gyre.graph.elements import (
     DURABLE,
     Bundle,
@@ -34,6 +35,7 @@ __all__ = [
     "Edge",
     "EdgeKind",
     "ExecutionGraph",
+    "Neighbour",
     "NodeCapacity",
     "Operator",
     "PlacementPlan",
@@ -51,6 +53,7 @@ __all__ = [
     "fit_what_has_room",
     "is_instance",
     "local_roles",
+    "neighbours_of",
     "plan_placement",
     "pool_role",
     "pools_of",

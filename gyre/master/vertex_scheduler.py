@@ -22,6 +22,7 @@ from gyre.failover.events import (
 from gyre.graph import (
     VertexPlacement,
     local_roles,
+    neighbours_of,
     pools_of,
     rollouts_of,
 )
@@ -301,6 +302,7 @@ class Scheduler:
             rollouts=rollouts_of(self._spec, role).model_dump(mode="json"),
             weights=self._spec.weights.model_dump(mode="json"),
             pools=pools_of(self._spec, self._state().job.roles) if role == ROLLOUT_MANAGER else {},
+            neighbours=neighbours_of(self._spec, role, self._state().job.roles),
             local=role in local_roles(self._spec),
         )
 

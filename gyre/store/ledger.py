@@ -120,9 +120,9 @@ class RestoreRow:
 
 @dataclass(frozen=True, slots=True)
 class PassesRow:
-    """From `from_step` on the passes of a role are halved so many times, because of `error`; of several rows that hold
-    for a step the last counts. `size` is what the ranks said of it, empty until they did. `number` counts a ledger's
-    rows from 1."""
+    """From `from_step` on the passes of a role are made smaller `halved` times, because of `error`; of several rows
+    that hold for a step the last counts. `size` is what the ranks said of it, empty until they did. `number` counts a
+    ledger's rows from 1."""
 
     number: int
     role: str

@@ -20,15 +20,18 @@ This module must not import Ray or torch: a workload may need neither.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from pydantic import BaseModel
 
 from gyre.workloads.plain_data import PLAIN_LIMIT, measured
+
+if TYPE_CHECKING:
+    from gyre.graph.device_sharing import Neighbour
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -143,6 +146,8 @@ class WorkloadContext:
     pools: dict[str, dict[str, Any]] = field(default_factory=dict)
     """For the rollout manager only: by role of instances its `count`, its `elastic` section, None where there is
     none, its `price_per_hour`, and its `engine`."""
+    neighbours: Sequence[Neighbour] = ()
+    """The other roles on this one's devices."""
     local: bool = False
     """Whether a rollout instance is on the trainer's devices and generates in windows."""
     store_url: str = ""

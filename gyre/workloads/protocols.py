@@ -170,7 +170,9 @@ class HalvesPasses(Protocol):
 
     def begin(self, step: int, halved: int = 0) -> dict[str, Any]:
         """As `Learner.begin`. From then on a pass is half as large as it is configured to be, `halved` times. The
-        result tells its size as `pass_tokens`, or as `passes` how many a micro-batch is computed in."""
+        result tells its size as `pass_tokens`, or as `passes` how many a micro-batch is computed in. One that says
+        `recompute` too computes activations again, which it kept, where it is asked for the first time, and halves its
+        passes once less."""
         ...
 
 

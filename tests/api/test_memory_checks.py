@@ -153,11 +153,78 @@ def test_engines_on_the_actors_devices_are_counted(folder: Path) -> None:
     assert shared.needs is not None
     assert shared.needs - alone.needs == pytest.approx(8 * GIB, rel=0.05)
     spec["config"]["fsdp"]["pass_tokens"] = "auto"
-    with pytest.raises(ConfigError, match=r"local_rollout shares the devices of actor") as refused:
+    assert "passes of 4096 tokens (the largest that fits" in foreseen(spec).lines[0].of
+
+
+def test_passes_by_auto_beside_those_of_another_role_are_refused(folder: Path) -> None:
+    """Each would be as large as the other leaves room for."""
+    spec = beside_a_reference(folder, pass_tokens="auto")
+    with pytest.raises(ConfigError, match=r"reference shares the devices of actor") as refused:
         foreseen(spec)
-    number = int(refused.value.hint.split()[1].rstrip("."))
-    spec["config"]["fsdp"]["pass_tokens"] = number
+    spec["config"]["fsdp"]["pass_tokens"] = int(refused.value.hint.split()[1].rstrip("."))
     assert foreseen(spec).lines[0].verdict == "fits"
+
+
+def beside_a_reference(folder: Path, **fsdp: Any) -> dict[str, Any]:
+    spec = job(folder, **fsdp)
+    spec["config"]["loss"] = {"kl_loss_coef": 0.001}
+    spec["roles"] = {**JOB["roles"], "reference": {"total": 2}}
+    return {**spec, "affinity": {"collocate": [["actor", "reference"]]}}
+
+
+@pytest.mark.parametrize(
+    ("device", "tokens", "does", "again"),
+    [
+        (139, 16384, "kept (", False),
+        (139, 32768, "computed again (", True),
+        (79, 8192, "kept (", False),
+        (79, 16384, "computed again (", True),
+    ],
+)
+def test_plan_says_whether_activations_are_kept_and_both_sums(
+    folder: Path, device: int, tokens: int, does: str, again: bool
+) -> None:
+    own = {"recompute": "auto", "fused_kernels": True}
+    line = foreseen(job(folder, device=device, pass_tokens=tokens, **own)).lines[0]
+    assert f"passes of {tokens} tokens; activations {does}" in line.of
+    assert line.verdict == "fits"
+    sums = [
+        foreseen(job(folder, device=999, pass_tokens=tokens, fused_kernels=True, recompute=on)).lines[0].needs
+        for on in (False, True)
+    ]
+    assert line.needs == sums[again]
+    other = sums[not again]
+    assert other is not None
+    assert f"{other / GIB:.1f} GiB if {'kept' if again else 'computed again'}" in line.of
+    if again:
+        most = int(line.of.partition("fits up to ")[2].split()[0])
+        kept = foreseen(job(folder, device=device, pass_tokens=most, **own)).lines[0]
+        assert "activations kept" in kept.of
+        assert (
+            "computed again ("
+            in foreseen(job(folder, device=device, pass_tokens=most + 1024, **own)).lines[0].of
+        )
+
+
+def test_what_shares_the_device_is_counted_before_activations_are_kept(folder: Path) -> None:
+    own = {"recompute": "auto", "fused_kernels": True, "pass_tokens": 8192}
+    assert "activations kept" in foreseen(job(folder, **own)).lines[0].of
+    shared = foreseen(beside_a_reference(folder, **own)).lines
+    assert "activations computed again" in shared[0].of
+    assert "reference" in shared[0].of
+    for device, does in ((79, "computed again"), (84, "kept")):
+        spec = job(folder, device=device, **own)
+        local = foreseen({**spec, "rollouts": {**spec["rollouts"], "local": 2}}).lines[0]
+        assert f"activations {does} (" in local.of
+
+
+def test_without_a_devices_size_both_sums_are_said(folder: Path) -> None:
+    line = foreseen(job(folder, device=None, recompute="auto")).lines[0]
+    assert line.needs is None
+    kept, again = (foreseen(job(folder, device=None, recompute=on)).lines[0].needs for on in (False, True))
+    assert kept is not None
+    assert again is not None
+    assert f"{kept / GIB:.1f} GiB with activations kept, {again / GIB:.1f} GiB computed again" in line.of
 
 
 def test_an_engine_without_room_is_refused(folder: Path) -> None:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.t
 STEPS = 5
 
 
-def fsdp_job(folder: Path, **changes: Any) -> RLJobBuilder:
+def fsdp_job(folder: Path, actor: tuple[str, ...] = (), **changes: Any) -> RLJobBuilder:
     """GRPO with sums of token ids as rewards, which differ between samples even of an untrained model."""
     builder = RLJobBuilder().node_num(1).device_per_node(8).device_type("CPU").recipe("grpo").backend("fsdp")
     builder = builder.config(
@@ -46,7 +46,7 @@ def fsdp_job(folder: Path, **changes: Any) -> RLJobBuilder:
         checkpoint_every=2,
         evaluate_every=0,
     )
-    builder = builder.rollouts(max_running=64, kv_tokens=4096, report_interval_s=0.1).actor().total(2)
+    builder = builder.rollouts(max_running=64, kv_tokens=4096, report_interval_s=0.1).actor(*actor).total(2)
     return builder.rollout().total(1).reward("tests.e2e.workloads", "TokenSum").end()
 
 
@@ -88,3 +88,28 @@ def test_a_killed_rank_changes_no_weight(shared: Shared, folder: Path, calm: dic
     view = ended(handle)
     assert view["job"]["result"]["digest"] == calm["job"]["result"]["digest"]
     assert [one["scope"] for one in view["incidents"] if one["vertex"] == "actor-1"] == ["region"]
+
+
+def test_a_pass_without_memory_is_made_again_with_activations_computed_again(
+    shared: Shared, folder: Path, calm: dict[str, Any]
+) -> None:
+    """No pass is halved, no weight differs from those of the job that kept them throughout, and the gang that comes
+    after a rank was killed runs out of memory no more."""
+    hungry = ("tests.e2e.fsdp_workloads", "HungryFsdpActor")
+    handle = shared.submit(fsdp_job(folder, hungry, gated=True))
+    gate, faults = Gate(home(shared.home).job_directory(handle.job_id)), ProcessFaults(handle)
+    gate.open_to(STEPS - 1)
+    faults.reach_step(3)
+    (victim,) = faults.kill("actor-0")
+    assert faults.replaced(victim, timeout_s=ENDS_WITHIN_S).pid != victim.pid
+    gate.open()
+    handle.wait(ENDS_WITHIN_S)
+    events = [(event["kind"], event["body"]) for event in handle.events()]
+    view = ended(handle)
+    assert view["job"]["result"]["digest"] == calm["job"]["result"]["digest"]
+    failed = [body["code"] for kind, body in events if kind == "OperatorFailed" and body["code"]]
+    assert failed == ["out_of_memory"]
+    (told,) = [body for kind, body in events if kind == "PassesHalved"]
+    assert (told["role"], told["pass_tokens"], told["recompute"]) == ("actor", 128, True)
+    assert "Tried to allocate" in told["error"]
+    assert sum(kind == "GangRestored" for kind, _ in events) == 2

@@ -108,6 +108,17 @@ def test_passes_that_are_told_again_are_halved_once(restarted: History) -> None:
     assert len(told) == 2
 
 
+def test_activations_that_are_computed_again_are_told_with_the_size_of_passes(restarted: History) -> None:
+    restarted.report(
+        e.PassesHalved, role="actor", pass_tokens=2048, error="no memory left", number=1, recompute=True
+    )
+    (told,) = [one for one in restarted.state.incidents.values() if one.cause == "out_of_memory"]
+    assert told.evidence == {"error": "no memory left", "pass_tokens": 2048, "recompute": True}
+    assert told.decision == (
+        "actor trains in passes of at most 2048 tokens whose activations are computed again from now on"
+    )
+
+
 def test_what_is_told_late_stands_in_the_incident_of_its_own_gang(restarted: History) -> None:
     """The ranks died again, and the trainer with them, before the first restore was heard of."""
     restarted.lose("actor-0")

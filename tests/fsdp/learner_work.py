@@ -4,7 +4,7 @@ itself."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.base import BaseWorkload, WorkloadContext
 from tests.megatron.learner_work import take_valued_step
 from tests.megatron.work import Steps, take_step
+from tests.memory_work import saved_bytes
 
 CONFIG: dict[str, Any] = {
     "seed": 11,
@@ -108,6 +109,31 @@ def checkpoint_and_go_on(
         at = learner.state()
         metrics = _steps_of(name, learner, steps[1:])
         return {"first": first, "at": at, "metrics": metrics, "after": learner.state()}
+
+
+def runs_out_of_memory(
+    rank: int,
+    ranks: int,
+    port: int,
+    config: dict[str, Any],
+    micro_batches: list[list[Group]],
+    times: Sequence[int],
+) -> dict[str, Any]:
+    """One step of an actor, which is begun so often with passes made smaller so many `times`; all but the last time it
+    has one micro-batch, and then no memory left. What it said, what autograd saved of its first micro-batch each time,
+    and what came of it."""
+    told: dict[str, Any] = {"begun": [], "saved": []}
+    with bound("FsdpActor", rank, ranks, port, config) as actor:
+        for smaller in times:
+            told["begun"].append(actor.begin(1, smaller))
+            with saved_bytes() as saved:
+                actor.accumulate(micro_batches[0][rank::ranks], step=1, index=0)
+            told["saved"].append(sum(saved))
+        for index, groups in enumerate(micro_batches[1:], start=1):
+            actor.accumulate(groups[rank::ranks], step=1, index=index)
+        everything = [group.id for groups in micro_batches for group in groups]
+        actor.apply(step=1, indices=len(micro_batches), group_ids=everything)
+        return {**told, "digest": actor.state()["digest"], "passes": actor.health()["passes"]}
 
 
 def restore_and_go_on(

@@ -23,6 +23,7 @@ from tests.fsdp.work import (
     a_tree_for_any_model,
     fsdp,
     grouped_rows,
+    kept_and_again,
     loads,
     once_and_each,
     only_forward,
@@ -117,6 +118,34 @@ def test_a_step_is_the_same_however_it_is_computed(
     folder = folder_of("qwen3_moe")
     (plain,) = pool.run(take_plain_steps, 1, folder, STEPS)
     agrees(pool.run(take_steps, ranks, folder, fsdp(**settings), STEPS), plain)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "more"),
+    [
+        ("qwen3", 2, {"fsdp": {"dtype": "bfloat16"}}),
+        ("qwen3_moe", 1, {}),
+        ("gemma2", 2, {}),
+        ("qwen3", 2, {"lora": {"rank": 4, "alpha": 6.0}}),
+        ("llama", 1, {"fsdp": {"attention": "sdpa", "whole_gradient": True}}),
+    ],
+    ids=["bfloat16", "experts", "two ranks", "an adapter", "sdpa"],
+)
+def test_activations_that_are_computed_again_have_the_same_bits(
+    pool: RankPool, folder_of: Callable[[str], Path], kind: str, ranks: int, more: dict[str, Any]
+) -> None:
+    """A gang turns it on in the middle of a job, and off for a step that is made again as it was."""
+    rows = grouped_rows([(8, 20, 9), (5, 12, 30)], seed=4)
+    for told in pool.run(kept_and_again, ranks, folder_of(kind), {**CONFIG, **more}, rows):
+        kept, again, once_more = told["kept"], told["again"], told["kept once more"]
+        assert told["trees"] or kind != "qwen3"
+        assert kept["loss"] == again["loss"] == once_more["loss"]
+        assert np.array_equal(kept["said"], again["said"])
+        for name, one in kept["gradients"].items():
+            for other in (again, once_more):
+                assert np.array_equal(one, other["gradients"][name]), f"{name} has other bits"
+        assert again["saved"] < 0.7 * kept["saved"]
+        assert once_more["saved"] == kept["saved"]
 
 
 @pytest.mark.parametrize("settings", [{}, {"whole_gradient": True}])

@@ -3,7 +3,9 @@ saves of a pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ import pytest
 from gyre.config.sections import FsdpSettings, LoraSettings, WorkloadSettings
 from gyre.workloads.memory import activations
 from gyre.workloads.memory.learners import ranks_of
-from gyre.workloads.memory.passes import WITHOUT_A_DEVICE, tokens_of
+from gyre.workloads.memory.passes import MARGIN, WITHOUT_A_DEVICE, need, tokens_of
 from gyre.workloads.memory.rank import Pass, fsdp_rank
+from tests.fsdp.learner_work import of_folder, runs_out_of_memory
+from tests.megatron.work import random_groups
 from tests.memory_work import LENGTH, SEQUENCES, SHAPES, automatic, keeps, most
 from tests.rank_pool import RankPool
 
@@ -98,8 +102,56 @@ def test_auto_is_what_the_smallest_device_takes(pool: RankPool) -> None:
         tokens_of("auto", ranks, size, longest=1024, several=True) for size in (small, large)
     )
     assert of_small < of_large
-    assert [tokens for tokens, _ in told] == [of_small, of_small]
+    assert [tokens for tokens, *_ in told] == [of_small, of_small]
     assert told[1][1] == f"passes of {of_small} tokens: {why}"
     assert "another rank's device" in told[0][1]
     (alone,) = pool.run(automatic, 1, "fsdp", shape, BFLOAT, [None])
     assert alone[0] == WITHOUT_A_DEVICE
+
+
+def test_ranks_keep_activations_where_they_fit_the_smallest_device(pool: RankPool) -> None:
+    """Two ranks, whose devices have either room: both do the same, what `gyre plan` would say of the smaller one, and a
+    gang that starts again does so once more."""
+    shape = SHAPES["qwen3"]
+    own = {"dtype": "bfloat16", "pass_tokens": 8192}
+    settings = WorkloadSettings.read({"fsdp": own})
+    ranks = ranks_of("fsdp", shape, settings, ranks=2)
+    kept, again = (
+        need([replace(one, recompute=on) for one in ranks], Pass.of(8192, 1024), several=True).total
+        for on in (False, True)
+    )
+    assert again < kept
+    large, small = (int(size / (1 - MARGIN)) + 1 for size in (kept, kept - 1))
+    cases = [([large, large], False), *[([large, small], True)] * 2, ([small, large], True)]
+    for sizes, computed in cases:
+        told = pool.run(automatic, 2, "fsdp", shape, own, sizes)
+        assert [(tokens, on) for tokens, _, on in told] == [(8192, computed)] * 2
+        word = "computed again" if computed else "kept"
+        assert all(f"activations are {word}: " in said for _, said, _ in told)
+        assert [("another rank's device" in said) for _, said, _ in told] == [
+            size > min(sizes) for size in sizes
+        ]
+    (alone,) = pool.run(automatic, 1, "fsdp", shape, own, [None])
+    assert (alone[0], alone[2]) == (8192, False)
+
+
+def test_a_gang_without_memory_computes_activations_again_and_then_halves_its_passes(
+    pool: RankPool, folder_of: Callable[[str], Path]
+) -> None:
+    """In the middle of a step, which is then that of a gang that kept them, in passes of the same size."""
+    config = of_folder(folder_of("qwen3"), fsdp={"pass_tokens": 200})
+    parts = [random_groups(0, 12), random_groups(12, 8)]
+    kept, again, halved = (
+        pool.run(runs_out_of_memory, 2, config, parts, times) for times in ((0,), (0, 1), (0, 1, 2))
+    )
+    sizes = [(200, False), (200, True), (100, True)]
+    for one, other, last in zip(kept, again, halved, strict=True):
+        assert [(size["pass_tokens"], size["recompute"]) for size in last["begun"]] == sizes
+        assert [size["dropped"] for size in last["begun"]] == [0, 1, 1]
+        assert other["digest"] == one["digest"] != last["digest"]
+        assert max(last["saved"][1:]) < 0.7 * last["saved"][0]
+        assert not one["passes"].endswith("since a pass did not fit")
+        assert other["passes"].endswith("They are computed again since a pass did not fit")
+    (restarted, _) = pool.run(runs_out_of_memory, 2, config, parts, (1,))
+    assert restarted["digest"] == kept[0]["digest"], "ranks that come back begin so"
+    assert restarted["saved"] == again[0]["saved"][1:]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gyre.workloads.base import WorkloadContext
+from tests.memory_work import saved_bytes
 
 VOCAB = 48
 _SMALL: dict[str, Any] = {
@@ -294,6 +295,28 @@ def once_and_each(
         for name, once in (("each", False), ("once", True), ("again", True)):
             mine = passes_of(rows[rank::ranks], max_tokens, prompts_once=once)
             told[name] = _made_of(backend, mine)
+        return told
+
+
+def kept_and_again(
+    rank: int,
+    ranks: int,
+    port: int,
+    folder: Path,
+    config: dict[str, Any],
+    rows: Rows,
+) -> dict[str, Any]:
+    """The same passes with activations kept, computed again, and kept once more; and the bytes that autograd saved of
+    them."""
+    with backend_on(rank, ranks, port, folder, config) as backend:
+        assert backend.may_recompute, backend.status()
+        mine = passes_of(rows[rank::ranks], 90, prompts_once=backend.prompts_once)
+        told: dict[str, Any] = {"trees": sum(bool(part.parents) for part in mine)}
+        for name, on in (("kept", False), ("again", True), ("kept once more", False)):
+            backend.recompute(on=on)
+            with saved_bytes() as saved:
+                told[name] = {**_made_of(backend, mine), "saved": 0}
+            told[name]["saved"] = sum(saved)
         return told
 
 

@@ -78,6 +78,19 @@ def test_every_vertex_is_told_how_weights_travel(job: Job) -> None:
         assert WeightsSpec.model_validate(told.weights) == WeightsSpec(encrypt=False)
 
 
+def test_roles_that_share_devices_are_told_of_each_other(make_job: Callable[..., Job]) -> None:
+    def shared(spec: JobSpec) -> None:
+        spec.affinity.collocate = [["actor", "reward"]]
+        spec.roles["reward"].total = spec.roles["actor"].total
+
+    job = make_job(change=shared)
+    job.run()
+    for role, others in (("actor", ["reward"]), ("reward", ["actor"]), ("rollout", [])):
+        told = job.world.process(f"{role}-0", 1).binding
+        assert told is not None
+        assert [one["role"] for one in told.neighbours] == others
+
+
 def test_the_ranks_of_a_gang_restart_together(job: Job) -> None:
     job.world.at(SETTLED_S, job.world.kill, "actor-1")
     job.run()

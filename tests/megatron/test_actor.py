@@ -158,6 +158,29 @@ def test_halved_passes_are_those_of_half_the_tokens(pool: RankPool) -> None:
     assert halved["metrics"] == small["metrics"]
 
 
+@pytest.mark.parametrize("layout", ["tp2-sequence", "pp2"])
+def test_activations_are_computed_again_before_passes_are_halved_and_have_the_same_bits(
+    pool: RankPool, layout: str
+) -> None:
+    config = config_of(layout)
+    config["megatron"] |= {"pass_tokens": 400, "recompute": "auto"}
+    ranks = LAYOUTS[layout][0]
+    kept, again, halved = (
+        pool.run(work.passes_of_a_step, ranks, config, [random_groups(0, 24)], times) for times in range(3)
+    )
+    sizes = [(400, False), (400, True), (200, True)]
+    for *parts, whole in zip(kept, again, halved, kept, strict=True):
+        said = [(one["begun"]["pass_tokens"], one["begun"]["recompute"]) for one in parts]
+        assert said == sizes
+        once_more = parts[1]
+        assert once_more["widths"] == whole["widths"] != parts[2]["widths"]
+        assert once_more["metrics"] == whole["metrics"]
+        # Layer by layer in the backward pass the same is saved, and each layer's input before.
+        assert once_more["saved"] > whole["saved"]
+    for name, weights in kept[0]["weights"].items():
+        assert np.array_equal(again[0]["weights"][name], weights), f"{name} has other bits"
+
+
 @pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("layout", ["alone", "tp2-sequence", "pp2", "dp2", "tp2-dp2", "recompute"])
 def test_a_prompt_computed_once_has_the_step_of_its_copies_and_the_same_bits_again(

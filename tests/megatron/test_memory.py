@@ -10,7 +10,7 @@ import pytest
 
 from gyre.config.sections import MegatronSettings, WorkloadSettings
 from gyre.workloads.memory.learners import ranks_of
-from gyre.workloads.memory.passes import WITHOUT_A_DEVICE, tokens_of
+from gyre.workloads.memory.passes import MARGIN, WITHOUT_A_DEVICE, need, tokens_of
 from gyre.workloads.memory.rank import Pass, megatron_ranks
 from tests.memory_work import LENGTH, SEQUENCES, SHAPES, automatic, keeps, most
 from tests.rank_pool import RankPool
@@ -86,8 +86,34 @@ def test_auto_is_what_the_smallest_device_takes(pool: RankPool) -> None:
         tokens_of("auto", ranks, size, longest=1024, several=True) for size in (small, large)
     )
     assert of_small < of_large
-    assert [tokens for tokens, _ in told] == [of_small, of_small]
+    assert [tokens for tokens, *_ in told] == [of_small, of_small]
     assert told[1][1] == f"passes of {of_small} tokens: {why}"
     assert "another rank's device" in told[0][1]
     (alone,) = pool.run(automatic, 1, "megatron", shape, BFLOAT, [None])
     assert alone[0] == WITHOUT_A_DEVICE
+
+
+def test_ranks_keep_activations_where_they_fit_the_smallest_device(pool: RankPool) -> None:
+    """Two ranks, whose devices have either room: both do the same, what `gyre plan` would say of the smaller one, and a
+    gang that starts again does so once more."""
+    shape = SHAPES["qwen3"]
+    own = {**BFLOAT, "tensor_parallel": 2, "recompute": "auto", "pass_tokens": 8192}
+    settings = WorkloadSettings.read({"megatron": own})
+    ranks = ranks_of("megatron", shape, settings, ranks=2)
+    kept, again = (
+        need([replace(one, recompute=on) for one in ranks], Pass.of(8192, 1024), several=True).total
+        for on in (False, True)
+    )
+    assert again < kept
+    large, small = (int(size / (1 - MARGIN)) + 1 for size in (kept, kept - 1))
+    cases = [([large, large], False), *[([large, small], True)] * 2, ([small, large], True)]
+    for sizes, computed in cases:
+        told = pool.run(automatic, 2, "megatron", shape, own, sizes)
+        assert [(tokens, on) for tokens, _, on in told] == [(8192, computed)] * 2
+        word = "computed again" if computed else "kept"
+        assert all(f"activations are {word}: " in said for _, said, _ in told)
+        assert [("another rank's device" in said) for _, said, _ in told] == [
+            size > min(sizes) for size in sizes
+        ]
+    (alone,) = pool.run(automatic, 1, "megatron", shape, {**own, "tensor_parallel": 1}, [None])
+    assert (alone[0], alone[2]) == (8192, False)

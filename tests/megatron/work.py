@@ -11,6 +11,7 @@ import numpy as np
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.base import WorkloadContext
+from tests.memory_work import saved_bytes
 
 VOCAB = 17
 CONFIG: dict[str, Any] = {
@@ -494,8 +495,8 @@ def passes_of_a_step(
     micro_batches: list[list[Group]],
     halved: int = 0,
 ) -> dict[str, Any]:
-    """The widths of the passes that each call makes, the last ones those of `apply`; how many tokens they predict; and
-    the step."""
+    """The widths of the passes that each call makes, the last ones those of `apply`; how many tokens they predict; what
+    `begin` said of them, and how many bytes autograd saved; and the step."""
     widths: list[list[int]] = []
     predicted = 0
     with actor_on(rank, ranks, port, config) as actor:
@@ -508,14 +509,16 @@ def passes_of_a_step(
             return backward(passes, *args, **kwargs)
 
         actor.backend.policy.backward = noted
-        actor.begin(1, halved)
-        for index, groups in enumerate(micro_batches):
+        begun = actor.begin(1, halved)
+        with saved_bytes() as saved:
+            for index, groups in enumerate(micro_batches):
+                widths.append([])
+                actor.accumulate(groups[rank::ranks], step=1, index=index)
             widths.append([])
-            actor.accumulate(groups[rank::ranks], step=1, index=index)
-        widths.append([])
-        everything = [group.id for groups in micro_batches for group in groups]
-        metrics = actor.apply(step=1, indices=len(micro_batches), group_ids=everything)
+            everything = [group.id for groups in micro_batches for group in groups]
+            metrics = actor.apply(step=1, indices=len(micro_batches), group_ids=everything)
         told = {"widths": widths, "metrics": metrics, "predicted": predicted}
+        told |= {"begun": begun, "saved": sum(saved)}
         return {**told, "weights": named_weights(actor)}
 
 

@@ -18,6 +18,7 @@ from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.testing.in_process import collective_of
 from gyre.workloads.base import BaseWorkload, WorkloadContext, operator
 from gyre.workloads.learner.errors import NotFinite
+from gyre.workloads.memory.choice import smaller
 from gyre.workloads.trainer.loop import GraphTrainer
 
 MASK = (1 << 64) - 1
@@ -380,6 +381,21 @@ class HungryActor(ToyActor):
     @operator
     def accumulate(self, groups: list[Group], *, step: int, index: int) -> dict[str, Any]:
         if step >= 2 and self.pass_tokens > 1024:
+            raise MemoryError("a pass does not fit")
+        return super().accumulate(groups, step=step, index=index)
+
+
+class SparingActor(ToyActor):
+    """From step 2 on its passes fit into memory once their activations are computed again."""
+
+    @operator(kind="control")
+    def begin(self, step: int, halved: int = 0) -> dict[str, Any]:
+        self.size = smaller({"pass_tokens": 4096, "recompute": False}, halved)
+        return super().begin(step) | self.size
+
+    @operator
+    def accumulate(self, groups: list[Group], *, step: int, index: int) -> dict[str, Any]:
+        if step >= 2 and not self.size["recompute"]:
             raise MemoryError("a pass does not fit")
         return super().accumulate(groups, step=step, index=index)
 

@@ -9,39 +9,28 @@ This module must not know how a number comes about: `gyre.workloads.memory` does
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gyre.api.checks.findings import JobWarning, Note
 from gyre.api.device_memory import device_bytes
 from gyre.config import JobSpec
-from gyre.config.sections import WorkloadSettings
+from gyre.config.sections import FsdpSettings, MegatronSettings, WorkloadSettings
 from gyre.errors import ConfigError
+from gyre.graph.device_sharing import Neighbour, neighbours_of
 from gyre.graph.integrations import model_path, reads_sections
-from gyre.graph.rollout_roles import is_instance, local_roles, rollouts_of
-from gyre.graph.validate import collocated
+from gyre.graph.rollout_roles import is_instance, rollouts_of
 from gyre.models.architecture import Architecture, read_architecture
 from gyre.models.errors import ModelFolderError
+from gyre.workloads.memory.beside import backend_of, beside, kind_of
+from gyre.workloads.memory.choice import Asked, Choice, choose
 from gyre.workloads.memory.engine import EngineNeed, engine_need
 from gyre.workloads.memory.host import host_need
 from gyre.workloads.memory.learners import Backend, ranks_of, width_of
-from gyre.workloads.memory.passes import (
-    CONTEXT,
-    GIB,
-    MARGIN,
-    Need,
-    largest_pass,
-    need,
-    tokens_of,
-)
+from gyre.workloads.memory.passes import GIB, LEAST, MARGIN, MOST, Need, free_bytes, largest_pass, need
 from gyre.workloads.memory.rank import Pass, Rank
-
-_BACKENDS: dict[str, Backend] = {"gyre.workloads.megatron": "megatron", "gyre.workloads.fsdp": "fsdp"}
-_KINDS = {"Actor": (True, False), "Critic": (True, True), "Reference": (False, False)}
-"""By how the class's name ends: whether it trains, and whether its model has values. A reward model is of another
-folder."""
 
 _PARTS_SHOWN = 3
 
@@ -71,7 +60,8 @@ class Foreseen:
 
 @dataclass(frozen=True, slots=True)
 class _Learner:
-    """A role whose model one of Gyre's sharded back ends holds."""
+    """A role whose model one of Gyre's sharded back ends holds, and what its ranks choose: None where it takes a
+    device's size to know."""
 
     role: str
     backend: Backend
@@ -80,6 +70,8 @@ class _Learner:
     gang: int
     trains: bool
     values: bool
+    neighbours: list[Neighbour]
+    choice: Choice | None = None
 
     @property
     def several(self) -> bool:
@@ -112,11 +104,11 @@ def foresee(spec: JobSpec, *, here: bool) -> Foreseen:
     engines = list(_engines(job))
     if found or engines:
         job.device = _device(spec, here)
-    job.learners = found
+    job.learners = [_chosen(job, learner) for learner in found]
     lines: list[Line] = []
     findings: list[str] = []
-    for learner in found:
-        lines += _lines_of(job, learner, findings, dict(engines))
+    for learner in job.learners:
+        lines += _lines_of(job, learner, findings)
     for role in spec.roles:
         if shape is None and (_backend_of(spec, role) or is_instance(spec, role)):
             lines.append(Line(role, "", None, f"not known: {why_not}"))
@@ -144,9 +136,7 @@ def _device(spec: JobSpec, here: bool) -> int | None:
 
 def _backend_of(spec: JobSpec, role: str) -> Backend | None:
     entrypoint = spec.roles[role].entrypoint
-    if entrypoint is None or not any(entrypoint.name.endswith(kind) for kind in _KINDS):
-        return None
-    return next((name for module, name in _BACKENDS.items() if entrypoint.module.startswith(module)), None)
+    return None if entrypoint is None else backend_of(entrypoint.module, entrypoint.name)
 
 
 def _learner(job: _Job, role: str) -> Iterator[_Learner]:
@@ -155,16 +145,42 @@ def _learner(job: _Job, role: str) -> Iterator[_Learner]:
     backend = _backend_of(spec, role)
     if backend is None or job.shape is None:
         return
-    section = settings.megatron if backend == "megatron" else settings.fsdp
+    section = _section(job, backend)
     on_gpu = section.device == "cuda" or (section.device == "auto" and spec.device_type == "GPU")
     if not on_gpu or (backend == "fsdp" and settings.fsdp.attention != "auto"):
         return
     entrypoint = spec.roles[role].entrypoint
     assert entrypoint is not None
-    trains, values = next(kind for end, kind in _KINDS.items() if entrypoint.name.endswith(end))
+    trains, values = kind_of(entrypoint.name)
     gang = spec.roles[role].total
     ranks = ranks_of(backend, job.shape, settings, ranks=gang, trains=trains, values=values)
-    yield _Learner(role, backend, job.shape, ranks, gang, trains, values)
+    yield _Learner(role, backend, job.shape, ranks, gang, trains, values, neighbours_of(spec, role))
+
+
+def _section(job: _Job, backend: Backend) -> MegatronSettings | FsdpSettings:
+    return job.settings.megatron if backend == "megatron" else job.settings.fsdp
+
+
+def _chosen(job: _Job, learner: _Learner) -> _Learner:
+    """With what its ranks choose. Raises ConfigError for passes by `auto` on a device that is shared with others that
+    would take as much, or nobody knows how much."""
+    section = _section(job, learner.backend)
+    asked = Asked(section.pass_tokens, section.recompute if learner.trains else False)
+    if job.device is None and asked.is_auto:
+        return learner
+    others = beside(learner.neighbours, learner.shape, job.settings, job.device)
+    if asked.tokens == "auto":
+        _refuse_shared(job, learner, others)
+    choice = choose(
+        asked,
+        learner.ranks,
+        job.device,
+        longest=job.longest,
+        several=learner.several,
+        beside=others,
+    )
+    ranks = [replace(rank, recompute=choice.recompute) for rank in learner.ranks]
+    return replace(learner, ranks=ranks, choice=choice)
 
 
 def _engines(job: _Job) -> Iterator[tuple[str, EngineNeed]]:
@@ -181,28 +197,62 @@ def _engines(job: _Job) -> Iterator[tuple[str, EngineNeed]]:
 # -- learners -------------------------------------------------------------------------------------------
 
 
-def _lines_of(
-    job: _Job, learner: _Learner, findings: list[str], engines: dict[str, EngineNeed]
-) -> Iterator[Line]:
+def _lines_of(job: _Job, learner: _Learner, findings: list[str]) -> Iterator[Line]:
     where = "each device" if learner.trains else "the device of each"
-    tokens, why = _tokens(job, learner, engines)
-    if not tokens:
-        yield Line(learner.role, where, None, why)
+    choice = learner.choice
+    if choice is None:
+        yield Line(learner.role, where, None, f"not known: {_left_open(job, learner)}")
         yield from _lines_of_host(job, learner)
         return
-    found = need(learner.ranks, Pass.of(max(tokens, job.longest), job.longest), several=learner.several)
-    beside = _beside(job, learner.role, engines)
+    found = need(learner.ranks, _pass(job, choice.tokens), several=learner.several)
+    beside = _beside(job, learner)
     whole = Need({**found.parts, **beside})
-    said = f"{_largest(whole)}; passes of {tokens} tokens" + (f" ({why})" if why else "")
-    verdict = "" if job.device is None else _judged(job, learner, whole, tokens, bool(why), beside, findings)
+    why = f" ({choice.why_tokens})" if choice.why_tokens else ""
+    said = f"{_largest(whole)}; passes of {choice.tokens} tokens{why}{_of_activations(choice)}"
+    verdict = "" if job.device is None else _judged(job, learner, choice, whole, beside, findings)
     yield Line(learner.role, where, whole.total, said, verdict)
     yield from _lines_of_host(job, learner)
+
+
+def _pass(job: _Job, tokens: int) -> Pass:
+    return Pass.of(max(tokens, job.longest), job.longest)
+
+
+def _left_open(job: _Job, learner: _Learner) -> str:
+    """What a learner chooses by its device's size, which is not known."""
+    tokens = _section(job, learner.backend).pass_tokens
+    if tokens == "auto":
+        return "pass_tokens is auto, and takes what a device has"
+    sizes = [
+        need(
+            [replace(rank, recompute=again) for rank in learner.ranks],
+            _pass(job, tokens),
+            several=learner.several,
+        ).total
+        for again in (False, True)
+    ]
+    return (
+        f"recompute is auto, and goes by what a device has; passes of {tokens} tokens take {_gib(sizes[0])} with "
+        f"activations kept, {_gib(sizes[1])} computed again"
+    )
+
+
+def _of_activations(choice: Choice) -> str:
+    """What `recompute: auto` comes to, with both sums; "" where the job itself says it."""
+    if not choice.why:
+        return ""
+    if choice.kept is None or choice.again is None:
+        return f"; activations computed again: {choice.why}"
+    if not choice.recompute:
+        return f"; activations kept ({_gib(choice.again)} if computed again)"
+    smaller = f", which fits up to {choice.keeps_up_to} tokens" if choice.keeps_up_to else ""
+    return f"; activations computed again ({_gib(choice.kept)} if kept{smaller})"
 
 
 def _lines_of_host(job: _Job, learner: _Learner) -> Iterator[Line]:
     if not learner.trains:
         return
-    section = job.settings.megatron if learner.backend == "megatron" else job.settings.fsdp
+    section = _section(job, learner.backend)
     host = host_need(
         learner.backend,
         learner.shape,
@@ -222,45 +272,41 @@ def _lines_of_host(job: _Job, learner: _Learner) -> Iterator[Line]:
     )
 
 
-def _tokens(job: _Job, learner: _Learner, engines: dict[str, EngineNeed]) -> tuple[int, str]:
-    """How large its passes are, and why where the job leaves that open; 0 where it is not known. Raises ConfigError for
-    `auto` on a device that is shared, of which a rank would take all."""
-    section = job.settings.megatron if learner.backend == "megatron" else job.settings.fsdp
-    if section.pass_tokens == "auto" and job.device is None:
-        return 0, "not known: pass_tokens is auto, and takes what a device has"
-    beside = _beside(job, learner.role, engines)
-    if section.pass_tokens == "auto" and beside:
-        assert job.device is not None
-        most = _most(job, learner, beside, (1.0 - MARGIN) * job.device)
+def _refuse_shared(job: _Job, learner: _Learner, others: Mapping[str, int | None]) -> None:
+    """Raises ConfigError where `pass_tokens` is `auto` beside others that nobody knows, or that would choose their own
+    passes by what this one leaves."""
+    unknown = {role for role, size in others.items() if size is None}
+    passes = {one["role"] for one in learner.neighbours if backend_of(one["module"], one["name"])}
+    found = [role for role, size in others.items() if role in unknown or (size and role in passes)]
+    if found:
+        most = None if unknown else _most_beside(job, learner)
         raise ConfigError(
-            f"config.{learner.backend}.pass_tokens: auto given, but {', '.join(beside)} shares the devices of "
-            f"{learner.role}, which a rank does not see.",
+            f"config.{learner.backend}.pass_tokens: auto given, but {', '.join(found)} shares the devices of "
+            f"{learner.role}, and what it takes there is not known.",
             hint=f"Give {most}." if most else "Give a number.",
         )
-    return tokens_of(
-        section.pass_tokens, learner.ranks, job.device, longest=job.longest, several=learner.several
-    )
 
 
-def _beside(job: _Job, role: str, engines: dict[str, EngineNeed]) -> dict[str, int]:
-    """Bytes of what other roles have on this one's devices while it computes, by role."""
-    group = next((group for group in collocated(job.spec) if role in group), [])
-    found: dict[str, int] = {}
-    for other in group:
-        if other == role:
-            continue
-        engine = engines.get(other)
-        if engine is not None:
-            # Between its windows a local engine has its weights alone; any other has all that it took.
-            local = other in local_roles(job.spec)
-            taken = (engine.fraction or 0.0) * (job.device or 0)
-            found[other] = int(max(engine.weights, 0 if local else taken)) + CONTEXT
-        for learner in job.learners:
-            if learner.role == other:
-                found[other] = need(
-                    learner.ranks, Pass.of(job.longest, job.longest), several=learner.several
-                ).total
-    return found
+def _most_beside(job: _Job, learner: _Learner) -> int | None:
+    """The largest power of two that fits as `pass_tokens` of the learner and its neighbours alike."""
+    assert job.device is not None
+    tokens, section = MOST, _section(job, learner.backend)
+    while tokens >= LEAST:
+        own = section.model_copy(update={"pass_tokens": tokens})
+        settings = job.settings.model_copy(update={learner.backend: own})
+        others = beside(learner.neighbours, learner.shape, settings, job.device)
+        room = free_bytes(job.device, sum(size or 0 for size in others.values()))
+        if need(learner.ranks, _pass(job, tokens), several=learner.several).total <= room:
+            return tokens
+        tokens //= 2
+    return None
+
+
+def _beside(job: _Job, learner: _Learner) -> dict[str, int]:
+    """Bytes of what other roles have on this one's devices while it computes, by role, as far as it is known."""
+    chosen = {one.role: one.choice.recompute for one in job.learners if one.choice is not None}
+    found = beside(learner.neighbours, learner.shape, job.settings, job.device, recompute=chosen)
+    return {role: size for role, size in found.items() if size}
 
 
 def _most(job: _Job, learner: _Learner, beside: dict[str, int], room: float) -> int:
@@ -272,23 +318,23 @@ def _most(job: _Job, learner: _Learner, beside: dict[str, int], room: float) -> 
 def _judged(
     job: _Job,
     learner: _Learner,
+    choice: Choice,
     whole: Need,
-    tokens: int,
-    is_auto: bool,
     beside: dict[str, int],
     findings: list[str],
 ) -> str:
     """Whether it fits, in a word. Raises ConfigError where it does not."""
     assert job.device is not None
     if whole.total > job.device:
-        raise _does_not_fit(job, learner, whole, tokens, beside)
+        raise _does_not_fit(job, learner, choice, whole, beside)
     left = job.device - whole.total
-    if left < MARGIN * job.device and not is_auto:
-        most = _most(job, learner, beside, (1.0 - MARGIN) * job.device)
+    if left < MARGIN * job.device and not choice.why_tokens:
+        most = _most(job, learner, beside, free_bytes(job.device))
         findings.append(
             JobWarning(
-                f"config.{learner.backend}.pass_tokens: passes of {tokens} tokens leave {_gib(left)} of a device of "
-                f"{learner.role} free by what is foretold. Give {most} or less, so that what is not foretold has room."
+                f"config.{learner.backend}.pass_tokens: passes of {choice.tokens} tokens leave {_gib(left)} of a "
+                f"device of {learner.role} free by what is foretold. Give {most} or less, so that what is not "
+                "foretold has room."
             )
         )
         return "fits barely"
@@ -296,7 +342,7 @@ def _judged(
 
 
 def _does_not_fit(
-    job: _Job, learner: _Learner, whole: Need, tokens: int, beside: dict[str, int]
+    job: _Job, learner: _Learner, choice: Choice, whole: Need, beside: dict[str, int]
 ) -> ConfigError:
     assert job.device is not None
     key = f"config.{learner.backend}.pass_tokens"
@@ -306,12 +352,10 @@ def _does_not_fit(
         f"which needs {_gib(whole.total)} of each device of {learner.role}, {_gib(whole.parts[largest])} of it for "
         f"{largest}; a device has {device}."
     )
-    if most >= max(1, min(job.longest, tokens)):
-        again = (
-            "" if _recomputes(job, learner) else f" config.{learner.backend}.recompute makes larger ones fit."
-        )
-        return ConfigError(f"{key}: {tokens} given, {said}", hint=f"At most {most} fits.{again}")
-    least = need(learner.ranks, Pass.of(job.longest, job.longest), several=learner.several)
+    if most >= max(1, min(job.longest, choice.tokens)):
+        again = "" if choice.recompute else f" config.{learner.backend}.recompute makes larger ones fit."
+        return ConfigError(f"{key}: {choice.tokens} given, {said}", hint=f"At most {most} fits.{again}")
+    least = need(learner.ranks, _pass(job, job.longest), several=learner.several)
     least = Need({**least.parts, **beside})
     smallest = -(-least.total // GIB)
     return ConfigError(
@@ -319,13 +363,8 @@ def _does_not_fit(
         f"needs {_gib(least.total)} of each device, {_gib(least.parts[least.largest])} of it for {least.largest}; a "
         f"device has {device}.",
         hint=f"Give it more ranks or devices of {smallest} GiB"
-        + ("." if _recomputes(job, learner) else f", or set config.{learner.backend}.recompute."),
+        + ("." if choice.recompute else f", or set config.{learner.backend}.recompute."),
     )
-
-
-def _recomputes(job: _Job, learner: _Learner) -> bool:
-    section = job.settings.megatron if learner.backend == "megatron" else job.settings.fsdp
-    return section.recompute
 
 
 # -- engines --------------------------------------------------------------------------------------------

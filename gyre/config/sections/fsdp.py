@@ -25,9 +25,10 @@ class FsdpSettings(Section):
     prompts_once: bool = True
     """A prompt is computed once for the samples of its group that are in a pass, which attend to it. Off, each sample
     has a copy. So it is for models that do not bear it: `status` of the actor says which."""
-    recompute: bool = True
-    """Activations of each layer are computed again in the backward pass: less memory for a third more work. Kept, they
-    take as much as the rest together: 31 of 62 GiB, of passes of 16,384 tokens through 1.7 billion parameters."""
+    recompute: Literal["auto"] | bool = "auto"
+    """Activations of each layer are computed again in the backward pass: less memory for a third more work. `auto`
+    keeps them where by what is foretold they fit the device beside all else that is there, as on CPUs; and computes
+    them again from the first pass on that did not fit. `gyre plan` says which."""
     memory_checkpoint_share: Annotated[float, Field(ge=0, le=1)] = 0.05
     """The part of the time that training may wait for copies of each rank's state to its machine's memory: 0 makes
     none, 1 keeps every step's. A gang whose rank is killed goes on from there, without the disk and without training

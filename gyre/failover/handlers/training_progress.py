@@ -96,6 +96,8 @@ def passes_halved(layout: JobLayout, draft: Draft, event: e.PassesHalved, now: f
             size, words = {"pass_tokens": event.pass_tokens}, f"passes of at most {event.pass_tokens} tokens"
         else:
             size, words = {"passes": event.passes}, f"{event.passes} passes a micro-batch"
+        if event.recompute:
+            size["recompute"], words = True, f"{words} whose activations are computed again"
         fault = Fault(Cause.OUT_OF_MEMORY, {"error": event.error, **size})
         decision = f"{event.role} trains in {words} from now on"
         open_incident(draft, first, now, fault, scope=Scope.RETRY, decision=decision, recovered=True)

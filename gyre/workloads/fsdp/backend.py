@@ -40,7 +40,7 @@ from gyre.workloads.fsdp.lora import (
     problem_with,
     record_of,
 )
-from gyre.workloads.fsdp.model import build_causal, shard, take_buffers
+from gyre.workloads.fsdp.model import Recomputation, build_causal, shard, take_buffers
 from gyre.workloads.fsdp.packing_check import choose
 from gyre.workloads.fsdp.parts import (
     UPDATES,
@@ -64,8 +64,8 @@ from gyre.workloads.learner.errors import NotFinite
 from gyre.workloads.learner.laps import Laps
 from gyre.workloads.learner.losses import detached
 from gyre.workloads.learner.memory_checkpoints import MemoryCheckpoints, purpose_of
+from gyre.workloads.learner.memory_choice import choice_of, known_shape, now_said
 from gyre.workloads.learner.packing import Pass
-from gyre.workloads.learner.pass_tokens import known_shape, pass_tokens_of
 
 _CLIP_EPS = 1e-6
 """As torch's and Megatron's clip have it."""
@@ -142,17 +142,20 @@ class FsdpBackend:
         self.packs, self.prompts_once, self.packing = False, False, ""
         self._asked_once = own.prompts_once
         try:
-            self.pass_tokens, self._passes = pass_tokens_of(
+            self._choice = choice_of(
                 "fsdp",
                 known_shape(hugging_face_config, attention=own.attention),
                 settings,
+                context,
                 self.device,
                 ranks=context.world_size,
                 exchange=self.ranks.exchange,
                 trains=trains,
                 values=values,
             )
-            self._set_up(held, recompute=own.recompute and trains)
+            self.pass_tokens, self.may_recompute = self._choice.tokens, self._choice.may_change
+            self._recomputation = Recomputation(self._choice.recompute)
+            self._set_up(held)
             laps.lap("shards")
             if not trains or self._lora is not None or begin_anew(context, self.ranks):
                 self.take_first()
@@ -166,8 +169,7 @@ class FsdpBackend:
             self.close(keep=False)
             raise
 
-    def _set_up(self, held: Collection[str], *, recompute: bool) -> None:
-        self._model.keeps_paths = recompute
+    def _set_up(self, held: Collection[str]) -> None:
         self._shards = Shards(self._model, self.ranks)
         self._shards.refuse_unknown(held)
         self._trained = self._shards
@@ -181,9 +183,10 @@ class FsdpBackend:
             device=self.device,
             dtype=self._dtype,
             trains=self.trains,
-            recompute=recompute,
+            recomputation=self._recomputation if self.trains else None,
             seldom=self._tried.seldom,
         )
+        self.recompute(on=self._choice.recompute)
         self._shards.bind(self._model)
         self.adapter_record: dict[str, Any] | None = None
         """What checkpoints say of the adapter; None of a whole model."""
@@ -200,6 +203,10 @@ class FsdpBackend:
         if self.trains:
             self._optimizer = self._new_optimizer()
             self._begin_optimizer()
+
+    def recompute(self, *, on: bool) -> None:
+        """See `Backend.recompute`. The keys of a tree's paths are kept where layers are computed again anyway."""
+        self._recomputation.on = self._model.keeps_paths = on
 
     @property
     def weight_bytes(self) -> int:
@@ -467,12 +474,13 @@ class FsdpBackend:
 
     def status(self) -> dict[str, Any]:
         """How sequences are packed, which parts of the model are Gyre's kernels, how the last checkpoints were written,
-        and for `auto` how large passes are."""
+        and for `auto` how large passes are, and whether their activations are kept."""
         fused = sorted(name.rpartition(".")[2] for name in self._tried.fused)
         told: dict[str, Any] = {"packing": self.packing, "fused": fused, "checkpoint": self._writer.status()}
         if self.memory is not None:
             told["memory_checkpoint"] = self.memory.status()
-        return told | ({"passes": self._passes} if self._passes else {})
+        said = now_said(self._choice, recompute=self._recomputation.on)
+        return told | ({"passes": said} if said else {})
 
     def close(self, *, keep: bool) -> None:
         self._writer.close()  # it may be reading the states

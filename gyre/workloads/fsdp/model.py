@@ -13,9 +13,10 @@ This module must not know about steps, losses or files.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -114,6 +115,23 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
+@dataclass
+class Recomputation:
+    """Whether layers are computed again for their gradient, from the next pass on."""
+
+    on: bool
+
+    def around(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A layer's `forward`, whose activations are kept or computed again: the same bits."""
+
+        def computed(*args: Any, **kwargs: Any) -> Any:
+            if not self.on:
+                return forward(*args, **kwargs)
+            return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+        return computed
+
+
 def shard(
     model: TokenModel,
     mesh: DeviceMesh,
@@ -121,21 +139,22 @@ def shard(
     device: torch.device,
     dtype: torch.dtype,
     trains: bool,
-    recompute: bool,
+    recomputation: Recomputation | None,
     seldom: Collection[str] = (),
 ) -> None:
     """Shard the parameters over the mesh, and give the shards memory on the device: float32 of those that are trained,
     which of a model that `trains` are those that want a gradient, else `dtype`. The model computes in `dtype`, and sums
-    gradients over ranks, undivided, in float32. Of parameters that only some sequences reach, `seldom` by the
-    `pattern_of` their names, each pass gives a gradient: ranks that sum gradients must all have the same ones."""
+    gradients over ranks, undivided, in float32. With a `recomputation` its layers do as that says at each pass. Of
+    parameters that only some sequences reach, `seldom` by the `pattern_of` their names, each pass gives a gradient:
+    ranks that sum gradients must all have the same ones."""
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     layers = _layers(model)
     if trains and seldom:
         _reach(model, layers, seldom)
-    if recompute:
+    if recomputation is not None:
         for layer in layers:
             # Inside of the group: it gathers its parameters once for the layer's second computation and its gradient.
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+            layer.forward = recomputation.around(layer.forward)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)

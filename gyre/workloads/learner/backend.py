@@ -148,6 +148,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def may_recompute(self) -> bool:
+        """Whether it keeps activations by its own choice, and can compute them again instead; see `recompute`."""
+        ...
+
+    @property
     def width_multiple(self) -> int:
         """The width of a pass must be a multiple of this."""
         ...
@@ -177,6 +182,11 @@ class Backend(Protocol):
     def take_first(self) -> None:
         """Take the weights that training begins with. Raises as the back end's making does where it takes them at
         once."""
+        ...
+
+    def recompute(self, *, on: bool) -> None:
+        """Whether passes' activations are computed again for their gradient, which takes less memory and has the same
+        bits. It is called where it `may_recompute`, between steps, on every rank alike."""
         ...
 
     def zero(self) -> None:

@@ -21,6 +21,7 @@ class BaseBackend:
     device = torch.device("cpu")
     dtype = "float32"
     pass_tokens: int | None = None
+    may_recompute = False
     width_multiple = 1
     prompts_once = False
     weight_bytes = 0
@@ -29,6 +30,9 @@ class BaseBackend:
 
     def take_first(self) -> None:
         """They are there from the beginning."""
+
+    def recompute(self, *, on: bool) -> None:
+        """It may not."""
 
     def prepare(self) -> None:
         """There is nothing to get ready."""

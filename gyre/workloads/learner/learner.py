@@ -60,6 +60,7 @@ from gyre.workloads.learner.packing import Pass, Row, pack, pack_all_but_rest
 from gyre.workloads.learner.snapshot import checksum_of
 from gyre.workloads.learner.trained_model import LearnedModel
 from gyre.workloads.learner.updates import mini_batches_of, share_of
+from gyre.workloads.memory.choice import smaller
 
 T = TypeVar("T")
 
@@ -209,8 +210,9 @@ class Learner(BaseWorkload):
     @operator(kind="control")
     def begin(self, step: int, halved: int = 0) -> dict[str, Any]:
         """Forget what was accumulated for `step`: `{"step", "dropped"}`, the number of micro-batches dropped, and how
-        large a pass is from now on, halved so many times: the most tokens in it as `pass_tokens`, or as `passes` in how
-        many each micro-batch is computed.
+        large a pass is from now on, made smaller so many times: the most tokens in it as `pass_tokens`, or as `passes`
+        in how many each micro-batch is computed; and `recompute`, where activations are kept by the rank's own choice,
+        and are the first thing to be spared. See `gyre.workloads.memory.choice.smaller`.
 
         A controller calls it before it accumulates, so that what an earlier one left behind does not count.
         """
@@ -224,10 +226,15 @@ class Learner(BaseWorkload):
         return {"step": step, "dropped": dropped, **size}
 
     def _pass_size(self, halved: int) -> dict[str, int]:
-        self.passes = 1 << halved
         tokens = self.backend.pass_tokens
-        self.pass_tokens = None if tokens is None else max(1, tokens >> halved)
-        return {"passes": self.passes} if self.pass_tokens is None else {"pass_tokens": self.pass_tokens}
+        whole = {"passes": 1} if tokens is None else {"pass_tokens": tokens}
+        if self.backend.may_recompute:
+            whole["recompute"] = False
+        size = smaller(whole, halved)
+        if "recompute" in size:
+            self.backend.recompute(on=bool(size["recompute"]))
+        self.passes, self.pass_tokens = size.get("passes", 1), size.get("pass_tokens")
+        return size
 
     @operator
     def accumulate(self, groups: list[Group], *, step: int, index: int) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from gyre.workloads.learner.devices import device_of, dtype_of, make_determinist
 from gyre.workloads.learner.errors import CheckpointMismatch
 from gyre.workloads.learner.laps import Laps
 from gyre.workloads.learner.losses import detached
+from gyre.workloads.learner.memory_choice import choice_of, now_said
 from gyre.workloads.learner.packing import Pass
-from gyre.workloads.learner.pass_tokens import pass_tokens_of
 from gyre.workloads.learner.trained_model import TrainedModel
 from gyre.workloads.memory.parameters import parameters_of
 
@@ -89,15 +89,17 @@ class MegatronBackend:
         self.dtype = str(dtype).removeprefix("torch.")
         self.weight_bytes = parameters_of(architecture, values=values).total * dtype.itemsize
         try:
-            self.pass_tokens, self._passes = pass_tokens_of(
+            self._choice = choice_of(
                 "megatron",
                 architecture,
                 settings,
+                context,
                 self.device,
                 ranks=context.world_size,
                 exchange=self.ranks.exchange,
                 values=values,
             )
+            self.pass_tokens, self.may_recompute = self._choice.tokens, self._choice.may_change
             self.policy = MegatronPolicy(
                 architecture,
                 layout,
@@ -109,6 +111,7 @@ class MegatronBackend:
                 seam=self._seam,
                 values=values,
             )
+            self.recompute(on=self._choice.recompute)
         except BaseException:
             self.ranks.close()  # a set-up that is tried again joins them anew
             raise
@@ -128,6 +131,11 @@ class MegatronBackend:
             )
         laps.lap("host memory")
         print(f"Megatron is set up after {laps}", flush=True)
+
+    def recompute(self, *, on: bool) -> None:
+        """See `Backend.recompute`."""
+        self._recomputes = on
+        self.policy.recompute(on=on)
 
     def _taken_from_memory(self) -> None:
         self.has_weights, self._is_first_model = True, False
@@ -275,8 +283,8 @@ class MegatronBackend:
 
     def status(self) -> dict[str, Any]:
         told: dict[str, Any] = {"checkpoint": self.writer.status()}
-        if self._passes:
-            told["passes"] = self._passes
+        if said := now_said(self._choice, recompute=self._recomputes):
+            told["passes"] = said
         if self.memory is not None:
             told["memory_checkpoint"] = self.memory.status()
         return told

@@ -48,7 +48,7 @@ class FrozenModel(BaseWorkload):
         device = device_of(self.layout)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        from gyre.workloads.learner.pass_tokens import pass_tokens_of
+        from gyre.workloads.learner.memory_choice import choice_of
         from gyre.workloads.megatron.model.seam import open_seam
 
         seam = open_seam(device)
@@ -68,16 +68,17 @@ class FrozenModel(BaseWorkload):
             timeout_s=self.settings.collective_timeout_s,
             seed=self.settings.seed,
         )
-        self.pass_tokens, _ = pass_tokens_of(
+        self.pass_tokens = choice_of(
             "megatron",
             self.architecture,
             self.settings,
+            self.context,
             device,
             ranks=1,
             exchange=self.ranks.exchange,
             trains=False,
             values=self.VALUES,
-        )
+        ).tokens
         self.policy = MegatronPolicy(
             self.architecture,
             self.layout,

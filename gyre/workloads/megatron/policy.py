@@ -34,7 +34,7 @@ from gyre.models.architecture import Architecture
 from gyre.models.safetensors_folder import TensorSource
 from gyre.workloads.learner.errors import NotFinite
 from gyre.workloads.learner.packing import Pass
-from gyre.workloads.megatron.model.config import transformer_config
+from gyre.workloads.megatron.model.config import recompute_layers, transformer_config
 from gyre.workloads.megatron.model.gpt import Segments, build_model
 from gyre.workloads.megatron.model.hugging_face import import_weights
 from gyre.workloads.megatron.model.parallel import Ranks
@@ -134,6 +134,10 @@ class MegatronPolicy:
             import_weights(self.module, self.architecture, self.ranks, source, values=self.values)
             if hasattr(self, "optimizer"):
                 self.optimizer.reload_model_params()
+
+    def recompute(self, *, on: bool) -> None:
+        """Whether each layer's activations are computed again in the backward pass, from the next pass on."""
+        recompute_layers(self.config, on=on)
 
     # -- one optimizer step ---------------------------------------------------------------------------
 

@@ -80,17 +80,26 @@ def largest_pass(ranks: Sequence[Rank], room: float, *, longest: int, several: b
     return low * STEP
 
 
+def free_bytes(device_bytes: int, beside: int = 0) -> float:
+    """What a rank may take of a device on which others have `beside`."""
+    return (1.0 - MARGIN) * device_bytes - beside
+
+
 def automatic(
-    ranks: Sequence[Rank] | None, device_bytes: int | None, *, longest: int, several: bool
+    ranks: Sequence[Rank] | None,
+    device_bytes: int | None,
+    *,
+    longest: int,
+    several: bool,
+    beside: int = 0,
 ) -> tuple[int, str]:
     """What `auto` comes to, and why, in words. `ranks` is None where the model's shape is not known here;
-    `device_bytes` where there is no GPU."""
+    `device_bytes` where there is no GPU; `beside` is what others have on it."""
     if ranks is None:
         return WITHOUT_A_DEVICE, "what this model needs is not known"
     if device_bytes is None:
         return WITHOUT_A_DEVICE, "there is no device whose memory would bound it"
-    room = (1.0 - MARGIN) * device_bytes
-    found = largest_pass(ranks, room, longest=longest, several=several)
+    found = largest_pass(ranks, free_bytes(device_bytes, beside), longest=longest, several=several)
     if found >= MOST:
         return MOST, "the most that is of use"
     device = f"{MARGIN:.0%} of the device's {device_bytes / GIB:.0f} GiB left free"
@@ -106,8 +115,9 @@ def tokens_of(
     *,
     longest: int,
     several: bool,
+    beside: int = 0,
 ) -> tuple[int, str]:
     """`pass_tokens`, and in words why it is so many; "" where the job says it."""
     if asked == "auto":
-        return automatic(ranks, device_bytes, longest=longest, several=several)
+        return automatic(ranks, device_bytes, longest=longest, several=several, beside=beside)
     return asked, ""

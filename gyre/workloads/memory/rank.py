@@ -70,6 +70,9 @@ class Rank:
     static: Parts = field(default_factory=dict)
     path_keys: int = 1
     """How many times as many keys as tokens a pass of several sequences has at most: those of its nodes' paths."""
+    recompute: bool = False
+    """Whether a layer's activations are computed again in the backward pass; where that is not decided, they are
+    kept."""
 
     def peak(self, part: Pass) -> Parts:
         """The parts at the moment when they are most together, largest first."""
@@ -110,7 +113,6 @@ class MegatronRank(Rank):
 
     tensor_parallel: int = 1
     sequence_parallel: bool = False
-    recompute: bool = False
     first: bool = True
     last: bool = True
     layers: int = 0
@@ -225,7 +227,7 @@ def megatron_ranks(
                 },
                 tensor_parallel=share,
                 sequence_parallel=settings.sequence_parallel,
-                recompute=settings.recompute,
+                recompute=settings.recompute is True,
                 first=first,
                 last=last,
                 layers=own.layers * (stages - stage),
@@ -245,7 +247,6 @@ def _megatron_states(numbers: int, settings: MegatronSettings, *, width: int, re
 @dataclass(frozen=True, slots=True)
 class FsdpRank(Rank):
     lora: LoraSettings | None = None
-    recompute: bool = False
     fused: bool = False
     layer: int = 0
     """Numbers of a layer, whole."""
@@ -358,7 +359,7 @@ def fsdp_rank(
         deterministic=settings.deterministic,
         static={**static, "workspaces": WORKSPACES},
         lora=lora,
-        recompute=settings.recompute,
+        recompute=settings.recompute is True,
         fused=settings.fused_kernels,
         layer=own.layer + adapter,
         trained_layer=adapter if lora is not None else own.layer,

@@ -222,6 +222,7 @@ class VertexHost:
                     rollouts=binding.rollouts,
                     weights=binding.weights,
                     pools=binding.pools,
+                    neighbours=binding.neighbours,
                     local=binding.local,
                     store_url=binding.store_url,
                     store_hold_s=binding.store_hold_s,

@@ -13,7 +13,7 @@ import re
 import sys
 import traceback
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gyre.errors import (
     NO_SPACE,
@@ -28,6 +28,9 @@ from gyre.errors import (
 from gyre.workloads.plain_data import plain_text
 from gyre.workloads.vertex.disk_room import DiskRoom
 from gyre.workloads.vertex.memory_kills import MemoryKills
+
+if TYPE_CHECKING:
+    from gyre.graph.device_sharing import Neighbour
 
 GYRE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -210,6 +213,8 @@ class Binding:
     pools: dict[str, dict[str, Any]] = field(default_factory=dict)
     """For the rollout manager: by role of instances its `count`, its `elastic` section, None where there is
     none, its `price_per_hour`, and its `engine`."""
+    neighbours: list[Neighbour] = field(default_factory=list)
+    """The other roles on this one's devices."""
     local: bool = False
     """Whether a rollout instance is on the trainer's devices and generates in windows."""
 

@@ -56,11 +56,12 @@ def test_a_bound_workload_knows_its_place(host):
     assert (context.local_rank, context.incarnation, context.config) == (1, 1, {"key": 7})
 
 
-def test_a_bound_workload_knows_how_the_job_wants_rollouts_and_weights():
+def test_a_bound_workload_knows_how_the_job_wants_rollouts_and_weights_and_who_is_beside_it():
     made = VertexHost("echo-0", 1, 5)
-    made.bind(5, binding(rollouts={"local": 2}, weights={"codec": "delta"}))
+    made.bind(5, binding(rollouts={"local": 2}, weights={"codec": "delta"}, neighbours=[{"role": "critic"}]))
     context = made._workload.context
     assert (context.rollouts, context.weights) == ({"local": 2}, {"codec": "delta"})
+    assert context.neighbours == [{"role": "critic"}]
 
 
 def test_a_vertex_that_is_not_set_up_says_so():

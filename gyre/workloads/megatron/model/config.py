@@ -86,7 +86,12 @@ def transformer_config(
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
-        recompute_granularity="full" if settings.recompute else None,
-        recompute_method="uniform" if settings.recompute else None,
-        recompute_num_layers=1 if settings.recompute else None,
     )
+
+
+def recompute_layers(config: TransformerConfig, *, on: bool) -> None:
+    """Have Megatron compute each layer's activations again in the backward pass, or keep them, from the next pass on:
+    it reads its configuration in each."""
+    config.recompute_granularity = "full" if on else None
+    config.recompute_method = "uniform" if on else None
+    config.recompute_num_layers = 1 if on else None

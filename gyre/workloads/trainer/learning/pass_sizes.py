@@ -1,4 +1,5 @@
-"""How large the passes of each learner are: halved after one that did not fit into memory.
+"""How large the passes of each learner are: smaller after one that did not fit into memory, which first spares its
+activations where it kept them by its own choice, and then is halved.
 
 Invariants:
 - *what was learned is kept*: the ledger has it before the gang is formed again, so it outlives ranks, trainer and
@@ -22,23 +23,30 @@ from typing import Any
 
 from gyre.errors import OUT_OF_MEMORY
 from gyre.rollouts.trainer.sample_ledger import Passes
+from gyre.workloads.memory.choice import smaller
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
 
+_KEYS = ("pass_tokens", "passes", "recompute")
+"""What ranks say of their passes: see `gyre.workloads.memory.choice.smaller`."""
+
 
 class PassSizes:
-    """Halves a learner's passes at most `most` times in the job. `report` sends an event to the journal."""
+    """Halves a learner's passes at most `most` times in the job, after activations that its ranks can spare. `report`
+    sends an event to the journal."""
 
     def __init__(self, groups: GroupState, most: int, *, report: Callable[..., None]) -> None:
         self._groups = groups
         self._most = most
         self._report = report
+        self._sizes: dict[str, dict[str, int]] = {}
+        """What the ranks of each role said last."""
         self._reported: set[int] = set()
         """The numbers of the rows that this trainer has reported."""
 
     def halved(self, role: str, step: int) -> int:
-        """How often the passes of the role are halved in a step."""
+        """How often the passes of the role are made smaller in a step."""
         rows = [row for row in self._groups.passes if row.role == role and row.from_step <= step]
         return rows[-1].halved if rows else 0
 
@@ -47,15 +55,17 @@ class PassSizes:
         (vertex, _), _, failure = blamed
         role = vertex.rpartition("-")[0]
         halved = self.halved(role, step)
-        if failure.code == OUT_OF_MEMORY and halved < self._most:
+        most = self._most + ("recompute" in self._sizes.get(role, {}))
+        if failure.code == OUT_OF_MEMORY and halved < most:
             self._learn(role, step, halved + 1, failure.error)
 
     def begun(self, role: str, step: int, results: Sequence[Any]) -> bool:
         """The role's ranks have begun a step, with these results: tell it where their passes are smaller. False where
         they are to begin it again, because whole passes have another size than before."""
         first = results[0] if results and isinstance(results[0], dict) else {}
-        size = {key: first[key] for key in ("pass_tokens", "passes") if isinstance(first.get(key), int)}
+        size = {key: first[key] for key in _KEYS if isinstance(first.get(key), int)}
         rows = [row for row in self._groups.passes if row.role == role]
+        self._sizes[role] = size
         if not rows or not size:
             return True
         last = rows[-1]
@@ -79,5 +89,5 @@ class PassSizes:
 
 
 def _is_of(row: Passes, whole: dict[str, int]) -> bool:
-    """Whether the row's passes are halves of whole ones of this size."""
-    return bool(row.size) and row.size == {key: value >> row.halved for key, value in whole.items()}
+    """Whether the row's passes are what whole ones of this size become."""
+    return bool(row.size) and row.size == smaller(whole, row.halved)

@@ -11,6 +11,7 @@ import pytest
 from gyre.errors import OUT_OF_MEMORY
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
 from gyre.store import LedgerStore, open_store
+from gyre.workloads.memory.choice import smaller
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.pass_sizes import PassSizes
 from gyre.workloads.vertex.messages import Failure
@@ -21,11 +22,14 @@ Told = list[dict[str, Any]]
 
 
 class Trainer:
-    """The sizes as the trainer of this term has them; ranks with `pass_tokens` of 4096, unless they have others."""
+    """The sizes as the trainer of this term has them; ranks with `pass_tokens` of 4096, unless they have others, which
+    keep activations by their own choice where they are `sparing`."""
 
-    def __init__(self, store: LedgerStore, term: int, whole: int = 4096, most: int = 2) -> None:
+    def __init__(
+        self, store: LedgerStore, term: int, whole: int = 4096, most: int = 2, sparing: bool = False
+    ) -> None:
         self.told: Told = []
-        self.whole = whole
+        self.whole = {"pass_tokens": whole, **({"recompute": False} if sparing else {})}
         self.sizes = PassSizes(
             GroupState(SampleLedger(store, term), per_step=2),
             most,
@@ -34,9 +38,12 @@ class Trainer:
 
     def begin(self, step: int) -> int:
         """The size that ranks begin the step with."""
+        return self.begin_with(step)["pass_tokens"]
+
+    def begin_with(self, step: int) -> dict[str, int]:
         while True:
-            size = self.whole >> self.sizes.halved("actor", step)
-            if self.sizes.begun("actor", step, [{"step": step, "pass_tokens": size}]):
+            size = smaller(self.whole, self.sizes.halved("actor", step))
+            if self.sizes.begun("actor", step, [{"step": step, **size}]):
                 return size
 
 
@@ -110,3 +117,40 @@ def test_other_failures_teach_nothing(store: LedgerStore) -> None:
     member, method, failure = TOO_LARGE
     first.sizes.failed((member, method, Failure(failure.error, "", user_code=True)), 3)
     assert (first.begin(3), first.told) == (4096, [])
+
+
+def test_activations_are_spared_first_and_that_is_not_forgotten(store: LedgerStore) -> None:
+    """It takes none of the halvings that the job permits. Whoever comes later begins so, and makes a step of before as
+    it was made."""
+    first = Trainer(store, 1, most=1, sparing=True)
+    assert first.begin_with(1) == {"pass_tokens": 4096, "recompute": False}
+    first.sizes.failed(TOO_LARGE, 3)
+    assert first.begin_with(3) == {"pass_tokens": 4096, "recompute": True}
+    second = Trainer(store, 2, most=1, sparing=True)
+    assert second.sizes.halved("actor", 2) == 0
+    assert second.begin_with(4) == {"pass_tokens": 4096, "recompute": True}
+    second.sizes.failed(TOO_LARGE, 5)
+    assert second.begin_with(5) == {"pass_tokens": 2048, "recompute": True}
+    second.sizes.failed(TOO_LARGE, 6)
+    assert second.begin_with(6) == {"pass_tokens": 2048, "recompute": True}, "no more than it may be"
+    told = [(one["pass_tokens"], one["recompute"], one["number"]) for one in first.told + second.told[-1:]]
+    assert told == [(4096, True, 1), (2048, True, 2)]
+    assert Trainer(store, 3, most=1, sparing=True).begin_with(7) == {"pass_tokens": 2048, "recompute": True}
+
+
+def test_where_no_halving_is_permitted_activations_are_spared_all_the_same(store: LedgerStore) -> None:
+    for sparing, size in ((False, {"pass_tokens": 4096}), (True, {"pass_tokens": 4096, "recompute": True})):
+        trainer = Trainer(store, 1 + sparing, most=0, sparing=sparing)
+        trainer.begin(3)
+        trainer.sizes.failed(TOO_LARGE, 3)
+        assert trainer.begin_with(3) == size
+
+
+def test_a_job_that_goes_on_with_recompute_of_its_own_begins_with_whole_passes(store: LedgerStore) -> None:
+    """And where it is `auto` again, with what was learned of that."""
+    first = Trainer(store, 1, sparing=True)
+    first.begin(1)
+    first.sizes.failed(TOO_LARGE, 3)
+    first.begin(3)
+    assert Trainer(store, 2).begin_with(5) == {"pass_tokens": 4096}
+    assert Trainer(store, 3, sparing=True).begin_with(6) == {"pass_tokens": 4096, "recompute": True}
