@@ -119,8 +119,11 @@ def throw(requests: Sequence[EngineRequest]) -> list[float]:
     drawn = [request for request in requests if request.sampling.temperature]
     empty = [request for request in drawn if not request.has_die]
     if empty:
+        most = max(request.reserved - len(request.tokens) for request in empty)
         thrown = dice(
-            [request.seed for request in empty], [len(request.tokens) for request in empty], _DICE_AT_ONCE
+            [request.seed for request in empty],
+            [len(request.tokens) for request in empty],
+            max(1, min(most, _DICE_AT_ONCE)),
         )
         for request, numbers in zip(empty, thrown, strict=True):
             request.take_dice(numbers)
