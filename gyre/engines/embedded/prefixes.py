@@ -20,7 +20,9 @@ class Prefixes:
     """The tokens of slots, as they are while requests are admitted. `slots` is their number; `held` are the tokens of
     some, each with how many of them have keys and values."""
 
-    def __init__(self, slots: int, held: Mapping[int, tuple[Sequence[int], int]] = MappingProxyType({})) -> None:
+    def __init__(
+        self, slots: int, held: Mapping[int, tuple[Sequence[int], int]] = MappingProxyType({})
+    ) -> None:
         self._tokens: list[Sequence[int]] = [()] * slots
         self._heads = np.full((slots, _HEAD), -1)
         self._filled = np.zeros(slots, dtype=np.int64)
