@@ -106,6 +106,8 @@ class EngineRequest:
     def spans(self, total: int | None = None) -> list[VersionSpan]:
         """Which version each of the first `total` tokens was drawn from; None for all."""
         until = len(self.logprobs) if total is None else total
+        if len(self._versions) == 1 and until:
+            return [VersionSpan(self._versions[0][0], 0, until)]
         ends = [start for _, start in self._versions[1:]] + [until]
         return [
             VersionSpan(version, start, min(end, until))
