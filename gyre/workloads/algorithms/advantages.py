@@ -14,6 +14,7 @@ This module must not import torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Protocol, cast
@@ -46,8 +47,11 @@ def group_normalised(rewards: ArrayLike) -> Values:
 
 def earned_the_same(rewards: ArrayLike) -> bool:
     """Whether the rewards of a group are the same but for rounding, so that to compare its samples teaches nothing."""
-    values = np.asarray(rewards, dtype=np.float64)
-    return bool(values.size < 2 or _alike(values))
+    values = np.asarray(rewards, dtype=np.float64).tolist()  # of a few numbers numpy's minimum takes longer
+    if len(values) < 2:
+        return True
+    low, high = min(values), max(values)
+    return not any(map(math.isnan, values)) and high - low <= ROUNDING * max(abs(low), abs(high))
 
 
 def _alike(values: Values) -> NDArray[np.bool_]:
