@@ -67,7 +67,8 @@ def mean_only(rewards: ArrayLike) -> Values:
     if values.shape[-1] < 2:
         return np.zeros_like(values)
     centred: Values = values - values.mean(axis=-1, keepdims=True)
-    return np.where(_alike(values)[..., None], 0.0, centred)
+    centred[_alike(values)] = 0.0
+    return centred
 
 
 def leave_one_out(rewards: ArrayLike) -> Values:
