@@ -75,7 +75,7 @@ def leave_one_out(rewards: ArrayLike) -> Values:
     """RLOO, of float64 `[..., n]`: what a sample earned beyond the mean of the others; of a group of one, what it
     earned."""
     values = np.asarray(rewards, dtype=np.float64)
-    n = values.shape[-1]
+    n: int = values.shape[-1]
     if n < 2:
         return values.copy()
     return mean_only(values) * (n / (n - 1))
