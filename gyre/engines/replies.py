@@ -306,6 +306,10 @@ class ManyReader:
 def _spans(rows: Sequence[dict[str, Any]], total: int, *, is_last: bool) -> tuple[VersionSpan, ...]:
     """The spans of `total` tokens. Those of a chunk that is not the last may be of fewer, and are none then. Raises
     ValueError."""
+    if len(rows) == 1:  # nearly always: one version made all of a request
+        (row,) = rows
+        if type(row["start"]) is type(row["end"]) is int and row["start"] == 0 < row["end"] == total:
+            return (VersionSpan(_name(row["version"]), 0, total),)
     spans = tuple(
         VersionSpan(_name(row["version"]), row["start"], row["end"])
         for row in rows

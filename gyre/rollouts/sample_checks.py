@@ -92,6 +92,8 @@ def problem_with_logprobs(logprobs: Any, count: int) -> str:
 
 def problem_with_versions(versions: Any, count: int, *, newest: int | None) -> str:
     """`newest` is the newest policy version that there is, None where that is not known."""
+    if type(versions) is tuple and len(versions) == 1 and _made_all(versions[0], count, newest):
+        return ""
     runs = versions if isinstance(versions, tuple) else ()
     if not isinstance(versions, tuple) or not all(isinstance(run, VersionRun) for run in runs):
         return f"versions that are {shown(versions)}, expected a tuple of VersionRun"
@@ -108,6 +110,17 @@ def problem_with_versions(versions: Any, count: int, *, newest: int | None) -> s
     if covered != count:
         return f"version runs that cover {covered} of {count} tokens"
     return ""
+
+
+def _made_all(run: Any, count: int, newest: int | None) -> bool:
+    """Whether one version made all tokens, as of nearly every sample: seen at once, for a step has thousands."""
+    return (
+        type(run) is VersionRun
+        and type(run.version) is type(run.start) is type(run.end) is int
+        and run.start == 0
+        and run.end == count
+        and 0 <= run.version <= (run.version if newest is None else newest)
+    )
 
 
 def problem_with_instances(instances: Any, count: int) -> str:

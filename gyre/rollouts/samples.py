@@ -105,8 +105,19 @@ class Sample:
 def unscored(token_ids: NDArray[np.int32], finish_reason: str) -> Sample:
     """A sample of which no more is known: its log-probs are NaN, and its policy version is -1."""
     count = len(token_ids)
-    nothing = np.full(count, np.nan, np.float32)
-    return Sample(token_ids, nothing, (VersionRun(_UNKNOWN_VERSION, 0, count),), finish_reason)
+    nothing = np.empty(count, np.float32)
+    nothing.fill(np.nan)
+    return Sample(token_ids, nothing, (_version_run(_UNKNOWN_VERSION, 0, count),), finish_reason)
+
+
+def with_score(sample: Sample, reward: Any, extras: dict[str, Any]) -> Sample:
+    """Another sample, of the same tokens. There is one for each sample of a step, and what was checked when the first
+    was made is not checked again."""
+    scored = object.__new__(Sample)
+    scored.token_ids, scored.logprobs = sample.token_ids, sample.logprobs
+    scored.versions, scored.instances = sample.versions, sample.instances
+    scored.finish_reason, scored.reward, scored.extras = sample.finish_reason, reward, extras
+    return scored
 
 
 @dataclass(slots=True)

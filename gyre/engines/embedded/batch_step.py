@@ -10,6 +10,7 @@ adds zero. This module must not know about requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -35,30 +36,44 @@ class KVCache:
         self._architecture = architecture
         self.slots = slots
         self.capacity = capacity
-        self.keys = [self._zeros(capacity) for _ in range(architecture.layers)]
-        self.values = [self._zeros(capacity) for _ in range(architecture.layers)]
+        self._layers = [self._zeros(capacity) for _ in range(architecture.layers)]
+        """Of each layer keys and values together, for moving both at once."""
+
+    @property
+    def keys(self) -> list[Tensor]:
+        return [layer[0] for layer in self._layers]
+
+    @property
+    def values(self) -> list[Tensor]:
+        return [layer[1] for layer in self._layers]
 
     def grow(self, capacity: int, held: Sequence[int]) -> None:
         """Make room for `capacity` positions a slot; of slot `i` the first `held[i]` stay."""
-        for side in (self.keys, self.values):
-            for layer, old in enumerate(side):
-                side[layer] = self._zeros(capacity)
-                for slot, length in enumerate(held):
-                    side[layer][slot, :, :length] = old[slot, :, :length]
+        for number, old in enumerate(self._layers):
+            self._layers[number] = self._zeros(capacity)
+            for slot, length in enumerate(held):
+                self._layers[number][:, slot, :, :length] = old[:, slot, :, :length]
         self.capacity = capacity
 
     def rearrange(self, targets: list[int], sources: list[int], kept: list[int], end: int) -> None:
         """Slot `targets[i]` gets the first `kept[i]` positions of slot `sources[i]`, as they are before the call, and
         zeros from there to position `end`."""
-        to, come_from = torch.tensor(targets), torch.tensor(sources)
-        keeps = (torch.arange(end) < torch.tensor(kept)[:, None])[:, None, :, None]
-        for tensor in (*self.keys, *self.values):
-            part = tensor[:, :, :end]
-            part[to] = torch.where(keeps, part[come_from], 0.0)  # not a product: what is dropped may be NaN
+        order = sorted(range(len(kept)), key=kept.__getitem__)  # those that keep as much stand together
+        to = torch.tensor([targets[at] for at in order])
+        come_from = torch.tensor([sources[at] for at in order])
+        ends = [(keeps, len(list(alike))) for keeps, alike in groupby(kept[at] for at in order)]
+        for layer in self._layers:
+            part = layer[:, :, :, :end]
+            moved = part.index_select(1, come_from)
+            first = 0
+            for keeps, count in ends:
+                moved[:, first : first + count, :, keeps:] = 0.0  # set, for what is dropped may be NaN
+                first += count
+            part.index_copy_(1, to, moved)
 
     def _zeros(self, capacity: int) -> Tensor:
         a = self._architecture
-        return zero_pages((self.slots + 1, a.kv_heads, capacity, a.head_dim), torch.float32)
+        return zero_pages((2, self.slots + 1, a.kv_heads, capacity, a.head_dim), torch.float32)
 
 
 class BatchDecoder:
@@ -81,9 +96,10 @@ class BatchDecoder:
             positions[: max((part.end for part in batch.prefills), default=batch.slots)], batch.key_length
         )
         owners = self._owners(batch)
+        all_keys, all_values = cache.keys, cache.values
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = cache.keys[layer], cache.values[layer]
+            keys, values = all_keys[layer], all_values[layer]
             keys.view(-1, a.head_dim).index_copy_(0, targets, k.reshape(-1, a.head_dim))
             values.view(-1, a.head_dim).index_copy_(0, targets, v.reshape(-1, a.head_dim))
             return self._mix(q.view(-1, a.kv_heads, a.group, a.head_dim), keys, values, mask, owners, batch)

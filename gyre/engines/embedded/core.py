@@ -307,17 +307,20 @@ class EngineCore:
             self._running.append(request)
             prompts += len(request.tokens)
             for other in known.values():
-                other.drop(slot)
+                if other is not prefixes:
+                    other.drop(slot)
             prefixes.put(slot, request.tokens, shared)
         self._rows.apply(self.runner)
 
     def _prefixes(self, epoch: tuple[int, int]) -> Prefixes:
         """What the slots hold of these weights and this adapter."""
-        prefixes = Prefixes(self.limits.max_running)
-        for slot, holder in enumerate((*self._running, *self._held[len(self._running) :])):
-            if holder is not None and holder.epoch == epoch:
-                prefixes.put(slot, holder.tokens, holder.filled)
-        return prefixes
+        holders = enumerate((*self._running, *self._held[len(self._running) :]))
+        held = {
+            slot: (holder.tokens, holder.filled)
+            for slot, holder in holders
+            if holder is not None and holder.epoch == epoch
+        }
+        return Prefixes(self.limits.max_running, held)
 
     def _plan(self) -> tuple[StepBatch, list[int], list[int]]:
         """The batch, the slots whose next token is drawn, and how many tokens each slot adds to the cache."""

@@ -106,6 +106,8 @@ class EngineRequest:
     def spans(self, total: int | None = None) -> list[VersionSpan]:
         """Which version each of the first `total` tokens was drawn from; None for all."""
         until = len(self.logprobs) if total is None else total
+        if len(self._versions) == 1 and until:
+            return [VersionSpan(self._versions[0][0], 0, until)]
         ends = [start for _, start in self._versions[1:]] + [until]
         return [
             VersionSpan(version, start, min(end, until))
@@ -119,8 +121,11 @@ def throw(requests: Sequence[EngineRequest]) -> list[float]:
     drawn = [request for request in requests if request.sampling.temperature]
     empty = [request for request in drawn if not request.has_die]
     if empty:
+        most = max(request.reserved - len(request.tokens) for request in empty)
         thrown = dice(
-            [request.seed for request in empty], [len(request.tokens) for request in empty], _DICE_AT_ONCE
+            [request.seed for request in empty],
+            [len(request.tokens) for request in empty],
+            max(1, min(most, _DICE_AT_ONCE)),
         )
         for request, numbers in zip(empty, thrown, strict=True):
             request.take_dice(numbers)

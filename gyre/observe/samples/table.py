@@ -65,8 +65,8 @@ SCHEMA = pa.schema(
 _TOKEN_EXTRAS = {"trainer_logprobs": OLD_LOGPROBS, "ref_logprobs": "ref_logprobs", "values": "values"}
 """Columns of one number a token, by the key of a sample's extras that has them."""
 
-FLOATS = ("logprobs", *_TOKEN_EXTRAS)
-"""Columns whose values hardly repeat."""
+TEXTS = ("outcome", "finish_reason", "prompt", "answer", "meta", "extras")
+"""Columns whose values repeat and are long: each different one is written once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class Observed:
     evidence: str = ""
 
 
-Advantages = Callable[[Group], Sequence[NDArray[np.float32]] | None]
-"""Of each sample of a group float32 `[t]`, as the loss has them; None where that is not known."""
+Advantages = Callable[[Sequence[Group]], Sequence[Sequence[NDArray[np.float32]] | None]]
+"""Of each sample of each group float32 `[t]`, as the loss has them; None for a group where that is not known."""
 
 
 def table_of(
@@ -91,38 +91,43 @@ def table_of(
 ) -> pa.Table:
     """A row for each sample, in the order of groups; of a group without samples one, whose sample is 0. `logprobs` are
     the trainer's own of trained samples, by group and sample, as far as they are known."""
-    rows = [row for one in observed for row in _rows_of(one)]
-    groups = [row.of.group for row in rows]
+    of = list(observed)
+    rows = [row for one in of for row in _rows_of(one)]
     samples = [row.sample for row in rows]
-    prompts = {id(group): _ids(group.prompt_ids) for group in groups}
-    prompt_ids = [prompts[id(group)] for group in groups]
+    prompt_ids = [_ids(one.group.prompt_ids) for one in of]
     tokens = [_ids(sample.token_ids) for sample in samples]
-    columns: dict[str, Any] = {
-        "step": [step] * len(rows),
-        "group": [group.id for group in groups],
+    of_groups: dict[str, Any] = {
+        "step": [step] * len(of),
+        "group": [one.group.id for one in of],
+        "outcome": [one.outcome for one in of],
+        "quarantined": [one.outcome == QUARANTINED for one in of],
+        "prompt_tokens": [len(ids) for ids in prompt_ids],
+        "prompt": [texts.prompt(one.group) for one in of],
+        "meta": [_meta(one) for one in of],
+    }
+    of_samples: dict[str, Any] = {
         "sample": [row.index for row in rows],
-        "outcome": [row.of.outcome for row in rows],
-        "quarantined": [row.of.outcome == QUARANTINED for row in rows],
         "reward": [_number(sample.reward) for sample in samples],
         "more": [_more(sample) for sample in samples],
         "advantage": _advantages(rows, advantages),
         "finish_reason": [row.finish_reason for row in rows],
-        "prompt_tokens": [len(ids) for ids in prompt_ids],
         "tokens": [len(ids) for ids in tokens],
-        "prompt": _by_group(groups, texts.prompt),
         "answer": [texts.answer(sample) if len(sample.token_ids) else "" for sample in samples],
-        "meta": [_meta(row.of) for row in rows],
         "extras": [_extras(sample) for sample in samples],
     }
-    arrays = {name: pa.array(values, SCHEMA.field(name).type) for name, values in columns.items()}
+    # What is one group's is made once, and stands in the rows of all its samples.
+    places = pa.array(np.repeat(np.arange(len(of)), [len(one.group.samples) or 1 for one in of]))
+    once = {name: pa.array(values, SCHEMA.field(name).type) for name, values in of_groups.items()}
+    once["prompt_ids"] = _lists(prompt_ids, np.int32, pa.int32())
+    once["prompt_pieces"] = _piece_lists(prompt_ids, texts)
+    arrays = {name: values.take(places) for name, values in once.items()}
+    arrays |= {name: pa.array(values, SCHEMA.field(name).type) for name, values in of_samples.items()}
     arrays["versions"] = _run_lists(
         "versions", [sample.versions for sample in samples], lambda run: run.version
     )
     arrays["instances"] = _run_lists(
         "instances", [sample.instances for sample in samples], lambda run: as_text(run.name)
     )
-    arrays["prompt_ids"] = _lists(prompt_ids, np.int32, pa.int32())
-    arrays["prompt_pieces"] = _piece_lists(prompt_ids, texts)
     arrays["token_ids"] = _lists(tokens, np.int32, pa.int32())
     arrays["pieces"] = _piece_lists(tokens, texts)
     arrays["logprobs"] = _lists(
@@ -143,13 +148,13 @@ def table_of(
         {
             "gyre.format": FORMAT,
             "gyre.step": str(step),
-            "gyre.groups": str(len({group.id for group in groups})),
+            "gyre.groups": str(len({one.group.id for one in of})),
         }
     )
     return pa.table([arrays[name] for name in SCHEMA.names], schema=schema)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take three times as long to make, and a step has thousands
 class _Row:
     of: Observed
     index: int
@@ -167,17 +172,13 @@ def _rows_of(observed: Observed) -> Iterator[_Row]:
 
 def _advantages(rows: Sequence[_Row], advantages: Advantages) -> list[float | None]:
     """Of each trained sample the mean over its tokens; they are all the same but with a critic."""
-    known: dict[int, Sequence[NDArray[np.float32]] | None] = {}
+    trained = {id(row.of.group): row.of.group for row in rows if row.of.outcome == TRAINED}
+    known = dict(zip(trained, advantages(list(trained.values())), strict=True))
     found: list[float | None] = [None] * len(rows)
     places: list[int] = []
     of_places: list[NDArray[np.float32]] = []
     for place, row in enumerate(rows):
-        if row.of.outcome != TRAINED:
-            continue
-        group = row.of.group
-        if id(group) not in known:
-            known[id(group)] = advantages(group)
-        of_group = known[id(group)]
+        of_group = known.get(id(row.of.group)) if row.of.outcome == TRAINED else None
         if of_group is not None and len(of_group[row.index]):
             places.append(place)
             of_places.append(of_group[row.index])
@@ -199,14 +200,6 @@ def _means(rows: Sequence[NDArray[np.float32]]) -> list[float]:
         one if alike else float(row.mean(dtype=np.float64))
         for row, one, alike in zip(rows, first.tolist(), same.tolist(), strict=True)
     ]
-
-
-def _by_group(groups: Sequence[Group], of: Callable[[Group], str | None]) -> list[str | None]:
-    known: dict[int, str | None] = {}
-    for group in groups:
-        if id(group) not in known:
-            known[id(group)] = of(group)
-    return [known[id(group)] for group in groups]
 
 
 def _number(value: Any) -> float | None:

@@ -50,6 +50,9 @@ SPARE_BYTES = 256 << 20
 ROWS_TOGETHER = 512
 """Samples that are read together: a page of a step of thousands does not read all their texts."""
 
+WORTH_PARTS_BYTES = 4 << 20
+"""What a smaller table has is read together: to open one more part takes as long."""
+
 
 Logprobs = Callable[[], Mapping[tuple[int, int], NDArray[np.float32]]]
 """The trainer's own log-probs of a step's samples, float32 `[t]`, by group and sample, as far as they are known. May
@@ -79,7 +82,7 @@ class SampleWriter:
         settings: SamplesSpec,
         *,
         texts: Texts | None = None,
-        advantages: Advantages = lambda group: None,
+        advantages: Advantages = lambda groups: [None] * len(groups),
         say: Callable[[str], None] = lambda text: None,
         spare_bytes: int = SPARE_BYTES,
     ) -> None:
@@ -269,14 +272,15 @@ def write_table(table: Any, path: Path) -> None:
     import pyarrow.parquet as pq
 
     from gyre.observe.samples.narrow import KEY, narrow_of, packed
-    from gyre.observe.samples.table import FLOATS
+    from gyre.observe.samples.table import TEXTS
 
+    rows = ROWS_TOGETHER if table.nbytes > WORTH_PARTS_BYTES else max(table.num_rows, 1)
     with pq.ParquetWriter(
         path,
         table.schema,
         compression="zstd",
-        use_dictionary=[column for column in table.column_names if column not in FLOATS],
+        use_dictionary=list(TEXTS),
         write_statistics=["step", "group", "sample", "outcome", "reward", "tokens"],
     ) as file:
-        file.write_table(table, row_group_size=ROWS_TOGETHER)
+        file.write_table(table, row_group_size=rows)
         file.add_key_value_metadata({KEY: packed(narrow_of(table, None))})

@@ -118,9 +118,9 @@ class HeldSample:
 
     def _correct(self, said: tuple[tuple[int, int], ...]) -> None:
         """The engine says this of its request's tokens."""
-        if not said:
-            return
         before = self.runs
+        if not said or (len(said) == len(before) == 1 and said[0] == tuple(before[0])):
+            return
         runs: list[list[int]] = []
         for version, count in (*_first(before, self.made - sum(count for _, count in said)), *said):
             if runs and runs[-1][0] == version:
@@ -237,7 +237,7 @@ def _differ(some: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> i
 def check_versions(chunk: StreamChunk, newest: int) -> None:
     """Raises EngineProtocolError if the engine says that it has a version newer than `newest`, which it was never
     given. The manager would refuse the agent for it."""
-    for told in (chunk.weight_version, *(span.version for span in chunk.spans)):
+    for told in {chunk.weight_version, *(span.version for span in chunk.spans)}:
         if told is not None and told.isdecimal() and (len(told) > 18 or int(told) > newest):
             raise EngineProtocolError(
                 f"The engine says that it serves version {told[:40]}, and the newest that it was given is {newest}.",

@@ -101,9 +101,13 @@ class TokenTable:
 
     def tokens(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """int32 `[t]` ids and float32 `[t]` log-probs, as copies of their own."""
-        length, pages = int(self.lengths[row]), self._pages.get(row)
+        length = int(self.lengths[row])
         if not length:
             return np.empty(0, np.int32), np.empty(0, np.float32)
+        pages = self._pages[row]
+        if length <= PAGE_TOKENS:
+            at = pages[0] * PAGE_TOKENS
+            return self._ids[at : at + length].copy(), self._logprobs[at : at + length].copy()
         ids = self._ids.reshape(-1, PAGE_TOKENS)[pages].reshape(-1)[:length]
         logprobs = self._logprobs.reshape(-1, PAGE_TOKENS)[pages].reshape(-1)[:length]
         return ids, logprobs

@@ -31,6 +31,9 @@ _PRIOR_SAMPLES = 1.0
 """Weight of the prior, in finished samples."""
 
 _LAZIEST_REBUILD = 64
+_MOST_TOLD = 1024
+"""Answers that are kept until the curve changes."""
+
 _HEAVIEST = 1e12
 
 _LOG_GROWTH = math.log(_GROWTH)
@@ -62,6 +65,8 @@ class LengthModel:
         self._surviving = [0.0] * (_BUCKETS + 1)
         """How many, in units of the newest sample, got past each edge."""
         self._area = [0.0] * (_BUCKETS + 1)
+        self._told: dict[tuple[int | float, int], float] = {}
+        """What was asked of the curve as it is now: samples that begin together are alike."""
 
     def observe(self, length: int) -> None:
         """A sample ended with `length` tokens, by itself or at its limit."""
@@ -79,10 +84,16 @@ class LengthModel:
         if left <= 0:
             return 0.0
         self._read()
+        asked = done_tokens, max_new_tokens
+        if (told := self._told.get(asked)) is not None:
+            return told
         surviving, area = self._at(done_tokens)
         _, beyond = self._at(max_new_tokens)
         expected = (area - beyond + _PRIOR_SAMPLES * left / 2.0) / (surviving + _PRIOR_SAMPLES)
-        return min(max(expected, 0.0), float(left))
+        if len(self._told) >= _MOST_TOLD:
+            self._told.clear()
+        self._told[asked] = min(max(expected, 0.0), float(left))
+        return self._told[asked]
 
     def remaining_quantile(self, done_tokens: int | float, max_new_tokens: int, share: float) -> float:
         """The remainder that `share` (0..1) of such samples do not exceed."""
@@ -136,6 +147,7 @@ class LengthModel:
         ):
             return
         self._unread = 0
+        self._told.clear()
         surviving = area = 0.0
         for index in range(_BUCKETS - 1, -1, -1):
             below = surviving

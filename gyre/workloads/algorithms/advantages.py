@@ -14,6 +14,7 @@ This module must not import torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Protocol, cast
@@ -35,36 +36,49 @@ Values = NDArray[np.float64]
 
 
 def group_normalised(rewards: ArrayLike) -> Values:
-    """GRPO: `(r - mean) / (deviation + 1e-6)` of float64 `[n]`, the deviation over `n`."""
+    """GRPO: `(r - mean) / (deviation + 1e-6)` of float64 `[..., n]`, the deviation over `n`."""
     centred = mean_only(rewards)
-    deviation = float(np.sqrt(np.square(centred).mean())) if centred.size else 0.0
-    return centred / (deviation + STD_EPS)
+    if not centred.size:
+        return centred
+    deviation = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True))
+    normalised: Values = centred / (deviation + STD_EPS)
+    return normalised
 
 
 def earned_the_same(rewards: ArrayLike) -> bool:
     """Whether the rewards of a group are the same but for rounding, so that to compare its samples teaches nothing."""
-    values = np.asarray(rewards, dtype=np.float64)
-    if values.size < 2:
+    values = np.asarray(rewards, dtype=np.float64).tolist()  # of a few numbers numpy's minimum takes longer
+    if len(values) < 2:
         return True
-    low, high = float(values.min()), float(values.max())
-    return high - low <= ROUNDING * max(abs(low), abs(high))
+    low, high = min(values), max(values)
+    return not any(map(math.isnan, values)) and high - low <= ROUNDING * max(abs(low), abs(high))
+
+
+def _alike(values: Values) -> NDArray[np.bool_]:
+    """`earned_the_same` of each row of float64 `[..., n]`, as `[...]`."""
+    low, high = values.min(axis=-1), values.max(axis=-1)
+    alike: NDArray[np.bool_] = high - low <= ROUNDING * np.maximum(np.abs(low), np.abs(high))
+    return alike
 
 
 def mean_only(rewards: ArrayLike) -> Values:
-    """Dr. GRPO: `r - mean`."""
+    """Dr. GRPO: `r - mean` of float64 `[..., n]`."""
     values = np.asarray(rewards, dtype=np.float64)
-    if earned_the_same(values):
+    if values.shape[-1] < 2:
         return np.zeros_like(values)
-    centred: Values = values - values.mean()
+    centred: Values = values - values.mean(axis=-1, keepdims=True)
+    centred[_alike(values)] = 0.0
     return centred
 
 
 def leave_one_out(rewards: ArrayLike) -> Values:
-    """RLOO: what a sample earned beyond the mean of the others; of a group of one, what it earned."""
+    """RLOO, of float64 `[..., n]`: what a sample earned beyond the mean of the others; of a group of one, what it
+    earned."""
     values = np.asarray(rewards, dtype=np.float64)
-    if values.size < 2:
+    n: int = values.shape[-1]
+    if n < 2:
         return values.copy()
-    return mean_only(values) * (values.size / (values.size - 1))
+    return mean_only(values) * (n / (n - 1))
 
 
 def gae(rewards: ArrayLike, values: ArrayLike, *, gamma: float, lam: float) -> tuple[Values, Values]:
@@ -122,22 +136,37 @@ def advantages_of(groups: Sequence[Group], settings: LossSettings) -> list[NDArr
 
     Raises ValueError for a sample without reward, or without what the estimator needs.
     """
-    found: list[NDArray[np.float32]] = []
     for group in groups:
         if any(sample.reward is None for sample in group.samples):
             raise ValueError(f"group {group.id} has samples without a reward: score it before training on it")
-        if settings.adv_estimator == "gae":
-            found += [gae_of(sample, settings)[0] for sample in group.samples]
-            continue
-        if settings.kl_reward_coef > 0:
-            totals = [float(token_rewards(sample, settings).sum()) for sample in group.samples]
-        else:
-            totals = [float(sample.reward or 0.0) for sample in group.samples]
-        if settings.adv_estimator in GROUP_ESTIMATORS:
-            found += _each(group, GROUP_ESTIMATORS[settings.adv_estimator](totals), settings.adv_estimator)
-        else:
-            estimates = advantage_of(settings)(group, np.asarray(totals, dtype=np.float64))
-            found += _by_token(group, estimates, settings.adv_estimator)
+    if settings.adv_estimator == "gae":
+        return [gae_of(sample, settings)[0] for group in groups for sample in group.samples]
+    totals = [_totals(group, settings) for group in groups]
+    if settings.adv_estimator in GROUP_ESTIMATORS:
+        return _each(groups, _estimates(totals, settings.adv_estimator), settings.adv_estimator)
+    found: list[NDArray[np.float32]] = []
+    for group, of_group in zip(groups, totals, strict=True):
+        estimates = advantage_of(settings)(group, np.asarray(of_group, dtype=np.float64))
+        found += _by_token(group, estimates, settings.adv_estimator)
+    return found
+
+
+def _totals(group: Group, settings: LossSettings) -> list[float]:
+    if settings.kl_reward_coef > 0:
+        return [float(token_rewards(sample, settings).sum()) for sample in group.samples]
+    return [float(sample.reward or 0.0) for sample in group.samples]
+
+
+def _estimates(totals: Sequence[list[float]], name: str) -> list[Values]:
+    """Of each group float64 `[n]`. Groups of one size are computed together, each by its own rewards alone."""
+    by_size: dict[int, list[int]] = {}
+    for at, of_group in enumerate(totals):
+        by_size.setdefault(len(of_group), []).append(at)
+    found: list[Values] = [np.empty(0)] * len(totals)
+    for places in by_size.values():
+        estimates = GROUP_ESTIMATORS[name]([totals[at] for at in places])
+        for at, of_group in zip(places, estimates, strict=True):
+            found[at] = of_group
     return found
 
 
@@ -157,14 +186,17 @@ def advantage_of(settings: LossSettings) -> Advantage:
     )
 
 
-def _each(group: Group, estimates: Values, name: str) -> list[NDArray[np.float32]]:
+def _each(groups: Sequence[Group], estimates: Sequence[Values], name: str) -> list[NDArray[np.float32]]:
     """As `_by_token`, of one number a sample: they are looked at together. Raises ValueError for no number."""
-    values = estimates.astype(np.float32)
+    if not groups:
+        return []
+    values = np.concatenate(estimates).astype(np.float32)
     if not np.isfinite(values).all():
-        raise ValueError(_not_finite(name, group))
-    ends = list(accumulate(len(sample.token_ids) for sample in group.samples))
-    joined = np.repeat(values, [len(sample.token_ids) for sample in group.samples])
-    return [joined[start:end] for start, end in pairwise([0, *ends])]
+        wrong = next(at for at, one in enumerate(estimates) if not np.isfinite(one.astype(np.float32)).all())
+        raise ValueError(_not_finite(name, groups[wrong]))
+    lengths = [len(sample.token_ids) for group in groups for sample in group.samples]
+    joined = np.repeat(values, lengths)
+    return [joined[start:end] for start, end in pairwise([0, *accumulate(lengths)])]
 
 
 def _not_finite(name: str, group: Group) -> str:

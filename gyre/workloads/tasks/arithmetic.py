@@ -55,12 +55,12 @@ class CharTokenizer:
 
     def decode(self, token_ids: Sequence[int] | NDArray[Any]) -> str:
         """The text up to the first `eos`; `pad` and `bos` are left out, unknown ids become `?`."""
-        text = []
+        text, alphabet, known = [], self.alphabet, len(self.alphabet)
         for token in np.asarray(token_ids).tolist():
             if token == self.eos_id:
                 break
             if token > self.eos_id:
-                text.append(self.alphabet[token - 3] if token < self.vocab_size else "?")
+                text.append(alphabet[token - 3] if token - 3 < known else "?")
         return "".join(text)
 
     def piece(self, token_id: int) -> str:

@@ -10,13 +10,13 @@ This module must not know which operators there are, or who calls them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.rollouts.samples import Group, unscored
+from gyre.rollouts.samples import Group, unscored, with_score
 
 Extras = list[list[dict[str, Any]]]
 """Of each sample of each group."""
@@ -101,7 +101,7 @@ def _joined(group: Group | None, group_id: int, added: list[tuple[Any, dict[str,
         nothing = np.zeros(0, np.int32)
         return Group(group_id, nothing, {}, [unscored(nothing, "") for _ in added])
     samples = [
-        replace(one, reward=reward, extras=one.extras | extras)
+        with_score(one, reward, one.extras | extras)
         for one, (reward, extras) in zip(group.samples, added, strict=True)
     ]
     return Group(group.id, group.prompt_ids, group.meta, samples)

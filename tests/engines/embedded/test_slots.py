@@ -59,19 +59,16 @@ def test_the_longest_prefix_is_that_of_a_search_slot_by_slot(seed: int) -> None:
             *(dice.randint(1, 2) for _ in range(dice.randint(0, 40))),
         ]
 
-    prefixes, held = Prefixes(SLOTS), []
+    held: list[tuple[list[int], int] | None] = [None] * SLOTS
     for slot in range(SLOTS):
-        held.append((tokens(), 0) if dice.random() < 0.8 else None)
-        if held[slot] is not None:
-            mine = held[slot][0]
+        if dice.random() < 0.8:
+            mine = tokens()
             held[slot] = (mine, dice.randint(0, len(mine)))
-            prefixes.put(slot, *held[slot])
-        else:
-            prefixes.put(slot, [1, 2, 3], 3)
-            prefixes.drop(slot)
-    running = dice.randint(0, SLOTS)
-    for _ in range(20):
-        asked = tokens()
+    prefixes = Prefixes(SLOTS, {slot: one for slot, one in enumerate(held) if one is not None})
+    running, asked = dice.randint(0, SLOTS), tokens()
+    for _ in range(40):
+        if dice.random() < 0.5:  # else what the slots hold has changed since the same was asked
+            asked = tokens()
         common = [
             common_prefix(asked, one[0], min(len(asked) - 1, len(one[0]))) if one else 0 for one in held
         ]
@@ -80,3 +77,12 @@ def test_the_longest_prefix_is_that_of_a_search_slot_by_slot(seed: int) -> None:
         assert longest == max(ready)
         assert ready[best] == longest
         assert soon == max(common[:running], default=0)
+        slot = dice.randrange(SLOTS)
+        if dice.random() < 0.3:
+            held[slot] = None
+            prefixes.drop(slot)
+        else:
+            mine = list(asked) if dice.random() < 0.5 else tokens()
+            held[slot] = (mine, dice.randint(0, len(mine)))
+            prefixes.put(slot, mine, held[slot][1])
+        asked.extend([1] * dice.randint(0, 1))  # a request's own list grows

@@ -12,6 +12,7 @@ import zstandard
 
 from gyre.errors import NotFound
 from gyre.observe.samples import files as files_module
+from gyre.observe.samples import writer as writer_module
 from gyre.observe.samples.files import SampleFiles
 from gyre.observe.samples.narrow import KEY, NARROW, narrow_of, unpacked
 from gyre.observe.samples.query import Order, SampleFilter, conditions_in
@@ -212,9 +213,16 @@ def test_an_index_of_another_version_leaves_it_to_the_columns(tmp_path: Path) ->
     assert files.problems == {}
 
 
-def test_samples_far_apart_in_a_large_file_are_read_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("worth_parts_bytes", "parts"), [(0, [512, 512, 376]), (4 << 20, [1400])])
+def test_samples_far_apart_in_a_large_file_are_read_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worth_parts_bytes: int, parts: list[int]
+) -> None:
+    monkeypatch.setattr(writer_module, "WORTH_PARTS_BYTES", worth_parts_bytes)
     groups = [group(number, *[sample([number % 7, 3], float(number))] * 2) for number in range(700)]
     files = kept(tmp_path, {1: groups})
+    (path,) = tmp_path.glob("*.parquet")
+    metadata = pq.read_metadata(path)
+    assert [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)] == parts
     page = files.find(SampleFilter(), order="best", limit=3)["samples"]
     assert [(one["group"], one["sample"]) for one in page] == [(699, 0), (699, 1), (698, 0)]
     wanted = SampleFilter(reward=conditions_in("<2"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,15 @@ def test_a_sample_is_read_back_as_it_was_bit_by_bit(tmp_path: Path) -> None:
 
 
 def test_advantages_are_those_that_the_loss_has(tmp_path: Path) -> None:
-    def advantages(one: Group) -> list[np.ndarray]:
-        return [np.full(3, one.id + 0.25, np.float32), np.array([1, 2, 6], np.float32)]
+    def advantages(groups: Sequence[Group]) -> list[list[np.ndarray] | None]:
+        return [
+            [np.full(3, one.id + 0.25, np.float32), np.array([1, 2, 6], np.float32)] if one.id < 3 else None
+            for one in groups
+        ]
 
-    files = kept(tmp_path, {1: [group(1), group(2)]}, advantages=advantages)
+    files = kept(tmp_path, {1: [group(1), group(2), group(3)]}, advantages=advantages)
     assert [files.sample(1, number, 0)["advantage"] for number in (1, 2)] == [1.25, 2.25]
+    assert files.sample(1, 3, 0)["advantage"] is None, "where it is not known"
     assert files.sample(1, 1, 1)["advantage"] == 3.0  # of a critic's, the mean over the tokens
 
 

@@ -116,6 +116,15 @@ def test_a_group_s_advantage_stands_at_every_token():
     assert first.dtype == np.float32
 
 
+@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
+@given(st.lists(st.lists(st.floats(-9, 9), max_size=20), max_size=8))
+def test_a_group_s_advantages_are_the_same_bits_beside_other_groups(estimator, rewards):
+    groups = [group(*(sample(1 + at % 3, reward) for at, reward in enumerate(one))) for one in rewards]
+    settings = LossSettings(adv_estimator=estimator)
+    alone = [advantages.tobytes() for one in groups for advantages in advantages_of([one], settings)]
+    assert [advantages.tobytes() for advantages in advantages_of(groups, settings)] == alone
+
+
 def test_values_of_a_critic_make_advantages_token_by_token():
     settings = LossSettings(adv_estimator="gae", gamma=1.0, lam=1.0)
     one = sample(3, 1.0, values=np.array([0.5, 0.25, 2.0], dtype=np.float32))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from concurrent.futures import wait
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,11 @@ def _by_sample(value: Any) -> dict[tuple[int, int], NDArray[np.float32]]:
     """What `SeenLogprobs.of_step` returned; nothing where it is something else."""
     if not isinstance(value, dict) or not value:
         return {}
-    parts = np.split(value["logprobs"], np.cumsum(value["lengths"])[:-1]) if len(value["lengths"]) else []
+    logprobs, ends = value["logprobs"], np.cumsum(value["lengths"]).tolist()
+    keys = zip(*np.asarray(value["samples"]).T.tolist(), strict=True) if ends else ()
     return {
-        (int(group), int(sample)): part for (group, sample), part in zip(value["samples"], parts, strict=True)
+        (group, sample): logprobs[start:end]
+        for (group, sample), (start, end) in zip(keys, pairwise([0, *ends]), strict=True)
     }
 
 
@@ -101,14 +104,17 @@ class _Advantages:
             with contextlib.suppress(ConfigError):  # the learner has told it, or does not read the section
                 self._settings = read_section(LossSettings, spec.config, "loss")
 
-    def __call__(self, group: Group) -> Sequence[NDArray[np.float32]] | None:
+    def __call__(self, groups: Sequence[Group]) -> Sequence[Sequence[NDArray[np.float32]] | None]:
         loss = self._settings
         if loss is None or loss.adv_estimator not in (*GROUP_ESTIMATORS, "gae"):
-            return None
+            return [None] * len(groups)
         try:
-            return advantages_of([group], loss)
+            advantages = iter(advantages_of(groups, loss))
         except ValueError:  # a sample without what the estimator needs: it was not trained either
-            return None
+            if len(groups) == 1:
+                return [None]
+            return [one for group in groups for one in self([group])]
+        return [list(islice(advantages, len(group.samples))) for group in groups]
 
 
 def _say(text: str) -> None:
