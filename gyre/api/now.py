@@ -8,32 +8,18 @@ The page, `gyre top` and REST (`/now`) say the same words. Pure: from a view of 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, stdev
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from gyre.api.terminal.formats import duration, incident_message, one_line
 from gyre.api.terminal.run_end import held_out, incidents_of_this_run, learnt, outcome
-from gyre.workloads.trainer.learning.step_line import percent, short, thousands
+from gyre.api.verdict import Learns, learns
+from gyre.workloads.trainer.learning.step_line import short, thousands
 
 View = Mapping[str, Any]
 Tone = Literal["good", "attention", "bad", "over"]
-Verdict = Literal["yes", "no", "too early", "unknown"]
 
-AT_LEAST_STEPS = 6
-"""Fewer steps say nothing of a trend: a third of them at each end would be one."""
-SHARE_COMPARED = 0.3
-"""Of the steps, at each end, whose mean rewards are compared."""
-MOST_COMPARED = 50
-DEVIATIONS = 2.0
-"""By so many standard errors the end must be above the start to be more than chance."""
 MESSAGE_WIDTH = 240
-
-
-class Learns(TypedDict):
-    verdict: Verdict
-    because: str
 
 
 class Slow(TypedDict):
@@ -58,7 +44,7 @@ class Now(TypedDict):
 
 
 def now_of(view: View, steps: Sequence[Mapping[str, Any]], now: float) -> Now:
-    """`steps` are the metrics of the job's steps, in order: all of them, or the first and the newest."""
+    """`steps` are the metrics of the steps that the job is judged by (`gyre.api.verdict.judged_steps`), in order."""
     sentence, tone = _sentence(view, now)
     what, _, because = str(view.get("bottleneck") or "").partition("; ")
     return {
@@ -148,72 +134,6 @@ def _trains(view: View) -> str:
     if not view["training"]["last"] and not progress.get("step"):
         return f"Runs; no step is made yet{f' ({because})' if because else ''}.{warned}"
     return f"Trains at {where}{speed}{f'; {because}' if because else ''}.{warned}"
-
-
-# -- does it learn ----------------------------------------------------------------------------------
-
-
-def learns(view: View, steps: Sequence[Mapping[str, Any]]) -> Learns:
-    """By the evaluations where they tell, else by the rewards of the first and the last steps; what a learning warning
-    says goes before both."""
-    for warning in view.get("warnings") or ():
-        if warning["code"] != "not_evaluated":
-            return {"verdict": "no", "because": one_line(warning["message"])}
-    by_evaluation = _by_evaluation(view)
-    if by_evaluation is not None:
-        return by_evaluation
-    return _by_reward(steps)
-
-
-def _by_evaluation(view: View) -> Learns | None:
-    form: Callable[[float], str]
-    for name, rows in (view.get("evaluations") or {}).items():
-        if len(rows) < 2:
-            continue
-        first, last = rows[0], rows[-1]
-        called = "held-out" if name == "held_out" else name
-        what, form = "accuracy", percent
-        begin, end = first.get("accuracy"), last.get("accuracy")
-        if isinstance(begin, int | float) and isinstance(end, int | float):
-            error = math.sqrt(
-                begin * (1 - begin) / max(first["count"], 1) + end * (1 - end) / max(last["count"], 1)
-            )
-        else:
-            begin, end = first.get("reward_mean"), last.get("reward_mean")
-            if not isinstance(begin, int | float) or not isinstance(end, int | float):
-                continue
-            spread = [float(one.get("reward_std") or 0.0) for one in (first, last)]
-            counts = [max(one["count"], 1) for one in (first, last)]
-            error = math.sqrt(sum(s * s / n for s, n in zip(spread, counts, strict=True)))
-            what, form = "reward", short
-        versions = first["version"], last["version"]
-        change = (
-            f"{called} {what} {form(begin)} at version {versions[0]}, {form(end)} at version {versions[1]}"
-        )
-        if end - begin > DEVIATIONS * error and end > begin:
-            return {"verdict": "yes", "because": change}
-        if begin - end > DEVIATIONS * error and end < begin:
-            return {"verdict": "no", "because": f"{change}: it fell"}
-        if last["version"] > 0:
-            return {"verdict": "unknown", "because": f"{change}: no more than chance"}
-    return None
-
-
-def _by_reward(steps: Sequence[Mapping[str, Any]]) -> Learns:
-    rewards = [float(one["reward_mean"]) for one in steps if isinstance(one.get("reward_mean"), int | float)]
-    if len(rewards) < AT_LEAST_STEPS:
-        made = f"{len(rewards)} step{'' if len(rewards) == 1 else 's'}"
-        return {"verdict": "too early", "because": f"{made} so far"}
-    compared = min(max(int(len(rewards) * SHARE_COMPARED), 3), MOST_COMPARED)
-    first, last = rewards[:compared], rewards[-compared:]
-    begin, end = fmean(first), fmean(last)
-    error = math.sqrt((stdev(first) ** 2 + stdev(last) ** 2) / compared)
-    change = f"mean reward {short(begin)} in the first {compared} steps, {short(end)} in the last {compared}"
-    if end - begin > DEVIATIONS * error and end > begin:
-        return {"verdict": "yes", "because": change}
-    if begin - end > DEVIATIONS * error and end < begin:
-        return {"verdict": "no", "because": f"{change}: it fell"}
-    return {"verdict": "unknown", "because": f"{change}: no more than chance"}
 
 
 # -- facts ------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from gyre.api.client import GyreClient
 from gyre.api.home import Home, home
 from gyre.api.stored_states import StoredStates, with_job
 from gyre.api.tls import trust_of
+from gyre.api.verdict import judged_steps
 from gyre.config import JOIN_SCOPE, parse_job
 from gyre.config.secrets import secret_values
 from gyre.errors import (
@@ -346,6 +347,15 @@ class JobReader:
             if len(page) < PAGE:
                 break
         return found if last is None else found[-last:]
+
+    def steps_judged(self, view: View) -> list[Mapping[str, Any]]:
+        """The metrics of the steps by which it is said whether the job learns (`gyre.api.verdict`), in order."""
+        job_id, last = view["job"]["job_id"], int((view["training"]["last"] or {}).get("step", 0))
+        if self._url is not None:
+            client = self._client(self._url)
+            return judged_steps(lambda after, limit: client.steps(job_id, after=after, limit=limit), last)
+        ledger = self.store.ledger(job_id)
+        return judged_steps(lambda after, limit: ledger.metrics(after=after, limit=limit), last)
 
     def series(
         self,

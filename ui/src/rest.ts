@@ -119,7 +119,7 @@ export type Tone = "good" | "attention" | "bad" | "over";
 export interface Now {
   sentence: string;
   tone: Tone;
-  learns: { verdict: "yes" | "no" | "too early" | "unknown"; because: string };
+  learns: { verdict: string; words: string; tone: Tone; because: string; beside: string[] };
   slow: { what: string; because: string };
   facts: { label: string; value: string; view: string }[];
 }

@@ -23,12 +23,13 @@ from starlette.types import Receive, Scope, Send
 
 from gyre.api.account import account_of
 from gyre.api.cursor import read_cursor, write_cursor
-from gyre.api.now import MOST_COMPARED, now_of
+from gyre.api.now import now_of
 from gyre.api.rest import schemas
 from gyre.api.rest.broadcast import Broadcasters
 from gyre.api.rest.discreet import Discreet
 from gyre.api.rest.served_jobs import ServedJobs
 from gyre.api.rest.shared_answers import SharedRoute
+from gyre.api.verdict import judged_steps
 from gyre.errors import NotFound, nearest
 from gyre.logs.pattern import PATTERN_CHARS
 from gyre.logs.reading import PAGE_BYTES, LogQuery
@@ -186,11 +187,8 @@ def show_metrics(
 def show_now(view: Found, port: Port) -> Any:
     """Is it well, does it learn, what is slow, and because of what: in sentences."""
     last = int((view["training"]["last"] or {}).get("step", 0))
-    first = port.steps(after=0, limit=MOST_COMPARED)
-    newest = port.steps(
-        after=max(last - MOST_COMPARED, first[-1]["step"] if first else 0), limit=MOST_COMPARED
-    )
-    return now_of(view, [*first, *newest], time.time())
+    steps = judged_steps(lambda after, limit: port.steps(after=after, limit=limit), last)
+    return now_of(view, steps, time.time())
 
 
 @reads.get("/jobs/{job:gyre_job}/account", response_model=schemas.AccountView)

@@ -393,10 +393,14 @@ class Metrics(BaseModel):
 
 
 class Learns(Out):
-    """`verdict` is `yes`, `no`, `too early` or `unknown`."""
+    """`verdict` is `yes`, `partly`, `no`, `worse`, `saturated`, `too early` or `unknown`, `words` says it; `beside` are
+    the warnings that hold, which do not change it."""
 
     verdict: str
+    words: str
+    tone: str
     because: str
+    beside: list[str]
 
 
 class Slow(Out):
