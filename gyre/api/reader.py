@@ -18,11 +18,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from gyre.api.account import account_of
 from gyre.api.client import GyreClient
 from gyre.api.home import Home, home
 from gyre.api.stored_states import StoredStates, with_job
@@ -53,6 +54,7 @@ from gyre.observe.series import read_series
 from gyre.observe.series.reading import POINTS
 from gyre.observe.timeline import read_timeline
 from gyre.redaction import KNOWN
+from gyre.rollouts.core.stored_account import stored_account
 from gyre.store import JobRow, Store, open_store
 
 if TYPE_CHECKING:
@@ -356,6 +358,14 @@ class JobReader:
             return judged_steps(lambda after, limit: client.steps(job_id, after=after, limit=limit), last)
         ledger = self.store.ledger(job_id)
         return judged_steps(lambda after, limit: ledger.metrics(after=after, limit=limit), last)
+
+    def account(self, view: View) -> dict[str, Any]:
+        """Where every prompt and every token of the viewed job is, as `gyre.api.account.account_of` gives it."""
+        job_id = view["job"]["job_id"]
+        if self._url is not None:
+            return self._client(self._url).account(job_id)
+        audit = asdict(self.store.ledger(job_id).audit())
+        return account_of(view, audit, lambda: stored_account(self.store.rollouts(job_id).load()))
 
     def series(
         self,

@@ -101,6 +101,11 @@ class MasterApi(Protocol):
         """The sample ledger, counted and cross-checked in SQL: `gyre.store.LedgerAudit` as plain data."""
         ...
 
+    def plane_account(self) -> dict[str, Any] | None:
+        """The rollout plane's token account as it was committed last (`gyre.rollouts.core.stored_account`); None where
+        it has written nothing."""
+        ...
+
     def samples(self) -> SampleReader:
         """The samples that the job keeps, as far as they are on this machine's disks; none where they are not."""
         ...

@@ -133,11 +133,14 @@ export interface PromptAccount {
   twice: number;
 }
 
-/** Null: not known, for the rollout plane's last word is not kept. */
+/** Null: not known, for the rollout manager never counted. */
 export interface TokenAccount {
   generated: number | null;
   delivered: number | null;
   in_flight: number | null;
+  /** How the tokens in flight are called, and what the count is of. */
+  waiting: string;
+  told: string;
   discarded: Record<string, number>;
   missing: number | null;
   /** Delivered, and not trained on, by reason. */

@@ -163,14 +163,14 @@ def show(session: Session, job: str | None, incident: str | None, verbose: bool,
         if incident is not None:
             _show_incident(reader, view, incident, as_json)
             return
-        steps = None
+        steps = account = None
         if not as_json:
-            with contextlib.suppress(GyreError):  # the store is away: the row is left out
-                steps = reader.steps_judged(view)
+            with contextlib.suppress(GyreError):  # the store is away: the rows are left out
+                steps, account = reader.steps_judged(view), reader.account(view)
     if as_json:
         write_json(view)
     else:
-        show_view(view, steps, verbose=verbose)
+        show_view(view, steps, account, verbose=verbose)
 
 
 def _show_incident(reader: JobReader, view: dict[str, Any], name: str, as_json: bool) -> None:
@@ -191,11 +191,15 @@ def _show_incident(reader: JobReader, view: dict[str, Any], name: str, as_json: 
 
 
 def show_view(
-    view: dict[str, Any], steps: Sequence[Mapping[str, Any]] | None = None, *, verbose: bool = False
+    view: dict[str, Any],
+    steps: Sequence[Mapping[str, Any]] | None = None,
+    account: Mapping[str, Any] | None = None,
+    *,
+    verbose: bool = False,
 ) -> None:
-    """A view (see `gyre.master.master_api`) for people; whether it learns is said with the steps that it is judged
-    by."""
-    _show_job(view, steps, verbose)
+    """A view (see `gyre.master.master_api`) for people; whether it learns is said with the steps that it is judged by,
+    and where its prompts and tokens are with its account."""
+    _show_job(view, steps, account, verbose)
     _show_vertices(view["vertices"])
     _show_evaluations(view.get("evaluations") or {})
     _show_engines(view)
@@ -205,7 +209,13 @@ def show_view(
         say(view["job"]["error"].rstrip())
 
 
-def _show_job(view: dict[str, Any], steps: Sequence[Mapping[str, Any]] | None, verbose: bool) -> None:
+def _show_job(
+    view: dict[str, Any],
+    steps: Sequence[Mapping[str, Any]] | None,
+    account: Mapping[str, Any] | None,
+    verbose: bool,
+) -> None:
+    from gyre.api.account import lines_of
     from gyre.api.terminal.run_end import ran_for
 
     job, master = view["job"], view["master"]
@@ -243,6 +253,8 @@ def _show_job(view: dict[str, Any], steps: Sequence[Mapping[str, Any]] | None, v
     discarded = view["progress"].get("tokens_discarded")
     if isinstance(discarded, dict) and discarded:
         rows.append(("tokens discarded", ", ".join(f"{number(n)} {why}" for why, n in discarded.items())))
+    if account is not None and (account["prompts"]["drawn"] or account["tokens"]["generated"]):
+        rows += [(f"account of {what}", line) for what, line in lines_of(account).items()]
     if view["store"]["error"]:
         rows.append(("journal", view["store"]["error"]))
     write_table(FACT_COLUMNS, rows)

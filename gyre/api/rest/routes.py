@@ -194,7 +194,7 @@ def show_now(view: Found, port: Port) -> Any:
 @reads.get("/jobs/{job:gyre_job}/account", response_model=schemas.AccountView)
 def show_account(view: Found, port: Port) -> Any:
     """Where every prompt and every token is, and what pools with a price cost."""
-    return account_of(view, port.audit(), lambda: port.series(prefix="plane"))
+    return account_of(view, port.audit(), port.plane_account)
 
 
 @reads.get("/jobs/{job:gyre_job}/logs", response_model=schemas.LogPage)

@@ -440,12 +440,15 @@ class PromptAccount(Out):
 
 
 class TokenAccount(Out):
-    """`generated` = `delivered` + `in_flight` + `discarded` + `missing`; null where no rollout plane has reported.
-    `not_trained` are those that the trainer left out after their delivery, by reason."""
+    """`generated` = `delivered` + `in_flight` + `discarded` + `missing`, all of one moment; null where no rollout
+    manager has counted. `told` says what the count is of, `waiting` how what is in flight is called. `not_trained` are
+    those that the trainer left out after their delivery, by reason."""
 
     generated: int | None
     delivered: int | None
     in_flight: int | None
+    waiting: str
+    told: str
     discarded: dict[str, int]
     missing: int | None
     not_trained: dict[str, int]
