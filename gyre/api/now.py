@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from gyre.api.terminal.formats import duration, incident_message, one_line
-from gyre.api.terminal.run_end import held_out, incidents_of_this_run, learnt, outcome
+from gyre.api.terminal.run_end import held_out, incidents_of_this_run, learnt, outcome, steps_of
 from gyre.api.verdict import Learns, learns
+from gyre.master.incident_words import counted
+from gyre.master.master_api import STORE_LOST, lacks
 from gyre.workloads.trainer.learning.step_line import short, thousands
 
 View = Mapping[str, Any]
@@ -23,8 +25,11 @@ MESSAGE_WIDTH = 240
 
 
 class Slow(TypedDict):
+    """`words` are a sentence, also where nothing is named."""
+
     what: str
     because: str
+    words: str
 
 
 class Fact(TypedDict):
@@ -46,12 +51,11 @@ class Now(TypedDict):
 def now_of(view: View, steps: Sequence[Mapping[str, Any]], now: float) -> Now:
     """`steps` are the metrics of the steps that the job is judged by (`gyre.api.verdict.judged_steps`), in order."""
     sentence, tone = _sentence(view, now)
-    what, _, because = str(view.get("bottleneck") or "").partition("; ")
     return {
         "sentence": sentence,
         "tone": tone,
         "learns": learns(view, steps),
-        "slow": {"what": what, "because": because},
+        "slow": _slow(view),
         "facts": _facts(view, now),
     }
 
@@ -69,10 +73,8 @@ def _sentence(view: View, now: float) -> tuple[str, Tone]:
             f"The master does not answer; the journal's last word is {phase} at step {job['step']}.",
             "attention",
         )
-    if view["store"]["error"]:
-        return f"The store is out of reach: {one_line(view['store']['error'])} Training goes on.", "bad"
-    if job["reason"] in ("no_room", "disk_full") and message:
-        return _sentence_of(message), "attention"
+    if lacks(view) and message:
+        return _sentence_of(message), "bad" if lacks(view) == STORE_LOST else "attention"
     if phase in ("submitted", "starting"):
         return _starting(view), "good"
     if phase == "paused":
@@ -124,8 +126,7 @@ def _recovering(view: View, now: float) -> tuple[str, Tone]:
 
 def _trains(view: View) -> str:
     progress, job = view["progress"], view["job"]
-    planned = progress.get("steps")
-    where = f"step {job['step']}{f' of {planned}' if isinstance(planned, int) and planned else ''}"
+    where = f"step {steps_of(view, job['step'])}"
     rate = progress.get("tokens_per_s")
     speed = f", {thousands(rate)} tok/s" if isinstance(rate, int | float) and rate else ""
     _, _, because = str(view.get("bottleneck") or "").partition("; ")
@@ -134,6 +135,23 @@ def _trains(view: View) -> str:
     if not view["training"]["last"] and not progress.get("step"):
         return f"Runs; no step is made yet{f' ({because})' if because else ''}.{warned}"
     return f"Trains at {where}{speed}{f'; {because}' if because else ''}.{warned}"
+
+
+# -- what is slow -----------------------------------------------------------------------------------
+
+
+def _slow(view: View) -> Slow:
+    what, _, because = str(view.get("bottleneck") or "").partition("; ")
+    if what:
+        return {"what": what, "because": because, "words": f"{what}{f': {because}' if because else ''}."}
+    trained, missing = bool(view["training"]["last"]), lacks(view).replace("_", " ")
+    if missing:
+        words = f"The job lacks something first ({missing}). What else is slow is said when that is over."
+    elif view["job"]["ended_at"]:
+        words = "It is not known how the job spent its time." if trained else "No step was made."
+    else:
+        words = "Nothing in particular." if trained else "No step is made yet."
+    return {"what": "", "because": "", "words": words}
 
 
 # -- facts ------------------------------------------------------------------------------------------
@@ -147,8 +165,7 @@ def _facts(view: View, now: float) -> list[Fact]:
         if value:
             found.append({"label": label, "value": value, "view": where})
 
-    planned = progress.get("steps")
-    add("step", f"{job['step']}{f' of {planned}' if isinstance(planned, int) and planned else ''}", "curves")
+    add("step", steps_of(view, job["step"]), "curves")
     if isinstance(last.get("reward_mean"), int | float):
         add("reward", short(last["reward_mean"]), "curves")
     add("held-out", ", ".join(held_out(view)).removeprefix("held-out ").replace("->", "→"), "curves")
@@ -164,10 +181,7 @@ def _facts(view: View, now: float) -> list[Fact]:
         add("policy version", str(job["version"]), "weights")
     if int(job["checkpoint_step"]) > 0:
         add("checkpoint", f"at step {job['checkpoint_step']}", "account")
-    incidents = incidents_of_this_run(view)
-    if incidents:
-        recovered = sum(one["recovered_at"] is not None for one in incidents)
-        add("incidents", f"{len(incidents)}, {recovered} recovered", "incidents")
+    add("incidents", counted(incidents_of_this_run(view)), "incidents")
     add("runs for" if not job["ended_at"] else "ran for", duration(_age(view, now)), "timeline")
     return found
 

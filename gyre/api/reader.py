@@ -659,7 +659,7 @@ class JobReader:
         from gyre.api.orphaned_jobs import lost_state
 
         state = self._kept_states().state(row)
-        return (lost_state(row, state) if row.live else None) or with_job(state, row)
+        return (lost_state(self.store, row, state) if row.live else None) or with_job(state, row)
 
     def _item(self, row: JobRow) -> dict[str, Any]:
         job = self._truth(row).job

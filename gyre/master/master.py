@@ -398,6 +398,7 @@ class JobMaster:
             progress=self._diagnosis.progress,
             store_error=self._context.error,
             decided=self._context.state,
+            asked=None if self._spec.counts_own_steps else self._spec.run.steps,
         )
 
     def tokens(self) -> list[dict[str, Any]]:

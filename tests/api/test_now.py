@@ -76,7 +76,6 @@ def incident(**changes: Any) -> dict[str, Any]:
         (view("recovering"), "attention", "Recovers at step 41"),
         (view("paused"), "attention", "Paused after step 41."),
         (view(job={"reason": "no_room", "message": "needs 8 GPUs, 4 are free"}), "attention", "needs 8 GPUs"),
-        (view(store={"error": "gyre.db is gone."}), "bad", "The store is out of reach: gyre.db is gone."),
         (view(master={"answering": False, "url": ""}), "attention", "The master does not answer"),
         (
             view("starting", vertices=[vertex("actor-0"), vertex("rollout-0", "starting")]),
@@ -96,5 +95,5 @@ def test_each_state_has_its_sentence(given: dict[str, Any], tone: str, words: st
 
 def test_every_fact_names_a_view() -> None:
     found = now_of(view(incidents=[incident(outcome="recovered", recovered_at=151.0)]), [], 200.0)["facts"]
-    assert {fact["label"]: fact["value"] for fact in found}["incidents"] == "1, 1 recovered"
+    assert {fact["label"]: fact["value"] for fact in found}["incidents"] == "1 incident, 1 recovered"
     assert all(fact["view"] and fact["value"] for fact in found)

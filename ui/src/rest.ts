@@ -30,6 +30,7 @@ export interface Job {
   paused?: boolean;
   roles?: Record<string, number>;
   checkpoint_step?: number;
+  steps_asked?: number | null;
   error?: string;
 }
 
@@ -81,6 +82,8 @@ export interface Incident {
   detected_after_s: number | null;
   recovered_at: number | null;
   recovery_s: number | null;
+  /** The outcome in words. */
+  came_to: string;
   outcome: string;
 }
 
@@ -120,7 +123,7 @@ export interface Now {
   sentence: string;
   tone: Tone;
   learns: { verdict: string; words: string; tone: Tone; because: string; beside: string[] };
-  slow: { what: string; because: string };
+  slow: { what: string; because: string; words: string };
   facts: { label: string; value: string; view: string }[];
 }
 

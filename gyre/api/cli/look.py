@@ -16,6 +16,7 @@ from gyre.api.cli.output import moment, remark, say, write_json, write_json_line
 from gyre.api.terminal.formats import duration, incident_message, local_time, number, one_line, times_of
 from gyre.api.terminal.text_tables import Column
 from gyre.errors import GyreError
+from gyre.master.incident_words import came_to, has_recovered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -255,8 +256,6 @@ def _show_job(
         rows.append(("tokens discarded", ", ".join(f"{number(n)} {why}" for why, n in discarded.items())))
     if account is not None and (account["prompts"]["drawn"] or account["tokens"]["generated"]):
         rows += [(f"account of {what}", line) for what, line in lines_of(account).items()]
-    if view["store"]["error"]:
-        rows.append(("journal", view["store"]["error"]))
     write_table(FACT_COLUMNS, rows)
 
 
@@ -417,8 +416,8 @@ def _show_incidents(incidents: list[dict[str, Any]]) -> None:
                 moment(incident["at"], now),
                 _cause(incident),
                 incident["decision"],
-                incident["outcome"],
-                duration(incident["recovery_s"]),
+                came_to(incident),
+                duration(incident["recovery_s"]) if has_recovered(incident) else "",
                 incident_message(incident),
             )
             for incident in incidents[-SHOWN_INCIDENTS:]

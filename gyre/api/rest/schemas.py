@@ -65,6 +65,8 @@ class Job(JobItem):
     result: dict[str, Any] = Field(default_factory=dict)
     error: str = ""
     """The traceback or sentence that ended the job."""
+    steps_asked: int | None = None
+    """The steps that it is to make; null where its trainer says what a step is."""
     weights_from: str = ""
     """Whose weights it began with, if not its model's."""
 
@@ -188,6 +190,8 @@ class IncidentItem(Out):
     recovered_at: float | None = None
     recovery_s: float | None = None
     outcome: str
+    came_to: str = ""
+    """The outcome in words: a call that is made again, and the job's own code that raised, have not recovered."""
 
 
 class IncidentList(BaseModel):
@@ -404,10 +408,12 @@ class Learns(Out):
 
 
 class Slow(Out):
-    """The role that the job's speed depends on, and in which way; empty where that is not known."""
+    """The role that the job's speed depends on, and in which way; both empty where that is not known. `words` are a
+    sentence, also then."""
 
     what: str
     because: str
+    words: str
 
 
 class Fact(Out):

@@ -42,7 +42,7 @@ export default function NowView() {
           </section>
           <section className="card">
             <h2>What is slow?</h2>
-            <p>{now.slow.what ? `${now.slow.what}: ${now.slow.because}.` : "Nothing in particular."}</p>
+            <p>{now.slow.words}</p>
             <Sparkline values={steps.map((step) => step["tokens_per_s"] ?? null)} label={`Tokens per second of ${steps.length} steps, now ${short(last?.["tokens_per_s"])}`} />
             <p className="small"><a href={hrefOf(job, "timeline")}>Who waits for whom</a></p>
           </section>
