@@ -256,6 +256,7 @@ class TrainingRun:
             LearningWatch(
                 group_baseline=compares_in_group(spec.config),
                 not_evaluated=_why_not_evaluated(spec.run.evaluate_every, spec.run.held_out),
+                never_trained=getattr(getattr(self._trainer, "data", None), "never_trained", ""),
             ),
             earlier=earlier,
             steps_planned=spec.run.steps,
