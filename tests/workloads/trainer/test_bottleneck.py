@@ -47,7 +47,9 @@ def test_of_a_running_job(shares: dict[str, float], sentence: str) -> None:
         spent = {"reward": {"scoring": 9.0}, "actor": {what: 50 * share for what, share in shares.items()}}
         spent["actor"].setdefault("training", 0.0)
         past = bottleneck_of(phase, progress | {"spent_s": spent})
-        assert past == sentence.replace("waits", "waited").replace("trains", "trained").replace("takes", "took")
+        assert past == sentence.replace("waits", "waited").replace("trains", "trained").replace(
+            "takes", "took"
+        )
         assert bottleneck_of(phase, {"spent_s": spent}) == "", "no step was made"
 
 
