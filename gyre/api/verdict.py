@@ -63,7 +63,7 @@ LOST_SHARE = 0.5
 """Of what was gained: from then on a fall is a collapse."""
 TOP = 0.95
 """Of the range of all rewards, or of an evaluation: from there on it is at its maximum."""
-WIDE = 0.1
+WIDE = 0.15
 """A held-out set whose change is not known any better says nothing against rewards that rose."""
 
 LOOKS, IN_A_LOOK = 6, 40
@@ -222,8 +222,7 @@ def _of_set(name: str, rows: Sequence[Mapping[str, Any]]) -> _Curve | None:
         return _Curve("fell", f"{told}: it fell")
     if shares and min(first, last) >= TOP:
         return _Curve("at top", told)
-    error = math.sqrt(sum(_variance(row, key) for row in (rows[0], rows[-1])))
-    return _Curve("noisy", f"{told}: no more than chance", wide=SURE_EVALUATED * error > WIDE)
+    return _Curve("noisy", f"{told}: no more than chance", wide=_is_wide(rows, key))
 
 
 def _trend(rows: Sequence[Mapping[str, Any]], key: str) -> float:
@@ -233,10 +232,20 @@ def _trend(rows: Sequence[Mapping[str, Any]], key: str) -> float:
     return mean_trend(values, [float(row.get("reward_std") or 0.0) for row in rows], counts)
 
 
-def _variance(row: Mapping[str, Any], key: str) -> float:
-    share = float(row[key])
-    spread = share * (1 - share) if key == "accuracy" else float(row.get("reward_std") or 0.0) ** 2
-    return spread / _count(row)
+def _is_wide(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
+    """Whether the change from the first result to all later ones together is hardly known. 0 of 16 is no 0 %, so a
+    right and a wrong answer are added to each side (Agresti and Caffo, The American Statistician 54, 2000)."""
+    first, later = _count(rows[0]), sum(_count(row) for row in rows[1:])
+    if key != "accuracy":  # in units of two deviations, which is the range of rewards of two values
+        return SURE_EVALUATED * math.sqrt(1 / first + 1 / later) / 2 > WIDE
+    variance = 0.0
+    for count, right in (
+        (first, rows[0][key] * first),
+        (later, sum(row[key] * _count(row) for row in rows[1:])),
+    ):
+        share = (right + 1) / (count + 2)
+        variance += share * (1 - share) / (count + 2)
+    return SURE_EVALUATED * math.sqrt(variance) > WIDE
 
 
 def _count(row: Mapping[str, Any]) -> int:

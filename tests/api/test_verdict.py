@@ -161,6 +161,24 @@ CURVES: dict[str, tuple[Any, Any, str, str]] = {
     ),
     "too few prompts to say": (RISES, {"held_out": held(0.3, 0.6, prompts=4)}, "yes", "mean reward"),
     "too few prompts, rewards flat": (FLAT, {"held_out": held(0.3, 0.6, prompts=4)}, "no", ""),
+    "none of 16 is right, twice, while the rewards rise": (
+        RISES,
+        {"held_out": held(0.0, 0.0, prompts=16)},
+        "yes",
+        "held-out accuracy 0 % at version 0, 0 % at version 20",
+    ),
+    "none of 16 is right, five times": (
+        RISES,
+        {"held_out": held(0.0, 0.0, 0.0, 0.0, 0.0, prompts=16)},
+        "partly",
+        "",
+    ),
+    "the tutorial, its first 14 steps": (
+        recorded("sound", 14)[0],
+        {"held_out": recorded("sound")[1]["held_out"][:2]},
+        "yes",
+        "mean reward 0.07 in steps 1 to 3",
+    ),
     "many small rises are one": (
         FLAT,
         {"held_out": held(0.3, 0.33, 0.36, 0.39, 0.42, 0.45, prompts=100)},
