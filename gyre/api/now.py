@@ -48,8 +48,9 @@ class Now(TypedDict):
     facts: list[Fact]
 
 
-def now_of(view: View, steps: Sequence[Mapping[str, Any]], now: float) -> Now:
-    """`steps` are the metrics of the steps that the job is judged by (`gyre.api.verdict.judged_steps`), in order."""
+def now_of(view: View, steps: Sequence[Mapping[str, Any]] | None, now: float) -> Now:
+    """`steps` are the metrics of the steps that the job is judged by (`gyre.api.verdict.judged_steps`), in order; None
+    where they cannot be read now."""
     sentence, tone = _sentence(view, now)
     return {
         "sentence": sentence,

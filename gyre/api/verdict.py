@@ -93,8 +93,9 @@ WORDS: Mapping[Verdict, tuple[str, str, VerdictTone]] = {
 """The words while the job runs, the words once it has ended, and the tone."""
 
 
-def learns(view: View, steps: Steps) -> Learns:
-    """`steps` are the metrics of the job's steps, in order: all of them, or those that `looks` names."""
+def learns(view: View, steps: Steps | None) -> Learns:
+    """`steps` are the metrics of the job's steps, in order: all of them, or those that `looks` names; None where they
+    cannot be read now."""
     verdict, because = _judged(view, steps)
     now, ended, tone = WORDS[verdict]
     return {
@@ -143,7 +144,10 @@ class _Curve:
     wide: bool = False
 
 
-def _judged(view: View, steps: Steps) -> tuple[Verdict, str]:
+_UNREAD = _Curve("noisy", "the rewards of the steps cannot be read now")
+
+
+def _judged(view: View, steps: Steps | None) -> tuple[Verdict, str]:
     evaluations = view.get("evaluations")
     several = isinstance(evaluations, Mapping) and len(evaluations) > 1
     sets = [
@@ -151,7 +155,7 @@ def _judged(view: View, steps: Steps) -> tuple[Verdict, str]:
         for name, rows in (evaluations.items() if isinstance(evaluations, Mapping) else ())
         if (found := _of_set(_called(str(name), several), rows)) is not None
     ]
-    rewards = _of_rewards(steps)
+    rewards = _UNREAD if steps is None else _of_rewards(steps)
     rose = [one for one in sets if one.kind == "rose"]
     fell = [one for one in sets if one.kind == "fell"]
     others = [one for one in sets if one.kind not in ("rose", "fell", "at top")]

@@ -237,6 +237,13 @@ def test_a_curve_has_the_verdict_that_a_person_gives(name: str) -> None:
     assert (found["verdict"], words in found["because"]) == (verdict, True), found
 
 
+def test_without_its_steps_a_job_is_judged_by_its_evaluations() -> None:
+    """The store is out of reach."""
+    assert learns(view(), None)["verdict"] == "unknown"
+    assert "cannot be read now" in learns(view(), None)["because"]
+    assert learns(view({"held_out": held(0.3, 0.9)}), None)["verdict"] == "yes"
+
+
 def test_a_warning_stands_beside_the_verdict_and_never_changes_it() -> None:
     warnings = [
         {"code": "cut_off", "step": 3, "message": "95 % were\ncut off"},

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Annotated, Any, Literal, cast
 
 import anyio
@@ -30,7 +30,7 @@ from gyre.api.rest.discreet import Discreet
 from gyre.api.rest.served_jobs import ServedJobs
 from gyre.api.rest.shared_answers import SharedRoute
 from gyre.api.verdict import judged_steps
-from gyre.errors import NotFound, nearest
+from gyre.errors import NotFound, StoreError, nearest
 from gyre.logs.pattern import PATTERN_CHARS
 from gyre.logs.reading import PAGE_BYTES, LogQuery
 from gyre.master.master_api import MasterApi, View, engines_of, pools_of_view
@@ -187,7 +187,9 @@ def show_metrics(
 def show_now(view: Found, port: Port) -> Any:
     """Is it well, does it learn, what is slow, and because of what: in sentences."""
     last = int((view["training"]["last"] or {}).get("step", 0))
-    steps = judged_steps(lambda after, limit: port.steps(after=after, limit=limit), last)
+    steps = None
+    with suppress(StoreError):  # what there is to say then is that the store is out of reach
+        steps = judged_steps(lambda after, limit: port.steps(after=after, limit=limit), last)
     return now_of(view, steps, time.time())
 
 
