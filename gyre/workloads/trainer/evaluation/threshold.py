@@ -28,8 +28,5 @@ def tells_right(spec: JobSpec) -> bool:
     """Whether a reward of Gyre's own says of each answer that it is right or wrong."""
     entrypoints = [role.entrypoint for role in spec.roles.values() if role.entrypoint is not None]
     own = {entrypoint.name for entrypoint in entrypoints if entrypoint.module == _REWARDS}
-    if _EXACT in own:
-        return True
-    return (
-        "PythonReward" in own and read_section(RewardSettings, spec.config, "reward").function in _FUNCTIONS
-    )
+    function = read_section(RewardSettings, spec.config, "reward").function
+    return _EXACT in own or ("PythonReward" in own and function in _FUNCTIONS)
