@@ -3,8 +3,13 @@
     prompts   drawn = trained + dropped + in flight, 0 lost, 0 trained twice
     tokens    generated = delivered + in flight + discarded (by reason), 0 missing
 
-Prompts are counted in SQL from the sample ledger, which the trainer writes; tokens as the rollout manager last said,
-which is in the job's series when the job has ended.
+Prompts are counted in SQL from the sample ledger, which the trainer writes. Tokens are counted by the rollout manager:
+while it runs they are what it last said, else what it committed last.
+
+Invariant *one moment*: the parts of a sum are of the same moment, so that it is exact in every phase and after every
+end; what no count has is said (`told`).
+
+Pure.
 """
 
 from __future__ import annotations
@@ -12,15 +17,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gyre.master.master_api import View, plane_of, pools_of_view
+from gyre.failover import JobPhase
+from gyre.master.master_api import ENGINES_OF, View, plane_of, pools_of_view
+
+_RUNS = "The rollout manager said so last."
+_COMMITTED = (
+    "The rollout manager committed this last; what engines had made and not reported by then is in no count."
+)
+_NOTHING = "The rollout manager has counted nothing yet."
+_NOTHING_EVER = "The rollout manager never counted anything."
+_NO_PLANE = "This job has no rollout manager, so nobody counts the tokens that are generated."
 
 
 def account_of(
-    view: View, audit: Mapping[str, Any], plane_series: Callable[[], Mapping[str, Any]]
+    view: View, audit: Mapping[str, Any], committed: Callable[[], Mapping[str, Any] | None]
 ) -> dict[str, Any]:
-    """`prompts`, `tokens` and `money`, all of them, `audit` too (a `LedgerAudit`), as plain data. `plane_series` gives
-    the series of the rollout plane, and is asked where the view has nothing of it. `tokens` has nulls where no rollout
-    plane has ever reported."""
+    """`prompts`, `tokens` and `money`, all of them, `audit` too (a `LedgerAudit`), as plain data. `committed` gives the
+    plane's account as the store has it (`MasterApi.plane_account`), and is asked where no manager runs. `tokens` has
+    nulls where none has ever counted."""
     counts = audit["counts"]
     lost = sum(last - first + 1 for first, last in audit["gaps"])
     return {
@@ -32,7 +46,7 @@ def account_of(
             "lost": lost,
             "twice": len(audit["duplicates"]),
         },
-        "tokens": _tokens(plane_of(view).get("account") or last_account(plane_series()), audit["discarded"]),
+        "tokens": _tokens(view, committed) | {"not_trained": dict(audit["discarded"])},
         "money": [
             {
                 "role": role,
@@ -45,33 +59,52 @@ def account_of(
     }
 
 
-_ACCOUNT = "account/"
-"""What the names of the account's numbers begin with in a series."""
+def lines_of(account: Mapping[str, Any]) -> dict[str, str]:
+    """The sums of `prompts` and `tokens` as sentences, for a terminal."""
+    prompts, tokens = account["prompts"], account["tokens"]
+    lines = {
+        "prompts": f"{prompts['drawn']:,} drawn = {prompts['trained']:,} trained + {prompts['in_flight']:,} "
+        f"{tokens['waiting']} + {prompts['dropped']:,} dropped + {prompts['lost']:,} lost; "
+        f"{prompts['twice']:,} trained twice"
+    }
+    if tokens["generated"] is None:
+        return lines | {"tokens": tokens["told"]}
+    discarded = "".join(
+        f" + {count:,} {reason.replace('_', ' ')}" for reason, count in tokens["discarded"].items()
+    )
+    return lines | {
+        "tokens": f"{tokens['generated']:,} generated = {tokens['delivered']:,} delivered + {tokens['in_flight']:,} "
+        f"{tokens['waiting']}{discarded or ' + 0 discarded'}, {tokens['missing']:,} missing. {tokens['told']}"
+    }
 
 
-def last_account(series: Mapping[str, Any]) -> dict[str, Any]:
-    """The newest account in a plane's series (`MasterApi.series`); empty where there is none."""
-    found: dict[str, Any] = {}
-    for name, points in series.get("series", {}).get("plane", {}).items():
-        if name.startswith(_ACCOUNT) and points:
-            first, _, rest = name.removeprefix(_ACCOUNT).partition("/")
-            value = int(points[-1][1])
-            if rest:
-                found.setdefault(first, {})[rest] = value
-            else:
-                found[first] = value
-    return found
-
-
-def _tokens(said: Any, not_trained: Mapping[str, int]) -> dict[str, Any]:
-    """`discarded` is what the plane threw away, `not_trained` what the trainer left out after its delivery."""
+def _tokens(view: View, committed: Callable[[], Mapping[str, Any] | None]) -> dict[str, Any]:
+    """`waiting` are the words for what is in flight, `told` says what the count is of."""
+    ended = JobPhase(view["job"]["phase"]).ended
+    said: Any = None if ended else _said(view)
+    told = _RUNS
+    if said is None:
+        said, told = committed(), _COMMITTED
+    if said is None:
+        has_plane = any(vertex["role"] == ENGINES_OF for vertex in view["vertices"])
+        told = (_NOTHING_EVER if ended else _NOTHING) if has_plane else _NO_PLANE
     account = said if isinstance(said, Mapping) else {}
     discarded = account.get("discarded")
     return {
         "generated": account.get("generated"),
         "delivered": account.get("delivered"),
         "in_flight": account.get("in_flight"),
+        "waiting": "in flight when the job ended" if ended else "in flight",
         "discarded": dict(discarded) if isinstance(discarded, Mapping) else {},
         "missing": account.get("missing"),
-        "not_trained": dict(not_trained),
+        "told": told,
     }
+
+
+def _said(view: View) -> Mapping[str, Any] | None:
+    """What a manager that runs last said; None where none does, or its master does not answer."""
+    runs = any(
+        vertex["role"] == ENGINES_OF and str(vertex["phase"]) == "running" for vertex in view["vertices"]
+    )
+    said = plane_of(view).get("account") if runs and view["master"]["answering"] else None
+    return said if isinstance(said, Mapping) and "generated" in said else None

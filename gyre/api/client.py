@@ -106,6 +106,10 @@ class GyreClient:
         page: list[dict[str, Any]] = self._get(f"{_job(job)}/metrics", since=after, limit=limit)["steps"]
         return page
 
+    def account(self, job: str) -> dict[str, Any]:
+        """Where every prompt and every token is (`gyre.api.account`)."""
+        return self._get(f"{_job(job)}/account")
+
     def series(
         self,
         job: str,

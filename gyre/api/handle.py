@@ -61,15 +61,15 @@ class JobHandle:
         """The job in a notebook: how it is, and its curves."""
         from gyre.api.notebook import curves_html, table_html
         from gyre.api.now import now_of
+        from gyre.api.verdict import sentence_of
 
         try:
             view, steps = self.status(), self.steps()
         except GyreError as error:
             return table_html(self.job_id, [("", error.message)])
         now = now_of(view, steps, time.time())
-        learns = f"{now['learns']['verdict']}: {now['learns']['because']}"
         facts = [(fact["label"], fact["value"]) for fact in now["facts"]]
-        rows = [("", now["sentence"]), ("learns", learns), *facts]
+        rows = [("", now["sentence"]), ("learns", sentence_of(now["learns"])), *facts]
         return table_html(f"{view['job']['name']} ({self.job_id})", rows) + curves_html(steps)
 
     def __reduce__(self) -> tuple[Any, ...]:

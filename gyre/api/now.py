@@ -8,37 +8,28 @@ The page, `gyre top` and REST (`/now`) say the same words. Pure: from a view of 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, stdev
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from gyre.api.terminal.formats import duration, incident_message, one_line
-from gyre.api.terminal.run_end import held_out, incidents_of_this_run, learnt, outcome
-from gyre.workloads.trainer.learning.step_line import percent, short, thousands
+from gyre.api.terminal.run_end import held_out, incidents_of_this_run, learnt, outcome, steps_of
+from gyre.api.verdict import Learns, learns
+from gyre.master.incident_words import counted
+from gyre.master.master_api import STORE_LOST, lacks
+from gyre.workloads.trainer.learning.step_line import short, thousands
 
 View = Mapping[str, Any]
 Tone = Literal["good", "attention", "bad", "over"]
-Verdict = Literal["yes", "no", "too early", "unknown"]
 
-AT_LEAST_STEPS = 6
-"""Fewer steps say nothing of a trend: a third of them at each end would be one."""
-SHARE_COMPARED = 0.3
-"""Of the steps, at each end, whose mean rewards are compared."""
-MOST_COMPARED = 50
-DEVIATIONS = 2.0
-"""By so many standard errors the end must be above the start to be more than chance."""
 MESSAGE_WIDTH = 240
 
 
-class Learns(TypedDict):
-    verdict: Verdict
-    because: str
-
-
 class Slow(TypedDict):
+    """`words` are a sentence, also where nothing is named."""
+
     what: str
     because: str
+    words: str
 
 
 class Fact(TypedDict):
@@ -57,15 +48,15 @@ class Now(TypedDict):
     facts: list[Fact]
 
 
-def now_of(view: View, steps: Sequence[Mapping[str, Any]], now: float) -> Now:
-    """`steps` are the metrics of the job's steps, in order: all of them, or the first and the newest."""
+def now_of(view: View, steps: Sequence[Mapping[str, Any]] | None, now: float) -> Now:
+    """`steps` are the metrics of the steps that the job is judged by (`gyre.api.verdict.judged_steps`), in order; None
+    where they cannot be read now."""
     sentence, tone = _sentence(view, now)
-    what, _, because = str(view.get("bottleneck") or "").partition("; ")
     return {
         "sentence": sentence,
         "tone": tone,
         "learns": learns(view, steps),
-        "slow": {"what": what, "because": because},
+        "slow": _slow(view),
         "facts": _facts(view, now),
     }
 
@@ -83,10 +74,8 @@ def _sentence(view: View, now: float) -> tuple[str, Tone]:
             f"The master does not answer; the journal's last word is {phase} at step {job['step']}.",
             "attention",
         )
-    if view["store"]["error"]:
-        return f"The store is out of reach: {one_line(view['store']['error'])} Training goes on.", "bad"
-    if job["reason"] in ("no_room", "disk_full") and message:
-        return _sentence_of(message), "attention"
+    if lacks(view) and message:
+        return _sentence_of(message), "bad" if lacks(view) == STORE_LOST else "attention"
     if phase in ("submitted", "starting"):
         return _starting(view), "good"
     if phase == "paused":
@@ -138,8 +127,7 @@ def _recovering(view: View, now: float) -> tuple[str, Tone]:
 
 def _trains(view: View) -> str:
     progress, job = view["progress"], view["job"]
-    planned = progress.get("steps")
-    where = f"step {job['step']}{f' of {planned}' if isinstance(planned, int) and planned else ''}"
+    where = f"step {steps_of(view, job['step'])}"
     rate = progress.get("tokens_per_s")
     speed = f", {thousands(rate)} tok/s" if isinstance(rate, int | float) and rate else ""
     _, _, because = str(view.get("bottleneck") or "").partition("; ")
@@ -150,70 +138,21 @@ def _trains(view: View) -> str:
     return f"Trains at {where}{speed}{f'; {because}' if because else ''}.{warned}"
 
 
-# -- does it learn ----------------------------------------------------------------------------------
+# -- what is slow -----------------------------------------------------------------------------------
 
 
-def learns(view: View, steps: Sequence[Mapping[str, Any]]) -> Learns:
-    """By the evaluations where they tell, else by the rewards of the first and the last steps; what a learning warning
-    says goes before both."""
-    for warning in view.get("warnings") or ():
-        if warning["code"] != "not_evaluated":
-            return {"verdict": "no", "because": one_line(warning["message"])}
-    by_evaluation = _by_evaluation(view)
-    if by_evaluation is not None:
-        return by_evaluation
-    return _by_reward(steps)
-
-
-def _by_evaluation(view: View) -> Learns | None:
-    form: Callable[[float], str]
-    for name, rows in (view.get("evaluations") or {}).items():
-        if len(rows) < 2:
-            continue
-        first, last = rows[0], rows[-1]
-        called = "held-out" if name == "held_out" else name
-        what, form = "accuracy", percent
-        begin, end = first.get("accuracy"), last.get("accuracy")
-        if isinstance(begin, int | float) and isinstance(end, int | float):
-            error = math.sqrt(
-                begin * (1 - begin) / max(first["count"], 1) + end * (1 - end) / max(last["count"], 1)
-            )
-        else:
-            begin, end = first.get("reward_mean"), last.get("reward_mean")
-            if not isinstance(begin, int | float) or not isinstance(end, int | float):
-                continue
-            spread = [float(one.get("reward_std") or 0.0) for one in (first, last)]
-            counts = [max(one["count"], 1) for one in (first, last)]
-            error = math.sqrt(sum(s * s / n for s, n in zip(spread, counts, strict=True)))
-            what, form = "reward", short
-        versions = first["version"], last["version"]
-        change = (
-            f"{called} {what} {form(begin)} at version {versions[0]}, {form(end)} at version {versions[1]}"
-        )
-        if end - begin > DEVIATIONS * error and end > begin:
-            return {"verdict": "yes", "because": change}
-        if begin - end > DEVIATIONS * error and end < begin:
-            return {"verdict": "no", "because": f"{change}: it fell"}
-        if last["version"] > 0:
-            return {"verdict": "unknown", "because": f"{change}: no more than chance"}
-    return None
-
-
-def _by_reward(steps: Sequence[Mapping[str, Any]]) -> Learns:
-    rewards = [float(one["reward_mean"]) for one in steps if isinstance(one.get("reward_mean"), int | float)]
-    if len(rewards) < AT_LEAST_STEPS:
-        made = f"{len(rewards)} step{'' if len(rewards) == 1 else 's'}"
-        return {"verdict": "too early", "because": f"{made} so far"}
-    compared = min(max(int(len(rewards) * SHARE_COMPARED), 3), MOST_COMPARED)
-    first, last = rewards[:compared], rewards[-compared:]
-    begin, end = fmean(first), fmean(last)
-    error = math.sqrt((stdev(first) ** 2 + stdev(last) ** 2) / compared)
-    change = f"mean reward {short(begin)} in the first {compared} steps, {short(end)} in the last {compared}"
-    if end - begin > DEVIATIONS * error and end > begin:
-        return {"verdict": "yes", "because": change}
-    if begin - end > DEVIATIONS * error and end < begin:
-        return {"verdict": "no", "because": f"{change}: it fell"}
-    return {"verdict": "unknown", "because": f"{change}: no more than chance"}
+def _slow(view: View) -> Slow:
+    what, _, because = str(view.get("bottleneck") or "").partition("; ")
+    if what:
+        return {"what": what, "because": because, "words": f"{what}{f': {because}' if because else ''}."}
+    trained, missing = bool(view["training"]["last"]), lacks(view).replace("_", " ")
+    if missing:
+        words = f"The job lacks something first ({missing}). What else is slow is said when that is over."
+    elif view["job"]["ended_at"]:
+        words = "It is not known how the job spent its time." if trained else "No step was made."
+    else:
+        words = "Nothing in particular." if trained else "No step is made yet."
+    return {"what": "", "because": "", "words": words}
 
 
 # -- facts ------------------------------------------------------------------------------------------
@@ -227,8 +166,7 @@ def _facts(view: View, now: float) -> list[Fact]:
         if value:
             found.append({"label": label, "value": value, "view": where})
 
-    planned = progress.get("steps")
-    add("step", f"{job['step']}{f' of {planned}' if isinstance(planned, int) and planned else ''}", "curves")
+    add("step", steps_of(view, job["step"]), "curves")
     if isinstance(last.get("reward_mean"), int | float):
         add("reward", short(last["reward_mean"]), "curves")
     add("held-out", ", ".join(held_out(view)).removeprefix("held-out ").replace("->", "→"), "curves")
@@ -244,10 +182,7 @@ def _facts(view: View, now: float) -> list[Fact]:
         add("policy version", str(job["version"]), "weights")
     if int(job["checkpoint_step"]) > 0:
         add("checkpoint", f"at step {job['checkpoint_step']}", "account")
-    incidents = incidents_of_this_run(view)
-    if incidents:
-        recovered = sum(one["recovered_at"] is not None for one in incidents)
-        add("incidents", f"{len(incidents)}, {recovered} recovered", "incidents")
+    add("incidents", counted(incidents_of_this_run(view)), "incidents")
     add("runs for" if not job["ended_at"] else "ran for", duration(_age(view, now)), "timeline")
     return found
 

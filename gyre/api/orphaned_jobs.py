@@ -6,6 +6,7 @@ it.
 Invariants:
 - *only the dead*: a job is ended here when neither its master nor its cluster answers, and both were on this
   machine; nothing can be known about another machine's, so there the user has to say that it is lost;
+- *when it was last alive*: its end is when it gave its last sign, not when somebody looks;
 - *fenced first*: the epoch is raised before anything is written, so a master that lives after all stops;
 - *history tells it*: the end is an event like any other, and the fold stays equal to the snapshot.
 """
@@ -39,14 +40,23 @@ def is_lost(store: Store, row: JobRow) -> bool:
     return bool(address) and _is_gone(row, address, state_from(store.journal(row.job_id).snapshot()))
 
 
-def lost_state(row: JobRow, state: JobState) -> JobState | None:
+def lost_state(store: Store, row: JobRow, state: JobState) -> JobState | None:
     """How the job, which reads as `state`, will read once its end is written, if its master and its cluster are gone;
     else None. Nothing is written: a read leaves no trace."""
     address = _own_cluster(row)
     if not address or not state.job.job_id or state.job.phase.ended or not _is_gone(row, address, state):
         return None
     detail = f"its Ray cluster at {address} is gone, and its master with it"
-    return coordinator_of(parse_job(row.spec)).decide(state, ClusterLost(detail), time.time()).state
+    return coordinator_of(parse_job(row.spec)).decide(state, ClusterLost(detail), last_sign(store, row)).state
+
+
+def last_sign(store: Store, row: JobRow) -> float:
+    """When the job was last seen alive, in seconds since 1970: its newest event or number; now where it has none."""
+    journal = store.journal(row.job_id)
+    events = journal.events(after=max(journal.last_seq() - 1, 0), limit=1)
+    numbers = store.series(row.job_id).extents().values()
+    signs = [*(event.at for event in events), *(extent.last for extent in numbers)]
+    return max(signs, default=time.time())
 
 
 def _own_cluster(row: JobRow) -> str:
@@ -80,9 +90,9 @@ def end_lost_job(store: Store, row: JobRow, detail: str = "", first: Sequence[Ev
     """Write the end of an orphaned job, after the events in `first`. Does nothing if the job has ended."""
     if not row.live:
         return
-    now = time.time()
     journal = store.journal(row.job_id)
-    epoch = journal.take_over(now=now, pid=os.getpid())
+    now = last_sign(store, row)
+    epoch = journal.take_over(now=time.time(), pid=os.getpid())
     detail = detail or f"its Ray cluster at {row.ray_address} is gone"
     state = state_from(journal.snapshot())
     coordinator = coordinator_of(parse_job(row.spec))

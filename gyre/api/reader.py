@@ -18,15 +18,17 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from gyre.api.account import account_of
 from gyre.api.client import GyreClient
 from gyre.api.home import Home, home
 from gyre.api.stored_states import StoredStates, with_job
 from gyre.api.tls import trust_of
+from gyre.api.verdict import judged_steps
 from gyre.config import JOIN_SCOPE, parse_job
 from gyre.config.secrets import secret_values
 from gyre.errors import (
@@ -52,6 +54,7 @@ from gyre.observe.series import read_series
 from gyre.observe.series.reading import POINTS
 from gyre.observe.timeline import read_timeline
 from gyre.redaction import KNOWN
+from gyre.rollouts.core.stored_account import stored_account
 from gyre.store import JobRow, Store, open_store
 
 if TYPE_CHECKING:
@@ -347,6 +350,23 @@ class JobReader:
                 break
         return found if last is None else found[-last:]
 
+    def steps_judged(self, view: View) -> list[Mapping[str, Any]]:
+        """The metrics of the steps by which it is said whether the job learns (`gyre.api.verdict`), in order."""
+        job_id, last = view["job"]["job_id"], int((view["training"]["last"] or {}).get("step", 0))
+        if self._url is not None:
+            client = self._client(self._url)
+            return judged_steps(lambda after, limit: client.steps(job_id, after=after, limit=limit), last)
+        ledger = self.store.ledger(job_id)
+        return judged_steps(lambda after, limit: ledger.metrics(after=after, limit=limit), last)
+
+    def account(self, view: View) -> dict[str, Any]:
+        """Where every prompt and every token of the viewed job is, as `gyre.api.account.account_of` gives it."""
+        job_id = view["job"]["job_id"]
+        if self._url is not None:
+            return self._client(self._url).account(job_id)
+        audit = asdict(self.store.ledger(job_id).audit())
+        return account_of(view, audit, lambda: stored_account(self.store.rollouts(job_id).load()))
+
     def series(
         self,
         job_id: str,
@@ -639,7 +659,7 @@ class JobReader:
         from gyre.api.orphaned_jobs import lost_state
 
         state = self._kept_states().state(row)
-        return (lost_state(row, state) if row.live else None) or with_job(state, row)
+        return (lost_state(self.store, row, state) if row.live else None) or with_job(state, row)
 
     def _item(self, row: JobRow) -> dict[str, Any]:
         job = self._truth(row).job

@@ -20,6 +20,7 @@ from gyre.graph import CompiledJob, as_dict, compile_job
 from gyre.logs.reading import LogQuery
 from gyre.master.master_api import MasterApi, View, spec_of
 from gyre.observe.samples.query import SampleReader
+from gyre.rollouts.core.stored_account import stored_account
 
 POLL_S = 0.25
 """Between two looks for new events, of a job that somebody watches."""
@@ -101,6 +102,9 @@ class StoredJob:
 
     def audit(self) -> dict[str, Any]:
         return asdict(self._reader.store.ledger(self.job_id).audit())
+
+    def plane_account(self) -> dict[str, Any] | None:
+        return stored_account(self._reader.store.rollouts(self.job_id).load())
 
     def series(
         self,

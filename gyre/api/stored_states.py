@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from gyre.config import FLEET
 from gyre.failover import JobPhase, JobRecord, JobState, Reason, state_from
 from gyre.master.master_api import View, view_of
+from gyre.observe.series import spent_by_role
 from gyre.store import JobRow, Store
 
 JOBS_KEPT = 8
@@ -54,15 +58,25 @@ class StoredStates:
         with self._lock:
             kept = self._kept.get(row.job_id)
             if kept is None or kept.state is not state:
-                return _view_of(state, self._store.journal(row.job_id).last_seq())
+                return self._view_of(row, state, self._store.journal(row.job_id).last_seq())
             if kept.view is None:
-                kept.view = _view_of(state, kept.seq)
+                kept.view = self._view_of(row, state, kept.seq)
             return kept.view
 
+    def _view_of(self, row: JobRow, state: JobState, seq: int) -> View:
+        progress: dict[str, Any] = {"step": state.job.step, "version": state.job.version, **state.job.result}
+        if state.job.phase.ended:
+            spent = spent_by_role(self._store.series(row.job_id))
+            progress |= {"spent_s": spent} if spent else {}
+        return view_of(state, seq=seq, progress=progress, answering=False, asked=steps_asked(row.spec))
 
-def _view_of(state: JobState, seq: int) -> View:
-    progress = {"step": state.job.step, "version": state.job.version, **state.job.result}
-    return view_of(state, seq=seq, progress=progress, answering=False)
+
+def steps_asked(spec: Mapping[str, Any]) -> int | None:
+    """The steps that a job with this spec is to make; None where its trainer says what a step is."""
+    if spec.get("recipe") in (None, FLEET):
+        return None
+    steps = (spec.get("run") or {}).get("steps")
+    return steps if isinstance(steps, int) else None
 
 
 def with_job(state: JobState, row: JobRow) -> JobState:

@@ -135,6 +135,23 @@ class PreparedData:
         """How many prompts are trained on: those that are not held out. Raises ConfigError if there is none."""
         return len(self._training)
 
+    @property
+    def never_trained(self) -> str:
+        """A sentence on the rows that are never trained because held-out folders have their prompts, too; "" where
+        there is none. Raises ConfigError as `training_count`."""
+        rows = self._folder.rows
+        if self.training_count == rows or not self._held_out_folders:
+            return ""
+        folders = [
+            str(folder.path)
+            for folder in self._held_out_folders.values()
+            if np.isin(self._folder.hashes, folder.hashes).any()
+        ]
+        return (
+            f"{rows - self.training_count} of the {rows} rows of {self._folder.path} are never trained: their prompts "
+            f"are held out, too, in {' and '.join(folders)}"
+        )
+
     @cached_property
     def _held_out_rows(self) -> NDArray[np.int64]:
         if self._held_out_folders:

@@ -63,6 +63,7 @@ from gyre.observe.samples.names import folder_of
 from gyre.observe.series import read_series
 from gyre.observe.timeline import read_timeline
 from gyre.redaction import KNOWN
+from gyre.rollouts.core.stored_account import stored_account
 from gyre.store import JobFields, Store
 from gyre.workloads.vertex.disk_room import DiskLook
 
@@ -397,6 +398,7 @@ class JobMaster:
             progress=self._diagnosis.progress,
             store_error=self._context.error,
             decided=self._context.state,
+            asked=None if self._spec.counts_own_steps else self._spec.run.steps,
         )
 
     def tokens(self) -> list[dict[str, Any]]:
@@ -416,6 +418,9 @@ class JobMaster:
 
     def audit(self) -> dict[str, Any]:
         return asdict(self._store.ledger(self.job_id).audit())
+
+    def plane_account(self) -> dict[str, Any] | None:
+        return stored_account(self._store.rollouts(self.job_id).load())
 
     def series(
         self,

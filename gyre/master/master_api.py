@@ -5,12 +5,13 @@ from any thread, so a slow client never slows the control loop.
 
 The view of a job is plain data with these keys:
 
-    job        JobRecord as a mapping (job_id, name, phase, reason, message, step, version, …)
+    job        JobRecord as a mapping (job_id, name, phase, reason, message, step, version, …), and steps_asked.
+               While the store is out of reach, its reason is `store_lost`
     master     pid, epoch, url, node, answering
     vertices   a list: id, role, rank, pid, node, phase, reason, message, incarnation, restarts, since,
                no_room and no_room_since (what it waits for, while no machine has room for it),
                version (of the weights it serves, or null), busy (operator or ""), fields (its own report)
-    incidents  a list, oldest first
+    incidents  a list, oldest first; came_to says in words how it ended
     progress   what the trainer last reported: step, steps, version, reward, accuracy, accuracy_first,
                tokens_per_s, times (of each role, the share of recent time by activity), waits (those of
                them that are waits, "role waits for role (activity)" → 0 to 1), …
@@ -42,6 +43,7 @@ from gyre.failover import JobState, JoinToken, MachineRecord, VertexPhase
 from gyre.failover.state import fields_of
 from gyre.graph import NodeCapacity
 from gyre.logs.reading import LogQuery
+from gyre.master.incident_words import came_to
 from gyre.observe.samples.query import SampleReader
 from gyre.redaction import HIDDEN, Secrets
 from gyre.workloads.trainer.bottleneck import bottleneck_of
@@ -99,6 +101,11 @@ class MasterApi(Protocol):
 
     def audit(self) -> dict[str, Any]:
         """The sample ledger, counted and cross-checked in SQL: `gyre.store.LedgerAudit` as plain data."""
+        ...
+
+    def plane_account(self) -> dict[str, Any] | None:
+        """The rollout plane's token account as it was committed last (`gyre.rollouts.core.stored_account`); None where
+        it has written nothing."""
         ...
 
     def samples(self) -> SampleReader:
@@ -199,6 +206,19 @@ def plane_of(view: View) -> dict[str, Any]:
     return {}
 
 
+STORE_LOST = "store_lost"
+"""The reason of a job whose journal cannot be written: no reason of the journal's, which does not know it."""
+TOLD_FIRST = (STORE_LOST, "disk_full", "no_room")
+"""What a job lacks is told before anything else, and nothing is named beside it as the bottleneck. The job's `message`
+says what it is; it may make steps all the same, with fewer instances."""
+
+
+def lacks(view: Mapping[str, Any]) -> str:
+    """What a job that has not ended lacks before anything else: one of `TOLD_FIRST`, or ""."""
+    job = view["job"]
+    return "" if job["ended_at"] or job["reason"] not in TOLD_FIRST else str(job["reason"])
+
+
 def view_of(
     state: JobState,
     *,
@@ -208,14 +228,22 @@ def view_of(
     store_error: str = "",
     answering: bool = True,
     decided: JobState | None = None,
+    asked: int | None = None,
 ) -> View:
     """Returns the view of a state. `telemetry` holds the last report of each vertex, by id. `decided` is the state that
-    the journal may not hold yet: which disks are full is shown from it, for it may be the journal's."""
+    the journal may not hold yet: which disks are full is shown from it, for it may be the journal's. `asked` are the
+    steps that the job is to make, where that is known."""
     telemetry = telemetry or {}
     job = asdict(state.job)
     disks = (decided or state).job
     if disks.full_disks and not state.job.full_disks and not job["phase"].ended:
         job |= {"reason": disks.reason, "message": disks.message}
+    elif store_error and not job["phase"].ended:
+        job |= {
+            "reason": STORE_LOST,
+            "message": f"The store is out of reach, and training waits for it: {store_error}",
+        }
+    job["steps_asked"] = asked
     for hidden in ("full_disks", "disk_had_room_at"):  # `disks` has them
         del job[hidden]
     vertices = []
@@ -230,7 +258,12 @@ def view_of(
             }
         )
     incidents = [
-        {**fields_of(incident), "region": list(incident.region), "recovery_s": incident.recovery_s}
+        {
+            **fields_of(incident),
+            "region": list(incident.region),
+            "recovery_s": incident.recovery_s,
+            "came_to": came_to(fields_of(incident)),
+        }
         for incident in state.incidents.values()
     ]
     incidents.sort(key=lambda incident: incident["at"])
@@ -254,7 +287,7 @@ def view_of(
             for one in sorted(state.warnings.values(), key=lambda one: (one.step, one.code))
             if one.holds
         ],
-        "bottleneck": bottleneck_of(job["phase"], shown),
+        "bottleneck": "" if lacks({"job": job}) else bottleneck_of(job["phase"], shown),
         "seq": seq,
         "disks": [dict(disks.full_disks[key]) for key in sorted(disks.full_disks)],
         "store": {"error": store_error},

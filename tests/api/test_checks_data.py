@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gyre.api.checks.data import check
+from gyre.api.checks.findings import JobWarning, Note
 from gyre.config import parse_job
 from gyre.data.prepare import Recipe, prepare
 from gyre.errors import ConfigError
@@ -103,6 +105,22 @@ def test_too_few_held_out_prompts(data: str, made: Any, section: dict[str, Any])
     assert (
         checked({"data": {"path": data, "held_out": others}}, run={"evaluate_every": 5, "held_out": 8}) == []
     )
+
+
+def test_rows_that_are_never_trained_are_counted(made: Any) -> None:
+    """Those that are held out by another folder with a warning, those of a share that was asked for with a note."""
+    rows = [{"prompt": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(20)]
+    everything, some, run = made(rows), made(rows[:6]), {"evaluate_every": 5, "held_out": 2}
+    (found,) = checked({"data": {"path": everything, "held_out": some}}, run=run)
+    assert isinstance(found, JobWarning)
+    assert found == (
+        f"config.data: 6 of the 20 rows of {everything} are never trained: their prompts are held out, too, in {some}."
+    )
+    (found,) = checked({"data": {"path": everything, "held_out_every": 4}}, run=run)
+    assert isinstance(found, Note)
+    trained, held = map(int, re.findall(r"(\d+) of the 20 rows.* trained; (\d+) are held out", found)[0])
+    assert trained + held == 20
+    assert found.endswith("by held_out_every, 2 of which are evaluated (run.held_out).")
 
 
 def test_a_data_set_that_is_its_own_held_out_set_leaves_nothing_to_train(data: str) -> None:

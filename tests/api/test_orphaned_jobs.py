@@ -21,6 +21,7 @@ from gyre.failover import VertexPhase, state_from
 from gyre.failover.events import Event, JobSubmitted, MasterStarted, StopRequested, VertexStarted
 from gyre.graph import compile_job
 from gyre.master.job_context import entry_of
+from gyre.observe.series import Recorder
 from gyre.store import Store, open_store
 from tests.doubles.standing_job import small_spec
 from tests.ports import nobody_listens
@@ -79,6 +80,24 @@ def test_a_lost_job_ends_as_it_would_have(
     state = state_from(store.journal("j-1").snapshot())
     assert {vertex.phase for vertex in state.vertices.values()} == {VertexPhase.STOPPED}
     assert replay_job(store, "j-1").differences == []
+
+
+def test_a_lost_job_ended_when_it_gave_its_last_sign_whenever_somebody_looks(
+    home: Home, nowhere: str
+) -> None:
+    started = VertexStarted("rollout-0", 1, pid=11, node="n")
+    with open_store(home.database_url()) as store:
+        written(store, started, address=nowhere, node=socket.gethostname())
+        store.update_job("j-1", phase="running")
+        with JobReader(home.database_url(), at=home) as reader:
+            assert [reader.view("j-1")["job"]["ended_at"] for _ in range(2)] == [3.0, 3.0], "its newest event"
+            assert reader.jobs()[0]["ended_at"] == 3.0
+        Recorder(store.series("j-1")).record({"trainer": {"step": 1.0}}, at=50.0)
+        with JobReader(home.database_url(), at=home) as reader:
+            assert reader.view("j-1")["job"]["ended_at"] == 50.0
+        end_lost_job(store, store.job("j-1"))
+        assert store.job("j-1").ended_at == 50.0
+        assert replay_job(store, "j-1").differences == []
 
 
 def test_resume_ends_a_lost_job_first_and_asks_no_master(

@@ -76,7 +76,7 @@ ACCOUNT = COUNTS | {"accuracy_first": 0.34, "accuracy_last": 0.97}
         (view_of("stopped", message="enough"), "demo stopped after 1 min 11 s (enough)"),
         (
             view_of("failed", message="the reward\nraised", training=TRAINED),
-            "demo failed after 1 min 11 s: step 80, reward 0.34 -> 0.96, 0.4 M tokens; the reward raised",
+            "demo failed after 1 min 11 s: 80 steps, reward 0.34 -> 0.96, 0.4 M tokens; the reward raised",
         ),
         (
             view_of(

@@ -55,7 +55,11 @@ def test_rest_tells_that_the_store_is_lost_until_it_is_back(job: StandingJob, ht
     job.run_until(lambda view: view["store"]["error"])
     view = http.get("/api/v1/jobs/small").json()
     assert "is gone: it was deleted or moved" in view["store"]["error"]
-    assert view["job"]["phase"] == "running"
+    assert (view["job"]["phase"], view["job"]["reason"]) == ("running", "store_lost")
+    assert view["bottleneck"] == ""
+    now = http.get("/api/v1/jobs/small/now").json()
+    assert now["sentence"].startswith("The store is out of reach, and training waits for it: The store")
+    assert now["tone"] == "bad"
     response = http.get("/api/v1/jobs/small/events")
     assert (response.status_code, response.json()["code"]) == (503, "store.lost")
     assert json.loads((job.directory / NOTE_FILE).read_text())["phase"] == "running"

@@ -260,6 +260,11 @@ def test_what_is_held_out_is_never_drawn(folder, tmp_path, model, source):
     data = data_of(folder, held_out=str(aside))
     assert [group.meta["row"] for group in data.held_out(10)] == list(range(10))
     assert {data.prompt(index).meta["row"] for index in range(90)} == set(range(10, 40))
+    assert data.never_trained == (
+        f"10 of the 40 rows of {folder} are never trained: their prompts are held out, too, in {aside}"
+    )
+    for asked_for in ({}, {"held_out_every": 4}):
+        assert data_of(folder, **asked_for).never_trained == "", "what is asked for is no surprise"
     with pytest.raises(ConfigError, match="10 prompts are held out, fewer than the 11"):
         data.held_out(11)
 

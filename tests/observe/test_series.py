@@ -17,7 +17,7 @@ from gyre.failover import JobState, VertexPhase, VertexRecord
 from gyre.observe.series import Recorder, numbers_of, read_series, tick_for
 from gyre.observe.series.frame import Frame, frame_of, mean_of, numbers_in, pack, unpack
 from gyre.observe.series.numbers import MOST_NUMBERS, Numbers, flat
-from gyre.observe.series.reading import MOST_VALUES
+from gyre.observe.series.reading import MOST_VALUES, spent_by_role
 from gyre.observe.series.thinning import (
     LONGEST_TICK_S,
     MINUTES,
@@ -231,6 +231,19 @@ def test_only_what_is_asked_for_is_given(series: SeriesStore) -> None:
     assert read_series(series, since=BASE + 100).series == {}
     assert is_meant("trainer", "trainer")
     assert not is_meant("trainer", "train")
+
+
+def test_how_roles_spent_their_time_is_what_the_last_trainer_said_last(series: SeriesStore) -> None:
+    assert spent_by_role(series) == {}
+    recorder = Recorder(series)
+    earlier = {"spent_s/actor/training": 90.0, "spent_s/actor/getting ready": 9.0, "step": 3.0}
+    later = {"spent_s/actor/training": 6.0, "spent_s/rollout/waits for actor (training)": 5.0, "step": 4.0}
+    for at in range(300):
+        recorder.record({"trainer": earlier if at < 150 else later, "plane": later}, at=BASE + 5 * at)
+    assert spent_by_role(series) == {
+        "actor": {"training": 6.0},
+        "rollout": {"waits for actor (training)": 5.0},
+    }
 
 
 def test_an_answer_is_bounded(series: SeriesStore) -> None:

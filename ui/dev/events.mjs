@@ -39,7 +39,7 @@ export function viewOf(found, until = Infinity) {
   const at = events[upTo - 1].at;
   const past = until < events.length;
   const rows = found.rows.filter((row) => row.at <= at);
-  const incidents = found.incidents.filter((one) => one.at <= at).map((one) => (one.recovered_at && one.recovered_at > at ? { ...one, recovered_at: null, recovery_s: null, outcome: "open" } : one));
+  const incidents = found.incidents.filter((one) => one.at <= at).map((one) => (one.recovered_at && one.recovered_at > at ? { ...one, recovered_at: null, recovery_s: null, outcome: "open", came_to: "open" } : one));
   const down = new Map(incidents.filter((one) => !one.recovered_at).flatMap((one) => one.region.map((vertex) => [vertex, one])));
   const step = past ? rows.length : found.job.step;
   const job = past ? { ...found.job, phase: down.size ? "recovering" : rows.length ? "running" : "starting", reason: "", step, version: step, ended_at: null } : found.job;

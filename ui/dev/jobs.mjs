@@ -60,7 +60,7 @@ function incidents(rows) {
   const at = (step) => rows[Math.min(step, rows.length) - 1].at;
   const made = (number, step, vertex, cause, decision, scope, evidence, more = {}) => ({
     id: `incident-${number}`, at: at(step) + 3.1, vertex, incarnation: number, cause, scope, decision, evidence, user_code: false, region: [vertex],
-    detected_after_s: 0.41, recovered_at: at(step) + 12.4, recovery_s: 9.3, outcome: "recovered", ...more,
+    detected_after_s: 0.41, recovered_at: at(step) + 12.4, recovery_s: 9.3, outcome: "recovered", came_to: more.outcome ?? "recovered", ...more,
   });
   return [
     made(1, 41, "rollout-2", "process_died", "restart rollout-2", "vertex", { exit: "SIGKILL", detail: "killed by signal 9", tokens_kept: 18211, last_words: "[2026-11-25 18:03:11] INFO  decode batch: 31 running\n[2026-11-25 18:03:12] INFO  decode batch: 31 running" }),
@@ -77,14 +77,14 @@ function job(kind, name, seed, count, since, roles = ROLES, machines = 3) {
   const last = rows.at(-1);
   const ended = kind === "good" || kind === "bad";
   const found = incidents(rows);
-  if (ended) found[3] = { ...found[3], recovered_at: last.at - 20, recovery_s: 31, outcome: "recovered" };
+  if (ended) found[3] = { ...found[3], recovered_at: last.at - 20, recovery_s: 31, outcome: "recovered", came_to: "recovered" };
   return {
     kind, rows, incidents: found, seed,
     vertices: vertices(since, machines, roles).map((one) => (ended ? { ...one, phase: "stopped", reason: "finished", busy: "" } : one)),
     job: {
       job_id: `${name}-5f3a${seed}`, name, phase: phaseOf[kind], reason: kind === "bad" ? "user_code" : ended ? "finished" : "",
       message: kind === "bad" ? "reward.py:41: KeyError: 'answer'" : "", epoch: 2, step: count, version: count, submitted_at: since - 20, started_at: since,
-      ended_at: ended ? last.at + 4 : null, paused: false, roles: Object.fromEntries(roles), checkpoint_step: count - (count % 25), error: kind === "bad" ? "KeyError: 'answer'" : "",
+      ended_at: ended ? last.at + 4 : null, paused: false, roles: Object.fromEntries(roles), checkpoint_step: count - (count % 25), steps_asked: 400, error: kind === "bad" ? "KeyError: 'answer'" : "",
     },
     evaluations: {
       held_out: Array.from({ length: Math.floor(count / 25) }, (_, at) => ({

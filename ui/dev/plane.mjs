@@ -42,7 +42,7 @@ export function accountOf(found) {
   const inFlight = found.job.ended_at ? 0 : 118_402;
   return {
     prompts: { drawn: steps * 32 + 88, trained: steps * 32, dropped: 24, in_flight: found.job.ended_at ? 0 : 64, lost: 0, twice: 0 },
-    tokens: { generated: delivered + inFlight + 211_030 + 1_830_112 + 4096, delivered, in_flight: inFlight, discarded, missing: 0 },
+    tokens: { generated: delivered + inFlight + 211_030 + 1_830_112 + 4096, delivered, in_flight: inFlight, waiting: found.job.ended_at ? "in flight when the job ended" : "in flight", told: "The rollout manager said so last.", discarded, missing: 0 },
     money: [{ role: "rollout", instances: 4, price_per_hour: 1.9, price_per_million_tokens: 0.2868 }, { role: "actor", instances: 4, price_per_hour: 2.4, price_per_million_tokens: null }],
   };
 }
@@ -54,12 +54,14 @@ const SENTENCES = {
   bad: ["The job failed at step 160: the reward function raised KeyError: 'answer' (reward.py:41).", "bad", "no", "the reward has not risen for 80 steps"],
 };
 
+const SLOW = ["the actor waits 36 % of its time for samples", "the actor waited 36 % of its time for samples"];
+
 export function nowOf(found) {
   const [sentence, tone, verdict, because] = SENTENCES[found.kind];
   const last = found.rows.at(-1);
   return {
-    sentence, tone, learns: { verdict, because },
-    slow: found.job.ended_at ? { what: "", because: "" } : { what: "rollout", because: "the actor waits 36 % of its time for samples" },
+    sentence, tone, learns: { verdict, words: verdict === "yes" ? "It learns" : "It does not learn so far", tone: verdict === "yes" ? "good" : "bad", because, beside: found.kind === "bad" ? ["since step 120: the reward has not risen for 80 steps"] : [] },
+    slow: { what: "rollout", because: SLOW[found.job.ended_at ? 1 : 0], words: `rollout: ${SLOW[found.job.ended_at ? 1 : 0]}.` },
     facts: [
       { label: "step", value: `${found.rows.length} of 400`, view: "curves" }, { label: "reward", value: `${last.reward_mean} ±${last.reward_std}`, view: "curves" },
       { label: "speed", value: `${Math.round(last.tokens_per_s)} tokens/s`, view: "timeline" }, { label: "instances", value: "3 of 4 work", view: "fleet" },

@@ -30,6 +30,7 @@ export interface Job {
   paused?: boolean;
   roles?: Record<string, number>;
   checkpoint_step?: number;
+  steps_asked?: number | null;
   error?: string;
 }
 
@@ -81,6 +82,8 @@ export interface Incident {
   detected_after_s: number | null;
   recovered_at: number | null;
   recovery_s: number | null;
+  /** The outcome in words. */
+  came_to: string;
   outcome: string;
 }
 
@@ -119,8 +122,8 @@ export type Tone = "good" | "attention" | "bad" | "over";
 export interface Now {
   sentence: string;
   tone: Tone;
-  learns: { verdict: "yes" | "no" | "too early" | "unknown"; because: string };
-  slow: { what: string; because: string };
+  learns: { verdict: string; words: string; tone: Tone; because: string; beside: string[] };
+  slow: { what: string; because: string; words: string };
   facts: { label: string; value: string; view: string }[];
 }
 
@@ -133,11 +136,14 @@ export interface PromptAccount {
   twice: number;
 }
 
-/** Null: not known, for the rollout plane's last word is not kept. */
+/** Null: not known, for the rollout manager never counted. */
 export interface TokenAccount {
   generated: number | null;
   delivered: number | null;
   in_flight: number | null;
+  /** How the tokens in flight are called, and what the count is of. */
+  waiting: string;
+  told: string;
   discarded: Record<string, number>;
   missing: number | null;
   /** Delivered, and not trained on, by reason. */

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gyre.api.checks.findings import elsewhere
+from gyre.api.checks.findings import JobWarning, Note, elsewhere
 from gyre.config import JobSpec
 from gyre.config.sections import DataSettings, WorkloadSettings
 from gyre.errors import ConfigError
@@ -42,7 +42,11 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
         raise ConfigError(f"{key}{error.message}", hint=error.hint) from error
     yield from _check_lengths(spec, data, settings.sampling.max_new_tokens)
     _check_held_out(spec, data)
-    _ = data.training_count  # raises where every prompt is held out
+    if never := data.never_trained:  # raises where every prompt is held out
+        yield JobWarning(f"config.data: {never}.")
+    if data.settings.held_out_every:
+        rows = data.folders[0].rows
+        yield _held_out_note(spec, rows, data.training_count, str(data.folders[0].path))
 
 
 def _check_rows(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> Iterator[str]:
@@ -63,6 +67,16 @@ def _check_rows(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> Ite
             f"{task.longest_prompt} tokens, is more than config.model.max_positions, {model.max_positions}.",
             hint=f"Raise config.model.max_positions to {task.longest_prompt + new}.",
         )
+
+
+def _held_out_note(spec: JobSpec, rows: int, trained: int, where: str) -> Note:
+    """What is held out by a share of the rows, of which only so many are evaluated."""
+    held = rows - trained
+    asked = min(spec.run.held_out, held) if spec.recipe is not None and spec.run.evaluate_every else 0
+    return Note(
+        f"{trained} of the {rows} rows of {where} are trained; {held} are held out by held_out_every, {asked} of which "
+        "are evaluated (run.held_out)."
+    )
 
 
 def _missing_folders(data: DataSettings) -> Iterator[ConfigError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,11 @@ from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import moment, remark, say, write_json, write_json_line, write_table
 from gyre.api.terminal.formats import duration, incident_message, local_time, number, one_line, times_of
 from gyre.api.terminal.text_tables import Column
+from gyre.errors import GyreError
+from gyre.master.incident_words import came_to, has_recovered
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gyre.api.reader import JobReader
     from gyre.logs.reading import LogQuery
@@ -161,10 +164,14 @@ def show(session: Session, job: str | None, incident: str | None, verbose: bool,
         if incident is not None:
             _show_incident(reader, view, incident, as_json)
             return
+        steps = account = None
+        if not as_json:
+            with contextlib.suppress(GyreError):  # the store is away: the rows are left out
+                steps, account = reader.steps_judged(view), reader.account(view)
     if as_json:
         write_json(view)
     else:
-        show_view(view, verbose=verbose)
+        show_view(view, steps, account, verbose=verbose)
 
 
 def _show_incident(reader: JobReader, view: dict[str, Any], name: str, as_json: bool) -> None:
@@ -184,9 +191,16 @@ def _show_incident(reader: JobReader, view: dict[str, Any], name: str, as_json: 
         _print_event(event)
 
 
-def show_view(view: dict[str, Any], *, verbose: bool = False) -> None:
-    """A view (see `gyre.master.master_api`) for people."""
-    _show_job(view, verbose)
+def show_view(
+    view: dict[str, Any],
+    steps: Sequence[Mapping[str, Any]] | None = None,
+    account: Mapping[str, Any] | None = None,
+    *,
+    verbose: bool = False,
+) -> None:
+    """A view (see `gyre.master.master_api`) for people; whether it learns is said with the steps that it is judged by,
+    and where its prompts and tokens are with its account."""
+    _show_job(view, steps, account, verbose)
     _show_vertices(view["vertices"])
     _show_evaluations(view.get("evaluations") or {})
     _show_engines(view)
@@ -196,7 +210,13 @@ def show_view(view: dict[str, Any], *, verbose: bool = False) -> None:
         say(view["job"]["error"].rstrip())
 
 
-def _show_job(view: dict[str, Any], verbose: bool) -> None:
+def _show_job(
+    view: dict[str, Any],
+    steps: Sequence[Mapping[str, Any]] | None,
+    account: Mapping[str, Any] | None,
+    verbose: bool,
+) -> None:
+    from gyre.api.account import lines_of
     from gyre.api.terminal.run_end import ran_for
 
     job, master = view["job"], view["master"]
@@ -216,7 +236,7 @@ def _show_job(view: dict[str, Any], verbose: bool) -> None:
         answers = "answering" if master["answering"] else "not answering; from the journal"
         row = f"pid {master['pid']}, epoch {master['epoch']}, {answers}  {master['url']}"
         rows.append(("master", row.rstrip()))
-    rows += _learning_rows(view)
+    rows += _learning_rows(view, steps)
     hidden = () if verbose else DETAILS
     progress = {
         key: value
@@ -234,19 +254,22 @@ def _show_job(view: dict[str, Any], verbose: bool) -> None:
     discarded = view["progress"].get("tokens_discarded")
     if isinstance(discarded, dict) and discarded:
         rows.append(("tokens discarded", ", ".join(f"{number(n)} {why}" for why, n in discarded.items())))
-    if view["store"]["error"]:
-        rows.append(("journal", view["store"]["error"]))
+    if account is not None and (account["prompts"]["drawn"] or account["tokens"]["generated"]):
+        rows += [(f"account of {what}", line) for what, line in lines_of(account).items()]
     write_table(FACT_COLUMNS, rows)
 
 
-def _learning_rows(view: dict[str, Any]) -> list[tuple[str, str]]:
+def _learning_rows(view: dict[str, Any], steps: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, str]]:
     """What the job learnt so far, what says that it does not, and what its speed depends on."""
     from gyre.api.terminal.run_end import evaluated, learnt
+    from gyre.api.verdict import learns, sentence_of
     from gyre.workloads.trainer.learning.step_line import step_line
 
     rows = []
     last = view["training"]["last"]
     if last:
+        if steps is not None:
+            rows.append(("learns", sentence_of(learns(view, steps))))
         rows.append(("learnt", ", ".join(learnt(view))))
         planned = (
             0 if view["job"]["ended_at"] else view["progress"].get("steps")
@@ -393,8 +416,8 @@ def _show_incidents(incidents: list[dict[str, Any]]) -> None:
                 moment(incident["at"], now),
                 _cause(incident),
                 incident["decision"],
-                incident["outcome"],
-                duration(incident["recovery_s"]),
+                came_to(incident),
+                duration(incident["recovery_s"]) if has_recovered(incident) else "",
                 incident_message(incident),
             )
             for incident in incidents[-SHOWN_INCIDENTS:]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Annotated, Any, Literal, cast
 
 import anyio
@@ -23,13 +23,14 @@ from starlette.types import Receive, Scope, Send
 
 from gyre.api.account import account_of
 from gyre.api.cursor import read_cursor, write_cursor
-from gyre.api.now import MOST_COMPARED, now_of
+from gyre.api.now import now_of
 from gyre.api.rest import schemas
 from gyre.api.rest.broadcast import Broadcasters
 from gyre.api.rest.discreet import Discreet
 from gyre.api.rest.served_jobs import ServedJobs
 from gyre.api.rest.shared_answers import SharedRoute
-from gyre.errors import NotFound, nearest
+from gyre.api.verdict import judged_steps
+from gyre.errors import NotFound, StoreError, nearest
 from gyre.logs.pattern import PATTERN_CHARS
 from gyre.logs.reading import PAGE_BYTES, LogQuery
 from gyre.master.master_api import MasterApi, View, engines_of, pools_of_view
@@ -186,17 +187,16 @@ def show_metrics(
 def show_now(view: Found, port: Port) -> Any:
     """Is it well, does it learn, what is slow, and because of what: in sentences."""
     last = int((view["training"]["last"] or {}).get("step", 0))
-    first = port.steps(after=0, limit=MOST_COMPARED)
-    newest = port.steps(
-        after=max(last - MOST_COMPARED, first[-1]["step"] if first else 0), limit=MOST_COMPARED
-    )
-    return now_of(view, [*first, *newest], time.time())
+    steps = None
+    with suppress(StoreError):  # what there is to say then is that the store is out of reach
+        steps = judged_steps(lambda after, limit: port.steps(after=after, limit=limit), last)
+    return now_of(view, steps, time.time())
 
 
 @reads.get("/jobs/{job:gyre_job}/account", response_model=schemas.AccountView)
 def show_account(view: Found, port: Port) -> Any:
     """Where every prompt and every token is, and what pools with a price cost."""
-    return account_of(view, port.audit(), lambda: port.series(prefix="plane"))
+    return account_of(view, port.audit(), port.plane_account)
 
 
 @reads.get("/jobs/{job:gyre_job}/logs", response_model=schemas.LogPage)

@@ -65,6 +65,8 @@ class Job(JobItem):
     result: dict[str, Any] = Field(default_factory=dict)
     error: str = ""
     """The traceback or sentence that ended the job."""
+    steps_asked: int | None = None
+    """The steps that it is to make; null where its trainer says what a step is."""
     weights_from: str = ""
     """Whose weights it began with, if not its model's."""
 
@@ -188,6 +190,8 @@ class IncidentItem(Out):
     recovered_at: float | None = None
     recovery_s: float | None = None
     outcome: str
+    came_to: str = ""
+    """The outcome in words: a call that is made again, and the job's own code that raised, have not recovered."""
 
 
 class IncidentList(BaseModel):
@@ -393,17 +397,23 @@ class Metrics(BaseModel):
 
 
 class Learns(Out):
-    """`verdict` is `yes`, `no`, `too early` or `unknown`."""
+    """`verdict` is `yes`, `partly`, `no`, `worse`, `saturated`, `too early` or `unknown`, `words` says it; `beside` are
+    the warnings that hold, which do not change it."""
 
     verdict: str
+    words: str
+    tone: str
     because: str
+    beside: list[str]
 
 
 class Slow(Out):
-    """The role that the job's speed depends on, and in which way; empty where that is not known."""
+    """The role that the job's speed depends on, and in which way; both empty where that is not known. `words` are a
+    sentence, also then."""
 
     what: str
     because: str
+    words: str
 
 
 class Fact(Out):
@@ -436,12 +446,15 @@ class PromptAccount(Out):
 
 
 class TokenAccount(Out):
-    """`generated` = `delivered` + `in_flight` + `discarded` + `missing`; null where no rollout plane has reported.
-    `not_trained` are those that the trainer left out after their delivery, by reason."""
+    """`generated` = `delivered` + `in_flight` + `discarded` + `missing`, all of one moment; null where no rollout
+    manager has counted. `told` says what the count is of, `waiting` how what is in flight is called. `not_trained` are
+    those that the trainer left out after their delivery, by reason."""
 
     generated: int | None
     delivered: int | None
     in_flight: int | None
+    waiting: str
+    told: str
     discarded: dict[str, int]
     missing: int | None
     not_trained: dict[str, int]

@@ -10,6 +10,7 @@ from typing import Any
 
 from gyre.api.terminal.formats import duration, local_time, one_line
 from gyre.errors import NotFound, nearest
+from gyre.master.incident_words import came_to, has_recovered
 
 AROUND_S = 5.0
 """Of the events before an incident and after its end that are shown with it."""
@@ -47,8 +48,8 @@ def facts_of(incident: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("noticed after", duration(incident["detected_after_s"])),
         ("decision", str(incident["decision"])),
         ("restarted", ", ".join(incident["region"])),
-        ("outcome", str(incident["outcome"])),
-        ("recovered after", duration(incident["recovery_s"])),
+        ("outcome", came_to(incident)),
+        ("recovered after", duration(incident["recovery_s"]) if has_recovered(incident) else ""),
     ]
     for key, value in incident["evidence"].items():
         if key not in _BLOCKS and value not in ("", None, [], {}):

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.api.page_files import is_built
 from gyre.api.terminal.formats import duration, incident_message, waits_of
-from gyre.api.terminal.panel import SEPARATOR, draw_panel, facts
+from gyre.api.terminal.panel import SEPARATOR, draw_panel, facts, state_of
 from gyre.api.terminal.run_end import incidents_of_this_run
 from gyre.api.terminal.run_history import RunHistory
 from gyre.errors import GyreError
+from gyre.master.master_api import lacks
 from gyre.workloads.trainer.learning.step_line import step_line
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class LiveProgress:
         self._said, self._said_at = "", 0.0
         self._told: set[str] = set()
         self._warned: set[str] = set()
-        self._waits = False
+        self._waits = ""
         self._page_told = False
         self.opens_page = False
         """Whether a browser is opened at the page's address once that is known."""
@@ -82,8 +83,8 @@ class LiveProgress:
                 self._told.add(change)
                 if vertex["phase"] in ("starting", "stopping"):
                     self.say(f"~ {vertex['id']} is {vertex['phase']}: {vertex['message']}")
-        waits = view["job"]["reason"] in ("no_room", "disk_full")
-        if waits and not self._waits:  # one line, however many wait
+        waits = lacks(view)
+        if waits and waits != self._waits:  # one line, however many wait
             self.say(f"~ {view['job']['message']}")
         self._waits = waits
         if self._live is not None:
@@ -119,7 +120,11 @@ class LiveProgress:
         if now - self._said_at >= (LINE_EVERY_S if line != self._said else SAME_LINE_EVERY_S):
             self._said, self._said_at = line, now
             remaining_s = self._history.remaining_s(now)
-            self.say(line if remaining_s is None else f"{line}{SEPARATOR}ETA {duration(remaining_s)}")
+            self.say(
+                line
+                if remaining_s is None or lacks(view)
+                else f"{line}{SEPARATOR}ETA {duration(remaining_s)}"
+            )
 
     def recall(self, steps: Sequence[Mapping[str, Any]]) -> None:
         """Give the panel the rewards of steps that were made before it came."""
@@ -201,7 +206,7 @@ class LivePanel:
 def line_of(view: Mapping[str, Any], history: RunHistory) -> str:
     """The view as one line, which stays the same while only time passes."""
     progress = history.progress
-    parts = [str(view["job"]["phase"])]
+    parts = [state_of(view)]
     if progress.get("steps"):
         parts.append(f"step {progress.get('step')}/{progress['steps']}")
     if history.rewards:

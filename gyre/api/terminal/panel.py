@@ -15,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gyre.api.terminal.formats import duration, incident_message, sparkline
+from gyre.api.terminal.formats import duration, incident_message, one_line, sparkline
 from gyre.api.terminal.run_end import held_out, ran_for, warning_lines
 from gyre.api.terminal.run_history import RunHistory
 from gyre.api.terminal.text_tables import COLOURS, Column, table
+from gyre.master.incident_words import came_to, has_recovered
+from gyre.master.master_api import lacks
 
 if TYPE_CHECKING:
     from rich.panel import Panel
@@ -90,6 +92,8 @@ def _head(view: View, history: RunHistory, at: float, now: float, width: int) ->
     if progress.get("steps"):
         lines.append(_bar(int(progress.get("step") or 0), int(progress["steps"]), width))
     lines += _wrap(_course(view, history, at, now), width)
+    if lacks(view):
+        lines += _wrap([(one_line(view["job"]["message"]), "yellow")], width)
     if history.rewards:
         lines.append(_reward(history.rewards, width))
     lines += _wrap([(fact, "") for fact in facts(view, progress)], width)
@@ -115,11 +119,11 @@ def _course(view: View, history: RunHistory, at: float, now: float) -> list[tupl
     """The phase, the time elapsed, and the time to go."""
     job = view["job"]
     phase = str(job["phase"])
-    facts = [(phase, COLOURS.get(phase, ""))]
+    facts = [(state_of(view), "yellow" if lacks(view) else COLOURS.get(phase, ""))]
     if job["submitted_at"]:
         facts.append((f"elapsed {duration(ran_for(view, at))}", ""))
     remaining_s, step_s = history.remaining_s(now), history.step_s()
-    if remaining_s is not None:
+    if remaining_s is not None and not lacks(view):
         facts.append((f"ETA {duration(remaining_s)}", ""))
     if step_s is not None:
         facts.append((f"{duration(step_s)} a step", ""))
@@ -152,6 +156,12 @@ def facts(view: View, progress: Mapping[str, Any]) -> list[str]:
     if progress.get("checkpoint_step", -1) > 0:
         found.append(f"checkpoint at step {progress['checkpoint_step']}")
     return found
+
+
+def state_of(view: View) -> str:
+    """The phase, and what the job lacks in it: `running (store lost)`."""
+    missing, phase = lacks(view).replace("_", " "), str(view["job"]["phase"])
+    return f"{phase} ({missing})" if missing else phase
 
 
 def warm_start(view: View) -> str:
@@ -263,7 +273,7 @@ def _incidents(view: View, shown: int, width: int) -> Table:
         (
             incident["vertex"],
             incident["cause"],
-            duration(incident["recovery_s"]) or incident["outcome"],
+            duration(incident["recovery_s"]) if has_recovered(incident) else came_to(incident),
             incident_message(incident) or incident["decision"],
         )
         for incident in incidents[-shown:]

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gyre.api.terminal.formats import duration, number, one_line
+from gyre.master.incident_words import counted
 from gyre.workloads.trainer.learning.step_line import percent, short
 
 View = Mapping[str, Any]
@@ -102,11 +103,10 @@ def learnt(view: View) -> list[str]:
         return ["0 steps"] if _is_gyres(view["job"]["result"]) else own_result(view)
     step, before = int(last["step"]), int(training.get("continued_step") or 0)
     if before:
-        facts = [f"{_steps(step - before)} ({step} in all)"]
-    elif str(view["job"]["phase"]) == "failed":
-        facts = [f"step {step}"]
+        facts = [f"{_steps(step - before)} ({steps_of(view, step)} in all)"]
     else:
-        facts = [_steps(step)]
+        made = steps_of(view, step)
+        facts = [f"{made} steps" if made != str(step) else _steps(step)]
     begin = training.get("continued_reward") if before else first.get("reward_mean")
     if last.get("reward_mean") is not None and step > before:
         facts.append(f"reward {_change(begin, last['reward_mean'], short)}")
@@ -114,6 +114,16 @@ def learnt(view: View) -> list[str]:
     if training.get("tokens"):
         facts.append(f"{_millions(training['tokens'])} tokens")
     return facts
+
+
+def steps_of(view: View, step: int) -> str:
+    """`25 of 40`: the steps made, of those asked for; the first alone where that is not known, or all are made and the
+    job has ended."""
+    asked = view["job"].get("steps_asked")
+    if asked is None and not view["job"]["ended_at"]:
+        asked = view["progress"].get("steps")  # as a trainer of the user's own says it
+    shown = isinstance(asked, int) and asked > 0 and (asked != step or not view["job"]["ended_at"])
+    return f"{step} of {asked}" if shown else str(step)
 
 
 def held_out(view: View) -> list[str]:
@@ -180,9 +190,8 @@ def _account(view: View) -> str:
             parts.append("no prompt was drawn")
         elif isinstance(lost, int) and isinstance(twice, int):
             parts += [f"{lost} prompt{'' if lost == 1 else 's'} lost", f"{twice} trained twice"]
-    if incidents := incidents_of_this_run(view):
-        recovered = sum(incident["recovered_at"] is not None for incident in incidents)
-        parts.append(f"{len(incidents)} incident{'' if len(incidents) == 1 else 's'}, {recovered} recovered")
+    if incidents := counted(incidents_of_this_run(view)):
+        parts.append(incidents)
     return ", ".join(parts)
 
 

@@ -63,6 +63,23 @@ def read_series(
     return _series_of(frames, width, frozenset(names))
 
 
+SPENT = "spent_s/"
+"""What the names of the trainer's seconds begin with: by role and activity, since it began."""
+
+
+def spent_by_role(store: SeriesStore) -> dict[str, dict[str, float]]:
+    """How each role had spent its seconds when the trainer was last looked at; empty where nothing is kept of it."""
+    numbers = read_series(store, prefix="trainer").series.get("trainer", {})
+    told = {name: points[-1] for name, points in numbers.items() if name.startswith(SPENT) and points}
+    newest = max((at for at, _ in told.values()), default=0.0)
+    found: dict[str, dict[str, float]] = {}
+    for name, (at, seconds) in told.items():
+        role, _, what = name.removeprefix(SPENT).partition("/")
+        if at == newest:  # what is older is of a trainer before the last
+            found.setdefault(role, {})[what] = seconds
+    return found
+
+
 def _level_for(extents: dict[int, SeriesExtent], since: float, wanted_s: float) -> Level:
     """Of the levels that reach back to `since` the coarsest that has a row for each point, else the finest."""
     reaching = [level for level in LEVELS if _reaches(extents, level, since)]

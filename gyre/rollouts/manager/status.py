@@ -11,6 +11,7 @@ from typing import Any
 
 from gyre.rollouts.core.admission import NotAdmitted
 from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.core.stored_account import account_in
 from gyre.rollouts.manager.sessions import AgentSession
 from gyre.rollouts.protocol.frames import Loaded, SampleCounts
 from gyre.rollouts.scheduling.fleet import Instance
@@ -19,18 +20,11 @@ from gyre.rollouts.scheduling.pools import token_price
 
 def groups_status(groups: OpenGroups) -> dict[str, Any]:
     """Samples, and the account in tokens."""
-    account = groups.account
     return {
         "queued": groups.queued,
         "open_groups": len(groups.requests),
-        "account": {
-            "generated": account.generated,
-            "delivered": account.delivered,
-            "in_flight": groups.in_flight_tokens,
-            "discarded": dict(account.discarded),
-            "missing": groups.missing_tokens(),
-        },
-        "samples_quarantined": account.samples_quarantined,
+        "account": account_in(groups),
+        "samples_quarantined": groups.account.samples_quarantined,
         "samples_given_up": len(groups.given_up),
     }
 

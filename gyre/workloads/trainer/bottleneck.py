@@ -3,7 +3,8 @@
 
     rollout; the actor waits 38 % of its time for samples
 
-The role that learns comes first in these shares. What it waits for is what the job waits for; where it works nearly all
+Of a job that has ended it is said of the whole of its last trainer's time. The role that learns comes first in these
+shares. What it waits for is what the job waits for; where it works nearly all
 the time, it is the bottleneck itself. Pure; it imports nothing of weight.
 """
 
@@ -36,9 +37,15 @@ _THINGS = {
 }
 
 
+_ENDED = ("succeeded", "stopped", "failed")
+
+
 def bottleneck_of(phase: object, progress: Mapping[str, Any]) -> str:
-    """The sentence for a job in this phase with this report of its trainer; "" where there is nothing to say."""
+    """The sentence for a job in this phase with this report of its trainer; "" where there is nothing to say. Of one
+    that has ended its seconds are looked at (`spent_s`), else its recent shares (`times`)."""
     phase = str(phase)
+    if phase in _ENDED:
+        return _in_the_past(_sentence_of(*_spent(progress))) if progress.get("step") else ""
     if phase not in ("starting", "running", "recovering"):
         return ""
     times = progress.get("times")
@@ -53,6 +60,42 @@ def bottleneck_of(phase: object, progress: Mapping[str, Any]) -> str:
         return (
             f"starting up; the {role} is {doing}" if doing and not doing.startswith(_WAITS) else "starting up"
         )
+    return _sentence_of(role, spent)
+
+
+def _spent(progress: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
+    """The role that learns, which publishes weights, and the shares of all of its time; ("", {}) where unknown."""
+    roles = progress.get("spent_s")
+    known = {
+        str(role): {str(what): float(s) for what, s in spent.items() if isinstance(s, int | float)}
+        for role, spent in (roles.items() if isinstance(roles, Mapping) else ())
+        if isinstance(spent, Mapping)
+    }
+    learners = [role for mark in ("publishing", *_TRAINS) for role, spent in known.items() if mark in spent]
+    role = next(iter(learners), "")
+    whole = sum(known.get(role, {}).values())
+    return (role, {what: s / whole for what, s in known[role].items()}) if whole > 0 else ("", {})
+
+
+_PAST = (
+    ("it trains", "it trained"),
+    ("it takes", "it took"),
+    ("it is not there", "it was not there"),
+    (" trains ", " trained "),
+    (" waits ", " waited "),
+)
+
+
+def _in_the_past(sentence: str) -> str:
+    what, mark, because = sentence.partition("; ")
+    for now, then in _PAST:
+        because = because.replace(now, then)
+    return f"{what}{mark}{because}"
+
+
+def _sentence_of(role: str, spent: Mapping[str, float]) -> str:
+    if not spent:
+        return ""
     works = sum(spent.get(what, 0.0) for what in _TRAINS)
     if works >= BUSY:
         return f"{role}; it trains {percent(works)} of its time"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gyre.config import JobSpec
-from gyre.config.sections import HELD_OUT, EvaluationSettings, LossSettings, read_section
+from gyre.config.sections import HELD_OUT, LossSettings
 from gyre.errors import UserCodeError
 from gyre.graph import local_roles, pools_of
 from gyre.graph.elements import Dispatch
@@ -33,6 +33,7 @@ from gyre.workloads.trainer import inbox_messages
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
 from gyre.workloads.trainer.evaluation.held_out import HeldOutSets, numbered
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
+from gyre.workloads.trainer.evaluation.threshold import evaluation_of
 from gyre.workloads.trainer.firings.firing_scheduler import FiringScheduler, Runner
 from gyre.workloads.trainer.firings.plane_firings import PlaneFirings
 from gyre.workloads.trainer.firings.result_checks import SCORE, Expectations
@@ -256,6 +257,7 @@ class TrainingRun:
             LearningWatch(
                 group_baseline=compares_in_group(spec.config),
                 not_evaluated=_why_not_evaluated(spec.run.evaluate_every, spec.run.held_out),
+                never_trained=getattr(getattr(self._trainer, "data", None), "never_trained", ""),
             ),
             earlier=earlier,
             steps_planned=spec.run.steps,
@@ -301,7 +303,7 @@ class TrainingRun:
             self.policies,
             self.retries,
             EvaluationLog.of(self._trainer.context.directory),
-            read_section(EvaluationSettings, self._trainer.config, "evaluation"),
+            evaluation_of(self.spec),
             groups_per_call=run.groups_per_firing,
             held_out=self._held_out,
             expectations=self._expectations,

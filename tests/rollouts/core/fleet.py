@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gyre.rollouts.core.requests import EarlierLease, InFlightSample, seed_of
+from gyre.rollouts.core.stored_account import account_in, stored_account
 from gyre.rollouts.protocol.codec import decode
 from gyre.rollouts.protocol.frames import Assignment, Prompt, Request
 from gyre.rollouts.protocol.progress import Progress
 from gyre.rollouts.samples import Group, pack_groups
+from gyre.store import RolloutRows
 from tests.rollouts.core.simulated_agents import Rows, SimAgent, goal_of, logprob_of, mix, picture, token_of
 
 NAMES = st.sampled_from(["a", "b"])
@@ -429,6 +431,12 @@ class Fleet(RuleBasedStateMachine):
                 assert again is not None
                 expected = EarlierLease(state.lease, holder.incarnation, state.length)
                 assert again.earlier_leases[-1] == expected, "a lease is not stored"
+        stored = stored_account(
+            RolloutRows(
+                self.epoch, rows.counters, dict(sorted(rows.groups.items())), sorted(rows.deltas.items())
+            )
+        )
+        assert stored == account_in(self.open_groups), "whoever looks at the store sees another account"
         self.committed_lengths = {(s.key, s.resets): s.length for s in self.open_groups.samples()}
         self.finished |= {(s.key, s.resets) for s in self.open_groups.samples() if s.finish}
         for number, seq in batch.sessions.items():

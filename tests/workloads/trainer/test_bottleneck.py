@@ -42,7 +42,15 @@ GENERATING, SCORING = "waits for rollout (generating)", "waits for reward (scori
 def test_of_a_running_job(shares: dict[str, float], sentence: str) -> None:
     progress = {"step": 7, "steps": 80, "times": {"actor": shares, "rollout": {"idle": 1.0}}}
     assert bottleneck_of("running", progress) == sentence
-    assert bottleneck_of("succeeded", progress) == ""
+    assert bottleneck_of("succeeded", progress) == "", "its recent shares are of its end"
+    for phase in ("succeeded", "stopped", "failed"):
+        spent = {"reward": {"scoring": 9.0}, "actor": {what: 50 * share for what, share in shares.items()}}
+        spent["actor"].setdefault("training", 0.0)
+        past = bottleneck_of(phase, progress | {"spent_s": spent})
+        assert past == sentence.replace("waits", "waited").replace("trains", "trained").replace(
+            "takes", "took"
+        )
+        assert bottleneck_of(phase, {"spent_s": spent}) == "", "no step was made"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ const GROUPS: readonly ViewEntry["group"][] = ["Every day", "Looking back", "The
 /** The view that a link inside another one belongs to, for the list of views. */
 const WITHIN: Readonly<Record<string, string>> = { tokens: "samples" };
 
+/** What a job lacks is told first; its message says what it is. */
+const TOLD_FIRST = new Set(["store_lost", "disk_full", "no_room"]);
+
 export function JobShell({ route, away, onKeys }: { route: Route; away: ReactNode; onKeys: () => void }) {
   const known = useResource<JobView>(jobPath(route.job), null).data;
   const running = known !== undefined && known.job.ended_at === null;
@@ -38,7 +41,7 @@ export function JobShell({ route, away, onKeys }: { route: Route; away: ReactNod
         <a className="home" href={hrefOf("", "jobs")}>Gyre</a>
         <a className="job" href={hrefOf(route.job, "now")}>{route.job}</a>
         {view && <Badge tone={toneOfPhase(view.job.phase)}>{words(view.job.phase)}</Badge>}
-        {view && <span className="muted">step {view.job.step}</span>}
+        {view && <span className="muted">step {view.job.step}{view.job.steps_asked ? ` of ${view.job.steps_asked}` : ""}</span>}
         <div className="right">
           {view && <Commands view={view} />}
           <button type="button" className="plain keys" onClick={onKeys}>Keys</button>
@@ -50,6 +53,7 @@ export function JobShell({ route, away, onKeys }: { route: Route; away: ReactNod
           The job's master is away. What is shown is what the store has, up to {clock(lastSeen(view))}.
         </p>
       ))}
+      {view && running && TOLD_FIRST.has(view.job.reason) && <p className="away" role="alert">{view.job.message}</p>}
       <div className="frame">
         <div className="views">
           <nav aria-label="Views of the job">

@@ -4,9 +4,8 @@ A row says how much the answers earned (`reward_mean`, `reward_std`), how many o
 prompts have a right answer among k (`pass_at`), what the best of k earns (`best_of`), and the same by a column's values
 (`by`).
 
-Invariant *accuracy has a meaning or is null*: with a threshold it is the share of samples that earned it; without, it
-is given only where every reward of the evaluation is 0 or 1. Either way a difference that rounding leaves does not
-count.
+Invariant *accuracy has a meaning or is null*: it is the share of samples that earned the threshold, and without one
+there is none: a reward of 1 may be for the format alone. A difference that rounding leaves does not count.
 
 This module is pure: it must not know of policies, vertices or files.
 """
@@ -26,7 +25,7 @@ from gyre.rollouts.samples import Group
 from gyre.workloads.trainer.evaluation.held_out import Evaluation
 
 ROUNDING = 1e-6
-"""How far a reward may be below the threshold, or beside 0 or 1."""
+"""How far a reward may be below the threshold."""
 MOST_VALUES = 20
 """Values of a column that have results of their own: those with the most prompts."""
 OTHERS = "other"
@@ -102,14 +101,9 @@ def best_of(rewards: Rewards, k: int) -> float:
 
 def _right(rewards: Sequence[Rewards], threshold: float | None) -> list[Rewards] | None:
     """Of each sample 1 where it is right, else 0; None where that has no meaning."""
-    if threshold is not None:
-        return [(earned >= threshold - ROUNDING).astype(np.float64) for earned in rewards]
-    known = [np.round(earned) for earned in rewards]
-    is_binary = all(
-        np.isin(whole, (0.0, 1.0)).all() and (np.abs(earned - whole) <= ROUNDING).all()
-        for earned, whole in zip(rewards, known, strict=True)
-    )
-    return known if is_binary and _count(rewards) else None
+    if threshold is None:
+        return None
+    return [(earned >= threshold - ROUNDING).astype(np.float64) for earned in rewards]
 
 
 def _summary(rewards: Sequence[Rewards], right: Sequence[Rewards] | None) -> dict[str, Any]:

@@ -12,8 +12,9 @@
                          above its start
     not_finite           a step is skipped, because its gradient was not finite
     not_evaluated        the job has no held-out prompts, or evaluates never
+    never_trained        rows of the training data are held out, too, so that they are never trained
 
-The last two hold to the end, the others until it is so no longer. A job that ends sooner is judged by the steps that
+The last three hold to the end, the others until it is so no longer. A job that ends sooner is judged by the steps that
 it has (`at_end`).
 
 Prompts are solved where the reward rose to the upper third of the range of all rewards. A group whose samples are all
@@ -72,10 +73,14 @@ class Warned:
 
 class LearningWatch:
     """`group_baseline` is whether a sample is compared with its group, so that a group of equal rewards teaches
-    nothing. `not_evaluated` says why nothing is evaluated, where that is so."""
+    nothing. `not_evaluated` says why nothing is evaluated, where that is so; `never_trained` which rows are not
+    trained, where somebody may expect it."""
 
-    def __init__(self, *, group_baseline: bool = True, not_evaluated: str = "") -> None:
+    def __init__(
+        self, *, group_baseline: bool = True, not_evaluated: str = "", never_trained: str = ""
+    ) -> None:
         self._group_baseline = group_baseline
+        self._never_trained = never_trained
         self._not_evaluated = not_evaluated
         self._recent: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
         self._first: list[Mapping[str, Any]] = []
@@ -98,10 +103,14 @@ class LearningWatch:
 
     def begin(self) -> list[Warned]:
         """What is known before the first step."""
-        if self._not_evaluated and "not_evaluated" not in self._held:
-            message = f"nothing is evaluated: {self._not_evaluated}; the rewards of training are all there is to go by"
-            return self._changes({"not_evaluated": message}, 0, ("not_evaluated",))
-        return []
+        found: dict[str, str] = {}
+        if self._not_evaluated:
+            found["not_evaluated"] = (
+                f"nothing is evaluated: {self._not_evaluated}; the rewards of training are all there is to go by"
+            )
+        if self._never_trained:
+            found["never_trained"] = self._never_trained
+        return self._changes(found, 0, tuple(code for code in found if code not in self._held))
 
     def step(self, metrics: Mapping[str, Any]) -> list[Warned]:
         """Fold the metrics of the next step. Returns the warnings that begin to hold or end with it."""
@@ -224,7 +233,7 @@ class LearningWatch:
 
 _OF_STEPS = ("equal_rewards", "flat_groups", "no_gradient", "cut_off", "kl_runs_away", "entropy_collapsed")
 
-CODES = (*_OF_STEPS, "not_finite", "not_evaluated")
+CODES = (*_OF_STEPS, "not_finite", "not_evaluated", "never_trained")
 
 
 def _mean(rows: list[Mapping[str, Any]], name: str) -> float | None:

@@ -23,7 +23,7 @@ __all__ = ["planed"]  # a fixture
 HELD_OUT = {-1, -2, -3}
 SETS = {
     "run": {"data": f"{__name__}:ToySets"},
-    "config": {"evaluation": {"n": 4, "temperature": 1.0, "by": "kind"}},
+    "config": {"evaluation": {"n": 4, "temperature": 1.0, "by": "kind", "threshold": 1.0}},
 }
 PARTS = [(version, name) for version in (0, 2, 4) for name in ("aime", "math")]
 

@@ -62,7 +62,7 @@ def test_many_samples_do_not_overflow():
 
 
 def test_a_row_says_what_was_earned_and_what_is_right():
-    found = row([[1, 0, 0, 0], [1, 1, 0, 1]], n=4, temperature=1.0)
+    found = row([[1, 0, 0, 0], [1, 1, 0, 1]], n=4, temperature=1.0, threshold=1.0)
     assert found == {
         "version": 4,
         "set": "aime",
@@ -71,31 +71,29 @@ def test_a_row_says_what_was_earned_and_what_is_right():
         "reward_mean": 0.5,
         "reward_std": 0.5,
         "accuracy": 0.5,
-        "threshold": None,
+        "threshold": 1.0,
         "pass_at": {"1": 0.5, "4": 1.0},
         "best_of": {"1": 0.5, "4": 1.0},
         "by": {},
     }
-    assert row([[1, 0, 0, 0], [1, 1, 0, 1]], n=4, k=[2])["pass_at"] == {"2": 0.75}
+    assert row([[1, 0, 0, 0], [1, 1, 0, 1]], n=4, k=[2], threshold=1.0)["pass_at"] == {"2": 0.75}
 
 
 @pytest.mark.parametrize(
     ("rewards", "threshold", "accuracy"),
     [
-        ([1, 0], None, 0.5),
-        ([0.1 + 0.2 + 0.7, 0.0], None, 0.5),
-        ([np.float32(1) - 1e-7, 1e-8], None, 0.5),
+        ([1, 0], None, None),
         ([0.9, 0.0], None, None),
-        ([0.5, 0.5], None, None),
-        ([2.0, 0.0], None, None),
         ([-1.0, 1.0], None, None),
+        ([1, 0], 1.0, 0.5),
+        ([np.float32(1) - 1e-7, 1e-8], 1.0, 0.5),
         ([0.9, 0.8999999, 0.89], 0.9, 2 / 3),
         ([0.1 + 0.2 + 0.7, 0.99], 1.0, 0.5),
         ([-1.0, 1.0], 0.0, 0.5),
         ([-3.0, -2.0], -2.5, 0.5),
     ],
 )
-def test_accuracy_is_of_a_threshold_or_of_rewards_that_are_0_or_1(rewards, threshold, accuracy):
+def test_accuracy_is_of_a_threshold_and_without_one_there_is_none(rewards, threshold, accuracy):
     found = row([[float(reward)] for reward in rewards], threshold=threshold)
     assert found["accuracy"] == (None if accuracy is None else pytest.approx(accuracy))
     assert found["threshold"] == threshold
@@ -106,7 +104,7 @@ def test_accuracy_is_of_a_threshold_or_of_rewards_that_are_0_or_1(rewards, thres
 
 def test_a_breakdown_has_a_part_for_each_value_of_the_column():
     metas = [{"source": "math"}, {"source": "math"}, {"source": "code"}, {}, {"source": None}]
-    found = row([[1], [0], [1], [0], [0]], metas, by="source")["by"]
+    found = row([[1], [0], [1], [0], [0]], metas, by="source", threshold=1.0)["by"]
     assert found == {
         "math": {"count": 2, "reward_mean": 0.5, "accuracy": 0.5},
         "none": {"count": 2, "reward_mean": 0.0, "accuracy": 0.0},
@@ -129,4 +127,4 @@ def test_a_column_of_many_values_is_kept_short():
 
 
 def test_sizes_for_which_a_prompt_has_too_few_samples_are_left_out():
-    assert row([[1, 0], [1]], n=2)["pass_at"] == {"1": 0.75}
+    assert row([[1, 0], [1]], n=2, threshold=1.0)["pass_at"] == {"1": 0.75}

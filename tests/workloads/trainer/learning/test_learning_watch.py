@@ -115,6 +115,16 @@ def test_a_job_without_evaluations_is_told_before_its_first_step() -> None:
     assert told_of(watch, [healthy(1)], end=True) == []
 
 
+def test_rows_that_are_never_trained_are_told_before_the_first_step_and_to_the_end() -> None:
+    watch = LearningWatch(never_trained="65 of the 200 rows of data are never trained")
+    assert [(one.code, one.message) for one in watch.begin()] == [
+        ("never_trained", "65 of the 200 rows of data are never trained")
+    ]
+    assert watch.begin() == []
+    assert told_of(watch, [healthy(step) for step in range(1, 30)], end=True) == []
+    assert list(watch.held) == ["never_trained"]
+
+
 def test_metrics_of_a_learner_of_the_users_own_may_lack_anything() -> None:
     assert told_of(LearningWatch(), [{"step": step} for step in range(1, 30)], end=True) == []
     assert told_of(LearningWatch(), [{}] * 20, end=True) == []

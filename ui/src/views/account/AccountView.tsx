@@ -21,17 +21,17 @@ export default function AccountView() {
       <div className="grid account">
         <section className="card">
           <h2>Prompts</h2>
-          <Sum all={["drawn", prompts.drawn]} parts={[["trained", prompts.trained], ["in flight", prompts.in_flight], ["dropped", prompts.dropped], ["lost", prompts.lost]]} />
+          <Sum all={["drawn", prompts.drawn]} parts={[["trained", prompts.trained], [tokens.waiting, prompts.in_flight], ["dropped", prompts.dropped], ["lost", prompts.lost]]} />
           <p className="muted small">Trained twice: {whole(prompts.twice)}. Dropped ones were replaced: their groups were too old, without a gradient, or set aside.</p>
         </section>
         <section className="card">
           <h2>Tokens</h2>
           {tokens.generated === null ? (
-            <p className="empty">The rollout plane's count is not known any more.</p>
+            <p className="empty">{tokens.told}</p>
           ) : (
             <>
               <Sum all={["generated", tokens.generated]} parts={partsOf(tokens)} />
-              <p className="muted small">Nothing that was generated is thrown away without a reason that stands here.</p>
+              <p className="muted small">{tokens.told}</p>
             </>
           )}
           <NotTrained reasons={tokens.not_trained ?? {}} />
@@ -44,7 +44,7 @@ export default function AccountView() {
 
 function partsOf(tokens: TokenAccount): [string, number][] {
   const discarded = Object.entries(tokens.discarded).map(([reason, count]): [string, number] => [`discarded: ${words(reason)}`, count]);
-  return [["delivered", tokens.delivered ?? 0], ["in flight", tokens.in_flight ?? 0], ...discarded, ["missing", tokens.missing ?? 0]];
+  return [["delivered", tokens.delivered ?? 0], [tokens.waiting, tokens.in_flight ?? 0], ...discarded, ["missing", tokens.missing ?? 0]];
 }
 
 function NotTrained({ reasons }: { reasons: Record<string, number> }) {

@@ -38,7 +38,7 @@ export default function IncidentsView() {
 }
 
 export function toneOfIncident(incident: Incident): Tone {
-  if (incident.recovered_at !== null) return "good";
+  if (incident.came_to === "recovered") return "good";
   return incident.scope === "give_up" ? "bad" : "attention";
 }
 
@@ -49,7 +49,7 @@ function Line({ incident }: { incident: Incident | undefined }) {
       <span className="mono">{clock(incident.at)}</span>
       <strong>{incident.vertex}</strong>
       <span>{words(incident.cause)}</span>
-      <Badge tone={toneOfIncident(incident)}>{words(incident.outcome)}</Badge>
+      <Badge tone={toneOfIncident(incident)}>{words(incident.came_to)}</Badge>
     </>
   );
 }
@@ -63,8 +63,8 @@ function Detail({ incident }: { incident: Incident }) {
     ["Decision", incident.decision],
     ["Repair", words(incident.scope)],
     ["Restarted together", incident.region.length > 8 ? `${incident.region.slice(0, 8).join(", ")} and ${incident.region.length - 8} more` : incident.region.join(", ") || "–"],
-    ["Back after", duration(incident.recovery_s)],
-    ["Outcome", words(incident.outcome)],
+    ["Back after", incident.came_to === "recovered" ? duration(incident.recovery_s) : "–"],
+    ["Outcome", words(incident.came_to)],
     ["Whose code", incident.user_code ? "the user's" : "not the user's"],
   ];
   return (

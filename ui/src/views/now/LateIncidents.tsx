@@ -21,7 +21,7 @@ export function LateIncidents({ job, incidents }: { job: string; incidents: read
                 <span className="mono">{clock(one.at)}</span>
                 <a href={hrefOf(job, "incidents", { id: one.id })}>{one.vertex}: {words(one.cause)}</a>
                 <span className="muted">{one.decision}</span>
-                {one.recovered_at === null ? <Badge tone="attention">{words(one.outcome)}</Badge> : <Badge tone="good">back after {duration(one.recovery_s)}</Badge>}
+                {one.came_to === "recovered" ? <Badge tone="good">{one.recovery_s ? `back after ${duration(one.recovery_s)}` : "recovered"}</Badge> : <Badge tone="attention">{words(one.came_to)}</Badge>}
               </li>
             ))}
           </ul>

@@ -13,8 +13,6 @@ import { LateIncidents } from "./LateIncidents";
 import { stepLine } from "./stepLine";
 import "./now.css";
 
-const VERDICT_TONES: Readonly<Record<Now["learns"]["verdict"], Tone>> = { yes: "good", no: "bad", "too early": "over", unknown: "over" };
-
 export default function NowView() {
   const { job, tick } = useLive();
   const { data: now, error } = useJob<Now>("/now");
@@ -28,7 +26,7 @@ export default function NowView() {
         <p className="sentence" aria-live="polite">{now ? <Sentence text={now.sentence} /> : error ? "What the job does is not known." : "…"}</p>
         <div className="row">
           {now && <Badge tone={now.tone}>{WORD_OF_TONE[now.tone]}</Badge>}
-          {now && <Badge tone={VERDICT_TONES[now.learns.verdict]}>{LEARNS[now.learns.verdict]}</Badge>}
+          {now && <Badge tone={now.learns.tone}>{now.learns.words}</Badge>}
           <AccountBadge />
         </div>
       </section>
@@ -37,13 +35,14 @@ export default function NowView() {
         <div className="grid">
           <section className="card">
             <h2>Does it learn?</h2>
-            <p>{LEARNS[now.learns.verdict]}{now.learns.because && `: ${now.learns.because}`}.</p>
+            <p>{now.learns.words}{now.learns.because && `: ${now.learns.because}`}.</p>
+            {now.learns.beside.length > 0 && <ul className="small beside" aria-label="Warnings">{now.learns.beside.map((one) => <li key={one}>{one}</li>)}</ul>}
             <Sparkline values={steps.map((step) => step["reward_mean"] ?? null)} label={`Mean reward of ${steps.length} steps, now ${short(last?.["reward_mean"])}`} />
             <p className="small"><a href={hrefOf(job, "curves")}>All curves</a></p>
           </section>
           <section className="card">
             <h2>What is slow?</h2>
-            <p>{now.slow.what ? `${now.slow.what}: ${now.slow.because}.` : "Nothing in particular."}</p>
+            <p>{now.slow.words}</p>
             <Sparkline values={steps.map((step) => step["tokens_per_s"] ?? null)} label={`Tokens per second of ${steps.length} steps, now ${short(last?.["tokens_per_s"])}`} />
             <p className="small"><a href={hrefOf(job, "timeline")}>Who waits for whom</a></p>
           </section>
@@ -66,19 +65,12 @@ export default function NowView() {
           <p className="mono step-line">{stepLine(last)}</p>
         </section>
       )}
-      {view && view.warnings.length > 0 && (
-        <section aria-labelledby="warnings">
-          <h2 id="warnings">Warnings</h2>
-          <ul>{view.warnings.map((one) => <li key={one.code}>Since step {one.step}: {one.message}</li>)}</ul>
-        </section>
-      )}
       {view && <LateIncidents job={job} incidents={view.incidents} />}
     </>
   );
 }
 
 const WORD_OF_TONE: Readonly<Record<Tone, string>> = { good: "well", attention: "needs a look", bad: "not well", over: "over" };
-const LEARNS: Readonly<Record<Now["learns"]["verdict"], string>> = { yes: "It learns", no: "It does not learn", "too early": "Too early to say whether it learns", unknown: "Whether it learns is not known" };
 
 /** Names such as rollout-3 are not broken at their hyphens. */
 function Sentence({ text }: { text: string }) {
