@@ -7,7 +7,7 @@ import { clock, plural, whole } from "../../format";
 import { SourceNumbers } from "../../parts/SourceNumbers";
 import type { Step } from "../../rest";
 import { setParams, useRoute } from "../../route";
-import { restOf, SECTIONS, type Curve } from "./chosen";
+import { componentsOf, restOf, SECTIONS, type Curve, type Section } from "./chosen";
 import { CurveCard } from "./CurveCard";
 import { EvaluationCard } from "./EvaluationCard";
 import { SmoothChoice } from "./SmoothChoice";
@@ -47,7 +47,7 @@ export default function CurvesView() {
         {axis.range && <button type="button" onClick={() => setParams({ from: null, to: null })}>All of it</button>}
       </div>
       <p className="muted small">Drag over a chart to look closer; double-click for all of it. The cursor is the same in every chart.</p>
-      {SECTIONS.map((section) => {
+      {sectionsOf(names).map((section) => {
         const shown = section.curves.filter((curve) => names.has(curve.name) && matches(curve));
         return shown.length > 0 && (
           <section key={section.title} aria-label={section.title}>
@@ -75,6 +75,11 @@ export default function CurvesView() {
       </details>
     </>
   );
+}
+
+/** The chosen sections, and after the reward what it is made of. */
+function sectionsOf(names: ReadonlySet<string>): readonly Section[] {
+  return [...SECTIONS.slice(0, 1), { title: "What the reward is made of", curves: componentsOf(names) }, ...SECTIONS.slice(1)];
 }
 
 function useAxis(steps: readonly Step[], byTime: boolean): Axis {

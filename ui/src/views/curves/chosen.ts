@@ -56,7 +56,15 @@ const CHOSEN = new Set(SECTIONS.flatMap((section) => section.curves.flatMap((cur
 /** What says where a step is, and is no curve. */
 const PLACES = new Set(["step", "at", "version"]);
 
+/** What a number begins with that the reward function returned beside the reward. */
+const COMPONENT = "reward.";
+
+/** What the reward functions returned, by name: each a mean over the samples that have it. */
+export function componentsOf(names: Iterable<string>): Curve[] {
+  return [...names].filter((name) => name.startsWith(COMPONENT)).sort().map((name) => ({ name, title: name.slice(COMPONENT.length), unit: name.endsWith(".count") ? "samples that have it" : "mean" }));
+}
+
 /** The other numbers that the steps have, by name. */
 export function restOf(names: Iterable<string>): string[] {
-  return [...names].filter((name) => !CHOSEN.has(name) && !PLACES.has(name)).sort();
+  return [...names].filter((name) => !CHOSEN.has(name) && !PLACES.has(name) && !name.startsWith(COMPONENT)).sort();
 }
