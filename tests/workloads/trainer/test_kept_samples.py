@@ -15,7 +15,6 @@ from gyre.observe.samples.writer import SampleWriter
 from gyre.rollouts.samples import Group, unpack_groups
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.algorithms.advantages import advantages_of
-from gyre.workloads.trainer.evaluation.log import EvaluationLog
 from tests.waits import GENEROUS_S
 
 
@@ -181,24 +180,3 @@ def test_stale_groups_and_those_without_gradient_are_kept_with_the_reason(make_j
     for one in found:
         whole = files_of(job).sample(one["step"], one["group"], one["sample"])
         assert "all of its samples earned the same" in whole["meta"]["evidence"]
-
-
-def test_the_held_out_answers_that_are_kept_are_those_that_were_counted(make_job) -> None:
-    job = make_job()
-    with job:
-        job.result(timeout_s=GENEROUS_S)
-    log = EvaluationLog.of(job.directory)
-    assert log.rows
-    files = files_of(job)
-    (found,) = files.held_out_sets()["sets"]
-    assert found["versions"] == sorted(row["version"] for row in log.rows)
-    for row in log.rows:
-        page = files.held_out(row["set"], version=row["version"], against=found["versions"][0], limit=1000)
-        sides = [one["now"] for one in page["prompts"]]
-        assert (len(sides), page["unmatched"]) == (row["prompts"], 0)
-        assert sum(side["count"] for side in sides) == row["count"]
-        assert sum(side["right"] for side in sides) / row["count"] == pytest.approx(row["accuracy"])
-        for one in page["prompts"]:
-            assert one["right_answer"]
-            for sample in one["now"]["samples"]:
-                assert [version for version, _, _ in sample["versions"]] == [row["version"]]
