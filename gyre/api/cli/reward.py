@@ -91,7 +91,7 @@ def _functions(given: tuple[str, ...], signature: str) -> dict[str, Any]:
     """One function, or several with their weights, as `config.reward` has them."""
     parts = []
     for text in given:
-        function, sign, weight = text.rpartition("=")
+        function, _, weight = text.rpartition("=")
         try:
             parts.append({"function": function, "weight": float(weight), "signature": signature})
         except ValueError:  # no weight, or a path with "="

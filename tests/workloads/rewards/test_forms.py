@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import functools
+import math
 from decimal import Decimal
 from pathlib import Path
 

@@ -210,7 +210,7 @@ def test_the_reward_is_the_weighted_sum_and_each_score_is_kept(pool_with):
 def test_what_fails_of_several_is_named(pool_with):
     pool = pool_with(("length", {}), ("by_word", {}))
     with pytest.raises(
-        UserCodeError, match="reward function 'tests.workloads.reward_functions:by_word' failed on a"
+        UserCodeError, match=r"reward function 'tests\.workloads\.reward_functions:by_word' failed on a"
     ):
         pool.score(says("raise"))
     gone = pool_with(("length", {}), ("no_such_function", {}))
