@@ -130,7 +130,7 @@ def assert_kept(job: InProcessJob, parts: Iterable[tuple[int, str]]) -> None:
         row = rows[version, name]
         page = files.held_out(name, version=version, limit=1000)
         sides = [one["now"] for one in page["prompts"]]
-        assert len(sides) == row["prompts"]
+        assert sorted(one["prompt_number"] for one in page["prompts"]) == list(range(row["prompts"]))
         assert sum(side["count"] for side in sides) == row["count"]
         assert sum(side["right"] for side in sides) / row["count"] == pytest.approx(row["accuracy"])
         for one in page["prompts"]:
