@@ -124,7 +124,7 @@ def test_the_right_answer_is_beside_a_sample_in_list_group_and_tokens(reader: An
     page = reader.open(f"jobs/{job}/samples?at=1")
     page.locator(".members .right-answer strong").wait_for()
     right = page.locator(".members .right-answer strong").inner_text()
-    assert page.locator(".sample-list .line .right").nth(1).inner_text() == f"right: {right}"
+    assert page.locator(".sample-list .line .right").nth(1).inner_text() == f"right answer: {right}"
     page.locator(".side-by-side li.chosen a").click()
     page.locator("main .token-text .t").first.wait_for()
     assert page.locator(".right-answer").inner_text() == f"Right answer: {right}"

@@ -34,7 +34,7 @@ function Side({ of, side, place }: { of: number; side: HeldOutSide | null; place
             reward {short(one.reward)}, {whole(one.tokens)} tokens{one.finish_reason === "length" ? ", cut off" : ""}
             {Object.entries(one.more).map(([name, value]) => `; ${name} ${anything(value)}`)}
           </p>
-          <pre className="text" tabIndex={0} aria-label={`Answer ${one.sample} of version ${of} to prompt ${place}`}>{one.answer ?? "(no text)"}</pre>
+          <pre className="text" tabIndex={0} aria-label={`Answer ${one.sample} of version ${of} to prompt ${place}`}>{one.answer === "" ? "(empty)" : (one.answer ?? "(no text)")}</pre>
         </div>
       ))}
       {side.samples.length > MOST && <p className="muted small">{whole(side.samples.length - MOST)} more answers are not shown.</p>}

@@ -76,7 +76,7 @@ function Line({ item }: { item: SampleItem | undefined }) {
       <span className="outcome">{words(item.outcome)}{item.finish_reason === "length" ? ", cut off" : ""}</span>
       <span className="by">{item.instances.length > 1 ? `${item.instances[0]?.[0]} +${item.instances.length - 1}` : item.instances[0]?.[0]}</span>
       <span className="answer muted">{item.answer ?? "(no text)"}</span>
-      {item.right_answer != null && <span className="right muted" title={`Right answer: ${item.right_answer}`}>right: {item.right_answer}</span>}
+      {item.right_answer != null && <span className="right muted" title={`Right answer: ${item.right_answer}`}>right answer: {item.right_answer}</span>}
     </>
   );
 }
