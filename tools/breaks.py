@@ -802,8 +802,8 @@ OBSERVE = (
         "half-written-samples",
         "Samples are written in place: a reader sees half a file.",
         "gyre/observe/samples/writer.py",
-        '        partial = self._folder / f".{name}.{os.getpid()}{PARTIAL}"\n',
-        "        partial = self._folder / name\n",
+        '        partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")\n',
+        "        partial = path\n",
         ("tests/observe/samples/test_writer.py",),
     ),
 )

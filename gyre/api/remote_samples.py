@@ -38,3 +38,17 @@ class RemoteSamples:
 
     def sample(self, step: int, group: int, sample: int) -> dict[str, Any]:
         return self._get(f"samples/{step}/{group}/{sample}")
+
+    def held_out_sets(self) -> dict[str, Any]:
+        return self._get("held-out")
+
+    def held_out(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        against: int | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> dict[str, Any]:
+        return self._get(f"held-out/{name}", version=version, against=against, limit=limit, offset=offset)

@@ -19,7 +19,7 @@ from gyre.config.sections import RewardSettings
 from gyre.errors import ConfigError, UserCodeError
 from gyre.workloads.rewards.calls import Texts, ground_truth
 from gyre.workloads.rewards.forms import form_of
-from gyre.workloads.rewards.functions import BUILTIN, UNREADABLE
+from gyre.workloads.rewards.functions import BUILTIN, tells_unreadable
 from gyre.workloads.rewards.pool import RewardPool
 from gyre.workloads.rewards.signatures import look_at
 
@@ -86,7 +86,7 @@ class Trial:
             )
         elif tried and not self.own_text and rewards and all(row.reward == row.empty for row in self.rows):
             yield "each row's own answer earns what an empty completion earns."
-        unread = [row for row in self.rows if row.more.get(UNREADABLE)]
+        unread = [row for row in self.rows if tells_unreadable(row.more)]
         if unread:
             named = ", ".join(f"{row.row} ({row.answer!r:.40})" for row in unread[:8])
             yield f"{len(unread)} answers of the data cannot be read, and earn 0 whatever is answered: rows {named}."
@@ -119,14 +119,12 @@ def try_reward(settings: RewardSettings, data: Path, completion: str | None, cou
     if not samples:
         raise ConfigError(f"{data} holds no rows.")
     rows = [Row(number, prompt, answer) for number, (prompt, answer, _) in enumerate(samples)]
-    if settings.function not in BUILTIN:
-        seen = look_at(settings.function)
-        if seen is not None:
-            form_of(seen.name, seen.parameters, settings.signature, seen.where)
+    for part in settings.parts:
+        if part.function not in BUILTIN and (seen := look_at(part.function)) is not None:
+            form_of(seen.name, seen.parameters, part.signature, seen.where)
     pool = RewardPool(settings)
     try:
         pool.begin()
-        assert pool.form is not None
 
         def scored(completions: Sequence[str]) -> list[Outcome]:
             work = [
@@ -142,7 +140,7 @@ def try_reward(settings: RewardSettings, data: Path, completion: str | None, cou
         if completion is not None:
             outcomes = scored(best)
         else:
-            for form in _FORMATS_OF.get(settings.function, FORMATS):
+            for form in _formats(settings):
                 said = ["" if row.answer is None else form.format(answer=_one(row.answer)) for row in rows]
                 tried = scored(said)
                 if outcomes is None or _worth(tried) > _worth(outcomes):
@@ -162,7 +160,15 @@ def try_reward(settings: RewardSettings, data: Path, completion: str | None, cou
     ):
         row.completion, row.reward, row.more, row.empty = text, reward, more, nothing
         row.error = error or other
-    return Trial(settings.function, pool.form.name, rows, completion is not None, chosen)
+    names = ", ".join(part.function for part in settings.parts)
+    forms = ", ".join(form.name for form in pool.forms)
+    return Trial(names, forms, rows, completion is not None, chosen)
+
+
+def _formats(settings: RewardSettings) -> tuple[str, ...]:
+    """The forms of an answer that are worth trying: those of a built-in function, or else all."""
+    known = [_FORMATS_OF.get(part.function, FORMATS) for part in settings.parts]
+    return known[0] if all(one == known[0] for one in known) else FORMATS
 
 
 def _scored(pool: RewardPool, work: Sequence[Texts]) -> list[Outcome]:

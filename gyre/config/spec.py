@@ -594,9 +594,14 @@ class SamplesSpec(Model):
     """Which samples are kept as Parquet in the job's directory. Those that are quarantined always are."""
 
     every: Annotated[int, Field(ge=0)] = 1
-    """The first step is kept, and each whose number is a multiple of this. 0 keeps none."""
+    """The first step is kept, and each whose number is a multiple of this. 0 keeps none, and no held-out answers."""
     groups: PositiveInt | None = None
     """Groups of a step that are kept; None keeps all."""
+    held_out: Annotated[int, Field(ge=0)] | None = 64
+    """Prompts of each held-out set whose answers are kept of an evaluation, the first ones; 0 keeps none, None all."""
+    held_out_versions: Annotated[int, Field(ge=2)] = 50
+    """Versions of each held-out set whose answers are kept: the first, the newest half, and of the others every second,
+    then every fourth, and so on."""
     at_most_bytes: Annotated[
         int, BeforeValidator(parse_size, json_schema_input_type=int | str), Field(ge=0)
     ] = 2 << 30

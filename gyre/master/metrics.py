@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 
 from gyre.failover import JobPhase, VertexPhase
 from gyre.master.master_api import plane_of
+from gyre.rollouts.samples import MORE
 from gyre.workloads.trainer.learning.learning_watch import CODES
 from gyre.workloads.trainer.learning.metric_names import METRICS
 from gyre.workloads.trainer.learning.step_metrics import is_number
@@ -84,6 +85,16 @@ class _ViewCollector:
                 )
                 gauge.add_metric([name], float(last[key]))
                 yield gauge
+
+        components = GaugeMetricFamily(
+            "gyre_reward_component",
+            "Of the last step: mean of a number that the reward function returned beside the reward",
+            labels=["job", "component"],
+        )
+        for key, value in last.items():
+            if key.startswith(MORE) and is_number(value):
+                components.add_metric([name, key.removeprefix(MORE)], float(value))
+        yield components
 
         warnings = GaugeMetricFamily(
             "gyre_learning_warning", "1 while the metrics say so", labels=["job", "code"]

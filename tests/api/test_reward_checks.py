@@ -268,3 +268,32 @@ def test_rows_without_answers_are_scored_for_an_empty_completion_alone(data: str
     assert found.stdout.splitlines()[-1] == "2 rows: mean 1.00 for an empty completion; 0 failed"
     assert "No row has an answer to try" in found.stderr
     assert "learns nothing" not in found.stderr
+
+
+# -- several functions -------------------------------------------------------------------------------
+
+
+def test_several_functions_are_tried_with_a_column_each(data: str) -> None:
+    with_rows(data, [{"answer": "72"}])
+    Path("short.py").write_text(
+        "def short(completions, **kwargs): return [-float(len(c)) for c in completions]\n"
+    )
+    result = tried("exact_match", "short.py:short=0.5", data, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    (row,) = told["rows"]
+    assert (row["reward"], row["empty"]) == (1 - 0.5 * 2, 0.0)
+    assert row["more"] == {"exact_match": 1.0, "short": -2.0}
+    assert (told["function"], told["form"]) == ("exact_match, short.py:short", "sample, trl")
+    head = tried("exact_match", "short.py:short=0.5", data).stdout.splitlines()[0].split()
+    assert head[-2:] == ["exact_match", "short"]
+
+
+def test_each_of_several_functions_is_checked(data: str) -> None:
+    with_rows(data, [{"answer": "72"}])
+    Path("good.py").write_text("def good(prompt, completion, meta): return 1.0\n")
+    Path("bad.py").write_text("def bad(a, b): return 1.0\n")
+    functions = [{"function": "good.py:good"}, {"function": "bad.py:bad", "weight": 0.1}]
+    with pytest.raises(ConfigError, match="bad"):
+        checked(data, {"functions": functions})
+    assert checked(data, {"functions": functions[:1]}) == []

@@ -58,6 +58,16 @@ STEPS = {
 
 def keep(folder: Path) -> None:
     kept(folder, STEPS, texts=Texts(Task()))
+    held_out = {
+        0: [group(0, sample(reward=1.0), answer="9"), group(1, sample(reward=0.0))],
+        2: [group(0, sample(reward=1.0), answer="9"), group(1, sample([4, 13, 2], 1.0))],
+    }
+
+    def evaluate(writer: SampleWriter) -> None:
+        for version, groups in held_out.items():
+            writer.evaluated(version, "aime", groups, right_from=1.0)
+
+    assert written(folder, evaluate, texts=Texts(Task())) == []
 
     def write(writer: SampleWriter) -> None:
         writer.quarantined(3, group(9), "it killed engines")
@@ -130,6 +140,7 @@ def test_a_page_over_rest(rest: Client) -> None:
             "finish_reason": "stop",
             "prompt": "2",
             "answer": "1+",
+            "right_answer": None,
             "prompt_tokens": 2,
             "tokens": 3,
             "versions": [[0, 0, 2], [1, 2, 3]],
@@ -244,7 +255,10 @@ def test_samples_of_a_job_whose_cluster_is_gone(gone: Home) -> None:
         "INSTANCES",
         "PROMPT",
         "ANSWER",
+        "RIGHT",
+        "ANSWER",
     ]
+    assert rows[-1].split()[-1] == "7"
     assert [row.split()[0] for row in rows] == ["3/9/0", "3/9/1", "2/2/0", "2/2/1", "1/1/0", "1/1/1"]
     assert "0 to 1" in rows[2]
     assert "rollout-0 → spot-1" in rows[2]
@@ -362,3 +376,57 @@ def test_a_live_job_whose_master_is_away_and_that_made_no_step(seed: Seed, home:
         result = gyre("samples", "golden")
     assert result.exit_code == 4, result.output
     assert "There are no samples" in result.stderr
+
+
+# -- held-out answers --------------------------------------------------------------------------------
+
+
+def test_held_out_answers_over_rest_and_by_a_client(rest: Client, keeping_job: StandingJob) -> None:
+    assert rest.get(f"{JOB}/held-out").json() == {"sets": [{"set": "aime", "versions": [0, 2]}]}
+    page = rest.get(f"{JOB}/held-out/aime?version=2&against=0").json()
+    assert (page["total"], page["changed"], page["better"], page["unmatched"]) == (2, 1, 1, 0)
+    first, second = page["prompts"]
+    assert (first["prompt_number"], first["changed"], first["difference"]) == (1, True, 1.0)
+    assert (first["before"]["samples"][0]["answer"], first["now"]["samples"][0]["answer"]) == ("234", "1+")
+    assert second["right_answer"] == "9"
+    assert rest.get(f"{JOB}/held-out/aime?limit=1&offset=1").json()["prompts"][0]["prompt_number"] == 1
+    assert rest.get(f"{JOB}/held-out/math").status_code == 404
+    assert rest.get(f"{JOB}/held-out/aime?version=1").json()["code"] == "not_found"
+    server = RestServer(create_app(keeping_job.master, token="t"), "127.0.0.1", 0, "t")
+    try:
+        with GyreClient(server.start(), "t") as client:
+            remote = client.samples("small")
+            assert remote.held_out_sets() == {"sets": [{"set": "aime", "versions": [0, 2]}]}
+            assert remote.held_out("aime", version=2, against=0) == page
+    finally:
+        server.stop()
+
+
+def test_held_out_answers_on_the_terminal(gone: Home, rest: Client) -> None:
+    result = gyre("samples", "--held-out", "aime", "--against", "0")
+    assert result.exit_code == 0, result.output
+    header, first, second = result.stdout.splitlines()
+    assert header.split() == [
+        "PROMPT",
+        "RIGHT",
+        "ANSWER",
+        "V0",
+        "ANSWER",
+        "OF",
+        "V0",
+        "V2",
+        "ANSWER",
+        "OF",
+        "V2",
+    ]
+    assert first.split() == ["*", "1", "wrong", "234", "right", "1+"]
+    assert second.split() == ["0", "9", "right", "234", "right", "234"]
+    assert "2 of 2 prompts of aime; * 1 changed since version 0: 1 better, 0 worse." in result.stderr
+    alone = gyre("samples", "--held-out", "aime", "--version", "0")
+    assert alone.stdout.splitlines()[0].split() == ["PROMPT", "RIGHT", "ANSWER", "V0", "ANSWER", "OF", "V0"]
+    told = json.loads(gyre("samples", "--held-out", "aime", "--against", "0", "--json").stdout)
+    assert told == rest.get(f"{JOB}/held-out/aime?against=0&limit=20").json()
+    assert "gyre samples --held-out aime: versions 0, 2" in gyre("samples", "--steps").stderr
+    assert "right answer: 7" in gyre("samples", "--tokens", "1/1/0").stderr
+    assert gyre("samples", "--held-out", "math").exit_code == 4
+    assert gyre("samples", "--against", "0").exit_code == 2

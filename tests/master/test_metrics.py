@@ -74,3 +74,22 @@ def test_what_is_not_known_is_left_out() -> None:
         found = samples(job)
     assert not any(name.startswith(("gyre_reward", "gyre_heldout", "gyre_wait")) for name, _ in found)
     assert found[("gyre_policy_version", ())] == -1.0
+
+
+def test_what_the_reward_is_made_of_has_a_label_of_its_own() -> None:
+    with StandingJob() as job:
+        view = job.view()
+    view["training"]["last"] = {
+        "step": 3,
+        "reward.acc": 0.25,
+        "reward.format.x": 2,
+        "reward.text": "no number",
+    }
+    text = prometheus_text(view).decode()
+    told = {
+        sample.labels["component"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "gyre_reward_component"
+    }
+    assert told == {"acc": 0.25, "format.x": 2.0}

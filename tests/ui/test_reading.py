@@ -118,3 +118,52 @@ def test_an_address_of_nothing_says_so(reader: Any, job: str) -> None:
     reader.says("There is no view nonsense.")
     reader.page.goto(f"{reader.base_url}#/jobs/no-such-job/now")
     reader.page.get_by_role("alert").wait_for()
+
+
+def test_the_right_answer_is_beside_a_sample_in_list_group_and_tokens(reader: Any, job: str) -> None:
+    page = reader.open(f"jobs/{job}/samples?at=1")
+    page.locator(".members .right-answer strong").wait_for()
+    right = page.locator(".members .right-answer strong").inner_text()
+    assert page.locator(".sample-list .line .right").nth(1).inner_text() == f"right answer: {right}"
+    page.locator(".side-by-side li.chosen a").click()
+    page.locator("main .token-text .t").first.wait_for()
+    assert page.locator(".right-answer").inner_text() == f"Right answer: {right}"
+    assert reader.errors == []
+
+
+def test_two_versions_answer_the_same_held_out_prompts_and_what_changed_comes_first(
+    reader: Any, job: str
+) -> None:
+    page = reader.open(f"jobs/{job}/samples")
+    page.get_by_role("link", name="Held-out answers").click()
+    page.locator(".held-out > li").first.wait_for()
+    of_set, version, against = page.locator(".filters select").all()
+    assert of_set.input_value() == "held_out"
+    versions = version.locator("option").all_inner_texts()
+    assert len(versions) > 2
+    said = page.locator("main p[role=status]").inner_text()
+    found = re.search(r"Of (\d+) prompts (\d+) changed since version 0: (\d+) better, (\d+) worse", said)
+    assert found, said
+    total, changed, better, worse = map(int, found.groups())
+    badges = [one.locator(".badge").count() for one in page.locator(".held-out > li").all()]
+    assert badges == [1] * changed + [0] * (total - changed)
+    assert better + worse == changed
+    assert page.locator(".held-out > li").first.locator("h3").all_inner_texts() in (
+        ["Version 0: wrong", f"Version {versions[-1]}: right"],
+        ["Version 0: right", f"Version {versions[-1]}: wrong"],
+    )
+    against.select_option(versions[-1])
+    page.wait_for_function("() => document.querySelectorAll('.held-out .badge').length === 0")
+    assert f"against={versions[-1]}" in address(page)
+    assert reader.errors == []
+
+
+def test_what_the_reward_is_made_of_has_a_section_of_curves(reader: Any, job: str) -> None:
+    page = reader.open(f"jobs/{job}/curves")
+    page.get_by_role("region", name="What the reward is made of").locator("canvas").first.wait_for()
+    cards = page.get_by_role("region", name="What the reward is made of").locator("figcaption")
+    assert [one.split("\n")[:2] for one in cards.all_inner_texts()] == [
+        ["format", "mean, weight 0.2"],
+        ["right", "mean, weight 1"],
+    ]
+    assert page.locator("section[aria-label='Other numbers'] .title", has_text="reward.").count() == 0

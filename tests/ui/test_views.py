@@ -16,6 +16,7 @@ VIEWS = {
     "timeline": "main .timeline-frame canvas",
     "samples": "main .sample-list .line",
     "samples?at=2": "main .side-by-side li",
+    "samples?held=held_out": "main .held-out .sides pre",
     "tokens": "main .token-text .t",
     "replay": "main .react-flow__node",
     "compare": "main .chart canvas",

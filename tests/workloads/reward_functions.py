@@ -33,3 +33,11 @@ def by_word(prompt, completion, meta):
 
 def who(prompt, completion, meta):
     return float(os.getpid())
+
+
+def in_batches(completions, **columns):
+    return [10 + at for at, _ in enumerate(completions)]
+
+
+def verl_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": 0.25, "acc": True, "note": "text"}

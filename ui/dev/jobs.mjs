@@ -23,6 +23,7 @@ function steps(seed, count, since, worse) {
     out.push({
       step, version: step, at: round(at, 3),
       reward_mean: round(reward + 0.03 * normal(random)), reward_std: round(0.31 + 0.05 * normal(random)), reward_min: 0, reward_max: 1,
+      "reward.right": round(0.9 * reward), "reward.format": round(Math.min(1, 0.7 + 0.3 * reward)),
       loss: round(0.012 * normal(random), 5), policy_loss: round(0.011 * normal(random), 5),
       kl: round(0.0004 * step ** 0.75 * (1 + 0.1 * normal(random)), 5), old_kl: round(0.0008 + 0.0004 * random(), 6),
       rollout_kl: round(0.0011 + 0.0003 * random(), 6),

@@ -5,7 +5,7 @@
 import { decisionsAround, eventsOf, momentOf, viewOf } from "./events.mjs";
 import { JOBS, jobOf } from "./jobs.mjs";
 import { accountOf, enginesOf, graphOf, logsOf, nodesOf, nowOf, specOf } from "./plane.mjs";
-import { samplesOf, stepsOf, tokensOf } from "./samples.mjs";
+import { heldOutOf, heldOutSetsOf, samplesOf, stepsOf, tokensOf } from "./samples.mjs";
 import { seriesOf, timelineOf } from "./timeline.mjs";
 
 const PREFIX = "/api/v1/";
@@ -50,6 +50,8 @@ function read(found, rest, query) {
     case "samples":
       if (more[0] === "steps") return stepsOf(found);
       return more.length === 3 ? tokensOf(found, ...more.map(Number)) : samplesOf(found, query);
+    case "held-out":
+      return more.length === 0 ? heldOutSetsOf(found) : heldOutOf(found, more[0], query);
     default: return null;
   }
 }

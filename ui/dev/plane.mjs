@@ -91,5 +91,5 @@ export function logsOf(found, query) {
 
 export function specOf(found) {
   const bad = found.kind === "bad";
-  return { name: found.job.name, config: { algorithm: bad ? "ppo" : "grpo", loss: { clip: 0.2, kl_loss_coef: bad ? 0.01 : 0.001 }, optim: { lr: bad ? 5e-6 : 1e-6 }, sampling: { temperature: 1, group: 8 }, model: "Qwen3-0.6B" }, store: { url: `sqlite:///${found.job.name}` } };
+  return { name: found.job.name, config: { reward: { functions: [{ function: "math_verify", name: "right" }, { function: "rewards/mine.py:format", weight: 0.2 }] }, algorithm: bad ? "ppo" : "grpo", loss: { clip: 0.2, kl_loss_coef: bad ? 0.01 : 0.001 }, optim: { lr: bad ? 5e-6 : 1e-6 }, sampling: { temperature: 1, group: 8 }, model: "Qwen3-0.6B" }, store: { url: `sqlite:///${found.job.name}` } };
 }

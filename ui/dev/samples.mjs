@@ -27,6 +27,7 @@ function itemOf(found, step, group, sample) {
     finish_reason: cut ? "length" : "stop",
     prompt: `Natalia sold ${first.apples} boxes of apples for ${first.price} coins each, and half as many boxes of pears for the same price. How many coins did she earn from the apples alone?`,
     answer: "",
+    right_answer: String(first.apples * first.price),
     prompt_tokens: 120 + (group % 30), tokens,
     versions: moved ? [[Math.max(0, step - 2), 0, joint], [step - 1, joint, tokens]] : [[step - 1, 0, tokens]],
     instances: moved ? [[`rollout-${at}`, 0, joint], [`rollout-${(at + 1) % 4}`, joint, tokens]] : [[`rollout-${at}`, 0, tokens]],
@@ -100,4 +101,31 @@ export function tokensOf(found, step, group, sample) {
     trainer_logprobs: logprobs.map((one) => Number((one + normal(random) * (random() < 0.02 ? 0.6 : 0.02)).toFixed(4))), ref_logprobs: logprobs.map((one) => Number((one - 0.3 * random()).toFixed(4))),
     advantage: Number(((item.reward ?? 0) - 0.41).toFixed(3)), mask: pieces.map((_, at) => (at % 190 > 176 ? 0 : 1)), meta: { prompt_row: 4211, seed: 7, temperature: 1 },
   };
+}
+
+/** Of each evaluation thirty-two prompts, which learn at different speeds. */
+export function heldOutSetsOf(found) {
+  return { sets: Object.entries(found.evaluations).map(([set, list]) => ({ set, versions: list.map((one) => one.version) })).filter((one) => one.versions.length > 0) };
+}
+
+export function heldOutOf(found, set, query) {
+  const versions = heldOutSetsOf(found).sets.find((one) => one.set === set)?.versions ?? [];
+  if (versions.length === 0) return null;
+  const version = Number(query.get("version") ?? versions.at(-1));
+  const against = query.has("against") ? Number(query.get("against")) : null;
+  const side = (of, place) => {
+    const item = itemOf(found, Math.max(1, of), place, 0);
+    const right = randomOf(place * 7919)() < of / (versions.at(-1) + 1) ? 1 : 0;
+    return { count: 1, right, reward: right, samples: [withAnswer(found, { ...item, reward: right, outcome: "evaluated" })] };
+  };
+  const prompts = Array.from({ length: GROUPS }, (_, place) => {
+    const now = side(version, place);
+    const before = against === null ? null : side(against, place);
+    const difference = before ? now.right - before.right : 0;
+    const { prompt, right_answer } = now.samples[0];
+    return { prompt_number: place, prompt, right_answer, changed: difference !== 0, difference, now, before };
+  });
+  const changed = prompts.filter((one) => one.changed);
+  const all = [...changed, ...prompts.filter((one) => !one.changed)];
+  return { set, version, against, total: all.length, changed: changed.length, better: changed.filter((one) => one.difference > 0).length, unmatched: 0, prompts: all.slice(0, Number(query.get("limit") ?? 50)) };
 }

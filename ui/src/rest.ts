@@ -257,6 +257,8 @@ export interface SampleItem {
   /** The texts are null where the job has no tokenizer. */
   prompt: string | null;
   answer: string | null;
+  /** What the data has; null where it has none. */
+  right_answer: string | null;
   prompt_tokens: number;
   tokens: number;
   versions: Stretch<number>[];
@@ -273,6 +275,39 @@ export interface SamplePage {
 export interface SampleSteps {
   steps: { step: number; samples: number; groups: number; bytes: number }[];
   quarantined: number;
+}
+
+export interface HeldOutSets {
+  sets: { set: string; versions: number[] }[];
+}
+
+/** What one version answered to a prompt; `right` is null where nothing is right or wrong. */
+export interface HeldOutSide {
+  count: number;
+  right: number | null;
+  reward: number | null;
+  samples: SampleItem[];
+}
+
+export interface HeldOutPair {
+  prompt_number: number;
+  prompt: string | null;
+  right_answer: string | null;
+  changed: boolean;
+  difference: number;
+  now: HeldOutSide;
+  before: HeldOutSide | null;
+}
+
+export interface HeldOutPage {
+  set: string;
+  version: number;
+  against: number | null;
+  total: number;
+  changed: number;
+  better: number;
+  unmatched: number;
+  prompts: HeldOutPair[];
 }
 
 export interface SampleTokens extends SampleItem {

@@ -160,7 +160,11 @@ def _packages(spec: JobSpec) -> Iterator[ConfigError]:
     is_python = (
         reward is not None and reward.entrypoint is not None and reward.entrypoint.name == "PythonReward"
     )
-    if is_python and settings.reward.function == "math_verify" and not installed("math_verify"):
+    if (
+        is_python
+        and any(part.function == "math_verify" for part in settings.reward.parts)
+        and not installed("math_verify")
+    ):
         yield _absent("config.reward.function", "math_verify needs math-verify", "math_verify")
     if settings.data is not None and spec.run.data is None and not installed("tokenizers"):
         yield _absent("config.data", "a prepared data set needs tokenizers", "tokenizers")

@@ -40,12 +40,20 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
             _check_answers(data, "gyre.workloads.rewards:ExactMatchReward")
     if entrypoint.name not in _PYTHON:
         return
-    function = settings.reward.function
-    if not function:
+    if not (settings.reward.function or settings.reward.functions):
         raise ConfigError(
             "config.reward.function: is missing.",
             hint=f"Write path/to/file.py:function or package.module:function, or take one of {', '.join(BUILTIN)}.",
         )
+    for part in settings.reward.parts:
+        yield from _check_function(settings.reward.of(part), folders, spec.python_path, here=here)
+
+
+def _check_function(
+    settings: RewardSettings, folders: list[_Data], python_path: Collection[str], *, here: bool
+) -> Iterator[str]:
+    """One of the functions: `settings` are of a pool that has it alone."""
+    function = settings.function
     if function in BUILTIN:
         if here:  # else a package that is missing is a note, which `machine` has
             check_builtin(function)
@@ -55,7 +63,7 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
                 yield from _unreadable(data)
         return
     try:
-        form = _form(settings.reward, spec.python_path, here=here)
+        form = _form(settings, python_path, here=here)
     except NoFile as error:
         if here:
             raise
@@ -67,9 +75,9 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     if form is not None:
         for data in folders:
             _check_columns(form, data, function)
-    if lacks_an_import(function, spec.python_path):
+    if lacks_an_import(function, python_path):
         try:
-            _loaded(settings.reward, spec.python_path, here=here)
+            _loaded(settings, python_path, here=here)
         except _NotSeen as error:
             yield error.args[0]
 
@@ -110,7 +118,7 @@ def _loaded(settings: RewardSettings, python_path: Collection[str], *, here: boo
             ) from None
         finally:
             pool.close()
-    return pool.form
+    return pool.forms[0]
 
 
 @dataclass(frozen=True, slots=True)

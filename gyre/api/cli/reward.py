@@ -10,9 +10,12 @@ import click
 
 from gyre.api.cli.output import remark, say, write_json, write_table
 
+_MOST_COLUMNS = 6
+"""Numbers beside the reward that have columns of their own; more of them stand in one."""
+
 
 @click.command()
-@click.argument("function", metavar="FUNCTION")
+@click.argument("functions", metavar="FUNCTION[=WEIGHT]...", nargs=-1, required=True)
 @click.argument("data", type=click.Path(path_type=Path))
 @click.option(
     "--answer",
@@ -50,7 +53,7 @@ from gyre.api.cli.output import remark, say, write_json, write_table
 @click.pass_context
 def reward(
     ctx: click.Context,
-    function: str,
+    functions: tuple[str, ...],
     data: Path,
     completion: str | None,
     rows: int,
@@ -60,14 +63,15 @@ def reward(
 ) -> None:
     """Score rows of DATA with FUNCTION, as a job with `config.reward.function` would.
 
-    FUNCTION is path/to/file.py:function, package.module:function, exact_match or math_verify. DATA is a folder that
-    `gyre data prepare` made, or a file of rows.
+    FUNCTION is path/to/file.py:function, package.module:function, exact_match or math_verify. Of several the reward is
+    the weighted sum, as with `config.reward.functions`. DATA is a folder that `gyre data prepare` made, or a file of
+    rows.
     """
     from gyre.api.reward_trial import try_reward
     from gyre.config.plugins import on_path
     from gyre.config.sections import RewardSettings, read_section
 
-    section = {"function": function, "signature": signature, "timeout_s": timeout_s, "attempts": 1}
+    section = {**_functions(functions, signature), "timeout_s": timeout_s, "attempts": 1}
     with on_path([os.getcwd()]):
         found = try_reward(
             read_section(RewardSettings, {"reward": section}, "reward"), data, completion, rows
@@ -83,14 +87,30 @@ def reward(
         ctx.exit(1)
 
 
+def _functions(given: tuple[str, ...], signature: str) -> dict[str, Any]:
+    """One function, or several with their weights, as `config.reward` has them."""
+    parts = []
+    for text in given:
+        function, _, weight = text.rpartition("=")
+        try:
+            parts.append({"function": function, "weight": float(weight), "signature": signature})
+        except ValueError:  # no weight, or a path with "="
+            parts.append({"function": text, "signature": signature})
+    if len(parts) == 1 and "weight" not in parts[0]:
+        return parts[0]
+    return {"functions": parts}
+
+
 def _show(found: Any) -> None:
     from gyre.api.terminal.text_tables import Column
 
     columns = [Column(name) for name in ("row", "prompt", "completion", "answer")]
     columns += [Column(name) for name in (("reward",) if found.own_text else ("reward", "empty"))]
-    more = any(row.more for row in found.rows)
+    names = list(dict.fromkeys(name for row in found.rows for name in row.more))
+    more = len(names) > _MOST_COLUMNS
+    columns += [Column("more")] if more else [Column(name) for name in names]
     write_table(
-        [*columns, *([Column("more")] if more else [])],
+        columns,
         [
             [
                 str(row.row),
@@ -99,7 +119,7 @@ def _show(found: Any) -> None:
                 _tail("" if row.answer is None else str(row.answer)),
                 _number(row.reward),
                 *([] if found.own_text else [_number(row.empty)]),
-                *([" ".join(f"{name}={value:g}" for name, value in row.more.items())] if more else []),
+                *([_all_of(row.more)] if more else [_given(row.more.get(name)) for name in names]),
             ]
             for row in found.rows
         ],
@@ -107,6 +127,14 @@ def _show(found: Any) -> None:
     for row in found.rows:
         if row.error:
             remark(f"row {row.row}: {row.error}")
+
+
+def _all_of(more: dict[str, float]) -> str:
+    return " ".join(f"{name}={value:g}" for name, value in more.items())
+
+
+def _given(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"
 
 
 def _number(value: float | None) -> str:

@@ -25,6 +25,8 @@ COLUMNS = (
     Column("PROMPT", least=20, dispensable=1),
     Column("ANSWER", least=20),
 )
+RIGHT_ANSWER = Column("RIGHT ANSWER", least=8, dispensable=1)
+"""Where the data of any of the samples has one."""
 TOKEN_COLUMNS = (
     Column("TOKEN"),
     Column("ID"),
@@ -58,6 +60,10 @@ _TEXT = 200
     "--limit", type=click.IntRange(min=1), default=SHOWN, show_default=True, metavar="N", help="Samples."
 )
 @click.option("--steps", "only_steps", is_flag=True, help="Print which steps are kept.")
+@click.option("--held-out", metavar="SET", help="Answers to a held-out set, of --version or the newest.")
+@click.option(
+    "--against", type=click.IntRange(min=0), metavar="N", help="With --held-out: beside this version's."
+)
 @click.option("--tokens", metavar="GROUP/SAMPLE", help="Print one sample of --step token by token.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as REST has it.")
 def samples(
@@ -75,6 +81,8 @@ def samples(
     quarantined: bool,
     limit: int,
     only_steps: bool,
+    held_out: str | None,
+    against: int | None,
     tokens: str | None,
     as_json: bool,
 ) -> None:
@@ -87,6 +95,8 @@ def samples(
 
     if worst and best:
         raise click.UsageError("--worst and --best exclude each other.")
+    if against is not None and held_out is None:
+        raise click.UsageError("--against is for --held-out.")
     wanted = SampleFilter(
         step=step,
         group=group,
@@ -101,7 +111,13 @@ def samples(
         found = reader.find(job)
         kept = reader.samples(found.job_id)
         if only_steps:
-            _print_steps(kept.steps(), as_json)
+            _print_steps(kept, as_json)
+        elif held_out is not None:
+            answers = kept.held_out(held_out, version=version, against=against, limit=min(limit, 1000))
+            if as_json:
+                write_json(answers)
+            else:
+                _print_held_out(answers)
         elif tokens is not None:
             _print_tokens(kept.sample(*_named(kept, wanted, tokens)), as_json)
         else:
@@ -146,7 +162,8 @@ def _named(kept: SampleReader, wanted: SampleFilter, text: str) -> tuple[int, in
     return found[0]["step"], group, sample
 
 
-def _print_steps(found: dict[str, Any], as_json: bool) -> None:
+def _print_steps(kept: SampleReader, as_json: bool) -> None:
+    found = kept.steps()
     if as_json:
         write_json(found)
         return
@@ -156,6 +173,54 @@ def _print_steps(found: dict[str, Any], as_json: bool) -> None:
     )
     if found["quarantined"]:
         remark(f"{found['quarantined']} groups are quarantined: gyre samples --quarantined")
+    for one in kept.held_out_sets()["sets"]:
+        versions = ", ".join(map(str, one["versions"]))
+        remark(f"held out, gyre samples --held-out {one['set']}: versions {versions}")
+
+
+def _print_held_out(page: dict[str, Any]) -> None:
+    short, against = stdout_is_terminal(), page["against"]
+    columns = [Column("PROMPT", least=20, dispensable=1), Column("RIGHT ANSWER", least=8, dispensable=2)]
+    of_sides = ([("before", against)] if against is not None else []) + [("now", page["version"])]
+    for _, version in of_sides:
+        columns += [Column(f"V{version}"), Column(f"ANSWER OF V{version}", least=20)]
+    rows = []
+    for one in page["prompts"]:
+        cells = [_text_of(one["prompt"], short, end=True), _text_of(one["right_answer"], short)]
+        for side, _ in of_sides:
+            cells += _side(one[side], short)
+        rows.append(("* " if one["changed"] else "  ", *cells) if against is not None else tuple(cells))
+    write_table([Column(""), *columns] if against is not None else columns, rows)
+    said = f"{len(rows)} of {page['total']} prompts of {page['set']}"
+    if against is not None:
+        worse = page["changed"] - page["better"]
+        said += (
+            f"; * {page['changed']} changed since version {against}: {page['better']} better, {worse} worse"
+        )
+        if page["unmatched"]:
+            said += f"; {page['unmatched']} have no answer of version {against}"
+    remark(f"{said}.")
+
+
+def _side(side: dict[str, Any] | None, short: bool) -> tuple[str, str]:
+    """What the samples of a prompt earned, and the first of them."""
+    if side is None:
+        return "", ""
+    if side["right"] is None:
+        verdict = "" if side["reward"] is None else number(side["reward"])
+    elif side["count"] == 1:
+        verdict = "right" if side["right"] else "wrong"
+    else:
+        verdict = f"{side['right']}/{side['count']} right"
+    return verdict, _text_of(side["samples"][0]["answer"], short)
+
+
+def _text_of(text: str | None, short: bool, *, end: bool = False) -> str:
+    """In one line, and on a terminal its beginning or its `end`."""
+    line = _printable(text)
+    if not short or len(line) <= _TEXT:
+        return line
+    return f"…{line[-_TEXT:]}" if end else f"{line[:_TEXT]}…"
 
 
 def _print_page(page: dict[str, Any]) -> None:
@@ -164,16 +229,15 @@ def _print_page(page: dict[str, Any]) -> None:
         remark("No sample is like that.")
         return
     short = stdout_is_terminal()
-    write_table(COLUMNS, [_row(row, short) for row in rows])
+    columns: tuple[Column, ...] = COLUMNS
+    if any(row.get("right_answer") is not None for row in rows):  # an older master has none
+        columns = (*COLUMNS, RIGHT_ANSWER)
+    write_table(columns, [_row(row, short)[: len(columns)] for row in rows])
     if len(rows) < page["total"]:
         remark(f"{len(rows)} of {page['total']} samples; --limit shows more.")
 
 
 def _row(row: dict[str, Any], short: bool) -> tuple[Any, ...]:
-    prompt, answer = _printable(row["prompt"]), _printable(row["answer"])
-    if short:
-        prompt = prompt if len(prompt) <= _TEXT else f"…{prompt[-_TEXT:]}"
-        answer = answer if len(answer) <= _TEXT else f"{answer[:_TEXT]}…"
     ended = row["finish_reason"]
     outcome = row["outcome"] if ended in ("", "stop") else f"{row['outcome']}, {ended}"
     return (
@@ -183,8 +247,9 @@ def _row(row: dict[str, Any], short: bool) -> tuple[Any, ...]:
         row["tokens"],
         _span(row["versions"]),
         " → ".join(_printable(name) for name, _, _ in row["instances"]),
-        prompt,
-        answer,
+        _text_of(row["prompt"], short, end=True),
+        _text_of(row["answer"], short),
+        _text_of(row.get("right_answer"), short),
     )
 
 
@@ -211,6 +276,8 @@ def _print_tokens(sample: dict[str, Any], as_json: bool) -> None:
         f"step {sample['step']}, group {sample['group']}, sample {sample['sample']}: {sample['outcome']}, "
         f"reward {'none' if sample['reward'] is None else number(sample['reward'])}"
     )
+    if sample.get("right_answer") is not None:
+        remark(f"right answer: {_printable(sample['right_answer'])}")
     ours, theirs = sample["logprobs"], sample["trainer_logprobs"]
     rows = []
     for at, token in enumerate(sample["token_ids"]):

@@ -36,6 +36,10 @@ COLUMNS = (
     ("SECONDS", "seconds", 5),
 )
 """Headings, metrics, and how dispensable a column is on a narrow terminal."""
+_REWARDS = 3
+"""Columns before those of the reward's components."""
+_MOST_COMPONENTS = 8
+"""Components that have a column; `--json` has all."""
 
 
 @verb()
@@ -58,10 +62,18 @@ def metrics(session: Session, job: str | None, last: int | None, as_json: bool) 
     elif not rows:
         remark(f"{found.name} has no optimizer step in its ledger.")
     else:
+        columns = [*COLUMNS[:_REWARDS], *_components(rows), *COLUMNS[_REWARDS:]]
         write_table(
-            [Column(heading, dispensable=rank) for heading, _, rank in COLUMNS],
-            [[_cell(row, name) for _, name, _ in COLUMNS] for row in rows],
+            [Column(heading, dispensable=rank) for heading, _, rank in columns],
+            [[_cell(row, name) for _, name, _ in columns] for row in rows],
         )
+
+
+def _components(rows: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
+    """A column for each number that the reward functions returned beside the reward: the first so many."""
+    names = dict.fromkeys(name for row in rows for name in row if name.startswith("reward."))
+    shown = [name for name in names if not name.endswith(".count")][:_MOST_COMPONENTS]
+    return [(name.removeprefix("reward.").upper(), name, 1) for name in shown]
 
 
 def _cell(row: dict[str, Any], name: str) -> str:
@@ -71,6 +83,6 @@ def _cell(row: dict[str, Any], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, int | float):
         return ""
-    if METRICS[name].unit == "ratio":
+    if name in METRICS and METRICS[name].unit == "ratio":
         return f"{value:.0%}"
     return str(value) if isinstance(value, int) else short(value)

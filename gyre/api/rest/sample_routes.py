@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from gyre.api.rest import sample_schemas as schemas
 from gyre.api.rest.routes import Port
 from gyre.api.rest.shared_answers import SharedRoute
+from gyre.config.sections.data import SET_NAME
 from gyre.observe.samples.query import CONDITIONS_PATTERN, Order, SampleFilter, conditions_in
 
 MOST_NUMBER = 2**63 - 1
@@ -84,3 +85,25 @@ def list_samples(
 def show_sample(port: Port, step: Natural, group: Number, sample: Natural) -> Any:
     """One sample with all that is kept of it."""
     return port.samples().sample(step, group, sample)
+
+
+@samples.get("/jobs/{job:gyre_job}/held-out", response_model=schemas.HeldOutSets)
+def list_held_out_sets(port: Port) -> Any:
+    """The held-out sets, and of each the versions whose answers are kept."""
+    return port.samples().held_out_sets()
+
+
+@samples.get("/jobs/{job:gyre_job}/held-out/{name}", response_model=schemas.HeldOutPage)
+def show_held_out_answers(
+    port: Port,
+    name: Annotated[str, Path(max_length=64, pattern=SET_NAME.pattern)],
+    version: Annotated[Natural | SkipJsonSchema[None], Query(description="By default the newest.")] = None,
+    against: Annotated[
+        Natural | SkipJsonSchema[None], Query(description="A version whose answers are put beside them.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
+) -> Any:
+    """What a version answered to the prompts of a held-out set, and what another did: those whose verdict changed come
+    first."""
+    return port.samples().held_out(name, version=version, against=against, limit=limit, offset=offset)

@@ -24,8 +24,8 @@ class SampleSteps(BaseModel):
 
 
 class Item(Out):
-    """One sample in a list. `prompt` and `answer` are cut at 2,000 characters. `versions` and `instances` are
-    `[which, start, end]`: tokens `start` to `end`, the latter exclusive."""
+    """One sample in a list. `prompt`, `answer` and `right_answer`, which is the data's, are cut at 2,000 characters.
+    `versions` and `instances` are `[which, start, end]`: tokens `start` to `end`, the latter exclusive."""
 
     step: int
     group: int
@@ -36,6 +36,7 @@ class Item(Out):
     finish_reason: str = ""
     prompt: str | None = None
     answer: str | None = None
+    right_answer: str | None = None
     prompt_tokens: int
     tokens: int
     versions: list[tuple[int, int, int]] = Field(default_factory=list)
@@ -59,7 +60,7 @@ class SamplePage(BaseModel):
 
 
 class WholeSample(Item):
-    """One sample with all that is kept of it: `prompt` and `answer` are whole. What has a value for each token is null
+    """One sample with all that is kept of it: its texts are whole. What has a value for each token is null
     where the job has none."""
 
     prompt_ids: list[int]
@@ -74,3 +75,52 @@ class WholeSample(Item):
     mask: list[bool] | None = None
     meta: dict[str, Any] = Field(default_factory=dict)
     extras: dict[str, Any] = Field(default_factory=dict)
+
+
+class HeldOutSet(BaseModel):
+    set: str
+    versions: list[int]
+
+
+class HeldOutSets(BaseModel):
+    """The held-out sets of which answers are kept, and of which versions, oldest first."""
+
+    sets: list[HeldOutSet]
+
+
+class HeldOutSide(BaseModel):
+    """What one version answered to a prompt: `right` of the `count` samples are right, null where that has no meaning;
+    `reward` is their mean."""
+
+    count: int
+    right: int | None = None
+    reward: float | None = None
+    samples: list[Item]
+
+
+class HeldOutPrompt(BaseModel):
+    """A prompt with its answers, those `before` by the version that they are compared with: null where that had no such
+    prompt. `difference`: by how much a larger share is right, or, where nothing is right or wrong, by how much more was
+    earned."""
+
+    prompt_number: int
+    prompt: str | None = None
+    right_answer: str | None = None
+    changed: bool
+    difference: float
+    now: HeldOutSide
+    before: HeldOutSide | None = None
+
+
+class HeldOutPage(BaseModel):
+    """Of `total` prompts `changed` have another verdict than the version `against` got, `better` of them a better one;
+    of `unmatched` ones it had no answer."""
+
+    set: str
+    version: int
+    against: int | None = None
+    total: int
+    changed: int
+    better: int
+    unmatched: int
+    prompts: list[HeldOutPrompt]

@@ -11,7 +11,7 @@ from gyre.config.sections.loss import ADV_ESTIMATORS, KL_TYPES, LOSS_AGG_MODES, 
 from gyre.config.sections.megatron import MegatronSettings
 from gyre.config.sections.model import FirstWeightsSettings, ModelSettings
 from gyre.config.sections.optim import CriticSettings, OptimSettings
-from gyre.config.sections.reward import RewardModelSettings, RewardSettings
+from gyre.config.sections.reward import RewardModelSettings, RewardPart, RewardSettings
 from gyre.config.sections.sampling import EvaluationSettings, SamplingSettings
 from gyre.config.sections.section import Section, read_section
 from gyre.config.sections.task_section import TaskSettings, WarmStartSettings
@@ -33,6 +33,7 @@ __all__ = [
     "ModelSettings",
     "OptimSettings",
     "RewardModelSettings",
+    "RewardPart",
     "RewardSettings",
     "SamplingSettings",
     "Section",

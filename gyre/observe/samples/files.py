@@ -29,9 +29,11 @@ from numpy.typing import NDArray
 
 from gyre.errors import NotFound
 from gyre.observe.samples.footer import footer_of, value_in
-from gyre.observe.samples.names import QUARANTINED, TRAINED, is_quarantined, step_of
+from gyre.observe.samples.held_out import HeldOutFiles
+from gyre.observe.samples.names import HELD_OUT_FOLDER, QUARANTINED, TRAINED, is_quarantined, step_of
 from gyre.observe.samples.narrow import KEY, NARROW, Narrow, narrow_of, unpacked
 from gyre.observe.samples.query import Order, SampleFilter
+from gyre.observe.samples.right_answer import shown_right_answer
 
 T = TypeVar("T")
 
@@ -57,6 +59,7 @@ _SHOWN = (
     "instances",
     "prompt",
     "answer",
+    "meta",
 )
 
 
@@ -84,6 +87,9 @@ class SampleFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._held_out = HeldOutFiles(
+            folder / HELD_OUT_FOLDER, partial(_item, cut=TEXT_CUT), (*_SHOWN, "prompt_ids")
+        )
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         """Held while the ends of files are read."""
@@ -177,6 +183,22 @@ class SampleFiles:
         _, file, row = best
         (values,) = self._read(file, [row], None)
         return _whole(values)
+
+    def held_out_sets(self) -> dict[str, Any]:
+        """`sets`: of each held-out set its name as `set` and the `versions` whose answers are kept."""
+        return self._held_out.sets()
+
+    def held_out(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        against: int | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> dict[str, Any]:
+        """What a version answered to a held-out set: see `HeldOutFiles.answers`. Raises NotFound."""
+        return self._held_out.answers(name, version=version, against=against, limit=limit, offset=offset)
 
     # -- files ----------------------------------------------------------------------------------------
 
@@ -342,6 +364,7 @@ def _item(values: dict[str, Any], *, cut: int | None) -> dict[str, Any]:
         "finish_reason": values["finish_reason"] or "",
         "prompt": _cut(values["prompt"], cut),
         "answer": _cut(values["answer"], cut),
+        "right_answer": _cut(shown_right_answer(_json(values["meta"])), cut),
         "prompt_tokens": values["prompt_tokens"],
         "tokens": values["tokens"],
         "versions": [[run["version"], run["start"], run["end"]] for run in values["versions"] or ()],

@@ -11,8 +11,13 @@ FOLDER = "samples"
 _STEP = re.compile(r"step-(\d{8,})\.parquet")
 _QUARANTINED = re.compile(r"quarantined-(\d{8,})\.parquet")
 
+HELD_OUT_FOLDER = "held-out"
+"""Below the folder of samples: the answers to held-out prompts, a file for each set and version."""
+_HELD_OUT = re.compile(r"([A-Za-z0-9_.-]+)@(\d{8,})\.parquet")
+
 TRAINED = "trained"
 QUARANTINED = "quarantined"
+EVALUATED = "evaluated"
 
 PARTIAL = ".partial"
 """The end of the name of a file that is not whole."""
@@ -34,6 +39,17 @@ def step_of(name: str) -> int | None:
 
 def is_quarantined(name: str) -> bool:
     return _QUARANTINED.fullmatch(name) is not None
+
+
+def held_out_file(name: str, version: int) -> str:
+    """Of a set, whose name cannot have the sign between the two."""
+    return f"{name}@{version:08d}.parquet"
+
+
+def held_out_of(name: str) -> tuple[str, int] | None:
+    """The set and the version of a file; None where it has none."""
+    found = _HELD_OUT.fullmatch(name)
+    return (found[1], int(found[2])) if found else None
 
 
 def folder_of(job_directory: Path) -> Path:

@@ -93,3 +93,20 @@ class SampleReader(Protocol):
     def sample(self, step: int, group: int, sample: int) -> dict[str, Any]:
         """One sample with all that is kept of it. Raises NotFound."""
         ...
+
+    def held_out_sets(self) -> dict[str, Any]:
+        """`sets`: of each held-out set its name as `set` and the `versions` whose answers are kept."""
+        ...
+
+    def held_out(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        against: int | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> dict[str, Any]:
+        """A page of what a version answered to a held-out set, the newest if none is named, and what the version
+        `against` did beside it: see `gyre.observe.samples.held_out`. Raises NotFound."""
+        ...

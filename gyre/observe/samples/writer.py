@@ -30,7 +30,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.config.spec import SamplesSpec
-from gyre.observe.samples.names import PARTIAL, QUARANTINED, TRAINED, quarantined_file, step_file, step_of
+from gyre.observe.samples.held_out import RIGHT_FROM
+from gyre.observe.samples.names import (
+    EVALUATED,
+    HELD_OUT_FOLDER,
+    PARTIAL,
+    QUARANTINED,
+    TRAINED,
+    held_out_file,
+    held_out_of,
+    quarantined_file,
+    step_file,
+    step_of,
+)
 from gyre.observe.samples.texts import Texts
 from gyre.observe.samples.thinning import given_up
 from gyre.rollouts.samples import Group
@@ -46,6 +58,9 @@ MOST_DROPPED = 1024
 
 SPARE_BYTES = 256 << 20
 """Bytes that stay free on the disk, or a quarter of it, if that is less."""
+
+WAITING_SETS = 64
+"""Evaluations of held-out sets that may wait to be written beside those steps: all sets of a version end together."""
 
 ROWS_TOGETHER = 512
 """Samples that are read together: a page of a step of thousands does not read all their texts."""
@@ -67,10 +82,22 @@ class _Step:
 
 
 @dataclass(frozen=True, slots=True)
+class _HeldOut:
+    step: int
+    """The version that answered: the step that made it."""
+    set: str
+    groups: tuple[Group, ...]
+    right_from: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Quarantined:
     step: int
     group: Group
     evidence: str
+
+
+_Work = _Step | _Quarantined | _HeldOut
 
 
 class SampleWriter:
@@ -98,9 +125,20 @@ class SampleWriter:
         self._spare_bytes = spare_bytes
         self._said: set[str] = set()
         self._untrained: deque[tuple[Group, str, str]] = deque(maxlen=MOST_DROPPED)
-        self._queue: queue.Queue[_Step | _Quarantined | None] = queue.Queue(WAITING_STEPS)
+        self._queue: queue.Queue[_Work | None] = queue.Queue()
+        self._room = {
+            kind: threading.Semaphore(count)
+            for kind, count in (
+                (_Step, WAITING_STEPS),
+                (_Quarantined, WAITING_STEPS),
+                (_HeldOut, WAITING_SETS),
+            )
+        }
+        """For how many more of each kind the queue has room."""
         self._sizes: dict[int, int] = {}
         """The bytes of each step that is there."""
+        self._held_out: dict[str, dict[int, int]] = {}
+        """The bytes of each version that is there, by the set."""
         self._kept_bytes = 0
         """Those of files that are never given up."""
         self._earlier: list[_Step] = []
@@ -137,13 +175,20 @@ class SampleWriter:
             chosen = [*((group, outcome, "") for group in groups[:most]), *untrained[:most]]
             self._put(_Step(step, tuple(chosen), logprobs))
 
+    def evaluated(
+        self, version: int, name: str, groups: Sequence[Group], *, right_from: float | None = None
+    ) -> None:
+        """A version's answers to the held-out set of this name are scored; the first of them are kept. A group's id is
+        its place in the set. `right_from`: the reward from which on an answer is right."""
+        if self._settings.every and self._settings.held_out != 0:
+            self._put(_HeldOut(version, name, tuple(groups[: self._settings.held_out]), right_from))
+
     def end(self, *, within_s: float) -> bool:
         """Let the thread end when it has written what waits. Whether it has within this time."""
         if self._thread is None:
             return True
         self._ended.set()
-        with contextlib.suppress(queue.Full):  # then it finds out when it has written the last of them
-            self._queue.put_nowait(None)
+        self._queue.put(None)
         self._thread.join(within_s)
         return not self._thread.is_alive()
 
@@ -152,14 +197,14 @@ class SampleWriter:
         every = self._settings.every
         return every > 0 and (step == 1 or step % every == 0)
 
-    def _put(self, work: _Step | _Quarantined) -> None:
-        try:
-            self._queue.put_nowait(work)
-        except queue.Full:
+    def _put(self, work: _Work) -> None:
+        if self._room[type(work)].acquire(blocking=False):
+            self._queue.put(work)
+        else:
             self.left_out += 1
             self._tell(
                 "slow",
-                f"the samples of step {work.step} are not kept: writing them takes longer than making steps. "
+                f"the samples of {_named(work)} are not kept: writing them takes longer than making steps. "
                 "observe.samples.every or groups asks for fewer.",
             )
 
@@ -175,10 +220,11 @@ class SampleWriter:
         while not (self._ended.is_set() and self._queue.empty()):
             if (work := self._queue.get()) is None:
                 return
+            self._room[type(work)].release()
             self._try(work)
             self._queue.task_done()
 
-    def _try(self, work: _Step | _Quarantined) -> None:
+    def _try(self, work: _Work) -> None:
         try:
             self._write(work)
             self.written += 1
@@ -186,13 +232,15 @@ class SampleWriter:
             self.left_out += 1
             why = str(error) if isinstance(error, OSError) else repr(error)
             kind = f"{type(error).__name__} {getattr(error, 'errno', '')}"
-            self._tell(kind, f"the samples of step {work.step} are not kept: {why}. Training goes on.")
+            self._tell(kind, f"the samples of {_named(work)} are not kept: {why}. Training goes on.")
 
     def _look(self) -> None:
         """See what earlier trainers wrote, and remove what they left half written."""
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._folder):
-                if entry.name.endswith(PARTIAL):
+                if entry.name == HELD_OUT_FOLDER:
+                    self._look_at_held_out()
+                elif entry.name.endswith(PARTIAL):
                     with contextlib.suppress(OSError):
                         os.unlink(entry.path)
                 elif (step := step_of(entry.name)) is not None:
@@ -200,12 +248,24 @@ class SampleWriter:
                 else:
                     self._kept_bytes += entry.stat().st_size
 
-    def _write(self, work: _Step | _Quarantined) -> None:
+    def _look_at_held_out(self) -> None:
+        """Raises OSError."""
+        for entry in os.scandir(self._folder / HELD_OUT_FOLDER):
+            if entry.name.endswith(PARTIAL):
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+            elif (found := held_out_of(entry.name)) is not None:
+                self._held_out.setdefault(found[0], {})[found[1]] = entry.stat().st_size
+
+    def _write(self, work: _Work) -> None:
         from gyre.observe.samples.table import Observed
 
         if isinstance(work, _Quarantined):
             of = [Observed(work.group, QUARANTINED, work.evidence)]
             self._kept_bytes += self._write_file(quarantined_file(work.group.id), work.step, of)
+            return
+        if isinstance(work, _HeldOut):
+            self._write_held_out(work)
             return
         observed = [Observed(*one) for one in work.observed]
         observed.sort(
@@ -215,12 +275,35 @@ class SampleWriter:
         self._sizes[work.step] = self._write_file(step_file(work.step), work.step, observed, logprobs)
         self._thin()
 
+    def _write_held_out(self, work: _HeldOut) -> None:
+        from gyre.observe.samples.table import Observed
+
+        told = {} if work.right_from is None else {RIGHT_FROM: repr(work.right_from)}
+        self._make_folder()
+        (self._folder / HELD_OUT_FOLDER).mkdir(mode=0o700, exist_ok=True)
+        name = f"{HELD_OUT_FOLDER}/{held_out_file(work.set, work.step)}"
+        observed = [Observed(group, EVALUATED) for group in work.groups]
+        versions = self._held_out.setdefault(work.set, {})
+        versions[work.step] = self._write_file(name, work.step, observed, metadata=told)
+        most = self._settings.held_out_versions
+        for version in given_up(dict.fromkeys(versions, 1), most, newest=max(1, most // 2)):
+            with contextlib.suppress(OSError):
+                (self._folder / HELD_OUT_FOLDER / held_out_file(work.set, version)).unlink(missing_ok=True)
+            del versions[version]
+        self._thin()
+
+    def _make_folder(self) -> None:
+        """In a job's directory, which is there while the job is. Raises OSError."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+
     def _write_file(
         self,
         name: str,
         step: int,
         observed: Iterable[Observed],
         logprobs: Mapping[tuple[int, int], NDArray[np.float32]] = MappingProxyType({}),
+        *,
+        metadata: Mapping[str, str] = MappingProxyType({}),
     ) -> int:
         """Write the file and return its size. Raises OSError."""
         import pyarrow as pa
@@ -228,15 +311,18 @@ class SampleWriter:
         from gyre.observe.samples.table import table_of
 
         table = table_of(step, observed, self._texts, self._advantages, logprobs)
+        if metadata:
+            table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})
         if self._texts.problem:
             self._tell("text", f"some samples have no text: {self._texts.problem}")
-        self._folder.mkdir(mode=0o700, exist_ok=True)  # in a job's directory, which is there while the job is
+        self._make_folder()
         self._check_room(table.nbytes)
-        partial = self._folder / f".{name}.{os.getpid()}{PARTIAL}"
+        path = self._folder / name
+        partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
         try:
             write_table(table, partial)
             size = partial.stat().st_size
-            os.replace(partial, self._folder / name)
+            os.replace(partial, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 partial.unlink()
@@ -256,7 +342,8 @@ class SampleWriter:
             )
 
     def _thin(self) -> None:
-        for step in given_up(self._sizes, self._settings.at_most_bytes - self._kept_bytes):
+        held_out = sum(sum(versions.values()) for versions in self._held_out.values())
+        for step in given_up(self._sizes, self._settings.at_most_bytes - self._kept_bytes - held_out):
             with contextlib.suppress(OSError):
                 (self._folder / step_file(step)).unlink(missing_ok=True)
             del self._sizes[step]
@@ -265,6 +352,12 @@ class SampleWriter:
         if kind not in self._said:
             self._said.add(kind)
             self._say(text)
+
+
+def _named(work: _Work) -> str:
+    if isinstance(work, _HeldOut):
+        return f"version {work.step} of the held-out set {work.set}"
+    return f"step {work.step}"
 
 
 def write_table(table: Any, path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gyre.errors import ConfigError
+from gyre.observe.samples.right_answer import right_answer_in
 from gyre.workloads.rewards.forms import GROUND_TRUTH, Form, Parameter, form_of
 from gyre.workloads.rewards.results import Scored, read_batch, read_one
 
@@ -124,12 +125,9 @@ def place_of(function: Callable[..., Any]) -> str:
 
 def ground_truth(meta: Mapping[str, Any]) -> Any:
     """The right answer as verl's data have it, or else `meta["answer"]`. Raises ConfigError where there is none."""
-    model = meta.get("reward_model")
-    if isinstance(model, Mapping) and model.get(GROUND_TRUTH) is not None:
-        return model[GROUND_TRUTH]
-    for key in (GROUND_TRUTH, "answer"):
-        if meta.get(key) is not None:
-            return meta[key]
+    found = right_answer_in(meta)
+    if found is not None:
+        return found
     raise ConfigError(
         "config.reward.function: the data has no answer for a row, neither 'reward_model.ground_truth' nor 'answer'.",
         hint="Prepare it with its column of answers: gyre data prepare … --answer COLUMN.",

@@ -64,6 +64,11 @@ def unreadable_gold(answer: Any) -> bool:
         return True
 
 
+def tells_unreadable(more: Mapping[str, float]) -> bool:
+    """Whether `math_verify`, alone or one of several functions, says of a sample that its gold answer is unreadable."""
+    return any(name.rpartition(".")[2] == UNREADABLE for name in more)
+
+
 def gold_answers(meta: Mapping[str, Any]) -> list[str]:
     """The answers that count as right, as texts. Raises ConfigError where there is none, or where it is no text, number
     or list of these."""

@@ -1,4 +1,6 @@
-"""A pool of processes that run a reward function, with a time limit for each sample.
+"""A pool of processes that run the reward functions of a job, with a time limit for each sample.
+
+Each process has all functions; a call is of one of them. What a sample earns is their weighted sum (`combined`).
 
 A function of one sample gets them one by one, in all processes. A function of a batch gets all samples of a call at
 once, in one process, and has the time of all of them; a batch whose process hung or died is tried again sample by
@@ -36,7 +38,7 @@ from gyre.workloads.rewards.calls import Texts
 from gyre.workloads.rewards.forms import Form
 from gyre.workloads.rewards.frames import StrangeFrame
 from gyre.workloads.rewards.process import RewardProcess
-from gyre.workloads.rewards.results import Scored
+from gyre.workloads.rewards.results import Scored, combined
 from gyre.workloads.rewards.worker import READY
 
 MOST_LEFT = 32
@@ -50,9 +52,10 @@ _LOOK_S = 1.0
 
 @dataclass(slots=True)
 class _Work:
-    """Samples for one call of the function, by their places."""
+    """Samples for one call of a function, by their places. `part` is the function's place in the job's list."""
 
     places: list[int]
+    part: int = 0
     number: int = 0
 
 
@@ -67,20 +70,21 @@ class RewardPool:
 
     def __init__(self, settings: RewardSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
+        self._parts = settings.parts
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._processes: list[RewardProcess] = []
         self._requests = 0
-        self.form: Form | None = None
-        """How the function is called. Known after `begin`."""
+        self.forms: tuple[Form, ...] = ()
+        """How each function is called. Known after `begin`."""
         self.stuck = 0
         """Samples that got `stuck_score`."""
         # The processes end even if nobody calls `close`.
         weakref.finalize(self, _end_all, self._processes)
 
     def begin(self) -> None:
-        """Start a process and wait until it has loaded the function. Raises ConfigError if it is not there or cannot be
-        called, UserCodeError if its module raises."""
+        """Start a process and wait until it has loaded the functions. Raises ConfigError if one is not there or cannot
+        be called, UserCodeError if its module raises."""
         self._until_known(lambda: None)
 
     def score(self, work: Sequence[Texts], *, on_scored: Callable[[], None] = lambda: None) -> list[float]:
@@ -94,36 +98,39 @@ class RewardPool:
         on_scored: Callable[[], None] = lambda: None,
         on_wait: Callable[[], None] = lambda: None,
     ) -> list[Scored]:
-        """The rewards of these samples, in order, each with the further numbers that the function returned. `on_scored`
-        is called after each, `on_wait` every second while none comes.
+        """The rewards of these samples, in order, each with the further numbers that the functions returned.
+        `on_scored` is called after each call's samples, once for each, `on_wait` every second while none comes.
 
-        Raises UserCodeError if the function raised or did not return a finite number, or, without a `stuck_score`,
-        if a sample hung or crashed in all its attempts. Raises ConfigError if the function is not there, cannot be
+        Raises UserCodeError if a function raised or did not return a finite number, or, without a `stuck_score`,
+        if a sample hung or crashed in all its attempts. Raises ConfigError if a function is not there, cannot be
         called, or needs what the data lacks.
         """
         if not work:
             return []
-        found: list[Scored | None] = [None] * len(work)
-        tries = [0] * len(work)
+        found: dict[tuple[int, int], Scored] = {}
+        """By the function's place and the sample's."""
+        tries: dict[tuple[int, int], int] = {}
+        stuck: set[int] = set()
         try:
             self._until_known(on_wait)
-            places = list(range(len(work)))
-            assert self.form is not None
-            waiting = deque([_Work(places)] if self.form.batch else [_Work([place]) for place in places])
+            waiting = deque(self._calls(len(work)))
 
             def failed(asked: _Work | None, what: str) -> None:
                 for place, worth in self._failed(work, asked, tries, waiting, what):
-                    found[place] = (worth, {})
+                    assert asked is not None  # else the pool has not begun, and nothing is scored
+                    found[asked.part, place] = (worth, {})
+                    self.stuck += place not in stuck
+                    stuck.add(place)
                     on_scored()
 
-            while any(one is None for one in found):
+            while len(found) < len(work) * len(self._parts):
                 self._hand_out(work, waiting)
                 for process in self._heard(on_wait):
                     asked, answer = process.work, self._answer_of(process, failed)
                     if answer is None:
                         continue
                     for place, one in zip(asked.places, self._read(work, asked, answer), strict=True):
-                        found[place] = one
+                        found[asked.part, place] = one
                         on_scored()
                 for process in [one for one in self._processes if self._clock() >= one.deadline]:
                     failed(process.work, self._late(process))
@@ -131,7 +138,10 @@ class RewardPool:
             for process in [one for one in self._processes if one.work is not None or not one.ready]:
                 self._drop(process)  # nobody wants its result any more
             raise
-        return [one for one in found if one is not None]
+        parts = range(len(self._parts))
+        return [
+            self._combined(work, place, [found[part, place] for part in parts]) for place in range(len(work))
+        ]
 
     def close(self) -> None:
         for process in list(self._processes):
@@ -141,18 +151,25 @@ class RewardPool:
     # -- processes ----------------------------------------------------------------------------------
 
     def _until_known(self, on_wait: Callable[[], None]) -> None:
-        """Wait until a process has reported the form of the function."""
+        """Wait until a process has reported the forms of the functions."""
 
         def failed(asked: _Work | None, what: str) -> NoReturn:
             self._not_begun(what)
 
-        while self.form is None:
+        while not self.forms:
             if not self._processes:
                 self._start()
             for process in self._heard(on_wait):
                 self._answer_of(process, failed)
             for process in [one for one in self._processes if self._clock() >= one.deadline]:
                 failed(None, self._late(process))
+
+    def _calls(self, samples: int) -> list[_Work]:
+        """What is to be called for so many samples: of each function of a batch one call, which begins first, for it
+        takes longest."""
+        batches = [_Work(list(range(samples)), part) for part, form in enumerate(self.forms) if form.batch]
+        single = [part for part, form in enumerate(self.forms) if not form.batch]
+        return batches + [_Work([place], part) for place in range(samples) for part in single]
 
     def _hand_out(self, work: Sequence[Texts], waiting: deque[_Work]) -> None:
         idle = [one for one in self._processes if one.ready and one.work is None]
@@ -161,7 +178,7 @@ class RewardPool:
             self._requests += 1
             asked.number = self._requests
             process.deadline = self._clock() + self._settings.timeout_s * len(asked.places)
-            process.ask([asked.number, [list(work[place]) for place in asked.places]])
+            process.ask([asked.number, asked.part, [list(work[place]) for place in asked.places]])
         starting = sum(not one.ready for one in self._processes)
         room = self._settings.processes - len(self._processes)
         for _ in range(min(room, len(waiting) - starting)):
@@ -171,7 +188,7 @@ class RewardPool:
         process = RewardProcess(self._selector)
         process.deadline = self._clock() + self._settings.start_timeout_s
         self._processes.append(process)
-        process.ask([self._settings.function, self._settings.signature, sys.path])
+        process.ask([[[part.function, part.signature] for part in self._parts], sys.path])
 
     def _heard(self, on_wait: Callable[[], None]) -> list[RewardProcess]:
         """Wait until a process answers or the next deadline comes; returns the processes that have answered."""
@@ -215,8 +232,7 @@ class RewardPool:
         process.work, process.deadline = None, math.inf  # it is idle
         if left > MOST_LEFT:
             print(
-                f"the reward function {self._settings.function!r} left {left} processes running after its samples; "
-                "they are ended",
+                f"{self._named()} left {left} processes running after its samples; they are ended",
                 file=sys.stderr,
                 flush=True,
             )
@@ -226,15 +242,15 @@ class RewardPool:
     def _began(self, process: RewardProcess, pid: int, status: str, content: Any) -> None:
         if status == "ready":
             process.pid, process.deadline = pid, math.inf
-            self.form = Form.of(content)
+            self.forms = tuple(map(Form.of, content))
             return
         self._drop(process)
         if status == "refused":
             message, hint, traceback = content
             raise ConfigError(message, hint=hint, details={"traceback": traceback} if traceback else None)
-        sentence, traceback, _ = content
+        sentence, traceback, part = content
         raise UserCodeError(
-            f"the reward function {self._settings.function!r} cannot be loaded: {sentence}.",
+            f"{self._named(part)} cannot be loaded: {sentence}.",
             details={"traceback": traceback},
         )
 
@@ -264,48 +280,67 @@ class RewardPool:
             raise ConfigError(message, hint=hint)
         if status == "raised":
             sentence, traceback, _ = content
-            raise self._error(work, asked.places, f"it raised {sentence}", traceback)
+            raise self._error(work, asked.part, asked.places, f"it raised {sentence}", traceback)
         why, _, index = content
-        raise self._error(work, asked.places if index is None else [asked.places[index]], why)
+        raise self._error(work, asked.part, asked.places if index is None else [asked.places[index]], why)
+
+    def _combined(self, work: Sequence[Texts], place: int, of_parts: Sequence[Scored]) -> Scored:
+        """What a sample earns. Raises UserCodeError where the weighted sum is too large for a number."""
+        if not self._settings.functions:
+            return of_parts[0]
+        reward, more = combined([(part.called, part.weight) for part in self._parts], of_parts)
+        if not math.isfinite(reward):
+            raise self._error(work, None, [place], "the weighted sum is too large for a number")
+        return reward, more
 
     def _failed(
-        self, work: Sequence[Texts], asked: _Work | None, tries: list[int], waiting: deque[_Work], what: str
+        self,
+        work: Sequence[Texts],
+        asked: _Work | None,
+        tries: dict[tuple[int, int], int],
+        waiting: deque[_Work],
+        what: str,
     ) -> list[tuple[int, float]]:
         """The samples that earn `stuck_score` now; those that wait for another attempt are in `waiting`. Raises
         UserCodeError."""
         if asked is None:
             self._not_begun(what)
         if len(asked.places) > 1:  # which of them it was shows when each has a call of its own
-            waiting.extendleft(_Work([place]) for place in reversed(asked.places))
+            waiting.extendleft(_Work([place], asked.part) for place in reversed(asked.places))
             return []
         (place,) = asked.places
-        tries[place] += 1
-        if tries[place] < self._settings.attempts:
+        tried = tries[asked.part, place] = tries.get((asked.part, place), 0) + 1
+        if tried < self._settings.attempts:
             waiting.appendleft(asked)
             return []
-        error = self._error(work, [place], f"{what}, {tries[place]} times in a row")
+        error = self._error(work, asked.part, [place], f"{what}, {tried} times in a row")
         worth = self._settings.stuck_score
         if worth is None:
             raise error
-        self.stuck += 1
         print(f"{error} It earns {worth:g}. {error.details['traceback']}", file=sys.stderr, flush=True)
         return [(place, worth)]
 
     def _not_begun(self, what: str) -> NoReturn:
         raise UserCodeError(
-            f"a process of the reward function {self._settings.function!r} did not begin: {what}.",
+            f"a process of {self._named()} did not begin: {what}.",
             hint="Import the function by hand; its output is in the reward vertex's log.",
         )
 
+    def _named(self, part: int | None = None) -> str:
+        """The function of this place, or all of them."""
+        parts = self._parts if part is None else self._parts[part : part + 1]
+        names = " and ".join(repr(one.function) for one in parts)
+        return f"the reward function{'s' if len(parts) > 1 else ''} {names}"
+
     def _error(
-        self, work: Sequence[Texts], places: list[int], what: str, traceback: str = ""
+        self, work: Sequence[Texts], part: int | None, places: list[int], what: str, traceback: str = ""
     ) -> UserCodeError:
         prompt, completion, _ = work[places[0]]
         which = "a sample" if len(places) == 1 else f"a batch of {len(places)} samples"
         first = "The sample" if len(places) == 1 else "The first of them"
         told = f"{first}: {prompt[-_SHOWN:]!r} → {completion[-_SHOWN:]!r}\n{traceback}".rstrip()
         return UserCodeError(
-            f"the reward function {self._settings.function!r} failed on {which}: {what}.",
+            f"{self._named(part)} failed on {which}: {what}.",
             hint="A sample without a reward is not trained on: the function must return a number for any text.",
             details={"traceback": told},
         )

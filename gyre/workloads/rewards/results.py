@@ -6,9 +6,10 @@ sentence says what it was.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import numbers
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 SCORE = ("score", "reward")
@@ -32,7 +33,8 @@ class NoReward(ValueError):
 
 
 def read_one(returned: Any) -> Scored:
-    """What a function of one sample returned. Raises NoReward."""
+    """What a function of one sample returned: a number, or a mapping or dataclass with `score`. Raises NoReward."""
+    returned = _as_mapping(returned)
     if isinstance(returned, Mapping):
         key = next((key for key in SCORE if key in returned), None)
         if key is None:
@@ -42,7 +44,9 @@ def read_one(returned: Any) -> Scored:
 
 
 def read_batch(returned: Any, count: int) -> list[Scored]:
-    """What a function of `count` samples returned: a list, a tensor, or a mapping with `rewards`. Raises NoReward."""
+    """What a function of `count` samples returned: a list, a tensor, or a mapping or dataclass with `rewards`. Raises
+    NoReward."""
+    returned = _as_mapping(returned)
     more: list[dict[str, float]] = [{} for _ in range(count)]
     if isinstance(returned, Mapping):
         key = next((key for key in SCORES if key in returned), None)
@@ -66,6 +70,25 @@ def read_batch(returned: Any, count: int) -> list[Scored]:
             raise NoReward(str(error), index) from None
         read.append((reward, more[index] | its))
     return read
+
+
+def combined(parts: Sequence[tuple[str, float]], scored: Sequence[Scored]) -> Scored:
+    """The weighted sum of what several functions returned of a sample, by each one's name and weight. Kept beside it
+    are each one's own score, under its name, and its further numbers, under `NAME.NUMBER`."""
+    more = {name: score for (name, _), (score, _) in zip(parts, scored, strict=True)}
+    most = len(more) + MOST_MORE
+    for (name, _), (_, its) in zip(parts, scored, strict=True):
+        for key, value in its.items():
+            if len(more) < most:
+                more[f"{name}.{key}"] = value
+    return sum(weight * score for (_, weight), (score, _) in zip(parts, scored, strict=True)), more
+
+
+def _as_mapping(returned: Any) -> Any:
+    """A dataclass as a mapping of its fields; anything else as it is."""
+    if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
+        return {field.name: getattr(returned, field.name) for field in dataclasses.fields(returned)}
+    return returned
 
 
 def _number(value: Any, said: str) -> float:

@@ -1,4 +1,4 @@
-"""A process of the reward pool: it reads samples, calls the user's function and writes what it returned.
+"""A process of the reward pool: it reads samples, calls one of the user's functions and writes what it returned.
 
     python -c "from gyre.workloads.rewards.worker import main; main(READ_FD, WRITE_FD)"
 
@@ -42,40 +42,42 @@ def main(requests: int, answers: int) -> None:
     for fd in (requests, answers):
         os.set_inheritable(fd, False)
     me = os.getpid()
-    path, signature, folders = read_one(requests)
+    functions, folders = read_one(requests)
     sys.path[:] = folders
     home = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    reward, answer = _load(path, signature)
+    rewards, answer = _load(functions)
     _only(me)
     write_all(answers, packed([me, READY, *answer, 0]))
-    if reward is None:
+    if rewards is None:
         return
     while True:
         try:
-            number, samples = read_one(requests)
+            number, at, samples = read_one(requests)
         except EOFError:
             return
-        answer = _score(reward, samples)
+        answer = _score(rewards[at], samples)
         _only(me)
         _put_back(home)
         write_all(answers, packed([me, number, *answer, _left(me)]))
 
 
-def _load(path: str, signature: str) -> tuple[Any, list[Any]]:
-    """The function and what it is; or None and why not."""
-    try:
-        from gyre.workloads.rewards.calls import BoundReward
-        from gyre.workloads.rewards.functions import load_function
+def _load(functions: list[list[str]]) -> tuple[Any, list[Any]]:
+    """The functions and what they are, of each its path and its signature; or None and why not."""
+    rewards: list[Any] = []
+    for path, signature in functions:
+        try:
+            from gyre.workloads.rewards.calls import BoundReward
+            from gyre.workloads.rewards.functions import load_function
 
-        reward = BoundReward(load_function(path), path, signature)
-    except ConfigError as error:
-        return None, [
-            "refused",
-            [error.message, error.hint, traceback.format_exc() if error.__cause__ else ""],
-        ]
-    except BaseException as error:  # whatever the user's module raises, SystemExit too
-        return None, ["raised", [_sentence(error, path), _traceback(), None]]
-    return reward, ["ready", asdict(reward.form)]
+            rewards.append(BoundReward(load_function(path), path, signature))
+        except ConfigError as error:
+            return None, [
+                "refused",
+                [error.message, error.hint, traceback.format_exc() if error.__cause__ else ""],
+            ]
+        except BaseException as error:  # whatever the user's module raises, SystemExit too
+            return None, ["raised", [_sentence(error, path), _traceback(), len(rewards)]]
+    return rewards, ["ready", [asdict(reward.form) for reward in rewards]]
 
 
 def _score(reward: Any, samples: list[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from gyre.config.sections import RewardSettings, read_section
 from gyre.rollouts.samples import MORE, Group, Sample
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.rewards.calls import Texts
-from gyre.workloads.rewards.functions import UNREADABLE, exact_match
+from gyre.workloads.rewards.functions import exact_match, tells_unreadable
 from gyre.workloads.rewards.pool import RewardPool
 from gyre.workloads.tasks.task import task_of
 
@@ -40,9 +40,10 @@ class ExactMatchReward(BaseWorkload):
 
 
 class PythonReward(BaseWorkload):
-    """Scores with `config["reward"]["function"]`, in a pool of processes.
+    """Scores with `config["reward"]["function"]`, or with the weighted sum of several `functions`, in a pool of
+    processes.
 
-    The function has one of the forms of `gyre.workloads.rewards.forms`. A sample's meta is the group's; it also says
+    Each function has one of the forms of `gyre.workloads.rewards.forms`. A sample's meta is the group's; it also says
     how the sample ended, as `finish_reason`: `stop`, or `length` where it was cut off.
     """
 
@@ -66,20 +67,20 @@ class PythonReward(BaseWorkload):
 
     @operator
     def score(self, groups: list[Group]) -> list[Group]:
-        """The same groups, with `reward` set on every sample, and in `extras` what else the function returned of it.
-        Raises UserCodeError, ConfigError; see `RewardPool.scored`."""
+        """The same groups, with `reward` set on every sample, and in `extras` what else the functions returned of
+        it. Raises UserCodeError, ConfigError; see `RewardPool.scored`."""
         work = [self._texts(group, sample) for group in groups for sample in group.samples]
         scored = iter(self.pool.scored(work, on_scored=self.report_progress, on_wait=self.report_progress))
         for group in groups:
             for sample in group.samples:
                 sample.reward, more = next(scored)
                 sample.extras |= {f"{MORE}{name}": value for name, value in more.items()}
-                self.unreadable += UNREADABLE in more
+                self.unreadable += tells_unreadable(more)
         return groups
 
     def _texts(self, group: Group, sample: Sample) -> Texts:
         meta = group.meta | {"finish_reason": sample.finish_reason}
-        tokens = self.pool.form.tokens if self.pool.form is not None else ()
+        tokens = {name for form in self.pool.forms for name in form.tokens}
         if "prompt_ids" in tokens:
             meta["prompt_ids"] = group.prompt_ids.tolist()
         if "completion_ids" in tokens:

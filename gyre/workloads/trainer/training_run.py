@@ -308,6 +308,7 @@ class TrainingRun:
             held_out=self._held_out,
             expectations=self._expectations,
             plane=self.plane,
+            samples=self.samples,
             report=report,
             report_failure=self._report_failure,
             on_called=self._posts(inbox_messages.EvaluationAnswered),

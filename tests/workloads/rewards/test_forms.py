@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from gyre.errors import ConfigError
 from gyre.workloads.rewards.calls import BoundReward, parameters_of
 from gyre.workloads.rewards.forms import form_of, lacking
-from gyre.workloads.rewards.results import MOST_MORE, NoReward, read_batch, read_one
+from gyre.workloads.rewards.results import MOST_MORE, NoReward, combined, read_batch, read_one
 from gyre.workloads.rewards.signatures import NoFile, look_at
 
 META = {
@@ -358,3 +360,29 @@ def test_a_file_that_is_not_there_is_named_with_where_it_was_looked_for(tmp_path
     for wrong in ("rew.py", "rew.py:", ":f", "rew.py:a b", "math_verfy"):
         with pytest.raises(ConfigError, match="is no reward function"):
             look_at(wrong)
+
+
+@dataclasses.dataclass
+class Said:
+    score: float
+    right: bool
+    note: str = "text"
+
+
+def test_a_dataclass_is_read_as_a_mapping_of_its_fields():
+    assert read_one(Said(0.5, True)) == (0.5, {"right": 1.0})
+    assert read_batch([Said(0.5, True), 1.0], 2) == [(0.5, {"right": 1.0}), (1.0, {})]
+    with pytest.raises(NoReward, match="it returned 'score': nan"):
+        read_one(Said(math.nan, True))
+    with pytest.raises(NoReward):
+        read_one(Said)  # the class itself
+
+
+def test_of_several_functions_each_score_and_number_is_kept_under_its_name():
+    parts = [("right", 1.0), ("format", 0.25), ("shown", 0.0)]
+    many = {f"n{at}": 1.0 for at in range(MOST_MORE)}
+    reward, more = combined(parts, [(1.0, {"acc": 1.0}), (0.5, {"acc": 0.0}), (9.0, many)])
+    assert reward == 1.125
+    assert (more["right"], more["format"], more["shown"]) == (1.0, 0.5, 9.0)
+    assert (more["right.acc"], more["format.acc"], more["shown.n0"]) == (1.0, 0.0, 1.0)
+    assert len(more) == 3 + MOST_MORE

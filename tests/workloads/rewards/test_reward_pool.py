@@ -170,3 +170,77 @@ def test_settings_out_of_range_are_named(wrong):
 
 def test_the_builtin_functions_have_names():
     assert load_function("math_verify") is math_verify
+
+
+# -- several functions -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pool_with():
+    made = []
+
+    def make(*functions, **settings):
+        parts = [{"function": f"{HERE}:{name}", **more} for name, more in functions]
+        section = {"functions": parts, "timeout_s": GENEROUS_S, **settings}
+        made.append(RewardPool(read_section(RewardSettings, {"reward": section}, "reward")))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.close()
+
+
+def test_the_reward_is_the_weighted_sum_and_each_score_is_kept(pool_with):
+    pool = pool_with(
+        ("length", {}), ("in_batches", {"weight": -0.5, "name": "batch"}), ("verl_score", {"weight": 2.0})
+    )
+    assert pool.scored(says("a", "bcd")) == [
+        (
+            2.0 - 0.5 * 10 + 2.0 * 0.25,
+            {"length": 2.0, "batch": 10.0, "verl_score": 0.25, "verl_score.acc": 1.0},
+        ),
+        (
+            4.0 - 0.5 * 11 + 2.0 * 0.25,
+            {"length": 4.0, "batch": 11.0, "verl_score": 0.25, "verl_score.acc": 1.0},
+        ),
+    ]
+    assert [form.name for form in pool.forms] == ["sample", "trl", "verl"]
+
+
+def test_what_fails_of_several_is_named(pool_with):
+    pool = pool_with(("length", {}), ("by_word", {}))
+    with pytest.raises(
+        UserCodeError, match=r"reward function 'tests\.workloads\.reward_functions:by_word' failed on a"
+    ):
+        pool.score(says("raise"))
+    gone = pool_with(("length", {}), ("no_such_function", {}))
+    with pytest.raises(ConfigError, match="no_such_function"):
+        gone.begin()
+
+
+def test_a_function_that_hangs_earns_its_stuck_score_and_the_others_their_own(pool_with):
+    pool = pool_with(
+        ("length", {}), ("by_word", {"weight": 10.0}), attempts=1, timeout_s=0.5, stuck_score=-1.0
+    )
+    (found,) = pool.scored(says("hang"))
+    assert found == (5.0 - 10.0, {"length": 5.0, "by_word": -1.0})
+    assert pool.stuck == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "sentence"),
+    [
+        ({"function": "exact_match", "functions": [{"function": "math_verify"}]}, "exclude each other"),
+        (
+            {"functions": [{"function": "exact_match"}, {"function": "a.py:exact_match"}]},
+            "called 'exact_match'",
+        ),
+        ({"functions": [{"function": "exact_match"}], "signature": "verl"}, "signature of its own"),
+        ({"functions": [{"function": "exact_match", "weight": float("nan")}]}, "weight"),
+        ({"functions": [{"function": "exact_match", "name": "a.b"}]}, "name"),
+        ({"functions": [{"function": f"a.py:f{at}"} for at in range(17)]}, "functions"),
+    ],
+)
+def test_a_list_of_functions_that_makes_no_sense_is_refused(section, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        read_section(RewardSettings, {"reward": section}, "reward")

@@ -45,8 +45,8 @@ def test_a_reward_that_is_shown_runs(name, tmp_path):
         right, wrong = pool.score(
             [("How many?", text, {"answer": "72", "finish_reason": "stop"}) for text in (good, bad)]
         )
-        assert pool.form is not None
-        assert pool.form.name == form
+        assert pool.forms
+        assert [one.name for one in pool.forms] == [form]
     finally:
         pool.close()
     assert right > 0.9 > wrong

@@ -20,12 +20,13 @@ from gyre.config.sections import EvaluationSettings
 from gyre.errors import Fenced, VertexLost
 from gyre.graph.elements import Dispatch
 from gyre.graph.flow import Firing, Flow
+from gyre.observe.samples.writer import SampleWriter
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.plain_data import plain
 from gyre.workloads.trainer.evaluation.held_out import Evaluation, HeldOutSets, Part
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
-from gyre.workloads.trainer.evaluation.results import row_of, row_of_own
+from gyre.workloads.trainer.evaluation.results import right_from, row_of, row_of_own
 from gyre.workloads.trainer.evaluation.rollout_calls import EvaluationCall, RolloutCalls
 from gyre.workloads.trainer.evaluation.scoring import EvaluationScoring, Generated, ScoringCall
 from gyre.workloads.trainer.firings.result_checks import (
@@ -73,6 +74,7 @@ class Evaluations:
         held_out: Callable[[], HeldOutSets],
         expectations: Expectations = NOTHING_KNOWN,
         plane: RolloutRequests | None,
+        samples: SampleWriter,
         report: Callable[..., None],
         report_failure: Callable[[Member, str, Failure, int], None],
         on_called: Callable[[EvaluationCall, Outcome | VertexLost], None],
@@ -87,6 +89,7 @@ class Evaluations:
         self._settings = settings
         self._held_out = held_out
         self._plane = plane
+        self._samples = samples
         self._report = report
         self._report_failure = report_failure
         self._rollouts = RolloutCalls(
@@ -214,7 +217,7 @@ class Evaluations:
         elif SCORE in self._graph.operators:
             self.generated(Evaluation(version, part.set), part.firing, value)
         else:
-            self._settle(part, self._row(Evaluation(version, part.set), value))
+            self._settle_scored(part, Evaluation(version, part.set), value)
 
     def _problem_with_answer(self, part: Part, value: Any) -> Failure | None:
         if isinstance(value, list):
@@ -260,7 +263,7 @@ class Evaluations:
         if found is None:
             return
         generated, groups = found
-        self._settle(part, self._row(generated.evaluation, groups))
+        self._settle_scored(part, generated.evaluation, groups)
         if self._graph.operators[part.firing.operator].dispatch is Dispatch.PLANE and self._plane is not None:
             self._plane.acknowledge_evaluation(generated.evaluation, [group.id for group in generated.groups])
 
@@ -274,13 +277,28 @@ class Evaluations:
 
     # -- the log ------------------------------------------------------------------------------------
 
-    def _settle(self, part: Part, row: dict[str, Any]) -> None:
-        """Log the result of a part, and end it."""
-        if self._log.add(row):
+    def _settle_scored(self, part: Part, evaluation: Evaluation, groups: list[Group]) -> None:
+        """Settle a part whose answers are scored, and have them kept."""
+        row = self._row(evaluation, groups)
+        if not self._settle(part, row):
+            return
+        by_id = {group.id: group for group in groups}
+        placed = [
+            Group(place, prompt.prompt_ids, prompt.meta, by_id[prompt.id].samples)
+            for place, prompt in enumerate(self._sets[evaluation.set])
+            if prompt.id in by_id
+        ]
+        self._samples.evaluated(evaluation.version, evaluation.set, placed, right_from=right_from(row))
+
+    def _settle(self, part: Part, row: dict[str, Any]) -> bool:
+        """Log the result of a part, and end it. False where its version and set were settled already."""
+        added = self._log.add(row)
+        if added:
             self._report("Evaluated", **row)
         reason = f"version {row['version']} was served by then, and was evaluated instead"
         self._leave_out(Evaluation(self._graph.version_of(part.firing), part.set), reason)
         self._end(part)
+        return added
 
     def _leave_out(self, evaluation: Evaluation, reason: str) -> None:
         """There will be no result, unless there is one."""

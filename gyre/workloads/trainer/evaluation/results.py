@@ -80,6 +80,13 @@ def row_of_own(value: Mapping[str, Any], name: str, prompts: int) -> dict[str, A
     }
 
 
+def right_from(row: Mapping[str, Any]) -> float | None:
+    """The reward from which on a sample of this row is right; None where its accuracy has no meaning."""
+    if row["threshold"] is not None:
+        return float(row["threshold"])
+    return 1.0 if row["accuracy"] is not None else None
+
+
 def pass_at(right: int, n: int, k: int) -> float:
     """The chance that one of `k` of the `n` samples is right, `right` of which are: the unbiased estimate of pass@k
     (Chen et al., arXiv 2107.03374)."""

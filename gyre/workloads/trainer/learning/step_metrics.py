@@ -2,7 +2,8 @@
 
 Invariants:
 - *numbers only*: every value is a finite int or float, so that it goes through JSON and Prometheus as it is;
-- *one pass*: a step of a thousand samples costs the trainer's thread about a millisecond.
+- *one pass*: a step of a thousand samples costs the trainer's thread about a millisecond, and half of one more for each
+  number that the reward function returned beside the reward.
 
 Pure: `at` and `seconds` are arguments. The names are in `gyre.workloads.trainer.learning.metric_names`.
 """
@@ -10,11 +11,22 @@ Pure: `at` and `seconds` are arguments. The names are in `gyre.workloads.trainer
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gyre.rollouts.samples import Group
+from gyre.rollouts.samples import MORE, Group
 from gyre.workloads.algorithms.advantages import earned_the_same
+
+MOST_COMPONENTS = 48
+"""Numbers beside the reward that a step has: the names that most of its samples have. A function whose names differ
+from sample to sample would fill the journal, and every sink."""
+
+COUNT = ".count"
+"""After the name of a component that not every sample has: how many have it."""
+
+_NO_NAME = re.compile(r"[^A-Za-z0-9_./-]")
+"""What a name keeps is what every sink takes: MLflow refuses a batch with any other character."""
 
 
 def step_metrics(
@@ -26,6 +38,7 @@ def step_metrics(
     return {
         **{name: value for name, value in learner.items() if is_number(value)},
         **_of_samples(groups),  # also where a learner says them: its sums are of float32
+        **components(groups),
         "step": step,
         "version": step,
         "at": round(at, 3),
@@ -71,6 +84,38 @@ def _of_samples(groups: Sequence[Group]) -> dict[str, Any]:
         "flat_groups_ratio": flat / len(groups),
     }
     return {name: value for name, value in found.items() if is_number(value)}
+
+
+def components(groups: Sequence[Group]) -> dict[str, Any]:
+    """What the reward function returned beside its rewards: of each name the mean, as `reward.NAME`, over the samples
+    that have it, and `reward.NAME.count` where some have not. A character that a sink would refuse is `_`; of two names
+    of a sample that become one the first counts."""
+    samples = [sample for group in groups for sample in group.samples]
+    values: dict[str, list[float]] = {}
+    names: dict[Any, str] = {}
+    """The metric's name of each key of the extras; "" of a key that is no component."""
+    for sample in samples:
+        seen = set()
+        for key, value in sample.extras.items():
+            name = names.get(key)
+            if name is None:
+                name = names[key] = _metric_name(key)
+            if name and name not in seen and is_number(value):
+                seen.add(name)
+                values.setdefault(name, []).append(value)
+    most = sorted(values, key=lambda name: (-len(values[name]), name))[:MOST_COMPONENTS]
+    found: dict[str, Any] = {}
+    for name in sorted(most):
+        mean = math.fsum(values[name]) / len(values[name])
+        if math.isfinite(mean):
+            found[name] = mean
+            if len(values[name]) < len(samples):
+                found[f"{name}{COUNT}"] = len(values[name])
+    return found
+
+
+def _metric_name(key: object) -> str:
+    return _NO_NAME.sub("_", key) if isinstance(key, str) and key.startswith(MORE) else ""
 
 
 def _staleness_of(trained: Sequence[Group], step: int) -> dict[str, float]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from gyre.errors import UserCodeError
+from gyre.observe.samples.files import SampleFiles
+from gyre.observe.samples.names import folder_of
 from gyre.rollouts.samples import Group
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.base import operator
@@ -120,6 +123,23 @@ def by_part(job: InProcessJob) -> dict[tuple[int, str], dict[str, Any]]:
     return found
 
 
+def assert_kept(job: InProcessJob, parts: Iterable[tuple[int, str]]) -> None:
+    """The answers of these versions and sets are kept: the same ones that their rows count."""
+    files, rows = SampleFiles(folder_of(job.directory)), by_part(job)
+    for version, name in parts:
+        row = rows[version, name]
+        page = files.held_out(name, version=version, limit=1000)
+        sides = [one["now"] for one in page["prompts"]]
+        assert sorted(one["prompt_number"] for one in page["prompts"]) == list(range(row["prompts"]))
+        assert sum(side["count"] for side in sides) == row["count"]
+        assert sum(side["right"] for side in sides) / row["count"] == pytest.approx(row["accuracy"])
+        for one in page["prompts"]:
+            assert one["right_answer"]
+            for sample in one["now"]["samples"]:
+                assert {of for of, _, _ in sample["versions"]} == {version}
+                assert sample["reward"] in (0.0, 1.0)
+
+
 def test_every_set_has_a_result_of_every_version_that_is_due(planed: MakePlaned) -> None:
     job, plane = planed(**SETS)
     with job:
@@ -147,6 +167,9 @@ def test_every_set_has_a_result_of_every_version_that_is_due(planed: MakePlaned)
     for report in job.reports_of("Evaluated"):
         body = {key: value for key, value in report.body.items() if key not in ("incarnation", "report")}
         assert body == rows[body["version"], body["set"]]
+    assert_kept(job, PARTS)
+    page = SampleFiles(folder_of(job.directory)).held_out("aime", version=4, against=0)
+    assert page["unmatched"] == 0, "the same prompts at the same places"
 
 
 @pytest.mark.many_cases(quick=2)
@@ -163,6 +186,10 @@ def test_a_trainer_that_dies_between_two_sets_leaves_none_out(planed: MakePlaned
     assert by_part(job) == by_part(undisturbed), "the same samples, whoever asked for them"
     reported = [(report.body["version"], report.body["set"]) for report in job.reports_of("Evaluated")]
     assert sorted(reported) == PARTS, "each once, also what the master had not heard of when the trainer died"
+    files = SampleFiles(folder_of(job.directory))
+    kept = [(version, one["set"]) for one in files.held_out_sets()["sets"] for version in one["versions"]]
+    assert len(set(PARTS) - set(kept)) <= 1, "lost is at most what had been logged and not yet written"
+    assert_kept(job, kept)
 
 
 def test_of_a_set_that_nobody_can_answer_the_reason_is_told_and_the_other_has_its_result(
@@ -205,6 +232,7 @@ def test_what_a_rollout_class_answers_is_scored_by_the_reward_role(make_job) -> 
     assert {row["count"] for row in rows_of(job)} == {6, 4}
     assert all(sum(part["count"] for part in row["by"].values()) == row["count"] for row in rows_of(job))
     assert all(row["reward_mean"] is not None for row in rows_of(job))
+    assert_kept(job, PARTS)
 
 
 def test_a_rollout_class_that_evaluates_by_itself_does_so_for_each_set(make_job) -> None:
@@ -216,6 +244,7 @@ def test_a_rollout_class_that_evaluates_by_itself_does_so_for_each_set(make_job)
         ("aime", 3, None),
         ("math", 2, None),
     }
+    assert SampleFiles(folder_of(job.directory)).held_out_sets() == {"sets": []}, "it told no answers"
 
 
 @pytest.mark.many_cases(quick=3)

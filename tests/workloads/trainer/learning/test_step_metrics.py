@@ -14,7 +14,12 @@ from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.trainer.learning.metric_names import METRICS
 from gyre.workloads.trainer.learning.metrics_file import NAME, MetricsFile
 from gyre.workloads.trainer.learning.step_line import longest_wait, short, step_line, thousands
-from gyre.workloads.trainer.learning.step_metrics import is_flat, step_metrics
+from gyre.workloads.trainer.learning.step_metrics import (
+    MOST_COMPONENTS,
+    components,
+    is_flat,
+    step_metrics,
+)
 
 ROOT = Path(__file__).parents[4]
 
@@ -199,3 +204,57 @@ def test_a_line_that_could_not_be_written_comes_with_the_next(tmp_path: Path) ->
     (folder / NAME).write_text('{"step":1')
     file.add(5, {"loss": 0.5})
     assert lines_of(folder) == [*WHOLE, (4, 0.4), (5, 0.5)]
+
+
+# -- what reward functions return beside their scores -------------------------------------------------
+
+
+def said(number: int, *of_samples: dict[str, object]) -> Group:
+    one = group(number, [0.5] * len(of_samples), [2] * len(of_samples))
+    for sample, extras in zip(one.samples, of_samples, strict=True):
+        sample.extras = dict(extras)
+    return one
+
+
+def test_each_number_beside_the_reward_is_a_mean_over_the_samples_that_have_it() -> None:
+    trained = [
+        said(0, {"reward.acc": 1.0, "reward.words": 7.0}, {"reward.acc": 0.0}),
+        said(
+            1, {"reward.acc": 1.0, "ref_logprobs": np.zeros(2, np.float32), "other": 3.0}, {"reward.acc": 1.0}
+        ),
+    ]
+    found = step_metrics({}, trained, 1, at=0.0, seconds=1.0)
+    assert {name: value for name, value in found.items() if name.startswith("reward.")} == {
+        "reward.acc": 0.75,
+        "reward.words": 7.0,
+        "reward.words.count": 1,
+    }
+    assert found["reward_mean"] == 0.5  # a component of that name would have been another metric
+
+
+@pytest.mark.parametrize(
+    ("extras", "kept"),
+    [
+        ({"reward.a": math.nan}, {}),
+        ({"reward.a": math.inf}, {}),
+        ({"reward.a": "text"}, {}),
+        ({"reward.a": None}, {}),
+        ({"reward.Länge in %": 2.0}, {"reward.L_nge_in__": 2.0}),
+        ({"reward.a b": 1.0, "reward.a_b": 2.0}, {"reward.a_b": 1.0}),
+        ({"reward.part/acc-1.x": 1.0}, {"reward.part/acc-1.x": 1.0}),
+        ({"reward.a": 1e308}, {"reward.a": 1e308}),
+    ],
+)
+def test_a_number_that_is_none_is_no_metric_and_a_name_is_one_that_sinks_take(
+    extras: dict[str, object], kept: dict[str, float]
+) -> None:
+    assert components([said(0, extras)]) == kept
+
+
+def test_of_too_many_names_those_stay_that_most_samples_have() -> None:
+    rare = [{f"reward.of_{at}": 1.0, "reward.all": 1.0} for at in range(MOST_COMPONENTS + 5)]
+    found = components([said(0, *rare)])
+    names = [name for name in found if not name.endswith(".count")]
+    assert len(names) == MOST_COMPONENTS
+    assert "reward.all" in names
+    assert len(found) == 2 * MOST_COMPONENTS - 1  # `all` is of every sample, and has no count

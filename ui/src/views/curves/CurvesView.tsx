@@ -1,13 +1,15 @@
 /** About sixteen curves in sections, the evaluations with their version, and every other number by search. */
 import { useMemo, useState } from "react";
+import { jobPath } from "../../data/api";
 import { useJobView } from "../../data/job";
 import { useLive } from "../../data/live";
+import { useResource } from "../../data/resource";
 import { useSteps } from "../../data/steps";
 import { clock, plural, whole } from "../../format";
 import { SourceNumbers } from "../../parts/SourceNumbers";
-import type { Step } from "../../rest";
+import type { Json, Step } from "../../rest";
 import { setParams, useRoute } from "../../route";
-import { restOf, SECTIONS, type Curve } from "./chosen";
+import { componentsOf, restOf, SECTIONS, weightsOf, type Curve, type Section } from "./chosen";
 import { CurveCard } from "./CurveCard";
 import { EvaluationCard } from "./EvaluationCard";
 import { SmoothChoice } from "./SmoothChoice";
@@ -24,6 +26,8 @@ export default function CurvesView() {
   const { job, tick } = useLive();
   const { steps, complete } = useSteps(job, tick);
   const { data: view } = useJobView();
+  const { data: spec } = useResource<Json>(jobPath(job, "/spec"));
+  const weights = useMemo(() => weightsOf(spec), [spec]);
   const { params } = useRoute();
   const [search, setSearch] = useState(params["q"] ?? "");
   const [plane, setPlane] = useState(false);
@@ -47,7 +51,7 @@ export default function CurvesView() {
         {axis.range && <button type="button" onClick={() => setParams({ from: null, to: null })}>All of it</button>}
       </div>
       <p className="muted small">Drag over a chart to look closer; double-click for all of it. The cursor is the same in every chart.</p>
-      {SECTIONS.map((section) => {
+      {sectionsOf(names, weights).map((section) => {
         const shown = section.curves.filter((curve) => names.has(curve.name) && matches(curve));
         return shown.length > 0 && (
           <section key={section.title} aria-label={section.title}>
@@ -75,6 +79,11 @@ export default function CurvesView() {
       </details>
     </>
   );
+}
+
+/** The chosen sections, and after the reward what it is made of. */
+function sectionsOf(names: ReadonlySet<string>, weights: ReadonlyMap<string, number>): readonly Section[] {
+  return [...SECTIONS.slice(0, 1), { title: "What the reward is made of", curves: componentsOf(names, weights) }, ...SECTIONS.slice(1)];
 }
 
 function useAxis(steps: readonly Step[], byTime: boolean): Axis {

@@ -2,6 +2,8 @@
  * The curves that are shown without asking, in sections. The names, units and meanings are those of METRICS in
  * gyre/workloads/trainer/learning/metric_names.py; a test compares them.
  */
+import type { Json } from "../../rest";
+
 export interface Curve {
   readonly name: string;
   readonly title: string;
@@ -56,7 +58,36 @@ const CHOSEN = new Set(SECTIONS.flatMap((section) => section.curves.flatMap((cur
 /** What says where a step is, and is no curve. */
 const PLACES = new Set(["step", "at", "version"]);
 
+/** What a number begins with that the reward function returned beside the reward. */
+const COMPONENT = "reward.";
+
+/** What the reward functions returned, by name: each a mean over the samples that have it; a score with its weight. */
+export function componentsOf(names: Iterable<string>, weights: ReadonlyMap<string, number>): Curve[] {
+  const found = [...names].filter((name) => name.startsWith(COMPONENT)).sort();
+  return found.map((name) => {
+    const title = name.slice(COMPONENT.length);
+    const weight = weights.get(title);
+    return { name, title, unit: name.endsWith(".count") ? "samples that have it" : weight === undefined ? "mean" : `mean, weight ${weight}` };
+  });
+}
+
+/** The weights of `config.reward.functions` in a job's spec, by the name that each score has in the steps. */
+export function weightsOf(spec: Json | undefined): ReadonlyMap<string, number> {
+  const found = new Map<string, number>();
+  const functions = at(at(at(spec, "config"), "reward"), "functions");
+  for (const one of Array.isArray(functions) ? functions : []) {
+    const own = String(at(one, "function") ?? "").split(":").at(-1) ?? "";
+    const weight = at(one, "weight") ?? 1;
+    if (typeof weight === "number") found.set(String(at(one, "name") || own.replace(/[^A-Za-z0-9_-]/g, "_").slice(0, 32)), weight);
+  }
+  return found;
+}
+
+function at(of: Json | undefined, key: string): Json | undefined {
+  return typeof of === "object" && of !== null && !Array.isArray(of) ? of[key] : undefined;
+}
+
 /** The other numbers that the steps have, by name. */
 export function restOf(names: Iterable<string>): string[] {
-  return [...names].filter((name) => !CHOSEN.has(name) && !PLACES.has(name)).sort();
+  return [...names].filter((name) => !CHOSEN.has(name) && !PLACES.has(name) && !name.startsWith(COMPONENT)).sort();
 }

@@ -22,6 +22,7 @@ export function GroupMembers({ job, item }: { job: string; item: SampleItem }) {
       </div>
       {error && !data && <Refused error={error} />}
       <p className="prompt">{item.prompt ?? "The prompt has no text: the job has no tokenizer."}</p>
+      {item.right_answer != null && <p className="right-answer">Right answer: <strong>{item.right_answer}</strong></p>}
       <ol className="side-by-side" tabIndex={0} aria-label="Members">
         {members.map((one) => (
           <li key={one.sample} className={one.sample === item.sample ? "card chosen" : "card"}>

@@ -5,10 +5,11 @@ import { bytes, plural, short, whole, words } from "../../format";
 import { Refused } from "../../parts/Refused";
 import { VirtualList } from "../../parts/VirtualList";
 import { useRootSize } from "../../parts/rootSize";
-import type { SampleItem, SampleSteps } from "../../rest";
+import type { HeldOutSets, SampleItem, SampleSteps } from "../../rest";
 import { go, hrefOf, setParams, useRoute } from "../../route";
 import { filtersOf } from "./filters";
 import { GroupMembers } from "./GroupMembers";
+import { HeldOut } from "./HeldOut";
 import { useSampleList } from "./pages";
 import { RewardHistogram } from "./RewardHistogram";
 import { SampleFilters } from "./SampleFilters";
@@ -18,9 +19,15 @@ import "./samples.css";
 const TICKS = 10;
 
 export default function SamplesView() {
+  const { params } = useRoute();
+  return params["held"] ? <HeldOut set={params["held"]} /> : <Trained />;
+}
+
+function Trained() {
   const { job, tick, running } = useLive();
   const { params } = useRoute();
   const filters = filtersOf(params);
+  const { data: held } = useJob<HeldOutSets>("/held-out", TICKS);
   const { data: steps, error } = useJob<SampleSteps>("/samples/steps", TICKS);
   const list = useSampleList(job, filters, running && !params["at"] ? Math.floor(tick / TICKS) : 0);
   const lineHeight = 2 * useRootSize();
@@ -30,9 +37,10 @@ export default function SamplesView() {
     const one = list.at(at);
     if (one) go(tokensHref(job, one));
   };
+  const heldOut = held?.sets[0] && <a href={hrefOf(job, "samples", { held: held.sets[0].set })}>Held-out answers</a>;
   if (error && !steps) return <><h1>Samples</h1><Refused error={error} /></>;
   if (steps && steps.steps.length === 0 && steps.quarantined === 0) {
-    return <><h1>Samples</h1><p className="empty">No samples are kept yet. They come with the first step, if <code>observe.samples</code> of the job lets them.</p></>;
+    return <><div className="head"><h1>Samples</h1>{heldOut}</div><p className="empty">No samples are kept yet. They come with the first step, if <code>observe.samples</code> of the job lets them.</p></>;
   }
   const kept = steps?.steps.reduce((sum, one) => sum + one.bytes, 0);
   return (
@@ -40,6 +48,7 @@ export default function SamplesView() {
       <div className="head">
         <h1>Samples</h1>
         {steps && <span className="muted">{plural(steps.steps.length, "step")} kept, {bytes(kept)}; {whole(steps.quarantined)} quarantined</span>}
+        {heldOut}
       </div>
       <SampleFilters filters={filters} steps={steps} />
       {list.error && <Refused error={list.error} />}
@@ -67,6 +76,7 @@ function Line({ item }: { item: SampleItem | undefined }) {
       <span className="outcome">{words(item.outcome)}{item.finish_reason === "length" ? ", cut off" : ""}</span>
       <span className="by">{item.instances.length > 1 ? `${item.instances[0]?.[0]} +${item.instances.length - 1}` : item.instances[0]?.[0]}</span>
       <span className="answer muted">{item.answer ?? "(no text)"}</span>
+      {item.right_answer != null && <span className="right muted" title={`Right answer: ${item.right_answer}`}>right answer: {item.right_answer}</span>}
     </>
   );
 }

@@ -49,6 +49,7 @@ export default function TokensView() {
         Reward <strong>{short(sample.reward)}</strong>, {words(sample.outcome)}, {plural(sample.token_ids.length, "token")} after {whole(sample.prompt_tokens)} of the prompt, ended by {sample.finish_reason || "–"}
         {Object.entries(sample.more).map(([name, value]) => <span key={name} className="muted">; {name} {anything(value)}</span>)}
       </p>
+      {sample.right_answer != null && <p className="right-answer">Right answer: <strong>{sample.right_answer}</strong></p>}
       <div className="row" role="group" aria-label="Colour by">
         <span className="muted" aria-hidden="true">Colour by</span>
         {modes.map((one) => (
