@@ -106,7 +106,9 @@ class Watch:
             while not self._over.wait(CORES_EVERY_S):
                 now, uses, looked_s = psutil.cpu_times(), cpu_of_processes(), time.time()
                 took_s = looked_s - at_s
-                grown = {pid: (name, cpu_s - used.get(pid, ("", 0.0))[1]) for pid, (name, cpu_s) in uses.items()}
+                grown = {
+                    pid: (name, cpu_s - used.get(pid, ("", 0.0))[1]) for pid, (name, cpu_s) in uses.items()
+                }
                 most = sorted(grown.items(), key=lambda one: -one[1][1])[:CORES_OF]
                 row = {
                     "at_s": round(looked_s - self._began, 3),

@@ -48,7 +48,8 @@ from gyre.master.moment_view import moment_of
 from gyre.master.store_notes import LostNote, notes_below
 from gyre.observe.history import JobHistory
 from gyre.observe.run_labels import label, labels_of
-from gyre.observe.run_summary import FORM, keep_summary, summed_up
+from gyre.observe.run_lines import FORM, LISTED, line_of
+from gyre.observe.run_summary import keep_summary, summed_up
 from gyre.observe.samples.query import SampleReader
 from gyre.observe.series import read_series
 from gyre.observe.series.reading import POINTS
@@ -70,8 +71,6 @@ LONG_HISTORY = 100_000
 """Events from which on it is said that a history is read: a million take half a minute of a core."""
 FOLLOW_POLL_S = 0.2
 PAGE = 1000
-LISTED = 5000
-"""Most jobs of a list, the newest: more than a table is read for, and a second's work to send."""
 LONG_LIST = 200
 """Jobs without a summary from which on it is said that they are summed up: each takes some ten milliseconds."""
 LOG_PAGE_BYTES = 2**18
@@ -161,8 +160,8 @@ class JobReader:
     # -- which job ----------------------------------------------------------------------------------
 
     def jobs(self, *, live: bool | None = None) -> list[dict[str, Any]]:
-        """The newest `LISTED` jobs, the newest first: job_id, name, phase, reason, message, epoch, submitted_at, ended_at,
-        live, url; what `gyre.observe.run_summary` sums up of each; its `tags` and `notes`; and from the store
+        """The newest `LISTED` jobs, the newest first: job_id, name, phase, reason, message, epoch, submitted_at,
+        ended_at, live, url; what `gyre.observe.run_summary` sums up of each; its `tags` and `notes`; and from the store
         `queue_place`, the place among the jobs that wait for room that others hold.
         """
         if self._url is not None:
@@ -172,7 +171,9 @@ class JobReader:
         except (StoreLost, StoreCorrupt) as error:
             return self._jobs_of_masters(error)
         if (missing := sum(not row.live and row.summary is None for row in rows)) >= LONG_LIST:
-            self.on_wait(f"Summing up {missing:,} jobs that ended before there were lists of this kind, once.")
+            self.on_wait(
+                f"Summing up {missing:,} jobs that ended before there were lists of this kind, once."
+            )
         return [self._item(row) for row in rows]
 
     def listed(self, job_id: str) -> dict[str, Any]:
@@ -700,21 +701,20 @@ def _why_none(row: JobRow) -> str:
 
 
 def _line(listed: ListedJob, summary: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "job_id": listed.job_id,
-        "name": listed.name,
-        "phase": listed.phase,
-        "reason": listed.reason,
-        "epoch": listed.epoch,
-        "submitted_at": listed.created_at,
-        "ended_at": listed.ended_at,
-        "live": listed.live,
-        "url": listed.url or "",
-        "queue_place": None,
-        **summary,
-        "message": summary["message"] or listed.message,
-        **labels_of(listed.labels),
-    }
+    return line_of(
+        summary,
+        job_id=listed.job_id,
+        name=listed.name,
+        phase=listed.phase,
+        reason=listed.reason,
+        message=listed.message,
+        epoch=listed.epoch,
+        created_at=listed.created_at,
+        ended_at=listed.ended_at,
+        url=listed.url,
+        tags=listed.labels.tags,
+        notes=listed.labels.notes,
+    )
 
 
 def _found(row: JobRow) -> Found:

@@ -31,7 +31,9 @@ def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
                 "with a letter or a digit.",
             )
     if len(found) > MOST_TAGS:
-        raise ConfigError(f"{len(found)} tags: a job has at most {MOST_TAGS}.", hint="Keep the rest in its note.")
+        raise ConfigError(
+            f"{len(found)} tags: a job has at most {MOST_TAGS}.", hint="Keep the rest in its note."
+        )
     return found
 
 

@@ -30,8 +30,10 @@ def label(
     remove: Sequence[str] = (),
     notes: str | None = None,
 ) -> LabelsRecord:
-    """Add and remove tags, and write other notes; None leaves them. Returns what then holds. Raises ConfigError for a
-    bad tag or too many, NotFound and StoreError."""
+    """Add and remove tags, and write another note; None leaves it. Asked for nothing it writes nothing.
+    Returns what then holds. Raises ConfigError for a bad tag or too many, NotFound and StoreError."""
+    if not add and not remove and notes is None:
+        return labels_of(store.listing.labels(store.job(job_id).job_id))
     added = checked_tags(add)
     text = None if notes is None else checked_note(notes)
     if added:

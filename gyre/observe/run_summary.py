@@ -23,10 +23,8 @@ from typing import Any
 from gyre.config import FLEET
 from gyre.errors import StoreError
 from gyre.failover import JobState
+from gyre.observe.run_lines import FORM
 from gyre.store import Store
-
-FORM = 1
-"""Of the keys below: raised with every change of them, so that summaries of before are made anew."""
 
 POINTS = 40
 """Steps of which the rewards are kept: as many as a curve in a line of a table can show."""
@@ -39,13 +37,20 @@ _NOT_THE_EXPERIMENT = ("name", "tags", "notes", "store", "observe", "python_path
 files and who looks at it."""
 
 Summary = dict[str, Any]
-"""`step`, `version`, `started_at`, `message`: of the job's record. `steps`: those asked for, None where the user's own
-trainer says. `recipe` ("" for a user's own trainer), `model` (the last part of its folder, or the small decoder's
-shape, or ""), `seed` (None where it is not known), `config` (equal for jobs that differ in their seed alone). `reward`:
-of the last step; `rewards`: of at most `POINTS` steps, evenly spread, None where one has none. `held_out`: the best of
-each set, in the order of their names: `set`, `unit` (`accuracy` or `reward`), `value`, `version`. `tokens_per_s`: the
-median of those steps. `cost`: what the run cost so far in the currency of its prices, where the trainer's report has
-it."""
+"""Of the keys of `FORM`:
+
+- `step`, `version`, `started_at`, `message`: of the job's record;
+- `steps`: those asked for, None where the user's own trainer says;
+- `recipe`: "" for a user's own trainer;
+- `model`: the last part of its folder, or the small decoder's shape, or "";
+- `seed`: None where it is not known;
+- `config`: equal for jobs that differ in their seed alone;
+- `reward`: of the last step; `rewards`: of at most `POINTS` steps, evenly spread, None where one has none;
+- `held_out`: the best of each set, in the order of their names: `set`, `unit` (`accuracy` or `reward`), `value`,
+  `version`;
+- `tokens_per_s`: the median of those steps;
+- `cost`: what the run cost so far in the currency of its prices, where the trainer's report has it.
+"""
 
 
 def summary_of(state: JobState, spec: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Summary:
@@ -74,9 +79,7 @@ def summed_up(store: Store, job_id: str, spec: Mapping[str, Any], state: JobStat
     return summary_of(state, spec, store.ledger(job_id).sparse_metrics(POINTS))
 
 
-def keep_summary(
-    store: Store, job_id: str, spec: Mapping[str, Any], state: JobState, *, seq: int
-) -> Summary:
+def keep_summary(store: Store, job_id: str, spec: Mapping[str, Any], state: JobState, *, seq: int) -> Summary:
     """Sum up a job that has ended, in this state after event `seq`, and keep it for the lists to come. A store that
     cannot be written keeps nothing: the next list sums it up anew. Raises StoreError where it cannot be read."""
     summary = summed_up(store, job_id, spec, state)

@@ -22,7 +22,7 @@ from gyre.store.database import BUSY_TIMEOUT_S, Database, is_unique_violation, o
 from gyre.store.journal import Journal
 from gyre.store.keyframes import KeyframeStore
 from gyre.store.ledger import LedgerStore
-from gyre.store.listing import JobListing, Labels
+from gyre.store.listing import NO_LABELS, JobListing, Labels
 from gyre.store.presence import Finding, Lost, StoreMark
 from gyre.store.rollouts import RolloutStore
 from gyre.store.series import SeriesStore
@@ -189,7 +189,7 @@ class Store:
         ray_address: str | None = None,
         namespace: str | None = None,
         phase: str = FIRST_PHASE,
-        labels: Labels = Labels(),
+        labels: Labels = NO_LABELS,
     ) -> None:
         """Add a live job with an empty journal at epoch 0. Conflict if a live job bears the name."""
         check_text(f"job {job_id}", {"job_id": job_id, "name": name, "phase": phase})

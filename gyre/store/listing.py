@@ -31,9 +31,13 @@ class Labels:
     notes: str = ""
 
 
+NO_LABELS = Labels()
+
+
 @dataclass(frozen=True, slots=True)
 class ListedJob:
-    """A job as a list needs it. Times in seconds since 1970. `summary` is None where there is none of the last event."""
+    """A job as a list needs it. Times in seconds since 1970. `summary` is None where there is none of the last
+    event."""
 
     job_id: str
     name: str
@@ -135,13 +139,11 @@ class JobListing:
 
     def begin(self, connection: Connection, job_id: str, labels: Labels) -> None:
         """The labels of a job that has none, in the transaction of `connection`."""
-        if labels == Labels():
+        if labels == NO_LABELS:
             return
         check_text(f"job {job_id}", {"a tag": "".join(labels.tags), "the note": labels.notes})
         tags = encode_body(sorted(labels.tags), f"tags of {job_id}")
-        connection.execute(
-            insert(tables.job_labels).values(job_id=job_id, tags=tags, notes=labels.notes)
-        )
+        connection.execute(insert(tables.job_labels).values(job_id=job_id, tags=tags, notes=labels.notes))
 
     def _lock(self, connection: Connection, job_id: str) -> None:
         """Have whoever labels the job next wait for this transaction's end."""
@@ -158,11 +160,13 @@ class JobListing:
 def _read_labels(connection: Connection, job_id: str) -> Labels:
     table = tables.job_labels
     row = connection.execute(select(table.c.tags, table.c.notes).where(table.c.job_id == job_id)).first()
-    return Labels() if row is None else _labels(job_id, row[0], row[1])
+    return NO_LABELS if row is None else _labels(job_id, row[0], row[1])
 
 
 def _labels(job_id: str, tags: str | None, notes: str | None) -> Labels:
-    return Labels(tuple(decode_body(tags, f"tags of {job_id}")), notes or "") if tags is not None else Labels()
+    return (
+        Labels(tuple(decode_body(tags, f"tags of {job_id}")), notes or "") if tags is not None else NO_LABELS
+    )
 
 
 def _summary(body: str | None) -> dict[str, Any] | None:

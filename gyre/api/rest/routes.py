@@ -91,7 +91,8 @@ reads = APIRouter(tags=["job"], route_class=SharedRoute)
 FilterText = Annotated[
     str,
     Query(
-        max_length=MOST_CHARS, description='As in `reward>0.5, model~qwen, tag=ablation`; see docs/dashboard.md.'
+        max_length=MOST_CHARS,
+        description="As in `reward>0.5, model~qwen, tag=ablation`; see docs/dashboard.md.",
     ),
 ]
 SortText = Annotated[

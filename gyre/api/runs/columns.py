@@ -60,7 +60,8 @@ def _best(key: str) -> Callable[[Item, float], Value]:
 
 
 def held_out_of(item: Item, name: str | None = None) -> Mapping[str, Any] | None:
-    """The best evaluation of the set of this name, or else of the job's first set: `set`, `unit`, `value`, `version`."""
+    """The best evaluation of the set of this name, or else of the job's first set: `set`, `unit`, `value`,
+    `version`."""
     rows = item.get("held_out") or ()
     return next((row for row in rows if name is None or row["set"] == name), None)
 
@@ -77,7 +78,10 @@ COLUMNS: tuple[RunColumn, ...] = (
     ),
     RunColumn("seed", "number", "`config.seed`", _key("seed")),
     RunColumn(
-        "experiment", "text", "a short text that is the same for runs which differ in their seed alone", _key("config")
+        "experiment",
+        "text",
+        "a short text that is the same for runs which differ in their seed alone",
+        _key("config"),
     ),
     RunColumn("step", "number", "steps made", _key("step")),
     RunColumn("steps", "number", "steps asked for; unknown of a trainer of your own", _key("steps")),
@@ -102,7 +106,14 @@ COLUMNS: tuple[RunColumn, ...] = (
 )
 
 _BY_NAME = {column.name: column for column in COLUMNS}
-_SAME = {"tag": "tags", "note": "notes", "job": "name", "job_id": "id", "submitted": "started", "config": "experiment"}
+_SAME = {
+    "tag": "tags",
+    "note": "notes",
+    "job": "name",
+    "job_id": "id",
+    "submitted": "started",
+    "config": "experiment",
+}
 """Other words for a column."""
 
 

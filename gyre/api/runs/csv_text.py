@@ -23,9 +23,7 @@ def csv_of_runs(items: Iterable[Mapping[str, Any]], columns: Sequence[str] = (),
     return _text([column.name for column in chosen], rows)
 
 
-def csv_of_curves(
-    steps: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str] = ()
-) -> str:
+def csv_of_curves(steps: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str] = ()) -> str:
     """A line for each step of each job (by its name), with these metrics, or with all that any of the steps has."""
     known = dict.fromkeys(
         key for rows in steps.values() for row in rows for key, value in row.items() if _is_number(value)

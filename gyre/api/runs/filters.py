@@ -8,7 +8,8 @@
 `~` is "contains", without regard to case; so is `=` without regard to case. A word alone is looked for in name, id,
 phase, reason, model, recipe, tags and notes. Numbers may end with `%`, `k` or `M`; spans with `s`, `m`, `h` or `d`; a
 moment is a date, as `2026-11-27` or `2026-11-27T18:30`, of this machine's clock. A run that has no value in a column
-satisfies only `!=` and `!~` there, and `=""`. Of tags, one has to satisfy `=` and `~`, and none may be what `!=` and `!~` name.
+satisfies only `!=` and `!~` there, and `=""`. Of tags, one has to satisfy `=` and `~`, and none may be what `!=` and
+`!~` name.
 
 Pure. This module must not know where the runs are from.
 """
@@ -74,7 +75,9 @@ def parse_filter(text: str) -> Filter:
 def _no_filter(text: str, found: re.Match[str]) -> ConfigError:
     if found["column"]:
         wanted = f"{found['column']}{found['sign']}"
-        return ConfigError(f"{wanted} has no value in the filter.", hint=f"As in {wanted}0.5 or {wanted}\"two words\".")
+        return ConfigError(
+            f"{wanted} has no value in the filter.", hint=f'As in {wanted}0.5 or {wanted}"two words".'
+        )
     rest = text[found.end() :].strip()
     return ConfigError(
         f"{rest[:40]!r} is no filter.",
@@ -102,7 +105,9 @@ def _comparison(column: RunColumn, sign: str, value: str) -> Filter:
     if sign == "~" or (sign == "=" and column.kind in ("text", "texts")):
         return _of_text(column, sign, value)
     if column.kind in ("text", "texts"):
-        raise ConfigError(f"{column.name} is text, which is not {sign} anything.", hint=f"{column.name}~{value}")
+        raise ConfigError(
+            f"{column.name} is text, which is not {sign} anything.", hint=f"{column.name}~{value}"
+        )
     if column.kind == "time":
         return _of_time(column, sign, value)
     wanted = _number_of(column, value)
@@ -151,7 +156,9 @@ def _number_of(column: RunColumn, value: str) -> float:
     found = _NUMBER.fullmatch(value)
     if found is None or found[2] not in units:
         example = "10m" if column.kind == "seconds" else "0.5"
-        raise ConfigError(f"{column.name} is a number, and {value!r} is none.", hint=f"As in {column.name}>{example}.")
+        raise ConfigError(
+            f"{column.name} is a number, and {value!r} is none.", hint=f"As in {column.name}>{example}."
+        )
     return float(found[1]) * units[found[2]]
 
 

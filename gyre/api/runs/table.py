@@ -100,7 +100,9 @@ def _group(key: str, items: Sequence[Item], now: float) -> Group:
         column = column_named(name)
         told = items
         if name == "held_out":  # of one set and in one unit: means over several say nothing
-            told = [item for item in items if (one := held_out_of(item)) and (one["set"], one["unit"]) == kind]
+            told = [
+                item for item in items if (one := held_out_of(item)) and (one["set"], one["unit"]) == kind
+            ]
         found = [float(value) for item in told if isinstance(value := column.value(item, now), int | float)]
         if found:
             values[name] = Spread(len(found), fmean(found), stdev(found) if len(found) > 1 else None)
