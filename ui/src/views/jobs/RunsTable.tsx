@@ -25,47 +25,54 @@ export function RunsTable({ runs, keyOf, chosen, onToggle, onLabels }: Props) {
   const line = LINE_REM * useRootSize();
   const { ref, from, to } = useWindow(runs.length, line);
   const columns = COLUMNS.filter((column) => !column.there || runs.some(column.there));
-  const wide = 16 + 12 + 10 + columns.reduce((sum, column) => sum + column.width, 2.5);
+  const wide = 13 + 14 + columns.reduce((sum, column) => sum + column.width, 2.5);
   return (
     <div className="wide runs" ref={ref} tabIndex={0} role="region" aria-label="Jobs">
       <table style={{ minWidth: `${wide}rem` }} aria-rowcount={runs.length + 1}>
         <colgroup>
           <col style={{ width: "2.5rem" }} />
-          <col style={{ width: "16rem" }} />
+          <col style={{ width: "13rem" }} />
           {columns.map((column) => <col key={column.title} style={{ width: `${column.width}rem` }} />)}
-          <col style={{ width: "12rem" }} />
-          <col style={{ width: "10rem" }} />
+          <col style={{ width: "14rem" }} />
         </colgroup>
         <thead>
           <tr>
             <th scope="col"><span className="visually-hidden">Compare</span></th>
             <Heading name="name" title="Job" sort={sort} />
             {columns.map((column) => <Heading key={column.title} name={column.name} title={column.title} sort={sort} number={column.number} />)}
-            <Heading name="tags" title="Tags" sort={sort} />
             <Heading name="notes" title="Note" sort={sort} />
           </tr>
         </thead>
         <tbody>
-          {from > 0 && <tr aria-hidden="true"><td colSpan={columns.length + 4} style={{ height: from * line, padding: 0 }} /></tr>}
+          {from > 0 && <tr aria-hidden="true"><td colSpan={columns.length + 3} style={{ height: from * line, padding: 0 }} /></tr>}
           {runs.slice(from, to).map((run, at) => {
             const key = keyOf(run);
             return (
               <tr key={run.job_id} className="run" aria-rowindex={from + at + 2} style={{ height: line }}>
                 <td><input type="checkbox" aria-label={`Compare ${key}`} checked={chosen.has(run.job_id)} onChange={() => onToggle(run)} /></td>
                 <td title={run.job_id}><a href={hrefOf(key, "now")}>{key}</a></td>
-                {columns.map((column) => <td key={column.title} className={column.number ? "number" : undefined} title={column.full?.(run)}>{column.cell(run)}</td>)}
-                <td title={run.tags.join(", ")}>
-                  <button type="button" className="plain small" aria-label={`Tags and note of ${key}`} onClick={() => onLabels(run)}>{run.tags.length > 0 ? "✎" : "+ tag"}</button>
-                  {run.tags.map((tag) => <button key={tag} type="button" className="tag" title={`Only runs with the tag ${tag}`} onClick={() => setParams({ filter: /\s/.test(tag) ? `tag="${tag}"` : `tag=${tag}` })}>{tag}</button>)}
-                </td>
+                {columns.map((column) => (
+                  <td key={column.title} className={column.number ? "number" : undefined} title={column.full?.(run)}>
+                    {column.name === "tags" ? <Tags run={run} name={key} onLabels={onLabels} /> : column.cell(run)}
+                  </td>
+                ))}
                 <td className="muted" title={run.notes}>{run.notes}</td>
               </tr>
             );
           })}
-          {to < runs.length && <tr aria-hidden="true"><td colSpan={columns.length + 4} style={{ height: (runs.length - to) * line, padding: 0 }} /></tr>}
+          {to < runs.length && <tr aria-hidden="true"><td colSpan={columns.length + 3} style={{ height: (runs.length - to) * line, padding: 0 }} /></tr>}
         </tbody>
       </table>
     </div>
+  );
+}
+
+function Tags({ run, name, onLabels }: { run: Run; name: string; onLabels: (run: Run) => void }) {
+  return (
+    <>
+      <button type="button" className="plain small" onClick={() => onLabels(run)}><span aria-hidden="true">✎</span><span className="visually-hidden">Tags and note of {name}</span></button>
+      {run.tags.map((tag) => <button key={tag} type="button" className="tag" title={`Only runs with the tag ${tag}`} onClick={() => setParams({ filter: /\s/.test(tag) ? `tag="${tag}"` : `tag=${tag}` })}>{tag}</button>)}
+    </>
   );
 }
 

@@ -27,15 +27,16 @@ export function heldOut(run: Run): string {
 
 const outcome = (run: Run): string => run.message || words(run.reason);
 
-/** The name, the tags and the box to compare by are the table's own. */
+/** The box to compare by, the name, what changes the tags, and the note are the table's own. */
 export const COLUMNS: readonly RunColumn[] = [
   { name: "phase", title: "Phase", width: 7, cell: (run) => <Badge tone={toneOfPhase(run.phase)}>{words(run.phase)}</Badge> },
-  { name: "model", title: "Model", width: 10, there: (run) => run.model !== "", cell: (run) => run.model, full: (run) => run.model },
-  { name: "recipe", title: "Recipe", width: 6, there: (run) => run.recipe !== "", cell: (run) => run.recipe, full: (run) => run.recipe },
   { name: "step", title: "Steps", width: 6, number: true, cell: (run) => (run.steps ? `${whole(run.step)} of ${whole(run.steps)}` : whole(run.step)) },
   { name: "reward", title: "Reward", width: 5, number: true, cell: (run) => short(run.reward) },
   { name: "", title: "Curve", width: 6, there: (run) => run.rewards.length > 1, cell: (run) => run.rewards.length > 1 && <Sparkline values={run.rewards} label={`Reward of ${run.name} over its steps`} /> },
   { name: "held_out", title: "Best held-out", width: 11, there: (run) => run.held_out.length > 0, cell: heldOut, full: (run) => run.held_out.map((one) => heldOut({ ...run, held_out: [one] })).join(", ") },
+  { name: "tags", title: "Tags", width: 11, cell: () => null, full: (run) => run.tags.join(", ") },
+  { name: "model", title: "Model", width: 10, there: (run) => run.model !== "", cell: (run) => run.model, full: (run) => run.model },
+  { name: "recipe", title: "Recipe", width: 6, there: (run) => run.recipe !== "", cell: (run) => run.recipe, full: (run) => run.recipe },
   { name: "tokens_per_s", title: "Tokens/s", width: 5.5, number: true, there: (run) => run.tokens_per_s !== null, cell: (run) => short(run.tokens_per_s) },
   { name: "cost", title: "Cost", width: 5, number: true, there: (run) => run.cost !== null, cell: (run) => short(run.cost) },
   { name: "seed", title: "Seed", width: 4, number: true, there: (run) => run.seed !== null, cell: (run) => whole(run.seed) },
