@@ -247,7 +247,7 @@ def tag(session: Session, job: str, tags: tuple[str, ...], remove: bool, as_json
         raise click.UsageError("--remove: which tags?")
     with session.reader() as reader:
         found = reader.find(job)
-        labels = reader.label(found.job_id, **{"remove" if remove else "add": tags})
+        labels = reader.label(found.job_id, add=() if remove else tags, remove=tags if remove else ())
     if as_json:
         write_json(labels)
     elif tags:

@@ -44,7 +44,7 @@ def _version(item: Item, now: float) -> Value:
 
 
 def _took(item: Item, now: float) -> Value:
-    return max((item.get("ended_at") or now) - item["submitted_at"], 0.0)
+    return max(float(item.get("ended_at") or now) - float(item["submitted_at"]), 0.0)
 
 
 def _tags(item: Item, now: float) -> Value:

@@ -140,4 +140,3 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int) 
     for row in cells:
         drawn.add_row(*(Text(row[index], style=COLOURS.get(row[index], "")) for index in widths))
     return drawn
-
