@@ -21,10 +21,12 @@ from gyre.api.quick_list import _newest_revision, ended_jobs
 from gyre.api.reader import JobReader
 from gyre.api.rest import schemas
 from gyre.api.rest.app import create_app, create_store_app
+from gyre.api.resume import _label
 from gyre.api.stored_jobs import StoredJobs
+from gyre.config import parse_job
 from gyre.errors import ConfigError, NotFound
 from gyre.observe.run_lines import FORM
-from gyre.store import StepRow, open_store, tables
+from gyre.store import Labels, StepRow, open_store, tables
 from tests.api.conftest import Connect, Seed
 from tests.doubles.standing_job import StandingJob
 from tests.waits import GENEROUS_S
@@ -270,3 +272,15 @@ def test_curves_of_jobs_are_csv(three: str) -> None:
     assert [(row["job"], row["step"]) for row in rows] == [("seen-1", str(step)) for step in range(1, 6)]
     assert gyre("compare", "seen-1", "broken-1", "--csv", "--json").exit_code == 2
     assert gyre("compare", *[f"j{number}" for number in range(21)]).exit_code == 2
+
+
+def test_a_job_that_goes_on_with_other_tags_keeps_those_it_was_given_since(three: str) -> None:
+    with open_store(three) as store:
+        store.listing.label("seen-1", add=["since"])
+        again = parse_job({"tags": ["ablation", "longer"], "notes": "more steps"})
+        _label(store, "seen-1", again, {"tags": [["ablation"], ["ablation", "longer"]]})
+        assert store.listing.labels("seen-1") == Labels(("ablation", "longer", "since"), "the good one")
+        _label(store, "seen-1", again, {"notes": ["", "more steps"]})
+        assert store.listing.labels("seen-1").notes == "more steps"
+        _label(store, "seen-1", parse_job({}), {"run.steps": [1, 2]})
+        assert store.listing.labels("seen-1").notes == "more steps"
