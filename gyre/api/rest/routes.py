@@ -30,7 +30,7 @@ from gyre.api.rest.broadcast import Broadcasters
 from gyre.api.rest.discreet import Discreet
 from gyre.api.rest.served_jobs import ServedJobs
 from gyre.api.rest.shared_answers import SharedRoute
-from gyre.api.runs import csv_of_curves, csv_of_runs, grouped, select_runs
+from gyre.api.runs import GROUPS, csv_of_curves, csv_of_runs, grouped, select_runs
 from gyre.api.runs.filters import MOST_CHARS
 from gyre.errors import ConfigError, NotFound, nearest
 from gyre.logs.pattern import PATTERN_CHARS
@@ -107,7 +107,7 @@ def list_jobs(
     request: Request,
     filter: FilterText = "",
     sort: SortText = "",
-    group: Annotated[str, Query(max_length=40, description="By what: `experiment`, `tag`, `seed`, …")] = "",
+    group: Annotated[str, Query(pattern=f"^({'|'.join(GROUPS)})?$", description="By what.")] = "",
 ) -> Response:
     """The one job of this master; of `gyre ui` all jobs of its store, the newest first."""
     found, now = _jobs(request), time.time()

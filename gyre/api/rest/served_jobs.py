@@ -25,8 +25,8 @@ class ServedJobs(Protocol):
         ...
 
 
-_OF_ONE_JOB = ("result", "error")
-"""What the user's own `fit()` returned or raised: of any size, and no list shows it."""
+_OF_ONE_JOB = "result"
+"""What the user's own `fit()` returned: of any size, with numbers that JSON may not have, and no list shows it."""
 
 
 class OneJob:
@@ -41,7 +41,7 @@ class OneJob:
         with contextlib.suppress(StoreError):  # its record is known without the store
             listed = self._port.listed()
         record = self._port.view()["job"]
-        return [{key: value for key, value in record.items() if key not in _OF_ONE_JOB} | listed]
+        return [{key: value for key, value in record.items() if key != _OF_ONE_JOB} | listed]
 
     def count(self) -> int:
         return 1
