@@ -223,6 +223,14 @@ STORE = (
         "if self._error is not None and self._queue:\n                raise self._error\n            if self._closed:",
         ("tests/store/test_writer.py",),
     ),
+    Break(
+        "summary-of-before",
+        "A list shows a run as it was before its journal went on.",
+        "gyre/store/listing.py",
+        "summaries.c.seq == journals.c.last_seq,",
+        "summaries.c.seq <= journals.c.last_seq,",
+        ("tests/store/test_listing.py",),
+    ),
 )
 
 ROLLOUTS = (

@@ -192,6 +192,13 @@ class GyreClient:
         )
         return int(response["seq"])
 
+    def label(
+        self, job: str, *, add: Sequence[str] = (), remove: Sequence[str] = (), notes: str | None = None
+    ) -> dict[str, Any]:
+        """Change the tags and the note: `tags` and `notes` as they then are."""
+        body = {"add": list(add), "remove": list(remove), "notes": notes}
+        return self._send("POST", f"{_job(job)}:label", json=body, timeout=COMMAND_TIMEOUT_S)
+
     # -- inside -------------------------------------------------------------------------------------
 
     def _get(self, path: str, **query: Any) -> dict[str, Any]:

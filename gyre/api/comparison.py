@@ -1,4 +1,4 @@
-"""Two to four jobs side by side: what their configurations differ in, and what came of it.
+"""Two to twenty jobs side by side: what their configurations differ in, and what came of it.
 
 Steps are compared at the same step: the last that all of them have made. Pure.
 """
@@ -12,7 +12,8 @@ from typing import Any
 
 from gyre.api.terminal.run_end import held_out, ran_for
 
-MOST_JOBS = 4
+MOST_JOBS = 20
+"""As many as a chart can tell apart."""
 RECENT = 10
 """Steps before the common one whose means are compared: one step is noise."""
 

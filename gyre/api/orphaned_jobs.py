@@ -29,6 +29,7 @@ from gyre.errors import ConfigError, NotFound, Unreachable
 from gyre.failover import JobState, state_from
 from gyre.failover.events import ClusterLost, Event, JobSubmitted
 from gyre.master.job_context import entry_of
+from gyre.observe.run_summary import keep_summary
 from gyre.store import Entry, JobRow, Store
 
 PROBE_S = 2.0
@@ -124,3 +125,4 @@ def end_lost_job(store: Store, row: JobRow, detail: str = "", first: Sequence[Ev
         ended_at=state.job.ended_at or now,
         epoch=epoch,
     )
+    keep_summary(store, row.job_id, row.spec, state, seq=journal.last_seq())

@@ -49,13 +49,16 @@ from gyre.master.master_api import View, tokens_of
 from gyre.master.moment_view import moment_of
 from gyre.master.store_notes import LostNote, notes_below
 from gyre.observe.history import JobHistory
+from gyre.observe.run_labels import label, labels_of
+from gyre.observe.run_lines import FORM, LISTED, line_of
+from gyre.observe.run_summary import keep_summary, summed_up
 from gyre.observe.samples.query import SampleReader
 from gyre.observe.series import read_series
 from gyre.observe.series.reading import POINTS
 from gyre.observe.timeline import read_timeline
 from gyre.redaction import KNOWN
 from gyre.rollouts.core.stored_account import stored_account
-from gyre.store import JobRow, Store, open_store
+from gyre.store import JobRow, ListedJob, Store, open_store
 
 if TYPE_CHECKING:
     from gyre.observe.samples.files import SampleFiles
@@ -71,6 +74,8 @@ LONG_HISTORY = 100_000
 """Events from which on it is said that a history is read: a million take half a minute of a core."""
 FOLLOW_POLL_S = 0.2
 PAGE = 1000
+LONG_LIST = 200
+"""Jobs without a summary from which on it is said that they are summed up: each takes some ten milliseconds."""
 LOG_PAGE_BYTES = 2**18
 LOG_POLL_S = 0.5
 JOBS_WITH_SAMPLES = 4
@@ -158,17 +163,38 @@ class JobReader:
     # -- which job ----------------------------------------------------------------------------------
 
     def jobs(self, *, live: bool | None = None) -> list[dict[str, Any]]:
-        """The jobs, the newest first: job_id, name, phase, reason, message, epoch, step, version, submitted_at, …
-
-        From the store also `queue_place`, the place among the jobs that wait for room that others hold.
+        """The newest `LISTED` jobs, the newest first: job_id, name, phase, reason, message, epoch, submitted_at,
+        ended_at, live, url; what `gyre.observe.run_summary` sums up of each; its `tags` and `notes`; and from the store
+        `queue_place`, the place among the jobs that wait for room that others hold.
         """
         if self._url is not None:
             return self._client(self._url).jobs()
         try:
-            rows = self.store.jobs(live=live)
+            rows = self.store.listing.jobs(form=FORM, live=live, limit=LISTED)
         except (StoreLost, StoreCorrupt) as error:
             return self._jobs_of_masters(error)
-        return [self._item(row) | {"queue_place": self._queue_place(row)} for row in rows]
+        if (missing := sum(not row.live and row.summary is None for row in rows)) >= LONG_LIST:
+            self.on_wait(
+                f"Summing up {missing:,} jobs that ended before there were lists of this kind, once."
+            )
+        return [self._item(row) for row in rows]
+
+    def listed(self, job_id: str) -> dict[str, Any]:
+        """The summary and the labels of a job, as `MasterApi.listed` gives them."""
+        if self._url is not None:
+            return next(job for job in self._client(self._url).jobs() if job["job_id"] == job_id)
+        row = self.store.job(job_id)
+        summary = summed_up(self.store, job_id, row.spec, self._truth(row))
+        return summary | labels_of(self.store.listing.labels(job_id))
+
+    def label(
+        self, job_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = (), notes: str | None = None
+    ) -> dict[str, Any]:
+        """Change the tags and the note of a job, whether it runs or has ended: `tags` and `notes` as they then are.
+        Raises ConfigError for bad ones."""
+        if self._url is not None:
+            return self._client(self._url).label(job_id, add=add, remove=remove, notes=notes)
+        return label(self.store, job_id, add=add, remove=remove, notes=notes)
 
     def _queue_place(self, row: JobRow) -> int | None:
         """The job's place among those that wait for room that others hold, from 1 on; None where it does not."""
@@ -661,22 +687,24 @@ class JobReader:
         state = self._kept_states().state(row)
         return (lost_state(self.store, row, state) if row.live else None) or with_job(state, row)
 
-    def _item(self, row: JobRow) -> dict[str, Any]:
-        job = self._truth(row).job
-        return {
-            "job_id": row.job_id,
-            "name": row.name,
-            "phase": str(job.phase) if row.live else row.phase,
-            "reason": str(job.reason) if row.live else row.reason,
-            "message": job.message or row.message,
-            "epoch": row.epoch,
-            "step": job.step,
-            "version": job.version,
-            "submitted_at": row.created_at,
-            "started_at": job.started_at,
-            "ended_at": row.ended_at or job.ended_at,
-            "live": row.live,
-            "url": row.url or "",
+    def _item(self, listed: ListedJob) -> dict[str, Any]:
+        """The line of a job: of one that has ended by what is kept of it, of any other by its state."""
+        if listed.live or listed.summary is None:
+            return self._summed_up(listed)
+        return _line(listed, listed.summary)
+
+    def _summed_up(self, listed: ListedJob) -> dict[str, Any]:
+        row = self.store.job(listed.job_id)
+        state = self._truth(row)
+        if not row.live:
+            return _line(listed, keep_summary(self.store, row.job_id, row.spec, state, seq=listed.last_seq))
+        line = _line(listed, summed_up(self.store, row.job_id, row.spec, state))
+        job = state.job
+        return line | {
+            "phase": str(job.phase),
+            "reason": str(job.reason),
+            "ended_at": job.ended_at,  # also of a job that is lost and whose end nobody has written yet
+            "queue_place": self._queue_place(row),
         }
 
 
@@ -690,6 +718,23 @@ def _why_none(row: JobRow) -> str:
     if row.live:
         return "It has not made a step yet, or its trainer is on a machine with another GYRE_HOME."
     return "They lie in the GYRE_HOME of the machine that its trainer ran on, in jobs/<id>/samples."
+
+
+def _line(listed: ListedJob, summary: Mapping[str, Any]) -> dict[str, Any]:
+    return line_of(
+        summary,
+        job_id=listed.job_id,
+        name=listed.name,
+        phase=listed.phase,
+        reason=listed.reason,
+        message=listed.message,
+        epoch=listed.epoch,
+        created_at=listed.created_at,
+        ended_at=listed.ended_at,
+        url=listed.url,
+        tags=listed.labels.tags,
+        notes=listed.labels.notes,
+    )
 
 
 def _found(row: JobRow) -> Found:

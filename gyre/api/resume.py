@@ -35,6 +35,7 @@ from gyre.failover.events import JobContinued
 from gyre.graph import can_come_later, compile_job, fit_to_cluster
 from gyre.master.job_context import Issued, entry_of
 from gyre.master.store_notes import forget_mark, read_mark
+from gyre.observe.run_labels import label
 from gyre.store import JobRow, Store, open_store
 
 
@@ -90,6 +91,7 @@ def resume_job(
         try:
             end_processes(row.job_id)  # a master that has ended its job lingers, to tell the end
             write_continuation(store, row.job_id, epoch, resolved, changes)
+            _label(store, row.job_id, resolved, changes)
             forget_mark(place.job_directory(row.job_id))  # the user accepts the store as it is
             start_master(resolved, row.job_id, store_url, place.job_directory(row.job_id), rest)
         except Fenced:
@@ -106,6 +108,13 @@ def resume_job(
         home_path=str(place.path),
         notes=(*notes, *(note for note in plan.notes if note not in notes), *copied),
     )
+
+
+def _label(store: Store, job_id: str, spec: JobSpec, changes: Changes) -> None:
+    """Give the job the tags and the note of a spec that has others than before, beside the tags that it was given
+    since: those it keeps."""
+    if changes.keys() & {"tags", "notes"}:
+        label(store, job_id, add=spec.tags, notes=spec.notes if "notes" in changes else None)
 
 
 def age_of_copy(store: Store, directory: Path) -> list[str]:

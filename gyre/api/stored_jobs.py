@@ -25,9 +25,6 @@ from gyre.rollouts.core.stored_account import stored_account
 POLL_S = 0.25
 """Between two looks for new events, of a job that somebody watches."""
 
-LISTED = 200
-"""Most jobs of a list, the newest."""
-
 
 class StoredJobs:
     """The jobs of `reader`, which has a store."""
@@ -38,7 +35,10 @@ class StoredJobs:
         self._ports: dict[str, StoredJob] = {}
 
     def items(self) -> list[dict[str, Any]]:
-        return self._reader.jobs()[:LISTED]
+        return self._reader.jobs()
+
+    def count(self) -> int:
+        return self._reader.store.listing.count()
 
     def port(self, job: str) -> MasterApi:
         found = self._reader.find(job)
@@ -99,6 +99,14 @@ class StoredJob:
 
     def steps(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         return self._reader.store.ledger(self.job_id).metrics(after=after, limit=limit)
+
+    def listed(self) -> dict[str, Any]:
+        return self._reader.listed(self.job_id)
+
+    def label(
+        self, *, add: Sequence[str] = (), remove: Sequence[str] = (), notes: str | None = None
+    ) -> dict[str, Any]:
+        return self._reader.label(self.job_id, add=add, remove=remove, notes=notes)
 
     def audit(self) -> dict[str, Any]:
         return asdict(self._reader.store.ledger(self.job_id).audit())

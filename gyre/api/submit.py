@@ -31,7 +31,7 @@ from gyre.errors import ConfigError, Conflict, NotFound, Unreachable
 from gyre.failover.events import StopRequested
 from gyre.graph import can_come_later, compile_job, fit_to_cluster
 from gyre.graph.compile import CompiledJob
-from gyre.store import Store, open_store
+from gyre.store import Labels, Store, open_store
 
 _WITH_TORCH = ("gyre.workloads.torch", "gyre.workloads.megatron", "gyre.workloads.fsdp")
 
@@ -101,6 +101,7 @@ def submit_job(
                 now=time.time(),
                 ray_address=address,
                 namespace=NAMESPACE,
+                labels=Labels(tuple(spec.tags), spec.notes),
             )
             try:
                 directory = place.job_directory(job_id)

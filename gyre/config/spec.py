@@ -13,12 +13,15 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from gyre.config.labels import checked_note, checked_tags
 from gyre.config.plugins import BackendName, CodecName, EngineName, SinkName
 from gyre.config.secrets import is_address, is_header_value, is_reference
+from gyre.errors import ConfigError
 
 TRAINER = "trainer"
 ROLLOUT_MANAGER = "rollout_manager"
@@ -730,6 +733,10 @@ class JobSpec(Model):
 
     name: Annotated[str, Field(pattern=_JOB_NAME)] = "job"
     """The name that `gyre show NAME` and the other verbs take. Only one running job may have it."""
+    tags: list[str] = Field(default_factory=list)
+    """What to find and group the job by in a list of jobs. `gyre tag` changes them later."""
+    notes: str = ""
+    """What the job is for, in words. `gyre note` changes it later."""
     node_num: PositiveInt | None = None
     """The most machines that the job uses; None for as many as it takes."""
     device_per_node: PositiveInt | None = None
@@ -787,6 +794,16 @@ class JobSpec(Model):
     def _device_type_in_any_case(cls, value: Any) -> Any:
         return value.upper() if isinstance(value, str) else value
 
+    @field_validator("tags")
+    @classmethod
+    def _tags_are_tags(cls, value: list[str]) -> list[str]:
+        return list(_said(checked_tags, value))
+
+    @field_validator("notes")
+    @classmethod
+    def _notes_are_a_note(cls, value: str) -> str:
+        return str(_said(checked_note, value))
+
     @field_validator("config")
     @classmethod
     def _config_is_data(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -799,6 +816,14 @@ class JobSpec(Model):
                 f"must be plain data (text, numbers, lists, mappings), for it is saved with the job: {problem}"
             ) from error
         return value
+
+
+def _said(check: Callable[[Any], Any], value: Any) -> Any:
+    """What the check returns; its error as pydantic wants it, with what to do in one sentence."""
+    try:
+        return check(value)
+    except ConfigError as error:
+        raise ValueError(f"{error.message.rstrip('.')}. {error.hint}".rstrip(". ")) from error
 
 
 def _not_plain(value: Any, path: str) -> str:

@@ -58,6 +58,8 @@ from gyre.master.store_notes import read_mark
 from gyre.master.store_watch import StoreWatch, store_at
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.observe.history import JobHistory
+from gyre.observe.run_labels import label, labels_of
+from gyre.observe.run_summary import keep_summary, summed_up
 from gyre.observe.samples.files import SampleFiles
 from gyre.observe.samples.names import folder_of
 from gyre.observe.series import read_series
@@ -359,10 +361,24 @@ class JobMaster:
                 # The journal's own retry reports the reason; this row is written again after it succeeds.
                 self._context.error = self._context.error or str(error)
 
+    async def _sum_up(self) -> None:
+        """Keep what a list shows of the job. Where it cannot be done, the first list does it."""
+        state, seq = self._context.committed, self._context.seq
+        if not state.job.phase.ended or (self._watch and self._watch.lost):
+            return
+        with contextlib.suppress(GyreError, TimeoutError):
+            async with asyncio.timeout(ROW_WRITTEN_WITHIN_S):
+                await asyncio.to_thread(
+                    lambda: keep_summary(
+                        self._store, self.job_id, self._store.job(self.job_id).spec, state, seq=seq
+                    )
+                )
+
     async def _end(self) -> None:
         await self._diagnosis.close()
         await self._manager.close()
         await self._update_row()
+        await self._sum_up()
         await self._recorder.finish()
         await self._sinks.finish()
         await asyncio.sleep(LINGER_S)
@@ -415,6 +431,16 @@ class JobMaster:
 
     def steps(self, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         return self._store.ledger(self.job_id).metrics(after=after, limit=limit)
+
+    def listed(self) -> dict[str, Any]:
+        row = self._store.job(self.job_id)
+        summary = summed_up(self._store, self.job_id, row.spec, self._context.committed)
+        return summary | labels_of(self._store.listing.labels(self.job_id))
+
+    def label(
+        self, *, add: Sequence[str] = (), remove: Sequence[str] = (), notes: str | None = None
+    ) -> dict[str, Any]:
+        return label(self._store, self.job_id, add=add, remove=remove, notes=notes)
 
     def audit(self) -> dict[str, Any]:
         return asdict(self._store.ledger(self.job_id).audit())

@@ -99,6 +99,18 @@ class MasterApi(Protocol):
         """The metrics of the steps beyond `after`, in order, at most `limit` of them."""
         ...
 
+    def listed(self) -> dict[str, Any]:
+        """What a list shows of the job beside its record: its summary (`gyre.observe.run_summary`), `tags` and `notes`.
+        Raises StoreError."""
+        ...
+
+    def label(
+        self, *, add: Sequence[str] = (), remove: Sequence[str] = (), notes: str | None = None
+    ) -> dict[str, Any]:
+        """Change what users call the job by, also of one that has ended: `tags` and `notes` as they then are. Raises
+        ConfigError for bad ones, StoreError."""
+        ...
+
     def audit(self) -> dict[str, Any]:
         """The sample ledger, counted and cross-checked in SQL: `gyre.store.LedgerAudit` as plain data."""
         ...

@@ -25,6 +25,7 @@ from gyre.store.ledger import (
     RestoreRow,
     StepRow,
 )
+from gyre.store.listing import JobListing, Labels, ListedJob
 from gyre.store.presence import StoreMark
 from gyre.store.rollouts import RolloutRows, RolloutStore
 from gyre.store.series import SeriesExtent, SeriesRow, SeriesStore
@@ -41,14 +42,17 @@ __all__ = [
     "GroupCommitWriter",
     "GroupRow",
     "JobFields",
+    "JobListing",
     "JobRow",
     "Journal",
     "KeyframeMark",
     "KeyframeRow",
     "KeyframeStore",
+    "Labels",
     "LedgerAudit",
     "LedgerRows",
     "LedgerStore",
+    "ListedJob",
     "MicroBatchRow",
     "PassesRow",
     "QueuedJob",

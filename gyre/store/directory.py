@@ -22,6 +22,7 @@ from gyre.store.database import BUSY_TIMEOUT_S, Database, is_unique_violation, o
 from gyre.store.journal import Journal
 from gyre.store.keyframes import KeyframeStore
 from gyre.store.ledger import LedgerStore
+from gyre.store.listing import NO_LABELS, JobListing, Labels
 from gyre.store.presence import Finding, Lost, StoreMark
 from gyre.store.rollouts import RolloutStore
 from gyre.store.series import SeriesStore
@@ -158,6 +159,11 @@ class Store:
         """The keyframes of one job's journal; none for a job that is not there."""
         return KeyframeStore(self._database, job_id)
 
+    @property
+    def listing(self) -> JobListing:
+        """The list of the jobs: what users say of each, and what was summed up of its journal."""
+        return JobListing(self._database)
+
     def verify(self) -> None:
         """Read everything and check its structure (SQLite; seconds per gigabyte). StoreCorrupt if damaged:
         opening reads only the first pages, so damage elsewhere shows when it is touched, or here."""
@@ -183,6 +189,7 @@ class Store:
         ray_address: str | None = None,
         namespace: str | None = None,
         phase: str = FIRST_PHASE,
+        labels: Labels = NO_LABELS,
     ) -> None:
         """Add a live job with an empty journal at epoch 0. Conflict if a live job bears the name."""
         check_text(f"job {job_id}", {"job_id": job_id, "name": name, "phase": phase})
@@ -203,6 +210,7 @@ class Store:
                 connection.execute(
                     insert(tables.journals).values(job_id=job_id, epoch=0, last_seq=0, taken_at=None)
                 )
+                self.listing.begin(connection, job_id, labels)
         except StoreError as error:
             if is_unique_violation(error):
                 raise self._conflict(job_id, name) from error

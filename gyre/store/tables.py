@@ -35,10 +35,10 @@ from sqlalchemy import (
 
 from gyre.errors import StoreCorrupt, StoreError
 
-HEAD = "0010"
+HEAD = "0011"
 """The revision that this code reads and writes: the newest file in `migrations/versions/`."""
 
-KNOWN_REVISIONS = ("0008", "0009", "0010")
+KNOWN_REVISIONS = ("0008", "0009", "0010", "0011")
 """Every revision that this code can migrate from. Lower ones are of before the first release, higher ones of a newer
 Gyre."""
 
@@ -83,6 +83,26 @@ jobs = Table(
     ),
     Index("gyre_jobs_by_age", "created_at"),
 )
+
+job_labels = Table(
+    "gyre_job_labels",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("tags", Text, nullable=False),
+    Column("notes", Text, nullable=False),
+)
+"""What users say of a job: nothing depends on it. `tags` is a JSON list in the order of the alphabet."""
+
+job_summaries = Table(
+    "gyre_job_summaries",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("form", Integer, nullable=False),
+    Column("body", Text, nullable=False),
+)
+"""What a list shows of a job as it was after event `seq`: derived, so a row may be removed at any time. `form` is which
+keys the JSON `body` has; one of another form, or not of the journal's last event, counts for nothing."""
 
 # Apart from `gyre_jobs`, because this narrow row changes with every commit, and the job's row with its spec rarely.
 journals = Table(

@@ -66,6 +66,8 @@ def test_everything_that_a_builder_can_say(tmp_path: Path) -> None:
     job = (
         RLJobBuilder()
         .name("mine")
+        .tags("ablation", "lr")
+        .notes("why")
         .recipe("grpo")
         .device_type("gpu")
         .node_num(4)
@@ -97,6 +99,7 @@ def test_everything_that_a_builder_can_say(tmp_path: Path) -> None:
     )
     spec = job.spec
     assert (spec.name, spec.recipe, spec.device_type, spec.max_staleness) == ("mine", "grpo", "GPU", 2)
+    assert (spec.tags, spec.notes) == (["ablation", "lr"], "why")
     assert spec.run.steps == 5
     assert (spec.failover.vertex.max, spec.failover.orphan_timeout_s) == (3, 30)
     assert spec.store.url == "sqlite:///x.db"

@@ -14,7 +14,7 @@ from rich.console import Console
 import gyre
 from gyre.api.cli.look import _message_of
 from gyre.api.terminal.formats import ago, incident_message, sparkline
-from gyre.api.terminal.text_tables import GAP, Column, fit, table, table_width
+from gyre.api.terminal.text_tables import GAP, Column, fit, table, whole_lines
 
 COLUMNS = (
     Column("NAME", least=6, dispensable=1),
@@ -38,9 +38,10 @@ ROWS = [
 
 
 def lines(width: int | None) -> list[str]:
+    if width is None:
+        return whole_lines(COLUMNS, ROWS)
     out = io.StringIO()
-    drawn = table(COLUMNS, ROWS, width)
-    Console(file=out, width=width or table_width(drawn)).print(drawn)
+    Console(file=out, width=width).print(table(COLUMNS, ROWS, width))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -66,8 +67,19 @@ def test_without_a_width_everything_stays() -> None:
     drawn = lines(None)
     assert drawn[0].split() == ["NAME", "ID", "PHASE", "REASON", "FOR", "MESSAGE"]
     assert drawn[1].endswith("and it goes on")
-    empty = table(COLUMNS, [("n", "i", "p", "", "", "m")], None)
-    assert [column.header for column in empty.columns] == [column.name for column in COLUMNS]
+    assert whole_lines(COLUMNS, [("n", "i", "p", "", "", "m")])[0].split() == drawn[0].split()
+    begins = [line.index(word) for line, word in zip(drawn, ("PHASE", "running", "paused"), strict=True)]
+    assert len(set(begins)) == 1, "cells stand below their heading"
+
+
+def test_a_cell_of_several_lines_keeps_them_below_each_other() -> None:
+    columns = (Column("A"), Column("日本"), Column("C"))
+    assert whole_lines(columns, [("1", "x\ny", "z"), (None, "日本語", 2)]) == [
+        "A  日本    C",
+        "1  x       z",
+        "   y",
+        "   日本語  2",
+    ]
 
 
 def test_an_empty_column_that_is_not_needed_is_left_out() -> None:

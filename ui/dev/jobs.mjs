@@ -80,7 +80,7 @@ function job(kind, name, seed, count, since, roles = ROLES, machines = 3) {
   const found = incidents(rows);
   if (ended) found[3] = { ...found[3], recovered_at: last.at - 20, recovery_s: 31, outcome: "recovered", came_to: "recovered" };
   return {
-    kind, rows, incidents: found, seed,
+    kind, rows, incidents: found, seed, tags: kind === "good" ? ["baseline"] : [], notes: "",
     vertices: vertices(since, machines, roles).map((one) => (ended ? { ...one, phase: "stopped", reason: "finished", busy: "" } : one)),
     job: {
       job_id: `${name}-5f3a${seed}`, name, phase: phaseOf[kind], reason: kind === "bad" ? "user_code" : ended ? "finished" : "",
@@ -93,6 +93,17 @@ function job(kind, name, seed, count, since, roles = ROLES, machines = 3) {
         reward_std: 0.4, accuracy: round(0.15 + 0.5 / (1 + Math.exp(-(at * 25 - 90) / 40))), threshold: 1, pass_at: { 1: round(0.15 + 0.04 * at), 4: round(0.3 + 0.045 * at) }, best_of: {}, by: {},
       })),
     },
+  };
+}
+
+/** A job as a line of the list. */
+export function runOf(one) {
+  const { rows, job, evaluations } = one;
+  const best = evaluations.held_out.reduce((top, row) => (top && top.accuracy >= row.accuracy ? top : row), null);
+  return {
+    ...job, live: job.ended_at === null, steps: 300, recipe: "grpo", model: "Qwen2.5-0.5B-Instruct", seed: one.seed, reward: rows.at(-1).reward_mean,
+    rewards: rows.filter((_, at) => at % 8 === 0).map((row) => row.reward_mean), held_out: best ? [{ set: "held_out", unit: "accuracy", value: best.accuracy, version: best.version }] : [],
+    tokens_per_s: rows.at(-1).tokens_per_s, cost: null, tags: one.tags, notes: one.notes,
   };
 }
 

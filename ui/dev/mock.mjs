@@ -3,7 +3,7 @@
  * `POST /mock {"away": true, "token": "T"}` makes it refuse connections, or ask for a token.
  */
 import { decisionsAround, eventsOf, momentOf, viewOf } from "./events.mjs";
-import { JOBS, jobOf } from "./jobs.mjs";
+import { JOBS, jobOf, runOf } from "./jobs.mjs";
 import { accountOf, enginesOf, graphOf, logsOf, nodesOf, nowOf, specOf } from "./plane.mjs";
 import { heldOutOf, heldOutSetsOf, samplesOf, stepsOf, tokensOf } from "./samples.mjs";
 import { seriesOf, timelineOf } from "./timeline.mjs";
@@ -113,7 +113,7 @@ export function answer(request, response) {
   }
   const [kind, target = "", ...rest] = url.pathname.slice(PREFIX.length).split("/").map(decodeURIComponent);
   if (kind !== "jobs") problem(response, 404, "not_found", "There is no such thing here.");
-  else if (!target) send(response, 200, { jobs: JOBS.map((one) => one.job) });
+  else if (!target) send(response, 200, { jobs: JOBS.map(runOf), groups: null, total: JOBS.length });
   else {
     const [name, verb] = target.split(":");
     const found = jobOf(name);
@@ -121,6 +121,11 @@ export function answer(request, response) {
     else if (verb) {
       body(request, (asked) => {
         behaviour.commands.push({ verb, ...asked });
+        if (verb === "label") {
+          const tags = [...new Set([...found.tags, ...asked.add])].filter((tag) => !asked.remove.includes(tag)).sort();
+          Object.assign(found, { tags, notes: asked.notes ?? found.notes });
+          return send(response, 200, { tags, notes: found.notes });
+        }
         if (verb === "pause") Object.assign(found.job, { paused: true, phase: "paused" });
         if (verb === "resume") Object.assign(found.job, { paused: false, phase: "running" });
         send(response, 202, { job_id: found.job.job_id, seq: 9 });

@@ -34,8 +34,54 @@ export interface Job {
   error?: string;
 }
 
+/** The best evaluation of a held-out set, and the policy version that earned it. */
+export interface HeldOut {
+  set: string;
+  unit: "accuracy" | "reward";
+  value: number;
+  version: number;
+}
+
+/** A line of the table of runs. What is not known is null. */
+export interface Run extends Job {
+  live: boolean;
+  /** The steps asked for. */
+  steps: number | null;
+  recipe: string;
+  model: string;
+  seed: number | null;
+  reward: number | null;
+  rewards: (number | null)[];
+  held_out: HeldOut[];
+  tokens_per_s: number | null;
+  cost: number | null;
+  tags: string[];
+  notes: string;
+}
+
+export interface Spread {
+  count: number;
+  mean: number;
+  std: number | null;
+}
+
+export interface RunGroup {
+  key: string;
+  jobs: string[];
+  names: string[];
+  values: Record<string, Spread>;
+  held_out: [string, string] | null;
+}
+
 export interface JobList {
-  jobs: Job[];
+  jobs: Run[];
+  groups: RunGroup[] | null;
+  total: number;
+}
+
+export interface Labels {
+  tags: string[];
+  notes: string;
 }
 
 export interface Master {

@@ -4,7 +4,9 @@ import { smoothed, thinned, within } from "../src/data/thinning";
 import { bytes, duration, percent, percentTick, short, tick, whole } from "../src/format";
 import { hrefOf, parseRoute } from "../src/route";
 import { promiseOf } from "../src/views/account/promise";
+
 import { differences } from "../src/views/compare/differences";
+import { MOST_RUNS, strokeOf } from "../src/views/compare/runs";
 import { binCondition } from "../src/views/samples/filters";
 import { columnsOf, firstAfter, rolesOf, rowsOf, spanAt, sumsOf } from "../src/views/timeline/rows";
 import { asked, clamped, zoomed } from "../src/views/timeline/window";
@@ -135,6 +137,13 @@ describe("tokens", () => {
 
   it("marks where the sample went on elsewhere", () => {
     expect(jointsOf(sample)).toEqual([{ at: 2, text: "a → b, v3 → v4" }]);
+  });
+});
+
+describe("runs in one chart", () => {
+  it("draws no two alike", () => {
+    const strokes = Array.from({ length: MOST_RUNS }, (_, at) => JSON.stringify(strokeOf(at)));
+    expect(new Set(strokes).size).toBe(MOST_RUNS);
   });
 });
 

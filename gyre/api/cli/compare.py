@@ -1,4 +1,4 @@
-"""`compare`: two to four jobs side by side."""
+"""`compare`: two to twenty jobs side by side."""
 
 from __future__ import annotations
 
@@ -13,16 +13,24 @@ from gyre.api.terminal.text_tables import Column
 @verb()
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB JOB...", shell_complete=job_names)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
-def compare(session: Session, jobs: tuple[str, ...], as_json: bool) -> None:
-    """Compare two to four jobs: how their configurations differ, and their metrics at the same step."""
+@click.option("--csv", "as_csv", is_flag=True, help="Print every metric of every step of the jobs as CSV.")
+def compare(session: Session, jobs: tuple[str, ...], as_json: bool, as_csv: bool) -> None:
+    """Compare two to twenty jobs: how their configurations differ, and their metrics at the same step."""
     from gyre.api.comparison import MOST_JOBS, RECENT
     from gyre.api.comparison import compare as compared
+    from gyre.api.runs import csv_of_curves
     from gyre.workloads.trainer.learning.step_line import short
 
     if not 2 <= len(jobs) <= MOST_JOBS:
         raise click.UsageError(f"{len(jobs)} jobs: expected two to {MOST_JOBS}.")
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv are two forms of one answer: give one of them.")
     with session.reader() as reader:
         ids = [reader.find(job).job_id for job in jobs]
+        if as_csv:
+            curves = {job: reader.steps(job_id) for job, job_id in zip(jobs, ids, strict=True)}
+            click.echo(csv_of_curves(curves), nl=False)
+            return
         found = compared(
             [reader.view(job_id) for job_id in ids],
             [reader.spec(job_id) for job_id in ids],

@@ -1,4 +1,4 @@
-"""`ls`, `show`, `events`, `logs`: the verbs that read. None of them starts or changes anything."""
+"""`show`, `events`, `logs`: the verbs that read. None of them starts or changes anything."""
 
 from __future__ import annotations
 
@@ -45,17 +45,6 @@ SHOWN_EVALUATIONS = 4
 SHOWN_NODE = 12
 """Characters shown of a node's id, whose 56 digits are for programs."""
 
-JOB_COLUMNS = (
-    Column("NAME", dispensable=5),
-    Column("ID"),
-    Column("PHASE"),
-    Column("REASON", dispensable=3),
-    Column("MASTER", dispensable=2),
-    Column("STEP"),
-    Column("VERSION", dispensable=4),
-    Column("SUBMITTED", dispensable=1),
-    Column("FOR", dispensable=6),
-)
 FACT_COLUMNS = (Column("", least=8), Column("", least=24, wraps=True))
 VERTEX_COLUMNS = (
     Column("VERTEX"),
@@ -97,51 +86,6 @@ INCIDENT_COLUMNS = (
     Column("AFTER", dispensable=2),
     Column("MESSAGE", least=32),
 )
-
-
-@verb()
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-@click.option("-a", "--all", "show_all", is_flag=True, help="List jobs that have ended, too.")
-def ls(session: Session, as_json: bool, show_all: bool) -> None:
-    """List the running jobs, the newest first."""
-    jobs: list[dict[str, Any]] = []
-    masters: dict[str, str] = {}
-    past = False
-    if session.url is not None or session.has_store():
-        with session.reader() as reader:
-            jobs = reader.jobs(live=None if show_all else True)
-            if not as_json:
-                masters = {job["job_id"]: reader.master_state(job) for job in jobs}
-            past = not show_all and not jobs and session.url is None and bool(reader.jobs(live=False))
-    if as_json:
-        write_json(jobs)
-        return
-    if not jobs:
-        remark("No job is running; --all lists those that have ended." if past else "There is no job yet.")
-        return
-    now = time.time()
-    write_table(
-        JOB_COLUMNS,
-        [
-            (
-                job["name"],
-                job["job_id"],
-                job["phase"],
-                _reason(job),
-                masters[job["job_id"]],
-                job["step"],
-                job["version"] if job["version"] >= 0 else "",
-                moment(job["submitted_at"], now),
-                duration((job["ended_at"] or now) - job["submitted_at"]),
-            )
-            for job in jobs
-        ],
-    )
-
-
-def _reason(job: dict[str, Any]) -> str:
-    place = job.get("queue_place")
-    return f"{job['reason']}, number {place} in the queue" if place else str(job["reason"])
 
 
 @verb()

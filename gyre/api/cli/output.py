@@ -15,7 +15,7 @@ import click
 
 from gyre.api.terminal.formats import ago, local_time
 from gyre.api.terminal.plain_text import plain, plain_json
-from gyre.api.terminal.text_tables import Column, table, table_width
+from gyre.api.terminal.text_tables import Column, table, whole_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,12 +73,7 @@ def write_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> Non
         out = console()
         out.print(table(columns, list(rows), out.width))
         return
-    whole = table(columns, list(rows), None)
-    out = console(width=max(table_width(whole), 1))
-    with out.capture() as captured:
-        out.print(whole)
-    for line in captured.get().splitlines():
-        click.echo(line.rstrip())
+    click.echo("".join(f"{line}\n" for line in whole_lines(columns, list(rows))), nl=False)
 
 
 def moment(at: float | None, now: float) -> str:

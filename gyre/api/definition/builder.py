@@ -76,6 +76,14 @@ class RLJobBuilder:
     def name(self, name: str) -> RLJobBuilder:
         return self._set("name", name)
 
+    def tags(self, *tags: str) -> RLJobBuilder:
+        """What to find and group the job by in a list of jobs."""
+        return self._set("tags", list(tags))
+
+    def notes(self, text: str) -> RLJobBuilder:
+        """What the job is for, in words."""
+        return self._set("notes", text)
+
     def node_num(self, count: int) -> RLJobBuilder:
         return self._set("node_num", count)
 

@@ -15,13 +15,14 @@ from typing import Annotated, Any, Literal, cast
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.types import Receive, Scope, Send
 
 from gyre.api.account import account_of
+from gyre.api.comparison import MOST_JOBS
 from gyre.api.cursor import read_cursor, write_cursor
 from gyre.api.now import now_of
 from gyre.api.rest import schemas
@@ -29,8 +30,10 @@ from gyre.api.rest.broadcast import Broadcasters
 from gyre.api.rest.discreet import Discreet
 from gyre.api.rest.served_jobs import ServedJobs
 from gyre.api.rest.shared_answers import SharedRoute
+from gyre.api.runs import GROUPS, csv_of_curves, csv_of_runs, grouped, select_runs
+from gyre.api.runs.filters import MOST_CHARS
 from gyre.api.verdict import judged_steps
-from gyre.errors import NotFound, StoreError, nearest
+from gyre.errors import ConfigError, NotFound, StoreError, nearest
 from gyre.logs.pattern import PATTERN_CHARS
 from gyre.logs.reading import PAGE_BYTES, LogQuery
 from gyre.master.master_api import MasterApi, View, engines_of, pools_of_view
@@ -38,6 +41,7 @@ from gyre.redaction import KNOWN
 
 COMMAND_THREADS = 8
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+STEPS_A_PAGE = 10_000
 EVENT_STREAM = "text/event-stream"
 LAST_SEQ = 2**63 - 1
 """The largest sequence number that a journal can hold."""
@@ -85,10 +89,85 @@ Found = Annotated[dict[str, Any], Depends(_found)]
 reads = APIRouter(tags=["job"], route_class=SharedRoute)
 
 
+FilterText = Annotated[
+    str,
+    Query(
+        max_length=MOST_CHARS,
+        description="As in `reward>0.5, model~qwen, tag=ablation`; see docs/dashboard.md.",
+    ),
+]
+SortText = Annotated[
+    str, Query(max_length=200, description="Columns, with `-` from the greatest down: `-reward,name`.")
+]
+CSV = "text/csv"
+_CSV: dict[int | str, dict[str, Any]] = {200: {"content": {CSV: {"schema": {"type": "string"}}}}}
+
+
 @reads.get("/jobs", response_model=schemas.JobList)
-def list_jobs(request: Request) -> Any:
+def list_jobs(
+    request: Request,
+    filter: FilterText = "",
+    sort: SortText = "",
+    group: Annotated[str, Query(pattern=f"^({'|'.join(GROUPS)})?$", description="By what.")] = "",
+) -> Response:
     """The one job of this master; of `gyre ui` all jobs of its store, the newest first."""
-    return {"jobs": KNOWN.data(_jobs(request).items())}
+    found, now = _jobs(request), time.time()
+    chosen = select_runs(_shown(found), filter=filter, sort=sort, now=now)
+    groups = [one.as_dict() for one in grouped(chosen, group, now=now)] if group else None
+    # A thousand lines are checked against the schema by a test, and not each time again.
+    return JSONResponse({"jobs": chosen, "groups": groups, "total": found.count()})
+
+
+@reads.get("/jobs.csv", response_class=Response, responses=_CSV)
+def table_of_jobs(
+    request: Request,
+    filter: FilterText = "",
+    sort: SortText = "",
+    columns: Annotated[str, Query(max_length=1000, description="Names with commas; all without.")] = "",
+) -> Response:
+    """The table of runs, as a file."""
+    now = time.time()
+    chosen = select_runs(_shown(_jobs(request)), filter=filter, sort=sort, now=now)
+    return _file(csv_of_runs(chosen, _words(columns), now=now), "runs.csv")
+
+
+@reads.get("/curves.csv", response_class=Response, responses=_CSV)
+def table_of_curves(
+    request: Request,
+    jobs: Annotated[str, Query(min_length=1, max_length=4000, description="Names or ids with commas.")],
+    metrics: Annotated[str, Query(max_length=4000, description="Names with commas; all without.")] = "",
+) -> Response:
+    """The metrics of every step of up to twenty jobs, as a file."""
+    names = _words(jobs)
+    if not 1 <= len(names) <= MOST_JOBS:
+        raise ConfigError(f"{len(names)} jobs: a file has the curves of one to {MOST_JOBS}.")
+    steps = {name: all_steps(_jobs(request).port(name)) for name in dict.fromkeys(names)}
+    return _file(csv_of_curves(steps, _words(metrics)), "curves.csv")
+
+
+def all_steps(port: MasterApi) -> list[dict[str, Any]]:
+    """The metrics of every step."""
+    found: list[dict[str, Any]] = []
+    while page := port.steps(after=found[-1]["step"] if found else 0, limit=STEPS_A_PAGE):
+        found += page
+        if len(page) < STEPS_A_PAGE:
+            break
+    return found
+
+
+def _shown(jobs: ServedJobs) -> list[dict[str, Any]]:
+    """The items without what may be secret. A curve is numbers alone, and most of a list: nobody looks through it."""
+    items = jobs.items()
+    texts = KNOWN.data([{key: value for key, value in item.items() if key != "rewards"} for item in items])
+    return [shown | {"rewards": item.get("rewards", [])} for shown, item in zip(texts, items, strict=True)]
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _file(text: str, name: str) -> Response:
+    return Response(text, media_type=CSV, headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
 
 @reads.get("/jobs/{job:gyre_job}", response_model=schemas.JobView)
@@ -371,6 +450,16 @@ async def revoke_token(request: Request, job: JobPath, body: schemas.RevokeToken
 async def stop(request: Request, job: JobPath, body: schemas.StopBody | None = None) -> Any:
     """Stop the job gracefully: at the end of its step, or after the drain timeout; or at once."""
     return await _carry(request, job, "stop", (body or schemas.StopBody()).model_dump())
+
+
+@commands.post("/jobs/{job:gyre_job}:label", response_model=schemas.Labels)
+async def label(request: Request, job: JobPath, body: schemas.LabelBody) -> Any:
+    """Tag a job and write its note, also of one that has ended; the job itself does not hear of it."""
+
+    def call() -> dict[str, Any]:
+        return _jobs(request).port(job).label(add=body.add, remove=body.remove, notes=body.notes)
+
+    return KNOWN.data(await anyio.to_thread.run_sync(call, limiter=request.app.state.command_threads))
 
 
 # -- the root ---------------------------------------------------------------------------------------

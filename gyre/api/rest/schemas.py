@@ -50,8 +50,74 @@ class JobItem(Out):
     ended_at: float | None = None
 
 
+class HeldOut(Out):
+    """The best evaluation of a held-out set, and the policy version that earned it. `unit`: `accuracy`, or `reward`
+    where there is no accuracy."""
+
+    set: str
+    unit: str
+    value: float
+    version: int
+
+
+class Run(JobItem):
+    """A line of the table of runs. `steps`: those asked for. `config`: equal for runs that differ in their seed alone.
+    `reward`: of the last step; `rewards`: of some forty steps. Null is what is not known."""
+
+    started_at: float | None = None
+    live: bool = True
+    steps: int | None = None
+    recipe: str = ""
+    model: str = ""
+    seed: int | None = None
+    config: str = ""
+    reward: float | None = None
+    rewards: list[float | None] = Field(default_factory=list)
+    held_out: list[HeldOut] = Field(default_factory=list)
+    tokens_per_s: float | None = None
+    cost: float | None = None
+    tags: list[str] = Field(default_factory=list)
+    notes: str = ""
+
+
+class Spread(BaseModel):
+    """Of `count` runs that have the value; `std` is their standard deviation, null of one alone."""
+
+    count: int
+    mean: float
+    std: float | None
+
+
+class RunGroup(BaseModel):
+    """What runs have in common (`key`, "" for those that have none of it), and what they come to by the name of the
+    column. `held_out`: of which set, and in which unit, that value is."""
+
+    key: str
+    jobs: list[str]
+    names: list[str]
+    values: dict[str, Spread]
+    held_out: tuple[str, str] | None
+
+
 class JobList(BaseModel):
-    jobs: list[JobItem]
+    """`total`: how many jobs there are, of which a list has the newest."""
+
+    jobs: list[Run]
+    groups: list[RunGroup] | None = None
+    total: int = 0
+
+
+class Labels(BaseModel):
+    tags: list[str]
+    notes: str
+
+
+class LabelBody(In):
+    """Tags to add and to remove, and the note; null leaves it as it is."""
+
+    add: list[str] = Field(default_factory=list)
+    remove: list[str] = Field(default_factory=list)
+    notes: str | None = None
 
 
 class Job(JobItem):

@@ -18,7 +18,7 @@ from gyre.failover import JobPhase, JobRecord, Reason
 from gyre.graph import compile_job
 from gyre.master.master import JobMaster
 from gyre.rollouts.trainer.sample_ledger import PromptAccount, account_of
-from gyre.store import EventRow, LedgerStore, Store, open_store
+from gyre.store import EventRow, Labels, LedgerStore, Store, open_store
 from gyre.testing.in_process.cluster import InProcessCluster
 from gyre.testing.in_process.host import InProcessHost, InProcessRuntime, Moments, When
 from gyre.testing.in_process.vertex import InProcessVertex
@@ -77,7 +77,10 @@ class InProcessJob:
         """Bind every vertex and start the trainer. Raises UserCodeError or JobFailed where one does not start."""
         self._store = open_store(self.store_url)
         spec = self.spec.model_dump(mode="json")
-        self._store.create_job(job_id=self.job_id, name=self.spec.name, spec=spec, now=time.time())
+        labels = Labels(tuple(self.spec.tags), self.spec.notes)
+        self._store.create_job(
+            job_id=self.job_id, name=self.spec.name, spec=spec, now=time.time(), labels=labels
+        )
         self._master_thread.start()
         while not self.master.ready.wait(LOOK_S):
             self._check_master()

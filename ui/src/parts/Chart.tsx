@@ -16,6 +16,7 @@ export interface Line {
   /** A colour of the palette: `--c1`. */
   readonly colour: string;
   readonly dashed?: boolean;
+  readonly dotted?: boolean;
   readonly points?: boolean;
   /** The line goes on over points that only other lines have. */
   readonly bridged?: boolean;
@@ -43,11 +44,14 @@ interface Props {
   readonly height?: number;
   /** False where the page names the lines elsewhere. */
   readonly legend?: boolean;
+  /** Logarithmic axes, which leave out what is not above nought. */
+  readonly logX?: boolean;
+  readonly logY?: boolean;
 }
 
 const AXIS_WIDTH = 60;
 
-export function Chart({ x, lines, band, label, group, formatX, formatY, tickY = tick, nameX, range, onRange, height = 150, legend = true }: Props) {
+export function Chart({ x, lines, band, label, group, formatX, formatY, tickY = tick, nameX, range, onRange, height = 150, legend = true, logX = false, logY = false }: Props) {
   const host = useRef<HTMLDivElement>(null);
   const readout = useRef<HTMLParagraphElement>(null);
   const theme = useTheme();
@@ -62,12 +66,12 @@ export function Chart({ x, lines, band, label, group, formatX, formatY, tickY = 
       if (readout.current) readout.current.textContent = at === null ? "" : [`${nameX} ${formatX(x[at] ?? 0)}`, ...lines.map((line) => `${lines.length > 1 ? `${line.label} ` : ""}${formatOf(line.values[at], formatY)}`)].join("  ");
     },
   };
-  const shape = lines.map((line) => `${line.label}|${line.colour}|${line.dashed ?? ""}|${line.points ?? ""}`).join(";") + (band ? "+band" : "");
+  const shape = lines.map((line) => `${line.label}|${line.colour}|${line.dashed ?? ""}|${line.dotted ?? ""}|${line.points ?? ""}`).join(";") + (band ? "+band" : "") + (logX ? "+logX" : "") + (logY ? "+logY" : "");
 
   useEffect(() => {
     const element = host.current;
     if (!element) return;
-    const made = new uPlot(optionsOf(lines, band, group, element.clientWidth || 300, tall, callbacks), dataOf(x, lines, band), element);
+    const made = new uPlot(optionsOf(lines, band, group, element.clientWidth || 300, tall, callbacks, logX, logY), dataOf(x, lines, band, logY), element);
     plot.current = made;
     const observer = new ResizeObserver(() => {
       if (element.clientWidth > 0) made.setSize({ width: element.clientWidth, height: tall });
@@ -85,8 +89,8 @@ export function Chart({ x, lines, band, label, group, formatX, formatY, tickY = 
     const one = plot.current;
     if (!one) return;
     one.batch(() => {
-      one.setData(dataOf(x, lines, band), false);
-      const first = x[0] ?? 0;
+      one.setData(dataOf(x, lines, band, logY), false);
+      const first = x[0] ?? (logX ? 1 : 0);
       const last = x.at(-1) ?? 1;
       one.setScale("x", { min: range?.[0] ?? first, max: range?.[1] ?? Math.max(last, first + 1e-9) });
     });
@@ -117,7 +121,7 @@ interface Callbacks {
   readonly onCursor: (at: number | null) => void;
 }
 
-function optionsOf(lines: readonly Line[], band: Band | undefined, group: string, width: number, height: number, callbacks: { readonly current: Callbacks }): uPlot.Options {
+function optionsOf(lines: readonly Line[], band: Band | undefined, group: string, width: number, height: number, callbacks: { readonly current: Callbacks }, logX: boolean, logY: boolean): uPlot.Options {
   const root = Number.parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
   const font = `${11 * root}px ${getComputedStyle(document.body).fontFamily}`;
   const axis: uPlot.Axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font };
@@ -127,7 +131,7 @@ function optionsOf(lines: readonly Line[], band: Band | undefined, group: string
       label: line.label,
       stroke: colour(line.colour),
       width: 1.5 * root,
-      ...(line.dashed ? { dash: [5, 4] } : {}),
+      ...(line.dashed ? { dash: [5, 4] } : line.dotted ? { dash: [1, 4], cap: "round" as const } : {}),
       points: { show: line.points ?? false, size: 6 },
       spanGaps: line.points || line.bridged || false,
     })),
@@ -141,10 +145,10 @@ function optionsOf(lines: readonly Line[], band: Band | undefined, group: string
     height,
     series,
     ...(band ? { bands: [{ series: [series.length - 2, series.length - 1], fill: `${colour(band.colour)}2b` }] } : {}),
-    scales: { x: { time: false }, y: { range: rangeOf } },
+    scales: { x: { time: false, ...(logX ? { distr: 3 as const } : {}) }, y: logY ? { distr: 3 as const, range: logRangeOf } : { range: rangeOf } },
     axes: [
-      { ...axis, size: 24 * root, space: 48 * root, values: (_, splits) => splits.map((one) => callbacks.current.formatX(one)) },
-      { ...axis, size: AXIS_WIDTH * root, space: 28 * root, values: (_, splits) => splits.map((one) => callbacks.current.tickY(one, Math.abs((splits[1] ?? 1) - (splits[0] ?? 0)))) },
+      { ...axis, size: 24 * root, space: 48 * root, ...(logX ? { filter: (_: uPlot, splits: number[]) => splits.map(decade) } : {}), values: (_, splits) => splits.map((one) => (one === null ? "" : callbacks.current.formatX(one))) },
+      { ...axis, size: AXIS_WIDTH * root, space: 28 * root, ...(logY ? { filter: (_: uPlot, splits: number[]) => splits.map(decade) } : {}), values: (_, splits) => splits.map((one) => (one === null ? "" : logY ? tick(one, one) : callbacks.current.tickY(one, Math.abs((splits[1] ?? 1) - (splits[0] ?? 0))))) },
     ],
     legend: { show: false },
     cursor: { sync: { key: group }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
@@ -170,8 +174,20 @@ function rangeOf(_: uPlot, low: number | null, high: number | null): uPlot.Range
   return [low >= 0 ? Math.max(0, low - padding) : low - padding, high + padding];
 }
 
-function dataOf(x: readonly number[], lines: readonly Line[], band: Band | undefined): uPlot.AlignedData {
-  const columns = lines.map((line) => [...line.values]);
+/** Whole decades around the values; a decade where there are none. */
+function logRangeOf(_: uPlot, low: number | null, high: number | null): uPlot.Range.MinMax {
+  if (low === null || high === null || low <= 0) return [0.1, 1];
+  return [10 ** Math.floor(Math.log10(low)), 10 ** Math.max(Math.ceil(Math.log10(high)), Math.floor(Math.log10(low)) + 1)];
+}
+
+/** Of the ticks of a logarithmic axis the whole powers of ten, and 2 and 5 of each, have a number. */
+function decade(value: number): number | null {
+  const lead = value / 10 ** Math.floor(Math.log10(value) + 1e-9);
+  return [1, 2, 5].some((one) => Math.abs(lead - one) < 1e-6) ? value : null;
+}
+
+function dataOf(x: readonly number[], lines: readonly Line[], band: Band | undefined, logY: boolean): uPlot.AlignedData {
+  const columns = lines.map((line) => (logY ? line.values.map((value) => (value !== null && value > 0 ? value : null)) : [...line.values]));
   if (band) columns.push([...band.high], [...band.low]);
   return [[...x], ...columns];
 }

@@ -11,6 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gyre.observe.number_text import percent as percent
+from gyre.observe.number_text import short as short
+from gyre.observe.number_text import thousands as thousands
+
 LEAST_WAIT_SHOWN = 0.05
 GAP = "  "
 
@@ -91,26 +95,3 @@ def longest_wait(waits: Mapping[str, float]) -> str:
     )
     share = shares.get((role, cause), 0.0)
     return f"{role} waits {percent(share)} for {cause}" if share >= LEAST_WAIT_SHOWN else ""
-
-
-def short(value: float) -> str:
-    """Two or three digits that matter: `0.41`, `3.9`, `0.0021`, `128`, `1.2e-07`."""
-    size = abs(value)
-    if size >= 9.95:
-        return f"{value:.0f}" if size < 1e6 else f"{value:.2e}"
-    if size >= 0.995:
-        return f"{value:.2f}".rstrip("0").rstrip(".")
-    if value == 0:
-        return "0"
-    return f"{value:.2g}"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def thousands(value: float) -> str:
-    """`820`, `5.2k`, `1.4M`."""
-    if abs(value) >= 999_500:
-        return f"{value / 1e6:.1f}M"
-    return f"{value / 1e3:.1f}k" if abs(value) >= 999.5 else f"{value:.0f}"

@@ -1,8 +1,9 @@
 /** One number of several jobs, by step. */
-import { useMemo } from "react";
+import { useMemo, useRef } from "react";
 import { smoothed, thinned } from "../../data/thinning";
 import { percent, percentTick, short, tick, whole } from "../../format";
 import { Chart, type Line } from "../../parts/Chart";
+import { savePng } from "../../parts/png";
 import { setParams, useRoute } from "../../route";
 import type { Curve } from "../curves/chosen";
 import { useSmoothing } from "../curves/SmoothChoice";
@@ -13,17 +14,19 @@ const MOST_POINTS = 600;
 export function CompareCard({ curve, runs }: { curve: Curve; runs: readonly Run[] }) {
   const { params } = useRoute();
   const over = useSmoothing();
+  const figure = useRef<HTMLElement>(null);
   const { x, lines } = useMemo(() => aligned(curve.name, runs, over), [curve, runs, over]);
   const format = curve.ratio ? percent : short;
   const [from, to] = [Number(params["from"]), Number(params["to"])];
   if (lines.every((line) => line.values.every((value) => value === null))) return null;
   return (
-    <figure className="card curve">
+    <figure className="card curve" ref={figure}>
       <figcaption>
         <span className="title" title={curve.name}>{curve.title}</span>
         <span className="muted small">{curve.unit}</span>
+        <button type="button" className="plain small" aria-label={`${curve.title} as PNG`} onClick={() => figure.current && savePng(figure.current, `${curve.title}${curve.unit ? `, ${curve.unit}` : ""}`, lines, curve.name)}>PNG</button>
       </figcaption>
-      <Chart x={x} lines={lines} legend={false} group="compare" formatX={whole} formatY={format} tickY={curve.ratio ? percentTick : tick} nameX="step" range={params["from"] && from < to ? [from, to] : undefined} onRange={(low, high) => setParams({ from: low?.toFixed(1), to: high?.toFixed(1) })} label={`${curve.title} of ${runs.map((run) => `${run.name}, last ${format(run.steps.at(-1)?.[curve.name])}`).join("; ")}`} />
+      <Chart x={x} lines={lines} legend={false} group="compare" logX={params["logx"] === "1"} logY={params["logy"] === "1"} formatX={whole} formatY={format} tickY={curve.ratio ? percentTick : tick} nameX="step" range={params["from"] && from < to ? [from, to] : undefined} onRange={(low, high) => setParams({ from: low?.toFixed(1), to: high?.toFixed(1) })} label={`${curve.title} of ${runs.map((run) => `${run.name}, last ${format(run.steps.at(-1)?.[curve.name])}`).join("; ")}`} />
     </figure>
   );
 }
@@ -35,6 +38,6 @@ function aligned(name: string, runs: readonly Run[], over: number): { x: number[
     return new Map(few.x.map((step, at) => [step, few.y[at] ?? null]));
   });
   const x = [...new Set(points.flatMap((one) => [...one.keys()]))].sort((a, b) => a - b);
-  const lines = runs.map((run, at): Line => ({ label: run.name, values: x.map((step) => points[at]?.get(step) ?? null), colour: run.colour, dashed: run.dashed, bridged: true }));
+  const lines = runs.map((run, at): Line => ({ label: run.name, values: x.map((step) => points[at]?.get(step) ?? null), colour: run.colour, dashed: run.dashed, dotted: run.dotted, bridged: true }));
   return { x, lines };
 }

@@ -1,10 +1,10 @@
-/** Two to four jobs over the same axis: their curves, what they came to, and where their settings differ. */
+/** Two to twenty jobs over the same axis: their curves, what they came to, and where their settings differ. */
 import { useMemo } from "react";
 import { jobKeys } from "../../data/jobKeys";
 import { useLive } from "../../data/live";
 import { useResource } from "../../data/resource";
 import { useSteps } from "../../data/steps";
-import { jobPath } from "../../data/api";
+import { jobPath, urlOf } from "../../data/api";
 import type { JobList, JobView, Json } from "../../rest";
 import { setParams, useRoute } from "../../route";
 import { SECTIONS } from "../curves/chosen";
@@ -13,18 +13,20 @@ import "../curves/curves.css";
 import { CompareCard } from "./CompareCard";
 import { differences } from "./differences";
 import { Outcomes } from "./Outcomes";
-import type { Run } from "./runs";
+import { MOST_RUNS, strokeClass, strokeOf, type Run } from "./runs";
 
-const COLOURS = ["--c1", "--c2", "--c3", "--c4"];
+/** Other jobs that are offered beside those that are chosen: the list of jobs has all of them. */
+const OFFERED = 30;
 
 export default function CompareView() {
   const { job, tick } = useLive();
   const { params } = useRoute();
-  const others = useMemo(() => (params["with"] ?? "").split(",").filter(Boolean).slice(0, COLOURS.length - 1), [params["with"]]);
+  const others = useMemo(() => (params["with"] ?? "").split(",").filter(Boolean).slice(0, MOST_RUNS - 1), [params["with"]]);
   const { data: jobs } = useResource<JobList>("jobs");
   const runs = useRuns(job, others, tick);
-  const names = [...jobKeys(jobs?.jobs ?? []).values()].filter((name) => name !== job);
-  const toggle = (name: string): void => setParams({ with: (others.includes(name) ? others.filter((one) => one !== name) : [...others, name]).slice(0, COLOURS.length - 1).join(",") });
+  const names = [...jobKeys(jobs?.jobs ?? []).values()].filter((name) => name !== job && !others.includes(name));
+  const offered = [...others, ...names.slice(0, OFFERED)];
+  const toggle = (name: string): void => setParams({ with: (others.includes(name) ? others.filter((one) => one !== name) : [...others, name]).slice(0, MOST_RUNS - 1).join(",") });
   return (
     <>
       <div className="head">
@@ -32,13 +34,16 @@ export default function CompareView() {
         <fieldset className="row choices">
           <legend className="visually-hidden">With which jobs</legend>
           <span className="muted">{job} with</span>
-          {names.length === 0 && <span className="muted">no other job: this server knows only one</span>}
-          {names.slice(0, 30).map((name) => <label key={name}><input type="checkbox" checked={others.includes(name)} disabled={!others.includes(name) && others.length >= COLOURS.length - 1} onChange={() => toggle(name)} />{name}</label>)}
+          {offered.length === 0 && <span className="muted">no other job: this server knows only one</span>}
+          {offered.map((name) => <label key={name}><input type="checkbox" checked={others.includes(name)} disabled={!others.includes(name) && others.length >= MOST_RUNS - 1} onChange={() => toggle(name)} />{name}</label>)}
         </fieldset>
         <SmoothChoice />
+        <LogChoice name="logx" label="Log x" />
+        <LogChoice name="logy" label="Log y" />
+        <a href={urlOf(`curves.csv?jobs=${encodeURIComponent(runs.map((run) => run.name).join(","))}`)} download="curves.csv">Curves as CSV</a>
       </div>
       <ul className="legend">
-        {runs.map((run) => <li key={run.name}><span className={run.dashed ? "stroke dashed" : "stroke"} style={{ borderColor: `var(${run.colour})` }} />{run.name}</li>)}
+        {runs.map((run) => <li key={run.name}><span className={strokeClass(run)} style={{ borderColor: `var(${run.colour})` }} />{run.name}</li>)}
       </ul>
       <Outcomes runs={runs} />
       <Settings runs={runs} />
@@ -52,10 +57,15 @@ export default function CompareView() {
   );
 }
 
-/** Hooks want a fixed number of calls: four, of which those without a name ask for nothing. */
+function LogChoice({ name, label }: { name: string; label: string }) {
+  const { params } = useRoute();
+  return <label><input type="checkbox" checked={params[name] === "1"} onChange={(event) => setParams({ [name]: event.target.checked ? "1" : null, from: null, to: null })} />{label}</label>;
+}
+
+/** Hooks want a fixed number of calls, of which those without a name ask for nothing. */
 function useRuns(job: string, others: readonly string[], tick: number): readonly Run[] {
-  const all = [job, others[0] ?? "", others[1] ?? "", others[2] ?? ""] as const;
-  const found = [useRun(all[0], 0, tick), useRun(all[1], 1, tick), useRun(all[2], 2, tick), useRun(all[3], 3, tick)];
+  const found: Run[] = [];
+  for (let at = 0; at < MOST_RUNS; at++) found.push(useRun(at === 0 ? job : (others[at - 1] ?? ""), at, tick));
   return found.filter((run) => run.name !== "");
 }
 
@@ -63,7 +73,7 @@ function useRun(name: string, at: number, tick: number): Run {
   const { steps } = useSteps(name, tick);
   const { data: view } = useResource<JobView>(name ? jobPath(name) : null, tick);
   const { data: spec } = useResource<Record<string, Json>>(name ? jobPath(name, "/spec") : null);
-  return useMemo(() => ({ name, colour: COLOURS[at] ?? "--c7", dashed: at > 1, steps, view, spec }), [name, at, steps, view, spec]);
+  return useMemo(() => ({ name, ...strokeOf(at), steps, view, spec }), [name, at, steps, view, spec]);
 }
 
 function Settings({ runs }: { runs: readonly Run[] }) {

@@ -1,70 +1,95 @@
-/** All jobs that this server knows. With one job only, its page opens by itself. */
-import { useEffect, useState } from "react";
+/**
+ * The runs that this server knows: filtered, sorted and grouped by the server, by the grammar that the command line has,
+ * too. What is asked for stands in the address. With one job only, its page opens by itself.
+ */
+import { useEffect, useRef, useState } from "react";
+import { urlOf } from "../../data/api";
 import { jobKeys } from "../../data/jobKeys";
 import { useResource } from "../../data/resource";
-import { duration, moment, plural, whole, words } from "../../format";
-import { Badge, toneOfPhase } from "../../parts/Badge";
+import { plural, whole } from "../../format";
 import { Refused } from "../../parts/Refused";
-import type { Job, JobList } from "../../rest";
-import { go, hrefOf, useRoute } from "../../route";
+import type { JobList, Run } from "../../rest";
+import { go, hrefOf, setParams, useRoute } from "../../route";
+import { MOST_RUNS } from "../compare/runs";
+import { GroupsTable } from "./GroupsTable";
+import { LabelsDialog } from "./LabelsDialog";
+import { RunsTable } from "./RunsTable";
 
 const REFRESH_MS = 10_000;
-/** So many can be compared. */
-const MOST = 4;
+/** From the last key on: while somebody types, nothing is asked for. */
+const TYPED_MS = 200;
+
+const GROUPS: readonly [string, string][] = [
+  ["experiment", "settings but for the seed"],
+  ["tag", "tag"],
+  ["seed", "seed"],
+  ["model", "model"],
+  ["recipe", "recipe"],
+  ["phase", "phase"],
+];
 
 export function JobsView() {
-  const [tick, setTick] = useState(0);
-  const [chosen, setChosen] = useState<readonly string[]>([]);
-  const [search, setSearch] = useState("");
-  const { data, error } = useResource<JobList>("jobs", tick);
   const { params } = useRoute();
+  const { filter = "", sort = "", group = "" } = params;
+  const [tick, setTick] = useState(0);
+  const [chosen, setChosen] = useState<ReadonlyMap<string, string>>(new Map());
+  const [labelled, setLabelled] = useState<Run | null>(null);
+  const query = new URLSearchParams(Object.entries({ filter, sort, group }).filter(([, value]) => value !== "")).toString();
+  const asked = useResource<JobList>(query ? `jobs?${query}` : "jobs", tick);
+  const last = useRef<JobList | undefined>(undefined);
+  if (asked.data) last.current = asked.data;
+  const data = asked.data ?? last.current;
   useEffect(() => {
     document.title = "Jobs · Gyre";
     const timer = window.setInterval(() => !document.hidden && setTick((old) => old + 1), REFRESH_MS);
     return () => window.clearInterval(timer);
   }, []);
-  const only = data?.jobs.length === 1 ? data.jobs[0] : undefined;
+  const only = data?.jobs.length === 1 && data.total === 1 && !query ? data.jobs[0] : undefined;
   const stays = params["all"] === "1";
   useEffect(() => {
     if (only && !stays) window.location.replace(hrefOf(only.name, "now"));
   }, [only, stays]);
-  if (!data) return error ? <Refused error={error} /> : <p className="empty">Loading the jobs …</p>;
-  const keys = jobKeys(data.jobs);
-  const keyOf = (job: Job): string => keys.get(job) ?? job.name;
-  const shown = data.jobs.filter((job) => `${job.name} ${job.phase} ${job.job_id}`.includes(search.trim()));
-  const toggle = (key: string): void => setChosen((old) => (old.includes(key) ? old.filter((one) => one !== key) : [...old, key].slice(-MOST)));
+  if (!data && !filter) return asked.error ? <Refused error={asked.error} /> : <p className="empty">Loading the jobs …</p>;
+  const runs = data?.jobs ?? [];
+  const isWhole = !filter && data !== undefined && runs.length === data.total;
+  const keys = jobKeys(runs);
+  // Of a part of the list a name may be another job's, too.
+  const keyOf = (run: Run): string => (isWhole ? keys.get(run) : undefined) ?? run.job_id;
+  const toggle = (run: Run): void =>
+    setChosen((old) => {
+      const next = new Map(old);
+      if (!next.delete(run.job_id) && next.size < MOST_RUNS) next.set(run.job_id, keyOf(run));
+      return next;
+    });
+  const [first, ...others] = chosen.values();
   return (
     <>
       <div className="head">
-        <h1>{plural(data.jobs.length, "job")}</h1>
-        <label>Search <input type="search" value={search} onChange={(event) => setSearch(event.target.value)} /></label>
-        <button type="button" disabled={chosen.length < 2} onClick={() => chosen[0] && go(hrefOf(chosen[0], "compare", { with: chosen.slice(1).join(",") }))}>
-          Compare {chosen.length >= 2 ? chosen.length : "two to four"}
+        <h1>{data && filter ? `${whole(runs.length)} of ${plural(data.total, "job")}` : data && runs.length < data.total ? `The newest ${whole(runs.length)} of ${plural(data.total, "job")}` : plural(runs.length, "job")}</h1>
+        <FilterField filter={filter} />
+        <label>Group by <select value={group} onChange={(event) => setParams({ group: event.target.value })}><option value="">nothing</option>{GROUPS.map(([name, title]) => <option key={name} value={name}>{title}</option>)}</select></label>
+        <button type="button" disabled={chosen.size < 2} onClick={() => first && go(hrefOf(first, "compare", { with: others.join(",") }))}>
+          Compare {chosen.size >= 2 ? chosen.size : `two to ${MOST_RUNS}`}
         </button>
+        <a href={urlOf(`jobs.csv${query ? `?${new URLSearchParams({ filter, sort })}` : ""}`)} download="runs.csv">CSV</a>
       </div>
-      {data.jobs.length === 0 && <p className="empty">There is no job in this store yet. <code>gyre run FILE</code> or <code>gyre demo</code> makes one.</p>}
-      {shown.length > 0 && (
-        <div className="wide" tabIndex={0} role="region" aria-label="Jobs">
-          <table>
-            <thead>
-              <tr><th scope="col"><span className="visually-hidden">Compare</span></th><th scope="col">Job</th><th scope="col">Phase</th><th scope="col" className="number">Step</th><th scope="col">Began</th><th scope="col">Took</th><th scope="col">Why</th></tr>
-            </thead>
-            <tbody>
-              {shown.map((job) => (
-                <tr key={job.job_id}>
-                  <td><input type="checkbox" aria-label={`Compare ${keyOf(job)}`} checked={chosen.includes(keyOf(job))} onChange={() => toggle(keyOf(job))} /></td>
-                  <td><a href={hrefOf(keyOf(job), "now")}>{keyOf(job)}</a></td>
-                  <td><Badge tone={toneOfPhase(job.phase)}>{words(job.phase)}</Badge></td>
-                  <td className="number">{whole(job.step)}</td>
-                  <td>{moment(job.submitted_at)}</td>
-                  <td>{duration(Math.round((job.ended_at ?? Date.now() / 1000) - job.submitted_at))}</td>
-                  <td className="muted">{job.message || words(job.reason)}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
-      )}
+      {asked.error && <Refused error={asked.error} />}
+      {data?.total === 0 && <p className="empty">There is no job in this store yet. <code>gyre run FILE</code> or <code>gyre demo</code> makes one.</p>}
+      {data && data.total > 0 && runs.length === 0 && !asked.error && <p className="empty">No job is like that.</p>}
+      {group && data?.groups && data.groups.length > 0 && <GroupsTable groups={data.groups} by={GROUPS.find(([name]) => name === group)?.[1] ?? group} />}
+      {runs.length > 0 && <RunsTable runs={runs} keyOf={keyOf} chosen={chosen} onToggle={toggle} onLabels={setLabelled} />}
+      {labelled && <LabelsDialog run={labelled} onClose={() => setLabelled(null)} onSaved={() => { setLabelled(null); setTick((old) => old + 1); }} />}
     </>
   );
+}
+
+function FilterField({ filter }: { filter: string }) {
+  const [text, setText] = useState(filter);
+  useEffect(() => setText(filter), [filter]);
+  useEffect(() => {
+    if (text === filter) return;
+    const timer = window.setTimeout(() => setParams({ filter: text }), TYPED_MS);
+    return () => window.clearTimeout(timer);
+  }, [text, filter]);
+  return <label className="filter">Filter <input type="search" value={text} placeholder="reward>0.5, model~qwen, tag=ablation" onChange={(event) => setText(event.target.value)} /></label>;
 }

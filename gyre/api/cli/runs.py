@@ -1,0 +1,280 @@
+"""`ls`, `tag`, `note`: the table of runs, and what users call each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gyre.api.cli.completion import jobs as job_names
+from gyre.api.cli.context import Session, verb
+from gyre.api.cli.output import moment, remark, say, write_json, write_table
+from gyre.api.terminal.formats import duration, number, one_line, sparkline
+from gyre.api.terminal.text_tables import Column
+from gyre.observe.number_text import percent, short
+
+if TYPE_CHECKING:
+    from gyre.api.runs import Group, RunColumn
+
+JOB_COLUMNS = (
+    Column("NAME", dispensable=5),
+    Column("ID"),
+    Column("PHASE"),
+    Column("REASON", dispensable=3),
+    Column("MASTER", dispensable=2),
+    Column("STEP"),
+    Column("REWARD", dispensable=4),
+    Column("CURVE", dispensable=9),
+    Column("BEST HELD OUT", dispensable=7),
+    Column("TOK/S", dispensable=10),
+    Column("COST", dispensable=11),
+    Column("TAGS", least=8, dispensable=8),
+    Column("VERSION", dispensable=12),
+    Column("SUBMITTED", dispensable=1),
+    Column("FOR", dispensable=6),
+)
+CURVE_WIDTH = 12
+NOTE_WIDTH = 60
+"""Characters of a note in a table: `gyre note JOB` has all of it."""
+
+Item = Mapping[str, Any]
+
+
+@verb()
+@click.option("-a", "--all", "show_all", is_flag=True, help="List jobs that have ended, too.")
+@click.option(
+    "--filter",
+    "wanted",
+    default="",
+    metavar="FILTER",
+    help="Only these, as in 'reward>0.5, model~qwen, tag=ablation'; docs/dashboard.md has the grammar.",
+)
+@click.option(
+    "--sort",
+    default="",
+    metavar="COLUMNS",
+    help="By these columns, with - from the greatest down: -reward,name.",
+)
+@click.option(
+    "--columns", default="", metavar="COLUMNS", help="Show these columns instead: name,reward,tags."
+)
+@click.option(
+    "--group",
+    default="",
+    metavar="BY",
+    help="Mean and spread of groups: experiment (over seeds), tag, seed, recipe, model, phase, name.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+def ls(
+    session: Session,
+    show_all: bool,
+    wanted: str,
+    sort: str,
+    columns: str,
+    group: str,
+    as_json: bool,
+    as_csv: bool,
+) -> None:
+    """List the running jobs, the newest first.
+
+    The table of runs: filtered, sorted and grouped by any column, as on the page of gyre ui.
+    """
+    from gyre.api.quick_list import ended_jobs
+    from gyre.api.runs import column_named, csv_of_runs, grouped, select_runs
+    from gyre.observe.run_lines import LISTED
+
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv are two forms of one answer: give one of them.")
+    chosen = [column_named(name.strip()) for name in columns.split(",") if name.strip()]
+    now = time.time()
+    jobs: list[dict[str, Any]] = []
+    masters: dict[str, str] = {}
+    past = False
+    ended = ended_jobs(session.store_url, LISTED) if session.url is None else None
+    if ended is not None:
+        jobs = ended if show_all else []
+        found = select_runs(jobs, filter=wanted, sort=sort, now=now)
+        past = bool(ended) and not show_all
+    elif session.url is not None or session.has_store():
+        with session.reader() as reader:
+            jobs = reader.jobs(live=None if show_all else True)
+            found = select_runs(jobs, filter=wanted, sort=sort, now=now)
+            if not (as_json or as_csv or group or chosen):
+                masters = {job["job_id"]: reader.master_state(job) for job in found}
+            past = not show_all and not found and session.url is None
+            past = past and bool(reader.store.jobs(live=False, limit=1))
+    else:
+        found = select_runs(jobs, filter=wanted, sort=sort, now=now)
+    groups = grouped(found, group, now=now) if group else None
+    if as_csv:
+        click.echo(csv_of_runs(found, [one.name for one in chosen], now=now), nl=False)
+    elif as_json:
+        write_json([one.as_dict() for one in groups] if groups is not None else found)
+    elif not found:
+        remark(_nothing(bool(jobs), bool(wanted), past))
+    elif groups is not None:
+        _write_groups(group, groups)
+    elif chosen:
+        heads = [Column(one.name.upper().replace("_", " ")) for one in chosen]
+        write_table(heads, [[_cell(one, job, now) for one in chosen] for job in found])
+    else:
+        write_table(JOB_COLUMNS, [_line(job, masters.get(job["job_id"], ""), now) for job in found])
+
+
+def _nothing(there: bool, wanted: bool, past: bool) -> str:
+    if wanted:
+        return (
+            "No running job is like that; --all looks at those that have ended, too."
+            if past
+            else ("No job is like that." if there else "There is no job yet.")
+        )
+    return "No job is running; --all lists those that have ended." if past else "There is no job yet."
+
+
+def _line(job: Item, master: str, now: float) -> tuple[Any, ...]:
+    return (
+        job["name"],
+        job["job_id"],
+        job["phase"],
+        _reason(job),
+        master,
+        steps_of(job),
+        _short(job.get("reward")),
+        sparkline([one for one in job.get("rewards") or () if one is not None], CURVE_WIDTH),
+        held_out_text(job),
+        _short(job.get("tokens_per_s")),
+        _short(job.get("cost")),
+        ", ".join(job.get("tags") or ()),
+        job["version"] if job["version"] >= 0 else "",
+        moment(job["submitted_at"], now),
+        duration((job["ended_at"] or now) - job["submitted_at"]),
+    )
+
+
+def _reason(job: Item) -> str:
+    place = job.get("queue_place")
+    return f"{job['reason']}, number {place} in the queue" if place else str(job["reason"])
+
+
+def steps_of(job: Item) -> str:
+    """`25/40`: steps made of those asked for; `25` where nobody asked for a number."""
+    return f"{job['step']}/{job['steps']}" if job.get("steps") else str(job["step"])
+
+
+def held_out_text(job: Item) -> str:
+    """`math500 61 % (v80)`: the best evaluation of the first set; a mean reward as a number."""
+    from gyre.api.runs.columns import held_out_of
+
+    best = held_out_of(job)
+    if best is None:
+        return ""
+    value = percent(best["value"]) if best["unit"] == "accuracy" else f"reward {short(best['value'])}"
+    return f"{best['set']} {value} (v{best['version']})"
+
+
+def _cell(column: RunColumn, job: Item, now: float) -> str:
+    value = column.value(job, now)
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if column.kind == "time" and isinstance(value, int | float):
+        return moment(value, now)
+    if column.kind == "seconds" and isinstance(value, int | float):
+        return duration(value)
+    if column.kind == "number":
+        return number(value)
+    text = one_line(value)
+    return text if len(text) <= NOTE_WIDTH else f"{text[: NOTE_WIDTH - 1]}…"
+
+
+def _write_groups(by: str, groups: Sequence[Group]) -> None:
+    """A line for each group: `0.71 ±0.02` is the mean of its members and their standard deviation."""
+    from gyre.api.runs.table import SUMMARISED
+
+    told = [name for name in SUMMARISED if any(name in one.values for one in groups)]
+    heads = [
+        Column(by.upper(), least=8),
+        Column("RUNS"),
+        Column("NAMES", least=16, dispensable=1),
+        *(Column(name.upper().replace("_", " ")) for name in told),
+    ]
+    write_table(
+        heads,
+        [
+            (
+                one.key or "–",
+                len(one.jobs),
+                ", ".join(dict.fromkeys(one.names)),
+                *(_spread(one, name) for name in told),
+            )
+            for one in groups
+        ],
+    )
+
+
+def _spread(group: Group, name: str) -> str:
+    found = group.values.get(name)
+    if found is None:
+        return ""
+    if name == "took":
+        mean, spread = duration(found.mean), None if found.std is None else duration(found.std)
+    else:
+        mean, spread = _short(found.mean), None if found.std is None else _short(found.std)
+    of = f" of {found.count}" if found.count < len(group.jobs) else ""
+    which = f"{group.held_out[0]} " if name == "held_out" and group.held_out is not None else ""
+    return f"{which}{mean}" + (f" ±{spread}" if spread is not None else "") + of
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else short(value)
+
+
+@verb()
+@click.argument("job", shell_complete=job_names)
+@click.argument("tags", nargs=-1, metavar="[TAG...]")
+@click.option("--remove", is_flag=True, help="Remove these tags instead of adding them.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job's tags and note as JSON.")
+def tag(session: Session, job: str, tags: tuple[str, ...], remove: bool, as_json: bool) -> None:
+    """Tag a job, whether it runs or has ended, or show its tags: gyre tag grpo ablation lr-sweep
+
+    gyre ls --filter tag=ablation lists those that have it, gyre ls --group tag what they come to.
+    """
+    if remove and not tags:
+        raise click.UsageError("--remove: which tags?")
+    with session.reader() as reader:
+        found = reader.find(job)
+        labels = reader.label(found.job_id, add=() if remove else tags, remove=tags if remove else ())
+    if as_json:
+        write_json(labels)
+    elif tags:
+        remark(f"{found.name}: {', '.join(labels['tags']) or 'no tags'}")
+    elif labels["tags"]:
+        say("\n".join(labels["tags"]))
+    else:
+        remark(f"{found.name} has no tags.")
+
+
+@verb()
+@click.argument("job", shell_complete=job_names)
+@click.argument("text", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the job's tags and note as JSON.")
+def note(session: Session, job: str, text: str | None, as_json: bool) -> None:
+    """Write a note about a job, whether it runs or has ended, or show it: gyre note grpo "lr halved at 200"
+
+    A new note takes the place of the one before; "" removes it.
+    """
+    with session.reader() as reader:
+        found = reader.find(job)
+        labels = reader.label(found.job_id, notes=text)
+    if as_json:
+        write_json(labels)
+    elif text is not None:
+        remark(f"{found.name}: {'its note is written' if labels['notes'] else 'its note is removed'}")
+    elif labels["notes"]:
+        say(labels["notes"])
+    else:
+        remark(f"{found.name} has no note.")

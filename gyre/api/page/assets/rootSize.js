@@ -1,1 +1,0 @@
-import{g as e,v as t}from"./jsx-runtime.js";var n=t(e(),1),r=()=>Number.parseFloat(getComputedStyle(document.documentElement).fontSize)||16;function i(){let[e,t]=(0,n.useState)(r);return(0,n.useEffect)(()=>{let e=()=>t(r());return window.addEventListener(`resize`,e),()=>window.removeEventListener(`resize`,e)},[]),e}export{i as t};

@@ -1,0 +1,24 @@
+"""The table of runs: its columns, the grammar that filters them, its order, its groups, and CSV.
+
+What the page, the command line and REST show of many jobs is made here, of the items of `JobReader.jobs`. Pure: `now`
+is an argument. This package must not know a store, HTTP or a terminal.
+"""
+
+from gyre.api.runs.columns import COLUMNS, RunColumn, column_named
+from gyre.api.runs.csv_text import csv_of_curves, csv_of_runs
+from gyre.api.runs.filters import parse_filter
+from gyre.api.runs.table import GROUPS, Group, grouped, ordered, select_runs
+
+__all__ = [
+    "COLUMNS",
+    "GROUPS",
+    "Group",
+    "RunColumn",
+    "column_named",
+    "csv_of_curves",
+    "csv_of_runs",
+    "grouped",
+    "ordered",
+    "parse_filter",
+    "select_runs",
+]

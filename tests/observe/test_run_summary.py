@@ -1,0 +1,88 @@
+"""A run in one row: what is known, and None for what is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gyre.failover import JobState
+from gyre.failover.state import Evaluation
+from gyre.observe.run_summary import experiment_of, model_of, summary_of
+
+
+def _evaluation(name: str, version: int, accuracy: float | None, reward: float | None = 0.5) -> Evaluation:
+    return Evaluation(version, name, 10, 10, reward, None, accuracy, None, {}, {}, {})
+
+
+def _state(*evaluations: Evaluation, **last: Any) -> JobState:
+    state = JobState()
+    return replace(
+        state,
+        evaluations={one.key: one for one in evaluations},
+        training=replace(state.training, last=last),
+    )
+
+
+SPEC: dict[str, Any] = {
+    "recipe": "grpo",
+    "run": {"steps": 40},
+    "config": {"seed": 3, "model_path": "/m/Qwen2.5/"},
+}
+
+
+def test_a_run_without_a_step_says_what_it_does_not_know() -> None:
+    found = summary_of(JobState(), {}, [])
+    assert (found["recipe"], found["model"], found["rewards"], found["held_out"]) == ("", "", [], [])
+    assert [found[key] for key in ("steps", "seed", "reward", "tokens_per_s", "cost")] == [None] * 5
+
+
+def test_what_the_spec_says() -> None:
+    found = summary_of(JobState(), SPEC, [])
+    assert (found["recipe"], found["model"], found["steps"], found["seed"]) == ("grpo", "Qwen2.5", 40, 3)
+    assert summary_of(JobState(), {"recipe": "grpo"}, [])["seed"] == 0
+    for own in ({"run": {"steps": 40}}, {**SPEC, "recipe": "fleet"}):
+        assert summary_of(JobState(), own, [])["steps"] is None, "who counts its own steps asks for none"
+    assert model_of({"config": {"megatron": {"model_path": "/m/gemma"}}}) == "gemma"
+    assert model_of({"config": {"model": {"layers": 2, "hidden": 64}}}) == "2 x 64"
+    assert model_of({"config": {"model_path": 7, "model": None}}) == ""
+
+
+def test_the_best_of_each_set_is_by_accuracy_where_there_is_one_and_else_by_reward() -> None:
+    state = _state(
+        _evaluation("math", 0, 0.2),
+        _evaluation("math", 20, 0.6),
+        _evaluation("math", 40, 0.6),
+        _evaluation("math", 60, 0.5),
+        _evaluation("format", 0, None, 0.9),
+        _evaluation("format", 60, None, 0.4),
+        _evaluation("empty", 60, None, None),
+    )
+    assert summary_of(state, SPEC, [])["held_out"] == [
+        {"set": "format", "unit": "reward", "value": 0.9, "version": 0},
+        {"set": "math", "unit": "accuracy", "value": 0.6, "version": 20},
+    ]
+
+
+def test_numbers_that_are_none_are_none() -> None:
+    nan = float("nan")
+    steps = [{"reward_mean": 0.123456, "tokens_per_s": 10.0}, {"reward_mean": nan}, {"tokens_per_s": 30.0}]
+    found = summary_of(_state(reward_mean=nan, cost=True), SPEC, steps)
+    assert found["rewards"] == [0.1235, None, None]
+    assert (found["reward"], found["tokens_per_s"], found["cost"]) == (None, 20.0, None)
+    assert summary_of(_state(reward_mean=0.5, cost=1.25), SPEC, steps)["cost"] == 1.25
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"name": "other", "tags": ["a"], "notes": "n", "store": {"url": "x"}}, True),
+        ({"config": {**SPEC["config"], "seed": 4}}, True),
+        ({"config": {**SPEC["config"], "optim": {"lr": 1e-5}}}, False),
+        ({"run": {"steps": 41}}, False),
+        ({"recipe": "ppo"}, False),
+    ],
+)
+def test_runs_of_one_experiment_differ_in_their_seed_alone(change: dict[str, Any], same: bool) -> None:
+    assert (experiment_of({**SPEC, **change}) == experiment_of(SPEC)) is same
