@@ -551,7 +551,7 @@ def test_every_setting_is_in_its_table_with_its_default(heading: str, model: typ
     for name, cells in rows.items():
         if name not in model.model_fields:
             continue
-        default = model.model_fields[name].get_default(call_default_factory=True)
+        default = model.model_fields[name].get_default(call_default_factory=True, validated_data={})
         if isinstance(default, Budget):
             attempts = f", {default.attempts} without a step" if default.attempts is not None else ""
             assert cells[1] == f"{default.max} in {default.window_s:g} s{attempts}", name
@@ -597,7 +597,7 @@ def test_every_key_below_config_is_in_its_table_with_its_default() -> None:
     rows = table_under(OPERATIONS, "### `config`")
     assert sorted(rows) == sorted(fields)
     for name, cells in rows.items():
-        default = None if fields[name].is_required() else fields[name].get_default(call_default_factory=True)
+        default = None if fields[name].is_required() else fields[name].get_default(call_default_factory=True, validated_data={})
         if isinstance(default, int | float) and not isinstance(default, bool):
             assert float(cells[1]) == default, name
         elif isinstance(default, str):

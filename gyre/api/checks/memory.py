@@ -45,6 +45,9 @@ folder."""
 
 _PARTS_SHOWN = 3
 
+_OF_MACHINES = ("host", "disk")
+"""How `where` begins of what is no device's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -55,6 +58,12 @@ class Line:
     needs: int | None
     of: str
     verdict: str = ""
+
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it is of a device's memory, rather than of a machine's or a disk's."""
+        return not self.where.startswith(_OF_MACHINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,7 @@ class _Learner:
     gang: int
     trains: bool
     values: bool
+    on_gpu: bool
 
     @property
     def several(self) -> bool:
@@ -110,13 +120,17 @@ def foresee(spec: JobSpec, *, here: bool) -> Foreseen:
     job = _Job(spec, settings, shape, why_not, None)
     found = [learner for role in spec.roles for learner in _learner(job, role)]
     engines = list(_engines(job))
-    if found or engines:
+    job.learners = [learner for learner in found if learner.on_gpu]
+    if job.learners or engines:
         job.device = _device(spec, here)
-    job.learners = found
     lines: list[Line] = []
     findings: list[str] = []
     for learner in found:
-        lines += _lines_of(job, learner, findings, dict(engines))
+        lines += (
+            _lines_of(job, learner, findings, dict(engines))
+            if learner.on_gpu
+            else _lines_of_host(job, learner)
+        )
     for role in spec.roles:
         if shape is None and (_backend_of(spec, role) or is_instance(spec, role)):
             lines.append(Line(role, "", None, f"not known: {why_not}"))
@@ -150,21 +164,21 @@ def _backend_of(spec: JobSpec, role: str) -> Backend | None:
 
 
 def _learner(job: _Job, role: str) -> Iterator[_Learner]:
-    """The role's, where it is of a back end on GPUs whose memory is foretold."""
+    """The role's, where it is of a back end whose memory is foretold. On CPUs that is what it has for checkpoints."""
     spec, settings = job.spec, job.settings
     backend = _backend_of(spec, role)
     if backend is None or job.shape is None:
         return
     section = settings.megatron if backend == "megatron" else settings.fsdp
     on_gpu = section.device == "cuda" or (section.device == "auto" and spec.device_type == "GPU")
-    if not on_gpu or (backend == "fsdp" and settings.fsdp.attention != "auto"):
+    if on_gpu and backend == "fsdp" and settings.fsdp.attention != "auto":
         return
     entrypoint = spec.roles[role].entrypoint
     assert entrypoint is not None
     trains, values = next(kind for end, kind in _KINDS.items() if entrypoint.name.endswith(end))
     gang = spec.roles[role].total
-    ranks = ranks_of(backend, job.shape, settings, ranks=gang, trains=trains, values=values)
-    yield _Learner(role, backend, job.shape, ranks, gang, trains, values)
+    ranks = ranks_of(backend, job.shape, settings, ranks=gang, trains=trains, values=values, on_gpu=on_gpu)
+    yield _Learner(role, backend, job.shape, ranks, gang, trains, values, on_gpu)
 
 
 def _engines(job: _Job) -> Iterator[tuple[str, EngineNeed]]:
@@ -208,7 +222,7 @@ def _lines_of_host(job: _Job, learner: _Learner) -> Iterator[Line]:
         learner.shape,
         job.settings,
         ranks=learner.gang,
-        width=width_of(section, on_gpu=True),
+        width=width_of(section, on_gpu=learner.on_gpu),
         values=learner.values,
     )
     yield Line(learner.role, "host, each rank", host.by_rank, "copies of its state")
@@ -364,7 +378,7 @@ def _largest(found: Need) -> str:
 
 def summary(found: Foreseen) -> Iterator[str]:
     """Notes on the table: what it was judged by."""
-    if found.lines and found.device_bytes is None:
+    if found.device_bytes is None and any(line.on_device for line in found.lines):
         yield Note(
             "device_memory_gib: is not given, and this machine does not say; so it is not known whether the job fits."
         )
