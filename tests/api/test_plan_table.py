@@ -147,7 +147,7 @@ IN_YAML = {
     "a key by its name elsewhere": ("  model:", "  model: {path: m}\n  critic:", "model: {path",
                                 "did you mean 'config.model_path'?"),
     "another case": ("recipe: grpo", "recipe: GRPO", "recipe: GRPO", "did you mean 'grpo'?"),
-    "groups that do not divide": ("groups_per_firing: 2, ", "groups_per_firing: 3, ", "run:",
+    "groups that do not divide": ("groups_per_firing: 2, ", "groups_per_firing: 3, ", "{steps",
                                   "run.groups_per_firing: 3 does not divide run.prompts_per_step"),
     "a typo of a role": ("  reward:", "  rewrd:", "roles:", "did you mean 'rewrd'?"),
     "a key twice": ("lr: 0.001}", "lr: 0.001}\n  task: {}", "  task: {}\nrun", "'task' stands in line 4 already"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from gyre.config import JobSpec
@@ -171,7 +170,9 @@ def lines_of(found: Amounts) -> Iterator[tuple[str, str]]:
         f"{found.answers_per_step:,} a step, {found.answers_per_prompt} to each prompt; "
         f"{found.steps * found.answers_per_step:,} in all",
     )
-    tokens = f"at most {found.tokens_per_step:,} generated a step, {found.steps * found.tokens_per_step:,} in all"
+    tokens = (
+        f"at most {found.tokens_per_step:,} generated a step, {found.steps * found.tokens_per_step:,} in all"
+    )
     if prompts is not None:
         tokens += (
             f"; prompts have {prompts.mean_tokens:.0f} on average, {found.prompt_tokens_per_step:,} a step"

@@ -64,7 +64,7 @@ class Judged:
 
 
 def why_not(error: GyreError) -> str:
-    """Why a job cannot run, for the line that says so beside the error's own sentence: the key that this begins with."""
+    """Why a job cannot run, for a line beside the error's own sentence: the key that this begins with."""
     key = next((part for part in error.message.split(": ")[:-1] if re.fullmatch(r"[a-z_][\w.]*", part)), "")
     return f"{key} must be mended first" if key else "see the error"
 

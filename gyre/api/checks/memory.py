@@ -59,7 +59,6 @@ class Line:
     of: str
     verdict: str = ""
 
-
     @property
     def on_device(self) -> bool:
         """Whether it is of a device's memory, rather than of a machine's or a disk's."""

@@ -1,6 +1,6 @@
-"""`plan`: whether a job can run, as far as that can be known before anything is started, and what it comes to; its graph
-and placement with `--graph`. Needs neither Ray nor torch, and starts nothing but, where the job names code of the user's
-own, a process that imports it.
+"""`plan`: whether a job can run, as far as that can be known before anything is started, and what it comes to; its
+graph and placement with `--graph`. Needs neither Ray nor torch, and starts nothing but, where the job names code of the
+user's own, a process that imports it.
 
 Invariant *yes or no last*: the last line that is printed begins with one of the two words, whatever the form.
 """
