@@ -673,7 +673,7 @@ def test_every_metric_is_in_its_table_and_no_other() -> None:
     view["incidents"] = [{"cause": "process_died", "scope": "vertex"}]
     door = {"health": {"door": {"key_bytes": {"lab": 4096}}}}
     view["vertices"] = [*view["vertices"], {**view["vertices"][0], "role": "rollout_manager", "fields": door}]
-    text = prometheus_text(view).decode()
+    text = prometheus_text(view, now=0.0).decode()
     exported = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
     rows = table_under(OPERATIONS, "## Metrics")
     of_steps = {f"gyre_step_{name}" for name in METRICS}  # docs/training.md has these

@@ -748,6 +748,9 @@ class JobSpec(Model):
     device_memory_gib: Annotated[float, Field(gt=0)] | None = None
     """Memory of each device in GiB, by which `plan` judges whether the job fits; None asks the driver of this machine
     where the job runs on it alone, and else it is not known."""
+    device_price_per_hour: Annotated[float, Field(ge=0)] = 0.0
+    """Price of one device an hour, in a currency of your own; 0: it is not known. A pool with a `price_per_hour` costs
+    that instead."""
     device_type: DeviceType = "CPU"
     """What a device is: `CPU` or `GPU`. With `CPU` a device is a number for placement and reserves nothing."""
     config: dict[str, Any] = Field(default_factory=dict)

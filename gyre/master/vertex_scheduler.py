@@ -302,6 +302,7 @@ class Scheduler:
             weights=self._spec.weights.model_dump(mode="json"),
             pools=pools_of(self._spec, self._state().job.roles) if role == ROLLOUT_MANAGER else {},
             local=role in local_roles(self._spec),
+            gpus=tuple(placement.devices) if self._spec.device_type == "GPU" else (),
         )
 
     # -- stopping -----------------------------------------------------------------------------------

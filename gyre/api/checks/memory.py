@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from gyre.api.checks.findings import JobWarning, Note
-from gyre.api.device_memory import device_bytes
 from gyre.config import JobSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError
+from gyre.gpus import device_bytes
 from gyre.graph.integrations import model_path, reads_sections
 from gyre.graph.rollout_roles import is_instance, local_roles, rollouts_of
 from gyre.graph.validate import collocated

@@ -162,7 +162,9 @@ def show(session: Session, job: str | None, incident: str | None, verbose: bool,
             _show_incident(reader, view, incident, as_json)
             return
     if as_json:
-        write_json(view)
+        from gyre.observe.efficiency import efficiency_of
+
+        write_json({**view, "efficiency": efficiency_of(view, time.time())})
     else:
         show_view(view, verbose=verbose)
 
@@ -197,7 +199,9 @@ def show_view(view: dict[str, Any], *, verbose: bool = False) -> None:
 
 
 def _show_job(view: dict[str, Any], verbose: bool) -> None:
+    from gyre.api.terminal.formats import efficiency_words
     from gyre.api.terminal.run_end import ran_for
+    from gyre.observe.efficiency import efficiency_of
 
     job, master = view["job"], view["master"]
     now = time.time()
@@ -230,6 +234,7 @@ def _show_job(view: dict[str, Any], verbose: bool) -> None:
     rows += [(key.replace("_", " "), number(value)) for key, value in progress.items()]
     if verbose:
         rows += [(f"time of {role}", shares) for role, shares in times_of(view["progress"]).items()]
+    rows += efficiency_words(efficiency_of(view, now))
     rows += _pools(view)
     discarded = view["progress"].get("tokens_discarded")
     if isinstance(discarded, dict) and discarded:

@@ -67,6 +67,10 @@ class Job(JobItem):
     """The traceback or sentence that ended the job."""
     weights_from: str = ""
     """Whose weights it began with, if not its model's."""
+    price_per_hour: float = 0.0
+    """Since `priced_at`, in the currency of its prices; until then it `spent` that. `/now` has what it costs so far."""
+    priced_at: float = 0.0
+    spent: float = 0.0
 
 
 class Master(Out):

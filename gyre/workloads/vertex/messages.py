@@ -212,6 +212,8 @@ class Binding:
     none, its `price_per_hour`, and its `engine`."""
     local: bool = False
     """Whether a rollout instance is on the trainer's devices and generates in windows."""
+    gpus: tuple[int, ...] = ()
+    """The numbers of its GPUs on its machine, whose use it tells; empty where its devices are none."""
 
 
 GangCallId = tuple[int, int, int]
