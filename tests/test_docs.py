@@ -672,7 +672,12 @@ def test_every_metric_is_in_its_table_and_no_other() -> None:
     view["progress"] = {"reward": 1.0, "accuracy": 1.0, "tokens_per_s": 1.0, **shares}
     view["incidents"] = [{"cause": "process_died", "scope": "vertex"}]
     door = {"health": {"door": {"key_bytes": {"lab": 4096}}}}
-    view["vertices"] = [*view["vertices"], {**view["vertices"][0], "role": "rollout_manager", "fields": door}]
+    gpu = {"GPU-a": {"busy": 0.5, "memory_used_bytes": 1.0, "memory_bytes": 2.0}}
+    view["vertices"] = [
+        {**view["vertices"][0], "fields": {"gpus": gpu}},
+        {**view["vertices"][0], "role": "rollout_manager", "fields": door},
+    ]
+    view["training"]["tokens"], view["job"]["priced_at"] = 1, 1.0
     text = prometheus_text(view, now=0.0).decode()
     exported = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
     rows = table_under(OPERATIONS, "## Metrics")
