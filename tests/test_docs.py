@@ -597,7 +597,11 @@ def test_every_key_below_config_is_in_its_table_with_its_default() -> None:
     rows = table_under(OPERATIONS, "### `config`")
     assert sorted(rows) == sorted(fields)
     for name, cells in rows.items():
-        default = None if fields[name].is_required() else fields[name].get_default(call_default_factory=True, validated_data={})
+        default = (
+            None
+            if fields[name].is_required()
+            else fields[name].get_default(call_default_factory=True, validated_data={})
+        )
         if isinstance(default, int | float) and not isinstance(default, bool):
             assert float(cells[1]) == default, name
         elif isinstance(default, str):

@@ -88,7 +88,11 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> RecordedDriver:
 def test_use_and_memory_are_those_of_the_driver(driver: RecordedDriver) -> None:
     first, second = gpu_use()
     assert first == GpuUse(RECORDED[0][0], 0.87, 98123 << 20, (143771 - 661) << 20)
-    assert second.as_dict() == {"busy": 0.0, "memory_used_bytes": 3 << 20, "memory_bytes": (143771 - 661) << 20}
+    assert second.as_dict() == {
+        "busy": 0.0,
+        "memory_used_bytes": 3 << 20,
+        "memory_bytes": (143771 - 661) << 20,
+    }
     assert device_bytes() == 139 * GIB
     assert driver.open == 0
 

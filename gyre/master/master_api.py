@@ -199,6 +199,13 @@ def plane_of(view: View) -> dict[str, Any]:
     return {}
 
 
+def door_url(view: Mapping[str, Any]) -> str:
+    """Where a fleet's door is; "" of another job, and before the rollout manager has reported."""
+    door = plane_of(dict(view)).get("door")
+    url = door.get("url") if isinstance(door, dict) else None
+    return url if isinstance(url, str) else ""
+
+
 def view_of(
     state: JobState,
     *,

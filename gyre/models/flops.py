@@ -53,9 +53,9 @@ class ModelFlops:
         """Forward and backward. With `frozen` the matrices have no gradient of their own, as beside an adapter, whose
         few operations are left out."""
         matrices = FORWARD + (BACKWARD_FROZEN if frozen else BACKWARD)
-        return matrices * self._matrices(len(positions), predicted) + (
-            FORWARD + BACKWARD
-        ) * self._attention(positions)
+        return matrices * self._matrices(len(positions), predicted) + (FORWARD + BACKWARD) * self._attention(
+            positions
+        )
 
     def _matrices(self, tokens: int, predicted: int) -> int:
         return self.token * tokens + self.prediction * predicted
@@ -84,7 +84,9 @@ def _flops(family: str, config: Mapping[str, Any], values: bool) -> ModelFlops:
         int(config[key]) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
     kv_heads = int(config.get("num_key_value_heads") or heads)
-    head_dim = int(config["head_dim"] if family.startswith("qwen3") else config.get("head_dim") or hidden // heads)
+    head_dim = int(
+        config["head_dim"] if family.startswith("qwen3") else config.get("head_dim") or hidden // heads
+    )
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)  # queries and the output; keys and values
     units = sum(_units(family, config, hidden, layer) for layer in range(layers))
     return ModelFlops(

@@ -80,7 +80,9 @@ def test_the_page_says_the_same() -> None:
     assert labels.items() >= dict(efficiency_words(efficiency_of(view, 2800.0))).items()
 
 
-@pytest.mark.parametrize(("amount", "text"), [(0.0034, "0.0034"), (0.5, "0.5"), (12.345, "12.35"), (1234.5, "1,234.50")])
+@pytest.mark.parametrize(
+    ("amount", "text"), [(0.0034, "0.0034"), (0.5, "0.5"), (12.345, "12.35"), (1234.5, "1,234.50")]
+)
 def test_prices_have_the_digits_that_matter(amount: float, text: str) -> None:
     words = dict(efficiency_words({"cost_per_million_tokens": amount}))
     assert words == {"cost by million tokens": text}

@@ -201,6 +201,7 @@ def show_view(view: dict[str, Any], *, verbose: bool = False) -> None:
 def _show_job(view: dict[str, Any], verbose: bool) -> None:
     from gyre.api.terminal.formats import efficiency_words
     from gyre.api.terminal.run_end import ran_for
+    from gyre.master.master_api import door_url
     from gyre.observe.efficiency import efficiency_of
 
     job, master = view["job"], view["master"]
@@ -235,6 +236,8 @@ def _show_job(view: dict[str, Any], verbose: bool) -> None:
     if verbose:
         rows += [(f"time of {role}", shares) for role, shares in times_of(view["progress"]).items()]
     rows += efficiency_words(efficiency_of(view, now))
+    if url := door_url(view):
+        rows.append(("door", url))
     rows += _pools(view)
     discarded = view["progress"].get("tokens_discarded")
     if isinstance(discarded, dict) and discarded:

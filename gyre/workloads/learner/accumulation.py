@@ -15,7 +15,17 @@ from typing import Any
 
 from gyre.rollouts.samples import Group
 
-_COUNTS = ("groups", "samples", "sequences", "tokens", "reward", "loss", "scored_tokens", "flops", "peak_flops")
+_COUNTS = (
+    "groups",
+    "samples",
+    "sequences",
+    "tokens",
+    "reward",
+    "loss",
+    "scored_tokens",
+    "flops",
+    "peak_flops",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,7 @@ def step_metrics(
     }
 
 
-def _worth(
-    learner: Mapping[str, Any], tokens: int, seconds: float, reserved: Reserved
-) -> dict[str, float]:
+def _worth(learner: Mapping[str, Any], tokens: int, seconds: float, reserved: Reserved) -> dict[str, float]:
     """What the step's time was worth. MFU (Chowdhery et al. 2022, "PaLM", 4.1) is the model's operations in the step
     over those that the learner's GPUs could have made in its `seconds`, waiting included; `gyre.models.flops` has the
     operations, `gyre.workloads.learner.cards` the GPUs."""

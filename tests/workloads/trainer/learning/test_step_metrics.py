@@ -213,7 +213,9 @@ def test_what_a_step_was_worth() -> None:
 
 
 @pytest.mark.parametrize("learner", [{"model_flops": 3e15}, {"peak_flops": 2e15}, {}])
-def test_an_unknown_card_or_model_has_no_mfu_and_a_job_without_prices_no_cost(learner: dict[str, float]) -> None:
+def test_an_unknown_card_or_model_has_no_mfu_and_a_job_without_prices_no_cost(
+    learner: dict[str, float],
+) -> None:
     found = step_metrics(learner, GROUPS, 4, at=5.0, seconds=10.0)
     assert not {"mfu", "cost", "cost_per_million_tokens", "tokens_per_s_per_gpu"} & found.keys()
 
