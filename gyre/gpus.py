@@ -16,7 +16,7 @@ from typing import Any
 _LIBRARY = "libnvidia-ml.so.1"
 
 LOOK_EVERY_S = 5.0
-"""The driver's own measure of use is of up to a second; a curve needs no more, and a look takes a millisecond or two."""
+"""The driver's own measure of use is of up to a second, and a look takes a millisecond or two."""
 
 _UUID_BYTES = 96
 """`NVML_DEVICE_UUID_V2_BUFFER_SIZE`."""

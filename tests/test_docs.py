@@ -787,4 +787,4 @@ def test_names_that_are_said_to_be_in_a_file_are_there(page: str) -> None:
 def test_the_measured_table_can_be_filled_in() -> None:
     text = (ROOT / "docs" / "faults.md").read_text()
     block = text.split("<!-- failover:begin -->")[1].split("<!-- failover:end -->")[0]
-    assert "| what dies | detected | back at work | a DLRover job |" in block
+    assert "| what dies | detected | back at work |" in block

@@ -38,40 +38,40 @@ class RecordedDriver:
             raise AttributeError(name)
         return call
 
-    def _nvmlInit_v2(self) -> int:  # noqa: N802
+    def _nvmlInit_v2(self) -> int:
         self.open += 1
         return 0
 
-    def _nvmlShutdown(self) -> int:  # noqa: N802
+    def _nvmlShutdown(self) -> int:
         self.open -= 1
         return 0
 
-    def _nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802
+    def _nvmlDeviceGetCount_v2(self, count: Any) -> int:
         count._obj.value = len(RECORDED)
         return 0
 
-    def _nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:  # noqa: N802
+    def _nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:
         handle._obj.value = index.value + 1
         return 0 if index.value < len(RECORDED) else 2
 
-    def _nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:  # noqa: N802
+    def _nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
         names = [one[0].encode() for one in RECORDED]
         if uuid not in names:
             return 6
         handle._obj.value = names.index(uuid) + 1
         return 0
 
-    def _nvmlDeviceGetMemoryInfo_v2(self, handle: Any, memory: Any) -> int:  # noqa: N802
+    def _nvmlDeviceGetMemoryInfo_v2(self, handle: Any, memory: Any) -> int:
         assert memory._obj.version == ctypes.sizeof(memory._obj) | 2 << 24
         _, total, reserved, used, _ = RECORDED[handle.value - 1]
         memory._obj.total, memory._obj.reserved, memory._obj.used = total, reserved, used
         return 0
 
-    def _nvmlDeviceGetUtilizationRates(self, handle: Any, use: Any) -> int:  # noqa: N802
+    def _nvmlDeviceGetUtilizationRates(self, handle: Any, use: Any) -> int:
         use._obj.gpu = RECORDED[handle.value - 1][4]
         return 0
 
-    def _nvmlDeviceGetUUID(self, handle: Any, buffer: Any, size: Any) -> int:  # noqa: N802
+    def _nvmlDeviceGetUUID(self, handle: Any, buffer: Any, size: Any) -> int:
         assert len(buffer) == size.value
         buffer.value = RECORDED[handle.value - 1][0].encode()
         return 0

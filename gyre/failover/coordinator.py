@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from gyre.config import JobSpec
 from gyre.failover import commands as c
 from gyre.failover import events as e
+from gyre.failover.costs import cost_of
 from gyre.failover.draft import Draft
 from gyre.failover.handlers import (
     deaths,
@@ -41,7 +42,6 @@ from gyre.failover.handlers import (
     startup,
     training_progress,
 )
-from gyre.failover.costs import cost_of
 from gyre.failover.layout import JobLayout, Regions
 from gyre.failover.state import Cause, JobPhase, JobState, JoinToken, Reason, RowKey, VertexPhase, fields_of
 from gyre.failover.vertices import roles_that_can_wait, wanted

@@ -1,7 +1,7 @@
 """What a job has cost so far: pure, of its record, so that the master, a page without one and a terminal say the same.
 
-What its roles reserve costs from the moment at which they are there until the job ends: also while it starts, pauses and
-recovers, for its machines are paid then, too. Between two runs of a job that goes on nothing is counted.
+What its roles reserve costs from the moment at which they are there until the job ends: also while it starts, pauses
+and recovers, for its machines are paid then, too. Between two runs of a job that goes on nothing is counted.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a job's machines are worth: tokens a second, of all GPUs and of each; MFU; how busy and how full the GPUs are; what
-it has cost. One pure function, whose numbers the page, the terminal, REST and Prometheus show.
+"""What a job's machines are worth: tokens a second, of all GPUs and of each; MFU; how busy and how full the GPUs are;
+what it has cost. One pure function, whose numbers the page, the terminal, REST and Prometheus show.
 
 Invariant *known or absent*: a number that is not known is not there. 0 means that it is 0.
 

@@ -31,8 +31,9 @@ _COUNTS = (
 @dataclass(frozen=True, slots=True)
 class Tally:
     """Sums over samples. `sequences` are the samples that have a token. `scored_tokens` are those that went through
-    the model: where a sample has no gradient it is left out. `flops` are the model's operations, and `peak_flops` what the
-    ranks' devices could make in a second, NaN where one does not say. `sums` are the loss's own metrics, over scored tokens."""
+    the model: where a sample has no gradient it is left out. `flops` are the model's operations, and `peak_flops` what
+    the ranks' devices could make in a second, NaN where one does not say. `sums` are the loss's own metrics, over
+    scored tokens."""
 
     groups: float = 0.0
     samples: float = 0.0

@@ -71,7 +71,7 @@ METRICS: dict[str, Metric] = {
     "model_flops": Metric(
         "",
         "learner",
-        "operations of the model in the step's passes, forward and backward; only of a model whose operations are known",
+        "operations of the model in the step's passes, forward and backward; only of models that are known",
     ),
     "peak_flops": Metric(
         "1/s", "learner", "what the learner's GPUs could make at most; only of cards that are known"

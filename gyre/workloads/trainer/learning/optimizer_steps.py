@@ -27,9 +27,9 @@ from gyre.workloads.trainer.learning.step_metrics import Reserved, step_metrics
 
 
 class OptimizerSteps:
-    """Of the learner `role`, whose weights are published. `reserved` says what the job has by now. `discarded` counts tokens that were not trained on, by
-    reason; `report` sends an event to the journal; `log` and `samples` show the step to people. Whether
-    the learner `knows_logprobs`: has the operator `step_logprobs`."""
+    """Of the learner `role`, whose weights are published. `reserved` says what the job has by now. `discarded` counts
+    tokens that were not trained on, by reason; `report` sends an event to the journal; `log` and `samples` show the
+    step to people. Whether the learner `knows_logprobs`: has the operator `step_logprobs`."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ def step_metrics(
     *,
     at: float,
     seconds: float,
-    reserved: Reserved = Reserved(),  # noqa: B008 - it is frozen
+    reserved: Reserved = Reserved(),
 ) -> dict[str, Any]:
     """The metrics of a step: those of the `learner` that are finite numbers, and those of the `groups` that it
     trained; and what its time came to of what is `reserved`."""
