@@ -199,10 +199,16 @@ def plane_of(view: View) -> dict[str, Any]:
     return {}
 
 
-def door_url(view: Mapping[str, Any]) -> str:
-    """Where a fleet's door is; "" of another job, and before the rollout manager has reported."""
+def door_of(view: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the rollout manager last said of a fleet's door (`Door.status`, and its `url`); None of another job, and
+    before it has reported."""
     door = plane_of(dict(view)).get("door")
-    url = door.get("url") if isinstance(door, dict) else None
+    return door if isinstance(door, dict) else None
+
+
+def door_url(view: Mapping[str, Any]) -> str:
+    """Where a fleet's door is; "" where none is known."""
+    url = (door_of(view) or {}).get("url")
     return url if isinstance(url, str) else ""
 
 

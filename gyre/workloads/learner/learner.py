@@ -466,7 +466,7 @@ class Learner(BaseWorkload):
         self._spoiled = False
         self._put_off: list[Row] = []
         """Of the step's samples, those whose gradient is not in the sum yet."""
-        self._flops = 0
+        self._flops: int = 0
         """The model's operations in the passes that were made of the step since they were summed last."""
         self._losses: list[LossSum] = []
         """What was lost in the step's passes, on the device: reading it there waits for all of them."""
