@@ -7,7 +7,7 @@ Invariant *yes or no last*: the last line that is printed begins with one of the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -92,7 +92,11 @@ def _write(judged: Judged, amounts: Amounts | None, form: str | None, refused: G
 
     compiled = judged.compiled
     if form == "json":
-        found = {"warnings": judged.warnings, "notes": judged.notes, "memory": judged.memory.as_dict()}
+        found: dict[str, Any] = {
+            "warnings": judged.warnings,
+            "notes": judged.notes,
+            "memory": judged.memory.as_dict(),
+        }
         found["amounts"] = None if amounts is None else amounts.as_dict()
         because = judged.because if refused is None else refused.message
         found["verdict"] = {"runs": refused is None, "because": because}

@@ -101,6 +101,8 @@ class Learner(BaseWorkload):
     trained_model: LearnedModel
     passes = 1
     """In how many passes a micro-batch is computed, where the back end has no size for a pass."""
+    _flops: int
+    """The model's operations in the passes that were made of the step since they were summed last."""
 
     # -- what a subclass says ------------------------------------------------------------------------
 
@@ -466,8 +468,7 @@ class Learner(BaseWorkload):
         self._spoiled = False
         self._put_off: list[Row] = []
         """Of the step's samples, those whose gradient is not in the sum yet."""
-        self._flops: int = 0
-        """The model's operations in the passes that were made of the step since they were summed last."""
+        self._flops = 0
         self._losses: list[LossSum] = []
         """What was lost in the step's passes, on the device: reading it there waits for all of them."""
 
