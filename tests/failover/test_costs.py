@@ -95,3 +95,9 @@ def test_a_pool_has_its_own_price_and_shared_devices_are_paid_once() -> None:
     assert rate_per_hour(compiled, {}) == 4.0 * 3 + 0.5 * 3
     assert rate_per_hour(compiled, {"rollout_spot": 0, "rollout": 2}) == 4.0 * 4
     assert JobState().job.priced_at == 0.0
+
+
+def test_a_job_that_was_lost_costs_no_longer_than_it_is_known_to_have_run(running: History) -> None:
+    """Its record has an end that no event has settled yet."""
+    job = fields_of(running.state.job) | {"ended_at": running.state.job.priced_at + HOUR}
+    assert cost_of(job, running.now + 50 * HOUR) == pytest.approx(running.state.job.price_per_hour)
