@@ -9,12 +9,15 @@ This module must not know how a number comes about: `gyre.workloads.memory` does
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gyre.api.checks.findings import JobWarning, Note
+from gyre.api.home import home
 from gyre.config import JobSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError
@@ -103,6 +106,9 @@ class _Job:
     why_not: str
     device: int | None
     learners: list[_Learner] = field(default_factory=list)
+    host: int = 0
+    disk: int = 0
+    """What all ranks take of their machines' memory and of the checkpoints' disk."""
 
     @property
     def longest(self) -> int:
@@ -135,7 +141,26 @@ def foresee(spec: JobSpec, *, here: bool) -> Foreseen:
             lines.append(Line(role, "", None, f"not known: {why_not}"))
     for role, engine in engines:
         lines.append(_line_of_engine(job, role, engine))
+    if here:
+        findings += _too_little_here(job)
     return Foreseen(tuple(lines), tuple(findings), job.device)
+
+
+def _too_little_here(job: _Job) -> Iterator[str]:
+    """Warnings of a job on this machine alone, whose memory or disk is less than what is foretold of learners."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if job.host > memory:
+        yield JobWarning(
+            f"roles.actor: the ranks' states and the weights that are published take {_gib(job.host)} of this "
+            f"machine's memory, which is {_gib(memory)}. Lower config.*.memory_checkpoint_share, or take more machines."
+        )
+    place = next(one for one in (home().path, *home().path.parents) if one.exists())
+    free = shutil.disk_usage(place).free
+    if job.disk > free:
+        yield JobWarning(
+            f"run.checkpoint_every: two checkpoints and one being written take {_gib(job.disk)}, and the disk of "
+            f"{place} has {_gib(free)} free. Make room, or set GYRE_HOME to a folder on another disk."
+        )
 
 
 def _shape(folder: str) -> tuple[Architecture | None, str]:
@@ -224,6 +249,8 @@ def _lines_of_host(job: _Job, learner: _Learner) -> Iterator[Line]:
         width=width_of(section, on_gpu=learner.on_gpu),
         values=learner.values,
     )
+    job.host += host.by_rank * learner.gang + host.first_rank
+    job.disk += host.on_disk
     yield Line(learner.role, "host, each rank", host.by_rank, "copies of its state")
     if host.first_rank:
         yield Line(learner.role, "host, first rank besides", host.first_rank, "weights that are published")

@@ -141,8 +141,8 @@ def list_nodes(port: Port) -> Any:
 
 @reads.get("/jobs/{job:gyre_job}/engines", response_model=schemas.EngineList)
 def list_engines(view: Found) -> Any:
-    """Every instance of the rollout plane: its state, the limits in force and why, and how weights come to it; what pools
-    with a price cost; and of a fleet its door."""
+    """Every instance of the rollout plane: its state, the limits in force and why, and how weights come to it; what
+    pools with a price cost; and of a fleet its door."""
     return {"engines": engines_of(view), "pools": pools_of_view(view), "door": door_of(view)}
 
 
