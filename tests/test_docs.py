@@ -551,7 +551,7 @@ def test_every_setting_is_in_its_table_with_its_default(heading: str, model: typ
     for name, cells in rows.items():
         if name not in model.model_fields:
             continue
-        default = model.model_fields[name].get_default(call_default_factory=True)
+        default = model.model_fields[name].get_default(call_default_factory=True, validated_data={})
         if isinstance(default, Budget):
             attempts = f", {default.attempts} without a step" if default.attempts is not None else ""
             assert cells[1] == f"{default.max} in {default.window_s:g} s{attempts}", name
@@ -597,7 +597,11 @@ def test_every_key_below_config_is_in_its_table_with_its_default() -> None:
     rows = table_under(OPERATIONS, "### `config`")
     assert sorted(rows) == sorted(fields)
     for name, cells in rows.items():
-        default = None if fields[name].is_required() else fields[name].get_default(call_default_factory=True)
+        default = (
+            None
+            if fields[name].is_required()
+            else fields[name].get_default(call_default_factory=True, validated_data={})
+        )
         if isinstance(default, int | float) and not isinstance(default, bool):
             assert float(cells[1]) == default, name
         elif isinstance(default, str):
@@ -672,8 +676,13 @@ def test_every_metric_is_in_its_table_and_no_other() -> None:
     view["progress"] = {"reward": 1.0, "accuracy": 1.0, "tokens_per_s": 1.0, **shares}
     view["incidents"] = [{"cause": "process_died", "scope": "vertex"}]
     door = {"health": {"door": {"key_bytes": {"lab": 4096}}}}
-    view["vertices"] = [*view["vertices"], {**view["vertices"][0], "role": "rollout_manager", "fields": door}]
-    text = prometheus_text(view).decode()
+    gpu = {"GPU-a": {"busy": 0.5, "memory_used_bytes": 1.0, "memory_bytes": 2.0}}
+    view["vertices"] = [
+        {**view["vertices"][0], "fields": {"gpus": gpu}},
+        {**view["vertices"][0], "role": "rollout_manager", "fields": door},
+    ]
+    view["training"]["tokens"], view["job"]["priced_at"] = 1, 1.0
+    text = prometheus_text(view, now=0.0).decode()
     exported = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
     rows = table_under(OPERATIONS, "## Metrics")
     of_steps = {f"gyre_step_{name}" for name in METRICS}  # docs/training.md has these
@@ -778,4 +787,4 @@ def test_names_that_are_said_to_be_in_a_file_are_there(page: str) -> None:
 def test_the_measured_table_can_be_filled_in() -> None:
     text = (ROOT / "docs" / "faults.md").read_text()
     block = text.split("<!-- failover:begin -->")[1].split("<!-- failover:end -->")[0]
-    assert "| what dies | detected | back at work | a DLRover job |" in block
+    assert "| what dies | detected | back at work |" in block

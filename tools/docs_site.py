@@ -272,7 +272,7 @@ def _type(kind: Any) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "must be given"
-    value = field.get_default(call_default_factory=True)
+    value = field.get_default(call_default_factory=True, validated_data={})
     if isinstance(value, Budget):
         attempts = f", {value.attempts} without progress" if value.attempts is not None else ""
         return f"{value.max} in {value.window_s:g} s{attempts}"

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from gyre.api.terminal.formats import duration, incident_message, one_line
+from gyre.api.terminal.formats import duration, efficiency_words, incident_message, one_line
 from gyre.api.terminal.run_end import held_out, incidents_of_this_run, learnt, outcome, steps_of
 from gyre.api.verdict import Learns, learns
 from gyre.master.incident_words import counted
 from gyre.master.master_api import STORE_LOST, lacks
+from gyre.observe.efficiency import efficiency_of
 from gyre.workloads.trainer.learning.step_line import short, thousands
 
 View = Mapping[str, Any]
@@ -178,6 +179,8 @@ def _facts(view: View, now: float) -> list[Fact]:
         value = progress.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool):
             add(label, form(value), where)
+    for label, text in efficiency_words(efficiency_of(view, now)):
+        add(label, text, "account" if label.startswith("cost") else "curves")
     if int(job["version"]) >= 0:
         add("policy version", str(job["version"]), "weights")
     if int(job["checkpoint_step"]) > 0:

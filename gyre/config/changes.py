@@ -21,7 +21,7 @@ _MAY_CHANGE = re.compile(
     r"""run\.(steps|checkpoint_every|evaluate_every|lost_checkpoint|call_timeout_s)
     |roles\.\w+\.(total|per_node|resources|elastic|pool|env|setup_timeout_s|stall_timeout_s)(\..*)?
     |(failover|rollouts|weights|affinity|env|observe|config\.optim|config\.(megatron|fsdp)|config\.evaluation)(\..*)?
-    |tags|notes|node_num|device_per_node|device_memory_gib|device_type|python_path""",
+    |tags|notes|node_num|device_per_node|device_memory_gib|device_price_per_hour|device_type|python_path""",
     re.VERBOSE,
 )
 """What says where and for how long the job runs. The rest says what it is: its prompts, its model, its losses."""

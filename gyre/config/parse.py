@@ -60,7 +60,8 @@ def parse_job(data: Mapping[str, Any]) -> JobSpec:
 def config_error(error: ValidationError, model: type[BaseModel], prefix: str = "") -> ConfigError:
     """The mistakes as sentences; `prefix` (`roles.actor`) is where the model stands in the job. The details have them
     as `mistakes`, and as `keys` the parts of each one's key."""
-    items = error.errors(include_url=False)
+    # A default that follows from a key that is wrong is no mistake of its own.
+    items = [item for item in error.errors(include_url=False) if item["type"] != "default_factory_not_called"]
     items.sort(key=lambda item: item["type"] == "missing")  # a key that has another name is also missing
     sentences = [_sentence(item, model, prefix) for item in items]
     above = [part for part in prefix.split(".") if part]

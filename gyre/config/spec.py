@@ -340,6 +340,21 @@ class FailoverSpec(Model):
     """Time that `stop` and `scale` give calls in flight to end before processes are killed."""
 
 
+USUAL_GROUPS = 16
+"""Groups in a call or a micro-batch, where a step's prompts can be cut so."""
+
+
+def _usual_groups(given: dict[str, Any]) -> int:
+    """The divisor of a step's prompts that is nearest to the usual number by ratio, the smaller of two: a default that
+    no `prompts_per_step` refuses."""
+    prompts = given.get("prompts_per_step", USUAL_GROUPS)  # not there if it is wrong, which is told itself
+    nearer_than_one = range(1, USUAL_GROUPS**2 + 1)
+    return min(
+        (size for size in nearer_than_one if prompts % size == 0),
+        key=lambda size: max(size / USUAL_GROUPS, USUAL_GROUPS / size),
+    )
+
+
 class RunSpec(Model):
     """How the built-in trainer walks the graph."""
 
@@ -347,14 +362,16 @@ class RunSpec(Model):
     """Optimizer steps."""
     prompts_per_step: PositiveInt = 64
     """Groups in one optimizer step."""
-    groups_per_firing: PositiveInt = 16
+    groups_per_firing: PositiveInt = Field(default_factory=_usual_groups)
     """Groups in one call of a rollout, reward or reference operator: the unit of repetition. With streamed
-    micro-batches this is the maximum, because a call takes the groups that are there."""
+    micro-batches this is the maximum, because a call takes the groups that are there. By default the divisor of
+    `prompts_per_step` that is nearest to 16."""
     micro_batches: Literal["fixed", "streamed"] = "fixed"
     """`fixed` by the groups' numbers, the same in every run; or `streamed`: made of the groups that are complete first,
     as soon as there are enough of them."""
-    groups_per_micro_batch: PositiveInt = 16
-    """Groups in one forward and backward pass of the actor gang, over its ranks. Streamed: the maximum."""
+    groups_per_micro_batch: PositiveInt = Field(default_factory=_usual_groups)
+    """Groups in one forward and backward pass of the actor gang, over its ranks. Streamed: the maximum. By default the
+    divisor of `prompts_per_step` that is nearest to 16."""
     min_samples_per_micro_batch: PositiveInt = 1
     """Streamed: a micro-batch is sent as soon as it has this many samples, `min_tokens_per_micro_batch` tokens, and a
     group for each rank."""
@@ -744,6 +761,9 @@ class JobSpec(Model):
     device_memory_gib: Annotated[float, Field(gt=0)] | None = None
     """Memory of each device in GiB, by which `plan` judges whether the job fits; None asks the driver of this machine
     where the job runs on it alone, and else it is not known."""
+    device_price_per_hour: Annotated[float, Field(ge=0)] = 0.0
+    """Price of one device an hour, in a currency of your own; 0: it is not known. A pool with a `price_per_hour` costs
+    that instead."""
     device_type: DeviceType = "CPU"
     """What a device is: `CPU` or `GPU`. With `CPU` a device is a number for placement and reserves nothing."""
     config: dict[str, Any] = Field(default_factory=dict)

@@ -59,7 +59,8 @@ _AGAIN = "Prepare the data set again."
 
 
 class FolderWriter:
-    """Takes rows one by one; `finish` puts the folder in its place. Without `finish` nothing stays."""
+    """Takes rows one by one; `finish` puts the folder in its place. Without `finish` nothing stays. Raises ConfigError
+    where the folder is there already, or cannot be made."""
 
     def __init__(self, path: Path) -> None:
         if path.exists():
@@ -67,7 +68,12 @@ class FolderWriter:
         self.path = path
         self._partial = path.with_name(f".{path.name}.{os.getpid()}")
         shutil.rmtree(self._partial, ignore_errors=True)
-        self._partial.mkdir(parents=True)
+        try:
+            self._partial.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{path} cannot be written: {error.strerror or error}.", hint="Give another folder."
+            ) from None
         self._tokens: list[NDArray[np.int32]] = []
         self._hashes: list[int] = []
         self._checks: list[int] = []

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from gyre.config import JobSpec
 from gyre.failover import commands as c
 from gyre.failover import events as e
+from gyre.failover.costs import cost_of
 from gyre.failover.draft import Draft
 from gyre.failover.handlers import (
     deaths,
@@ -42,8 +43,9 @@ from gyre.failover.handlers import (
     training_progress,
 )
 from gyre.failover.layout import JobLayout, Regions
-from gyre.failover.state import Cause, JobPhase, JobState, JoinToken, Reason, RowKey, VertexPhase
+from gyre.failover.state import Cause, JobPhase, JobState, JoinToken, Reason, RowKey, VertexPhase, fields_of
 from gyre.failover.vertices import roles_that_can_wait, wanted
+from gyre.graph.prices import rate_per_hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class FailoverCoordinator:
         commands = tuple(handler(self.layout, draft, event, now))
         if draft.moved or draft.job.paused is not state.job.paused:
             _derive_phase(self.layout, draft)
+        _charge(self.layout, draft, now)
         return Decision(draft.done(), commands, draft.changed())
 
     @staticmethod
@@ -146,6 +149,14 @@ class FailoverCoordinator:
             join_tokens.check_create(self.layout, state, event, now)
         else:
             join_tokens.check_revoke(self.layout, state, event.name)
+
+
+def _charge(layout: JobLayout, draft: Draft, now: float) -> None:
+    """Note what an hour costs from now on, where that has changed, and what was spent until now."""
+    job = draft.job
+    rate = 0.0 if job.phase.ended else rate_per_hour(layout.spec, job.roles) or 0.0
+    if rate != job.price_per_hour:
+        draft.set_job(price_per_hour=rate, priced_at=now, spent=cost_of(fields_of(job), now))
 
 
 def _derive_phase(layout: JobLayout, draft: Draft) -> None:

@@ -188,6 +188,12 @@ class JobRecord:
     `said`, whether a write that failed is all that is known of it."""
     disk_had_room_at: float | None = None
     """When the last full disk had room again."""
+    price_per_hour: float = 0.0
+    """What an hour costs since `priced_at`, of what its roles reserve; 0 where no price is given, and once it has
+    ended."""
+    priced_at: float = 0.0
+    spent: float = 0.0
+    """What the job cost until `priced_at`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,9 +366,15 @@ def _token_row(token: JoinToken) -> dict[str, Any]:
 
 def _job_row(record: JobRecord) -> dict[str, Any]:
     """Rows of before what was learned of passes was noted have nothing of it, and so has the row of a job that has
-    learned nothing: the same history gives the same row."""
+    learned nothing; so it is with prices. The same history gives the same row."""
     row = fields_of(record)
-    return row if record.halved else {k: v for k, v in row.items() if k != "halved"}
+    absent = set() if record.halved else {"halved"}
+    if not record.priced_at:
+        absent |= _OF_PRICES
+    return {key: value for key, value in row.items() if key not in absent} if absent else row
+
+
+_OF_PRICES = {"price_per_hour", "priced_at", "spent"}
 
 
 _OF_SILENCE = ("silent", "silent_since", "false_alarms")

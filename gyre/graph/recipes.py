@@ -103,9 +103,8 @@ def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ..
         )
     for key, value in (("groups_per_firing", firing), ("groups_per_micro_batch", micro)):
         if batch % value:
-            given = value if key in run.model_fields_set else f"{value}, its default,"
             raise GraphError(
-                f"run.{key}: {given} does not divide run.prompts_per_step ({batch}), so a step would end inside one.",
+                f"run.{key}: {value} does not divide run.prompts_per_step ({batch}), so a step would end inside one.",
                 hint=f"Give a divisor of {batch}, such as {math.gcd(batch, value)}.",
             )
     for unit in ("samples", "tokens"):

@@ -581,7 +581,7 @@ class JobMaster:
         return self._samples
 
     def metrics(self) -> bytes:
-        return prometheus_text(self.view())
+        return prometheus_text(self.view(), now=self._clock())
 
 
 _RESUMED = ("SetTimer", "FinishJob", "StartRegion", "StopVertex", "StopTrainer")

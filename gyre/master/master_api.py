@@ -231,6 +231,19 @@ def lacks(view: Mapping[str, Any]) -> str:
     return "" if job["ended_at"] or job["reason"] not in TOLD_FIRST else str(job["reason"])
 
 
+def door_of(view: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the rollout manager last said of a fleet's door (`Door.status`, and its `url`); None of another job, and
+    before it has reported."""
+    door = plane_of(dict(view)).get("door")
+    return door if isinstance(door, dict) else None
+
+
+def door_url(view: Mapping[str, Any]) -> str:
+    """Where a fleet's door is; "" where none is known."""
+    url = (door_of(view) or {}).get("url")
+    return url if isinstance(url, str) else ""
+
+
 def view_of(
     state: JobState,
     *,

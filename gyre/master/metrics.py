@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 
 from gyre.failover import JobPhase, VertexPhase
 from gyre.master.master_api import plane_of
+from gyre.observe.efficiency import EFFICIENCY, efficiency_of
 from gyre.rollouts.samples import MORE
 from gyre.workloads.trainer.learning.learning_watch import CODES
 from gyre.workloads.trainer.learning.metric_names import METRICS
@@ -19,8 +20,9 @@ from gyre.workloads.trainer.learning.step_metrics import is_number
 
 
 class _ViewCollector:
-    def __init__(self, view: dict[str, Any]) -> None:
+    def __init__(self, view: dict[str, Any], now: float) -> None:
         self._view = view
+        self._now = now
 
     def collect(self) -> Iterator[Metric]:
         view = self._view
@@ -74,6 +76,12 @@ class _ViewCollector:
             if isinstance(value, int | float):
                 gauge = GaugeMetricFamily(key, text, labels=["job"])
                 gauge.add_metric([name], float(value))
+                yield gauge
+
+        for key, number in efficiency_of(view, self._now).items():
+            if key != "tokens_per_s":  # gyre_generated_tokens_per_second has it
+                gauge = GaugeMetricFamily(f"gyre_{key}", EFFICIENCY[key], labels=["job"])
+                gauge.add_metric([name], number)
                 yield gauge
 
         last = view["training"]["last"]
@@ -142,7 +150,8 @@ def _door(name: str, view: dict[str, Any]) -> Iterator[Metric]:
         yield gauge
 
 
-def prometheus_text(view: dict[str, Any]) -> bytes:
+def prometheus_text(view: dict[str, Any], *, now: float) -> bytes:
+    """`now` in seconds since 1970: until then the job has cost what is told."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_ViewCollector(view))
+    registry.register(_ViewCollector(view, now))
     return generate_latest(registry)

@@ -304,6 +304,7 @@ class Scheduler:
             pools=pools_of(self._spec, self._state().job.roles) if role == ROLLOUT_MANAGER else {},
             neighbours=neighbours_of(self._spec, role, self._state().job.roles),
             local=role in local_roles(self._spec),
+            gpus=tuple(placement.devices) if self._spec.device_type == "GPU" else (),
         )
 
     # -- stopping -----------------------------------------------------------------------------------

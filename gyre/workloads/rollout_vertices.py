@@ -209,10 +209,11 @@ class RolloutManagerVertex(BaseWorkload):
         port = self._listen(spec.host, port, tls)
         self._publish_first()
         host = url_host(_reachable(spec.host, self.context.address))
+        self._url = f"{'https' if tls is not None else 'http'}://{host}:{port}"
         write_endpoint(
             self.context.directory,
             {
-                "url": f"{'https' if tls is not None else 'http'}://{host}:{port}",
+                "url": self._url,
                 "secret": secret,
                 "token": join_token,
                 **({"certificate": certificate} if certificate else {}),
@@ -271,7 +272,10 @@ class RolloutManagerVertex(BaseWorkload):
         return self._loop.call(self._status(), 5.0)  # type: ignore[no-any-return]
 
     async def _status(self) -> dict[str, Any]:
-        return self.manager.status()
+        told = self.manager.status()
+        if "door" in told:
+            told["door"]["url"] = self._url
+        return told
 
     @operator(kind="control", control=True)
     def look(self, wanted: dict[str, int]) -> dict[str, Any]:

@@ -13,11 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gyre.api.cli import main
-from gyre.api.cli.init import FILES, job_name
+from gyre.api.cli.init import SCHEMA, TEMPLATES, job_name
 from gyre.api.definition.jobfile import load_job_file
 from gyre.config.schema import job_schema
 
 ROOT = Path(__file__).parents[2]
+FILES = {*TEMPLATES["cpu"], SCHEMA}
 
 
 def gyre(*arguments: str) -> Result:
@@ -35,7 +36,7 @@ def test_what_it_writes_is_planned_without_a_warning(tmp_path: Path, monkeypatch
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines() == ["cd 'my first job' && gyre plan job.yaml", "gyre run job.yaml"]
     folder = tmp_path / "my first job"
-    assert set(written(folder)) == set(FILES)
+    assert set(written(folder)) == FILES
     assert "name: my-first-job\n" in (folder / "job.yaml").read_text()
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == len({row["prompt"] for row in rows}) == 20
@@ -43,6 +44,45 @@ def test_what_it_writes_is_planned_without_a_warning(tmp_path: Path, monkeypatch
     monkeypatch.chdir(folder)
     planned = gyre("plan", "job.yaml", "--strict")
     assert planned.exit_code == 0, planned.output
+
+
+@pytest.mark.parametrize("template", sorted(TEMPLATES.keys() - {"cpu"}))
+def test_every_template_is_planned_for_a_cluster_without_a_warning(
+    template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    assert gyre("init", str(folder), "--template", template).exit_code == 0
+    assert written(folder).keys() == {*TEMPLATES[template], SCHEMA}
+    text = (folder / "job.yaml").read_text()
+    assert "name: mine\n" in text
+    assert "my-job" not in text
+    monkeypatch.chdir(folder)
+    planned = gyre("plan", "job.yaml", "--strict", "--ray-address", "192.0.2.1:6379")
+    assert planned.exit_code == 0, planned.output
+    assert planned.stdout.splitlines()[-1].startswith("Yes: ")
+    assert "lora" not in text or "adapter" in text
+
+
+def test_the_templates_that_have_rows_plan_here_with_a_prepared_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their own commands, with a small tokenizer: the rows are enough for what the job holds out."""
+    from gyre.api.checks.amounts import amounts_of
+    from gyre.data.prepare import Recipe, prepare
+    from gyre.graph import compile_job
+    from tests.data.small import write_tokenizer
+
+    for template in ("gpu", "lora"):
+        folder = tmp_path / template
+        assert gyre("init", str(folder), "--template", template).exit_code == 0
+        (folder / "model").mkdir()
+        write_tokenizer(folder / "model")
+        prepare(folder / "rows.jsonl", folder / "data" / "train", folder / "model", Recipe())
+        monkeypatch.chdir(folder)
+        found = amounts_of(compile_job(load_job_file(Path("job.yaml")).spec).spec)
+        assert found is not None
+        assert found.prompts is not None
+        assert found.prompts.held_out["held_out"] >= found.held_out
 
 
 def test_it_overwrites_nothing_without_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +94,7 @@ def test_it_overwrites_nothing_without_force(tmp_path: Path, monkeypatch: pytest
     assert written(tmp_path) == {"reward.py": "mine"}
     forced = gyre("init", "--force")
     assert forced.stdout.splitlines() == ["gyre plan job.yaml", "gyre run job.yaml"]
-    assert set(written(tmp_path)) == set(FILES)
+    assert set(written(tmp_path)) == FILES
     assert "def score" in (tmp_path / "reward.py").read_text()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -243,3 +244,22 @@ def test_a_small_decoder_has_no_table() -> None:
         },
     }
     assert foreseen({**spec, "rollouts": {}}) == memory.Foreseen()
+
+
+def test_a_machine_with_too_little_memory_or_disk_for_checkpoints_is_warned_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(memory: int, free: int) -> list[str]:
+        monkeypatch.setattr(memory_module.os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": memory}.get)
+        usage = shutil.disk_usage("/")._replace(free=free)
+        monkeypatch.setattr(memory_module.shutil, "disk_usage", lambda place: usage)
+        return [one.partition(":")[0] for one in foreseen(job(folder), here=True).findings]
+
+    memory_module = memory
+    told = {line.where: line.needs or 0 for line in foreseen(job(folder)).lines if line.role == "actor"}
+    host = 2 * told["host, each rank"] + told["host, first rank besides"]
+    disk = told["disk"]
+    assert found(host, disk) == []
+    assert found(host - 1, disk) == ["roles.actor"]
+    assert found(host, disk - 1) == ["run.checkpoint_every"]
+    assert not foreseen(job(folder), here=False).findings

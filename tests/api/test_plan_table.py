@@ -121,7 +121,8 @@ def line_in(text: str, part: str) -> int:
 
 def refused(result: Result, where: str, sentence: str) -> None:
     assert result.exit_code == 2, result.output
-    assert result.stdout == ""
+    (verdict,) = result.stdout.splitlines()  # last, and alone where the error is on stderr
+    assert verdict.startswith("No: ")
     (error,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert error.startswith(f"error: {where}: "), error
     assert sentence in result.stderr
@@ -146,8 +147,8 @@ IN_YAML = {
     "a key by its name elsewhere": ("  model:", "  model: {path: m}\n  critic:", "model: {path",
                                 "did you mean 'config.model_path'?"),
     "another case": ("recipe: grpo", "recipe: GRPO", "recipe: GRPO", "did you mean 'grpo'?"),
-    "a default that does not divide": ("groups_per_firing: 2, ", "", "run:",
-                                    "run.groups_per_firing: 16, its default, does not divide"),
+    "groups that do not divide": ("groups_per_firing: 2, ", "groups_per_firing: 3, ", "{steps",
+                                  "run.groups_per_firing: 3 does not divide run.prompts_per_step"),
     "a typo of a role": ("  reward:", "  rewrd:", "roles:", "did you mean 'rewrd'?"),
     "a key twice": ("lr: 0.001}", "lr: 0.001}\n  task: {}", "  task: {}\nrun", "'task' stands in line 4 already"),
     "a name with a space": ("name: table", "name: my table", "name", "expected at most 63 letters"),

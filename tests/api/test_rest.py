@@ -118,7 +118,7 @@ def test_engines_with_their_limits_and_ways_are_the_rollout_managers_word(
     http: Client, job: StandingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(master_api, "ENGINES_OF", "reward")  # the standing job has no rollout plane
-    assert http.get(f"{JOB}/engines").json() == {"engines": [], "pools": {}}
+    assert http.get(f"{JOB}/engines").json() == {"engines": [], "pools": {}, "door": None}
     limited = {"instance": "rollout-0", "max_running": 512, "limits_why": "its CUDA graphs hold no more"}
     by_disk = {"loads": "disk", "loads_why": "Invalid argument", "transport": "tcp", "codec": "delta"}
     spot = {"instances": 3, "price_per_hour": 1.2, "rate_tokens_s": 900.0, "price_per_million_tokens": 0.3704}

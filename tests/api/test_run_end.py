@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from gyre.api.terminal.live import LiveProgress, StepLines
+from gyre.api.terminal.live import LiveProgress, StepLines, door_lines
 from gyre.api.terminal.run_end import last_lines, nothing_left
 from gyre.errors import StoreError
+from tests.doubles.standing_job import StandingJob
 
 STEP = {"step": 80, "reward_mean": 0.96}
 
@@ -197,3 +198,21 @@ def test_a_warning_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     live.show(view)
     live.close()
     assert capsys.readouterr().err.splitlines() == ["title", "step 3/99", "! learning: too short"]
+
+
+def test_a_fleets_door_is_told_once_with_the_command_that_makes_a_key(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with StandingJob() as job:
+        view = job.view()
+    assert door_lines(view) == []
+    health = {"door": {"open": 0, "url": "https://10.0.0.7:7171"}}
+    manager = {**view["vertices"][0], "role": "rollout_manager", "fields": {"health": health}}
+    view["vertices"] = [*view["vertices"], manager]
+    live = LiveProgress("title")
+    live.show(view)
+    live.show(view)
+    live.close()
+    told = capsys.readouterr().err
+    assert told.count("door https://10.0.0.7:7171") == 1
+    assert "gyre token create small --name lab --scope generate --scope publish" in told

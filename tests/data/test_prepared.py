@@ -321,3 +321,26 @@ def test_help_and_prompts_import_neither_torch_nor_a_tokenizer():
     heavy = "{'torch', 'tokenizers', 'jinja2', 'pyarrow', 'transformers'}"
     code = f"import sys, gyre.api.cli, gyre.data.prepared; sys.exit(bool({heavy} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_shown_prompt_has_its_special_tokens(tmp_path):
+    tokenizer = write_tokenizer(tmp_path / "tokenizer")
+    source = write_lines(tmp_path / "rows.jsonl", [{"question": "How many?", "answer": "#### 3"}])
+    prepare(source, tmp_path / "data", tokenizer, Recipe())
+    shown = CliRunner().invoke(main, ["data", "show", str(tmp_path / "data"), "--rows", "1"])
+    assert "<|im_start|>user" in shown.output
+    assert "<|im_end|>" in shown.output
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    tokenizer = write_tokenizer(tmp_path / "tokenizer")
+    source = write_lines(tmp_path / "rows.jsonl", [{"prompt": "How many?", "answer": "3"}])
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "data"
+    command = ["data", "prepare", str(source), str(out), "--tokenizer", str(tokenizer)]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[-2:] == [
+        f"error: {out} cannot be written: Not a directory.",
+        "       Give another folder.",
+    ]

@@ -736,3 +736,26 @@ def test_versions_that_an_engine_corrects_are_told_after_the_commit() -> None:
     ledger.collect(open_groups.take_batch())
     ledger.committed(0.0)
     assert known.view()[0].versions == (VersionRun(0, 0, 2), VersionRun(2, 2, 6))
+
+
+async def test_what_came_of_requests_is_counted_by_key(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    before = plane.manager.status()["door"]["requests"]
+    assert before == {
+        "answered": 0,
+        "failed": 0,
+        "tokens": 0,
+        "median_s": None,
+        "slow_s": None,
+        "keys": {},
+    }
+    first, second = plane.asking("one"), plane.asking("two", "other")
+    await plane.open(2)
+    await finish(agent, 3, count=2)
+    assert [(await one)[0] for one in (first, second)] == [200, 200]
+    again, _ = await plane.asking("one")  # the same answer is no other request
+    assert again == 200
+    found = plane.manager.status()["door"]["requests"]
+    assert (found["answered"], found["failed"], found["tokens"]) == (2, 0, 6)
+    assert found["keys"] == {key: {"answered": 1, "failed": 0, "tokens": 3} for key in ("lab", "other")}
+    assert 0.0 <= found["median_s"] <= found["slow_s"] < 60.0

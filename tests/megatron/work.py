@@ -127,8 +127,12 @@ def take_step(actor: Any, micro_batches: list[list[Group]]) -> dict[str, Any]:
     for index, groups in enumerate(micro_batches):
         actor.accumulate(groups[actor.rank :: actor.world_size], step=step, index=index)
     everything = [group.id for groups in micro_batches for group in groups]
-    metrics: dict[str, Any] = actor.apply(step=step, indices=len(micro_batches), group_ids=everything)
-    return metrics
+    return compared(actor.apply(step=step, indices=len(micro_batches), group_ids=everything))
+
+
+def compared(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Without the operations, which are fewer where passes have prompts once."""
+    return {name: value for name, value in metrics.items() if name != "model_flops"}
 
 
 def named_weights(actor: Any) -> dict[str, Any] | None:

@@ -25,6 +25,16 @@ export function enginesOf(found) {
       kv_used_tokens: 151_000, kv_tokens: 212_000, limits_why: "SGLang's own --max-running-requests", loads: at % 4 === 1 ? "disk" : "loader", loads_why: at % 4 === 1 ? "the engine has no loader of Gyre's: an older SGLang" : "", transport: at % 2 ? "tcp" : "mooncake", codec: "delta+zstd", transfer_why: "fastest of those both have", silent_s: at % 4 === 2 ? 41.2 : 0.4,
     })),
     pools: { rollout: { instances: rollouts.length, price_per_hour: 1.9, rate_tokens_s: 1840, price_per_million_tokens: 0.2868 } },
+    door: {
+      url: "http://10.0.0.7:7171",
+      open: 12,
+      kept: 340,
+      waiting: 9,
+      requests: {
+        answered: 4120, failed: 3, tokens: 1_950_000, median_s: 4.2, slow_s: 21,
+        keys: { lab: { answered: 4000, failed: 1, tokens: 1_900_000 }, other: { answered: 120, failed: 2, tokens: 50_000 } },
+      },
+    },
   };
 }
 

@@ -400,9 +400,24 @@ export interface Pool {
   price_per_million_tokens: number | null;
 }
 
+export interface DoorOfKey {
+  answered: number;
+  failed: number;
+  tokens: number;
+}
+
+export interface Door {
+  url: string;
+  open: number;
+  kept: number;
+  waiting: number;
+  requests: DoorOfKey & { median_s: number | null; slow_s: number | null; keys: Record<string, DoorOfKey> };
+}
+
 export interface EngineList {
   engines: Engine[];
   pools: Record<string, Pool>;
+  door: Door | null;
 }
 
 export interface Machine {

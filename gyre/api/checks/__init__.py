@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from gyre.api.checks.examine import check_class_sections, check_plugins
 from gyre.api.checks.findings import JobWarning, Note, line_of
-from gyre.api.checks.judge import Judged, judge
+from gyre.api.checks.judge import Judged, judge, why_not
 from gyre.api.checks.settings import check_settings, runs_here
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "judge",
     "line_of",
     "runs_here",
+    "why_not",
 ]

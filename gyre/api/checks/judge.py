@@ -7,15 +7,17 @@ not installed; then the user's own code, whose import may take long.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gyre.api.checks.code import check_code, check_graphs_code
-from gyre.api.checks.findings import JobWarning, Note
+from gyre.api.checks.findings import ELSEWHERE, JobWarning, Note
 from gyre.api.checks.machine import check_room, trains_elsewhere
 from gyre.api.checks.memory import Foreseen, foresee, summary
 from gyre.api.checks.settings import check_settings, runs_here
 from gyre.config import JobSpec
+from gyre.errors import GyreError
 from gyre.graph.compile import CompiledJob, compile_job
 
 
@@ -35,6 +37,40 @@ class Judged:
     @property
     def notes(self) -> list[str]:
         return [each for each in self.findings if not isinstance(each, JobWarning)]
+
+    @property
+    def because(self) -> str:
+        """Why it can run, as far as is known: where, whether its devices have the memory, what else was found."""
+        return "; ".join(self._reasons())
+
+    def _reasons(self) -> Iterator[str]:
+        plan = self.compiled.plan
+        vertices, machines = len(plan.placements), plan.node_num
+        yield f"{vertices} vertices on {_count(machines, 'machine')}"
+        lines = [line for line in self.memory.lines if line.on_device]
+        if lines and all(line.verdict for line in lines) and self.memory.device_bytes:
+            fullest = max(lines, key=lambda line: line.needs or 0)
+            of = self.memory.device_bytes / 2**30
+            yield (
+                f"it fits: of the {of:.1f} GiB of a device {fullest.role} takes the most, "
+                f"{(fullest.needs or 0) / 2**30:.1f}"
+            )
+        elif self.compiled.spec.device_type == "GPU":
+            yield "whether it fits its GPUs is not known"
+        if any(note.endswith(ELSEWHERE) for note in self.notes):
+            yield "if its machines have what the notes name"
+        if self.warnings:
+            yield _count(len(self.warnings), "warning")
+
+
+def why_not(error: GyreError) -> str:
+    """Why a job cannot run, for a line beside the error's own sentence: the key that this begins with."""
+    key = next((part for part in error.message.split(": ")[:-1] if re.fullmatch(r"[a-z_][\w.]*", part)), "")
+    return f"{key} must be mended first" if key else "see the error"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def judge(

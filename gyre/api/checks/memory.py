@@ -9,16 +9,19 @@ This module must not know how a number comes about: `gyre.workloads.memory` does
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gyre.api.checks.findings import JobWarning, Note
-from gyre.api.device_memory import device_bytes
+from gyre.api.home import home
 from gyre.config import JobSpec
 from gyre.config.sections import FsdpSettings, MegatronSettings, WorkloadSettings
 from gyre.errors import ConfigError
+from gyre.gpus import device_bytes
 from gyre.graph.device_sharing import Neighbour, neighbours_of
 from gyre.graph.integrations import model_path, reads_sections
 from gyre.graph.rollout_roles import is_instance, rollouts_of
@@ -34,6 +37,9 @@ from gyre.workloads.memory.rank import Pass, Rank
 
 _PARTS_SHOWN = 3
 
+_OF_MACHINES = ("host", "disk")
+"""How `where` begins of what is no device's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -44,6 +50,11 @@ class Line:
     needs: int | None
     of: str
     verdict: str = ""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it is of a device's memory, rather than of a machine's or a disk's."""
+        return not self.where.startswith(_OF_MACHINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,7 @@ class _Learner:
     gang: int
     trains: bool
     values: bool
+    on_gpu: bool
     neighbours: list[Neighbour]
     choice: Choice | None = None
 
@@ -86,6 +98,9 @@ class _Job:
     why_not: str
     device: int | None
     learners: list[_Learner] = field(default_factory=list)
+    host: int = 0
+    disk: int = 0
+    """What all ranks take of their machines' memory and of the checkpoints' disk."""
 
     @property
     def longest(self) -> int:
@@ -102,19 +117,42 @@ def foresee(spec: JobSpec, *, here: bool) -> Foreseen:
     job = _Job(spec, settings, shape, why_not, None)
     found = [learner for role in spec.roles for learner in _learner(job, role)]
     engines = list(_engines(job))
-    if found or engines:
+    job.learners = [learner for learner in found if learner.on_gpu]
+    if job.learners or engines:
         job.device = _device(spec, here)
-    job.learners = [_chosen(job, learner) for learner in found]
     lines: list[Line] = []
     findings: list[str] = []
+    job.learners = [_chosen(job, learner) for learner in found if learner.on_gpu]
     for learner in job.learners:
         lines += _lines_of(job, learner, findings)
+    for learner in found:
+        if not learner.on_gpu:
+            lines += _lines_of_host(job, learner)
     for role in spec.roles:
         if shape is None and (_backend_of(spec, role) or is_instance(spec, role)):
             lines.append(Line(role, "", None, f"not known: {why_not}"))
     for role, engine in engines:
         lines.append(_line_of_engine(job, role, engine))
+    if here:
+        findings += _too_little_here(job)
     return Foreseen(tuple(lines), tuple(findings), job.device)
+
+
+def _too_little_here(job: _Job) -> Iterator[str]:
+    """Warnings of a job on this machine alone, whose memory or disk is less than what is foretold of learners."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if job.host > memory:
+        yield JobWarning(
+            f"roles.actor: the ranks' states and the weights that are published take {_gib(job.host)} of this "
+            f"machine's memory, which is {_gib(memory)}. Lower config.*.memory_checkpoint_share, or take more machines."
+        )
+    place = next(one for one in (home().path, *home().path.parents) if one.exists())
+    free = shutil.disk_usage(place).free
+    if job.disk > free:
+        yield JobWarning(
+            f"run.checkpoint_every: two checkpoints and one being written take {_gib(job.disk)}, and the disk of "
+            f"{place} has {_gib(free)} free. Make room, or set GYRE_HOME to a folder on another disk."
+        )
 
 
 def _shape(folder: str) -> tuple[Architecture | None, str]:
@@ -140,21 +178,21 @@ def _backend_of(spec: JobSpec, role: str) -> Backend | None:
 
 
 def _learner(job: _Job, role: str) -> Iterator[_Learner]:
-    """The role's, where it is of a back end on GPUs whose memory is foretold."""
+    """The role's, where it is of a back end whose memory is foretold. On CPUs that is what it has for checkpoints."""
     spec, settings = job.spec, job.settings
     backend = _backend_of(spec, role)
     if backend is None or job.shape is None:
         return
     section = _section(job, backend)
     on_gpu = section.device == "cuda" or (section.device == "auto" and spec.device_type == "GPU")
-    if not on_gpu or (backend == "fsdp" and settings.fsdp.attention != "auto"):
+    if on_gpu and backend == "fsdp" and settings.fsdp.attention != "auto":
         return
     entrypoint = spec.roles[role].entrypoint
     assert entrypoint is not None
     trains, values = kind_of(entrypoint.name)
     gang = spec.roles[role].total
-    ranks = ranks_of(backend, job.shape, settings, ranks=gang, trains=trains, values=values)
-    yield _Learner(role, backend, job.shape, ranks, gang, trains, values, neighbours_of(spec, role))
+    ranks = ranks_of(backend, job.shape, settings, ranks=gang, trains=trains, values=values, on_gpu=on_gpu)
+    yield _Learner(role, backend, job.shape, ranks, gang, trains, values, on_gpu, neighbours_of(spec, role))
 
 
 def _section(job: _Job, backend: Backend) -> MegatronSettings | FsdpSettings:
@@ -258,9 +296,11 @@ def _lines_of_host(job: _Job, learner: _Learner) -> Iterator[Line]:
         learner.shape,
         job.settings,
         ranks=learner.gang,
-        width=width_of(section, on_gpu=True),
+        width=width_of(section, on_gpu=learner.on_gpu),
         values=learner.values,
     )
+    job.host += host.by_rank * learner.gang + host.first_rank
+    job.disk += host.on_disk
     yield Line(learner.role, "host, each rank", host.by_rank, "copies of its state")
     if host.first_rank:
         yield Line(learner.role, "host, first rank besides", host.first_rank, "weights that are published")
@@ -403,7 +443,7 @@ def _largest(found: Need) -> str:
 
 def summary(found: Foreseen) -> Iterator[str]:
     """Notes on the table: what it was judged by."""
-    if found.lines and found.device_bytes is None:
+    if found.device_bytes is None and any(line.on_device for line in found.lines):
         yield Note(
             "device_memory_gib: is not given, and this machine does not say; so it is not known whether the job fits."
         )

@@ -227,6 +227,8 @@ def _meant(word: str) -> str:
 
 def _say(error: GyreError, *, debug: bool) -> int:
     """Print the error as one sentence on stderr, after the frames of the user's own code that raised it, if any did."""
+    from gyre.api.cli.output import LAST_LINE
+
     for frame in error.details.get("frames", ()):
         click.echo(plain(f"  {frame}"), err=True)
     text = str(error.details.get("traceback", "")).strip()
@@ -237,6 +239,8 @@ def _say(error: GyreError, *, debug: bool) -> int:
     click.echo(plain(f"error: {error.message}"), err=True)
     if error.hint:
         click.echo(plain(f"       {error.hint}"), err=True)
+    if LAST_LINE in error.details:
+        click.echo(plain(error.details[LAST_LINE]))
     return error.exit_code
 
 

@@ -132,7 +132,7 @@ def prepare(
 @click.option("--verify", is_flag=True, help="Check the checksum of every file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as one JSON object.")
 def show(folder: Path, rows: int, verify: bool, as_json: bool) -> None:
-    """Show how the prepared FOLDER was made, and its first prompts."""
+    """Show how the prepared FOLDER was made, and its first prompts, with their special tokens."""
     from gyre.data.folder import TOKENIZER, PreparedFolder
     from gyre.data.tokenizer import TextTokenizer
     from gyre.errors import ConfigError
@@ -151,7 +151,7 @@ def show(folder: Path, rows: int, verify: bool, as_json: bool) -> None:
     tokenizer = TextTokenizer(folder / TOKENIZER)
     for row in range(min(rows, found.rows)):
         say(f"--- row {row}: {found.meta(row)}")
-        say(tokenizer.decode(found.prompt_ids(row).tolist()))
+        say(tokenizer.decode(found.prompt_ids(row).tolist(), special=True))
 
 
 def _options(given: tuple[str, ...]) -> dict[str, Any]:

@@ -113,7 +113,9 @@ def show(session: Session, job: str | None, incident: str | None, verbose: bool,
             with contextlib.suppress(GyreError):  # the store is away: the rows are left out
                 steps, account = reader.steps_judged(view), reader.account(view)
     if as_json:
-        write_json(view)
+        from gyre.observe.efficiency import efficiency_of
+
+        write_json({**view, "efficiency": efficiency_of(view, time.time())})
     else:
         show_view(view, steps, account, verbose=verbose)
 
@@ -161,7 +163,10 @@ def _show_job(
     verbose: bool,
 ) -> None:
     from gyre.api.account import lines_of
+    from gyre.api.terminal.formats import efficiency_words
     from gyre.api.terminal.run_end import ran_for
+    from gyre.master.master_api import door_url
+    from gyre.observe.efficiency import efficiency_of
 
     job, master = view["job"], view["master"]
     now = time.time()
@@ -194,6 +199,9 @@ def _show_job(
     rows += [(key.replace("_", " "), number(value)) for key, value in progress.items()]
     if verbose:
         rows += [(f"time of {role}", shares) for role, shares in times_of(view["progress"]).items()]
+    rows += efficiency_words(efficiency_of(view, now))
+    if url := door_url(view):
+        rows.append(("door", url))
     rows += _pools(view)
     discarded = view["progress"].get("tokens_discarded")
     if isinstance(discarded, dict) and discarded:

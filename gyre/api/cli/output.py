@@ -24,6 +24,10 @@ PIPE_WIDTH = 240
 """Width of a table that goes to a pipe or a file: wide enough that nothing is folded."""
 
 
+LAST_LINE = "last_line"
+"""In an error's details: what is printed on stdout after its sentence."""
+
+
 def write_json(data: Any) -> None:
     """One JSON document on stdout."""
     click.echo(plain_json(json.dumps(finite(data), indent=2, ensure_ascii=False)))

@@ -1,18 +1,25 @@
-"""`plan`: whether a job can run, as far as that can be known before anything is started; its graph and placement. Needs
-neither Ray nor torch, and starts nothing but, where the job names code of the user's own, a process that imports it."""
+"""`plan`: whether a job can run, as far as that can be known before anything is started, and what it comes to; its
+graph and placement with `--graph`. Needs neither Ray nor torch, and starts nothing but, where the job names code of the
+user's own, a process that imports it.
+
+Invariant *yes or no last*: the last line that is printed begins with one of the two words, whatever the form.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gyre.api.cli.context import Session, verb
-from gyre.api.cli.output import console, remark, write_json, write_table
+from gyre.api.cli.output import LAST_LINE, console, remark, say, write_json, write_table
 from gyre.api.terminal.text_tables import Column
 
 if TYPE_CHECKING:
+    from gyre.api.checks import Judged
+    from gyre.api.checks.amounts import Amounts
     from gyre.api.checks.memory import Foreseen
+    from gyre.errors import GyreError
 
 
 @verb()
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--json", "form", flag_value="json", help="Print everything as one JSON object.")
 @click.option("--dot", "form", flag_value="dot", help="Print the graph for Graphviz.")
 @click.option("--mermaid", "form", flag_value="mermaid", help="Print the graph for Mermaid.")
+@click.option("--graph", "form", flag_value="graph", help="Print operators, edges, cycles and placement too.")
 @click.option(
     "--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key of the file. May be repeated."
 )
@@ -38,39 +46,96 @@ def plan(
     strict: bool,
     ray_address: str | None,
 ) -> None:
-    """Check whether a job file can run, and show its roles, graph and placement. Starts nothing."""
-    from gyre.api.checks import judge, line_of
-    from gyre.api.definition.jobfile import load_job_file
-    from gyre.errors import ConfigError
-    from gyre.graph import as_dict, as_dot, as_mermaid, as_tables
+    """Check whether a job file can run, and show what it takes: roles, prompts, tokens, memory. Starts nothing.
 
-    job = load_job_file(file, overrides)
-    assert job.source is not None
-    with job.source.named(always=True):
-        judged = judge(job.spec, ray_address)
+    The last line says yes or no, and why.
+    """
+    from gyre.api.checks import judge
+    from gyre.api.checks.amounts import amounts_of
+    from gyre.api.definition.jobfile import load_job_file
+    from gyre.errors import ConfigError, GyreError
+
+    try:
+        job = load_job_file(file, overrides)
+        assert job.source is not None
+        with job.source.named(always=True):
+            judged = judge(job.spec, ray_address)
+        amounts = amounts_of(judged.compiled.spec)
+        refused = None
+        if strict and judged.warnings:
+            count = len(judged.warnings)
+            refused = ConfigError(
+                f"{file}: {count} warning{'s' if count > 1 else ''}, which --strict does not permit.",
+                hint="Mend what they name, or leave --strict out.",
+            )
+    except GyreError as error:
+        _say_no(error, form)
+        raise
+    _write(judged, amounts, form, refused)
+    if refused is not None:
+        raise refused
+
+
+def _say_no(error: GyreError, form: str | None) -> None:
+    """The verdict on a job that cannot run. The error's own sentence is printed first."""
+    from gyre.api.checks import why_not
+
+    if form == "json":
+        write_json({"verdict": {"runs": False, "because": error.message, "hint": error.hint}})
+    elif form not in ("dot", "mermaid"):
+        error.details[LAST_LINE] = f"No: {why_not(error)}."
+
+
+def _write(judged: Judged, amounts: Amounts | None, form: str | None, refused: GyreError | None) -> None:
+    from gyre.api.checks import line_of
+    from gyre.graph import as_dict, as_dot, as_mermaid
+
     compiled = judged.compiled
     if form == "json":
-        found = {"warnings": judged.warnings, "notes": judged.notes, "memory": judged.memory.as_dict()}
+        found: dict[str, Any] = {
+            "warnings": judged.warnings,
+            "notes": judged.notes,
+            "memory": judged.memory.as_dict(),
+        }
+        found["amounts"] = None if amounts is None else amounts.as_dict()
+        because = judged.because if refused is None else refused.message
+        found["verdict"] = {"runs": refused is None, "because": because}
         write_json(as_dict(compiled) | found)
     elif form == "dot":
         click.echo(as_dot(compiled))
     elif form == "mermaid":
         click.echo(as_mermaid(compiled))
     else:
-        out = console()
-        for table in as_tables(compiled):
-            out.print(table)
-            out.print()
-        if judged.memory.lines:
-            _write_memory(judged.memory)
+        _write_tables(judged, amounts, whole=form == "graph")
     for finding in judged.findings:
         remark(line_of(finding))
-    if strict and judged.warnings:
-        count = len(judged.warnings)
-        raise ConfigError(
-            f"{file}: {count} warning{'s' if count > 1 else ''}, which --strict does not permit.",
-            hint="Mend what they name, or leave --strict out.",
-        )
+    if form not in ("json", "dot", "mermaid"):
+        if refused is None:
+            say(f"Yes: {judged.because}.")
+        else:
+            refused.details[LAST_LINE] = "No: --strict does not permit warnings."
+
+
+def _write_tables(judged: Judged, amounts: Amounts | None, *, whole: bool) -> None:
+    from gyre.graph import as_tables
+
+    out = console()
+    tables = as_tables(judged.compiled)
+    for table in tables if whole else tables[:1]:
+        out.print(table)
+        out.print()
+    if amounts is not None:
+        _write_amounts(amounts)
+    if judged.memory.lines:
+        _write_memory(judged.memory)
+
+
+def _write_amounts(found: Amounts) -> None:
+    """What the job draws, generates and trains on."""
+    from gyre.api.checks.amounts import lines_of
+
+    write_table([Column("Amounts"), Column("", least=20, wraps=True)], list(lines_of(found)))
+    click.echo()
 
 
 def _write_memory(found: Foreseen) -> None:

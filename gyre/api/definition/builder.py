@@ -94,6 +94,10 @@ class RLJobBuilder:
         """Memory of each device, by which `plan` judges whether the job fits."""
         return self._set("device_memory_gib", size)
 
+    def device_price_per_hour(self, price: float) -> RLJobBuilder:
+        """What one device costs an hour, in a currency of your own."""
+        return self._set("device_price_per_hour", price)
+
     def device_type(self, kind: str) -> RLJobBuilder:
         """`"CPU"` or `"GPU"`, in any case."""
         return self._set("device_type", kind)

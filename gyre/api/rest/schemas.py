@@ -135,6 +135,10 @@ class Job(JobItem):
     """The steps that it is to make; null where its trainer says what a step is."""
     weights_from: str = ""
     """Whose weights it began with, if not its model's."""
+    price_per_hour: float = 0.0
+    """Since `priced_at`, in the currency of its prices; until then it `spent` that. `/now` has what it costs so far."""
+    priced_at: float = 0.0
+    spent: float = 0.0
 
 
 class Master(Out):
@@ -234,9 +238,35 @@ class Pool(Out):
     price_per_million_tokens: float | None = None
 
 
+class DoorOfKey(Out):
+    answered: int = 0
+    failed: int = 0
+    tokens: int = 0
+
+
+class DoorRequests(DoorOfKey):
+    """What came of requests since the fleet's manager started. Of the recent ones half were answered within `median_s`
+    and 95 % within `slow_s`, null before the first."""
+
+    median_s: float | None = None
+    slow_s: float | None = None
+    keys: dict[str, DoorOfKey] = Field(default_factory=dict)
+
+
+class Door(Out):
+    """The door of a fleet. `open` requests are not answered yet, and `kept` ones can be asked for again."""
+
+    url: str = ""
+    open: int = 0
+    kept: int = 0
+    waiting: int = 0
+    requests: DoorRequests = Field(default_factory=DoorRequests)
+
+
 class EngineList(BaseModel):
     engines: list[Engine]
     pools: dict[str, Pool] = Field(default_factory=dict)
+    door: Door | None = None
 
 
 class IncidentItem(Out):

@@ -84,6 +84,29 @@ def times_of(progress: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def efficiency_words(found: Mapping[str, float]) -> list[tuple[str, str]]:
+    """What `gyre.observe.efficiency` found, beside the tokens/s of all, as pairs of what and how much."""
+    lines = []
+    if "tokens_per_s_per_gpu" in found:
+        lines.append(("tokens/s by GPU", f"{found['tokens_per_s_per_gpu']:,.0f}"))
+    if "mfu" in found:
+        lines.append(("MFU", f"{100 * found['mfu']:.1f} %"))
+    if "gpu_busy" in found:
+        used, whole = found["gpu_memory_used_bytes"] / 2**30, found["gpu_memory_bytes"] / 2**30
+        lines.append(("GPUs", f"busy {100 * found['gpu_busy']:.0f} %, {used:.0f} of {whole:.0f} GiB in use"))
+    if "cost" in found:
+        hour = f", {_price(found['cost_per_hour'])} an hour" if found["cost_per_hour"] else ""
+        lines.append(("cost so far" if hour else "cost", f"{_price(found['cost'])}{hour}"))
+    if "cost_per_million_tokens" in found:
+        lines.append(("cost by million tokens", _price(found["cost_per_million_tokens"])))
+    return lines
+
+
+def _price(amount: float) -> str:
+    """With two digits behind the point, or two that matter where it is less than one."""
+    return f"{amount:,.2f}" if amount >= 0.995 or amount == 0 else f"{amount:.2g}"
+
+
 def one_line(text: object) -> str:
     """The text with every run of white space as one space."""
     return " ".join(str(text).split())

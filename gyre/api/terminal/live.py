@@ -14,7 +14,7 @@ from gyre.api.terminal.panel import SEPARATOR, draw_panel, facts, state_of
 from gyre.api.terminal.run_end import incidents_of_this_run
 from gyre.api.terminal.run_history import RunHistory
 from gyre.errors import GyreError
-from gyre.master.master_api import lacks
+from gyre.master.master_api import door_url, lacks
 from gyre.workloads.trainer.learning.step_line import step_line
 
 if TYPE_CHECKING:
@@ -37,6 +37,18 @@ SAID_MESSAGE = 300
 """Characters of an incident's message that are printed; `gyre show` and `gyre events --json` have all of it."""
 
 
+def door_lines(view: Mapping[str, Any]) -> list[str]:
+    """Where a fleet's door is, and the command that makes a key; empty of another job, or before it is open."""
+    url = door_url(view)
+    if not url:
+        return []
+    name = view["job"]["name"]
+    return [
+        f"door {url}",
+        f"a key for it: gyre token create {name} --name lab --scope generate --scope publish",
+    ]
+
+
 class LiveProgress:
     """The live view: `show` takes views of the job as they come, `say` puts a line above the panel. Only `say` is
     thread-safe."""
@@ -52,7 +64,7 @@ class LiveProgress:
         self._told: set[str] = set()
         self._warned: set[str] = set()
         self._waits = ""
-        self._page_told = False
+        self._page_told = self._door_told = False
         self.opens_page = False
         """Whether a browser is opened at the page's address once that is known."""
         self._steps = StepLines()
@@ -72,6 +84,7 @@ class LiveProgress:
     def show(self, view: dict[str, Any]) -> None:
         self._history.observe(view, time.monotonic())
         self._say_address(view)
+        self._say_door(view)
         self._say_steps(view)
         for incident in incidents_of_this_run(view):
             if incident["id"] not in self._told:
@@ -101,6 +114,13 @@ class LiveProgress:
         self.say(f"page {url}")
         if self.opens_page:
             webbrowser.open(url)
+
+    def _say_door(self, view: dict[str, Any]) -> None:
+        """Print once where a fleet's door is, and how to make a key for it."""
+        if not self._door_told and (lines := door_lines(view)):
+            self._door_told = True
+            for line in lines:
+                self.say(line)
 
     def _say_steps(self, view: dict[str, Any]) -> None:
         """Print the steps that are new, and what is newly warned of."""

@@ -15,13 +15,25 @@ from typing import Any
 
 from gyre.rollouts.samples import Group
 
-_COUNTS = ("groups", "samples", "sequences", "tokens", "reward", "loss", "scored_tokens")
+_COUNTS = (
+    "groups",
+    "samples",
+    "sequences",
+    "tokens",
+    "reward",
+    "loss",
+    "scored_tokens",
+    "flops",
+    "peak_flops",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
     """Sums over samples. `sequences` are the samples that have a token. `scored_tokens` are those that went through
-    the model: where a sample has no gradient it is left out. `sums` are the loss's own metrics, over scored tokens."""
+    the model: where a sample has no gradient it is left out. `flops` are the model's operations, and `peak_flops` what
+    the ranks' devices could make in a second, NaN where one does not say. `sums` are the loss's own metrics, over
+    scored tokens."""
 
     groups: float = 0.0
     samples: float = 0.0
@@ -30,6 +42,8 @@ class Tally:
     reward: float = 0.0
     loss: float = 0.0
     scored_tokens: float = 0.0
+    flops: float = 0.0
+    peak_flops: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
 
     def to_list(self, names: Sequence[str]) -> list[float]:

@@ -40,12 +40,14 @@ import torch
 from numpy.typing import NDArray
 
 from gyre.config.sections import OptimSettings, WorkloadSettings
+from gyre.models.flops import flops_of
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.weights.version.manifest import WeightMismatch
 from gyre.workloads.algorithms.losses import LossSum, mini_batch_weight
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.learner.accumulation import Accumulation, Tally
 from gyre.workloads.learner.backend import Backend, Ranks, StateMemory
+from gyre.workloads.learner.cards import peak_flops
 from gyre.workloads.learner.errors import (
     CheckpointMismatch,
     HalfUpdated,
@@ -100,6 +102,8 @@ class Learner(BaseWorkload):
     trained_model: LearnedModel
     passes = 1
     """In how many passes a micro-batch is computed, where the back end has no size for a pass."""
+    _flops: int
+    """The model's operations in the passes that were made of the step since they were summed last."""
 
     # -- what a subclass says ------------------------------------------------------------------------
 
@@ -154,6 +158,11 @@ class Learner(BaseWorkload):
         """The weights are new. A call of all ranks."""
         self.outdated()
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether an adapter is trained beside weights that stay."""
+        return self.settings.lora is not None and not self.VALUES
+
     # -- a process's life ----------------------------------------------------------------------------
 
     def setup(self) -> None:
@@ -162,6 +171,8 @@ class Learner(BaseWorkload):
         self.timings: dict[str, float] = {}
         """Seconds of the last `update`, with the device's work, and of an actor's work after a step."""
         self.backend = self.make_backend()
+        self._model_flops = flops_of(self.trained_model.config, values=self.VALUES)
+        self._peak_flops = self._peak_of_device()
         self.step = 0
         self.trained: list[Interval] = []
         self._metrics: dict[str, Any] = {}
@@ -173,6 +184,13 @@ class Learner(BaseWorkload):
             self.changed()
         else:
             self.outdated()
+
+    def _peak_of_device(self) -> float:
+        """Of this rank's device, NaN where it is not known: one of them makes the sum of all not known."""
+        if self.backend.device.type != "cuda":
+            return math.nan
+        card = torch.cuda.get_device_name(self.backend.device)
+        return peak_flops(card, self.backend.dtype) or math.nan
 
     def begin_with_first(self) -> None:
         """Take the weights that training begins with, where there are none yet. A call of all ranks."""
@@ -322,6 +340,11 @@ class Learner(BaseWorkload):
             "tokens": int(batch.tokens),
             **self._loss_metrics(reduce(Tally.plus, (one.tally for one in made), Tally())),
         }
+        if self._model_flops is not None:
+            of_updates = sum(one.tally.flops for one in made) if self.optim.updates > 1 else 0.0
+            metrics["model_flops"] = batch.flops + of_updates
+        if batch.peak_flops > 0.0:
+            metrics["peak_flops"] = batch.peak_flops
         return metrics | ({"updates": len(made)} if self.optim.updates > 1 else {})
 
     def _loss_metrics(self, tally: Tally) -> dict[str, Any]:
@@ -393,8 +416,11 @@ class Learner(BaseWorkload):
             reward=samples.reward,
             loss=losses.loss,
             scored_tokens=losses.scored_tokens,
+            flops=float(self._flops) if self.ranks.speaks_for_samples else 0.0,
+            peak_flops=self._peak_flops,
             sums=losses.sums,
         )
+        self._flops = 0
         names = self.summed_metrics
         verdicts, *totals = self.ranks.sum([verdict, *mine.to_list(names)])
         return verdicts, Tally.from_list(totals, names)
@@ -449,6 +475,7 @@ class Learner(BaseWorkload):
         self._spoiled = False
         self._put_off: list[Row] = []
         """Of the step's samples, those whose gradient is not in the sum yet."""
+        self._flops = 0
         self._losses: list[LossSum] = []
         """What was lost in the step's passes, on the device: reading it there waits for all of them."""
 
@@ -481,6 +508,18 @@ class Learner(BaseWorkload):
         self._spoiled = True
         self._losses += self.backend.backward(passes, self.loss)
         self._spoiled = False
+        self._count_flops(passes, trains=True)
+
+    def _count_flops(self, passes: Sequence[Pass], *, trains: bool) -> None:
+        if self._model_flops is None:
+            return
+        for part in passes:
+            positions, predicted = part.positions[: part.own_tokens].numpy(), len(part.targets)
+            self._flops += (
+                self._model_flops.training(positions, predicted, frozen=self.is_frozen)
+                if trains
+                else self._model_flops.forward(positions, predicted)
+            )
 
     def _packed(self, rows: Sequence[Row]) -> list[Pass]:
         most = sys.maxsize if self.pass_tokens is None else self.pass_tokens
@@ -520,6 +559,7 @@ class Learner(BaseWorkload):
                         rows.append(Row(group.prompt_ids, sample.token_ids))
             passes += self._packed(rows)
         said = self.backend.forward(passes)
+        self._count_flops(passes, trains=False)
         self.report_progress()
         samples = [sample for group in groups for sample in group.samples]
         flat = torch.cat(said).numpy() if said else np.empty(0, np.float32)

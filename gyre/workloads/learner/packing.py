@@ -69,6 +69,13 @@ class Pass:
     """Of each node the number of the one whose tokens its own go on after, -1 where it begins a sequence; () where each
     does."""
 
+    @property
+    def own_tokens(self) -> int:
+        """How many tokens are of sequences: the padding, which is the last node then, is of none."""
+        trunks = {parent for parent in self.parents if parent >= 0}
+        is_padded = len(self.lengths) - len(trunks) > len(self.counts) > 0
+        return sum(self.lengths) - (self.lengths[-1] if is_padded else 0)
+
     def to(self, device: torch.device) -> Pass:
         """On the device; the host does not wait for it. A copy from pageable memory would wait for all that the device
         has to do before."""

@@ -59,6 +59,11 @@ class RowsTask:
         return len(self._held_out)
 
     @property
+    def count(self) -> int:
+        """How many rows there are, held-out ones among them."""
+        return len(self._rows)
+
+    @property
     def columns(self) -> frozenset[str]:
         """The columns besides the prompt that every row has."""
         return frozenset.intersection(*(frozenset(meta) for _, meta in self._rows))
@@ -72,6 +77,11 @@ class RowsTask:
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt."""
         return 1 + max(len(prompt) for prompt, _ in self._rows)
+
+    @property
+    def mean_prompt(self) -> float:
+        """Tokens of a prompt, the mean over all rows."""
+        return 1 + sum(len(prompt) for prompt, _ in self._rows) / len(self._rows)
 
     def prompt(self, index: int) -> Group:
         """Training prompt `index` ≥ 0; `meta` has the other columns of its row, the row's number and the epoch."""

@@ -20,6 +20,7 @@ from gyre.config.sections import HELD_OUT, LossSettings
 from gyre.errors import UserCodeError
 from gyre.graph import local_roles, pools_of
 from gyre.graph.elements import Dispatch
+from gyre.graph.prices import devices_of, rate_per_hour
 from gyre.rollouts.sample_checks import problem_with_tokens
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
@@ -60,6 +61,7 @@ from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
 from gyre.workloads.trainer.learning.sample_writer import is_own, recorded_steps, sample_writer
 from gyre.workloads.trainer.learning.step_log import StepLog
+from gyre.workloads.trainer.learning.step_metrics import Reserved
 from gyre.workloads.trainer.progress_report import ProgressReport
 from gyre.workloads.trainer.retries import Retries
 from gyre.workloads.trainer.rollout_requests import RolloutRequests
@@ -219,6 +221,7 @@ class TrainingRun:
             log=self.step_log,
             samples=self.samples,
             knows_logprobs=is_own(self.spec, graph.leader.role),
+            reserved=self._reserved,
         )
         checkpoints = Checkpoints(
             directory, groups, term=self._runtime.term, timeout_s=timeout_s, report=report
@@ -247,6 +250,15 @@ class TrainingRun:
             skips_at_most=self.spec.failover.not_finite.skip_batch,
             check=self._check_staleness,
             on_result=self._posts(inbox_messages.GangCallEnded),
+        )
+
+    def _reserved(self) -> Reserved:
+        """What the job has by now: instances come and go, the other roles are as they were submitted."""
+        counts = {role: self._runtime.membership.wanted(role) for role in self.pools}
+        on_gpus = self.spec.device_type == "GPU"
+        return Reserved(
+            gpus=devices_of(self.spec, counts) if on_gpus else 0.0,
+            price_per_hour=rate_per_hour(self.spec, counts),
         )
 
     def _step_log(self) -> StepLog:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.errors import Fenced
+from gyre.gpus import GpuLook, GpuUse
 from gyre.logs.output import look_at_log, redirect_output
 from gyre.malloc_tuning import stay_small
 from gyre.process_identity import ProcessIdentity
@@ -98,6 +99,8 @@ class VertexHost:
         self._address: tuple[str, int] | None = None
         self._guard: MasterWatchdog | None = None
         self._disks = DiskLook()
+        self._gpus = GpuLook()
+        self._gpus_noted: list[GpuUse] = []
 
     # -- the master's calls (control) ---------------------------------------------------------------
 
@@ -142,6 +145,7 @@ class VertexHost:
         if ticks != self._last_ticks:
             self._last_ticks, self._moved_at = ticks, now
         self._ask_health(now)
+        self._note_gpus()
         return Report(
             ticks=ticks,
             fields=fields,
@@ -161,6 +165,13 @@ class VertexHost:
         except Exception:
             return None
         return version if isinstance(version, int) else None
+
+    def _note_gpus(self) -> None:
+        """Tell what the newest look at this vertex's GPUs has found, if there is a new one."""
+        newest = self._gpus.newest
+        if newest is not self._gpus_noted:
+            self._gpus_noted = newest
+            self.progress.note(gpus={one.uuid: one.as_dict() for one in newest})
 
     def _ask_health(self, now: float) -> None:
         """Call the workload's `health()`, if it is due and no call runs, because methods run one at a time."""
@@ -198,6 +209,8 @@ class VertexHost:
                     self._disks.places = [Path(binding.directory), *own_places()]
                     self._disks.begin()
                 os.environ.update(binding.env)
+                if binding.log_path and binding.gpus:
+                    self._gpus.begin(binding.gpus)
                 # With a log of its own, the process is the vertex's own, and Ray's.
                 own = _own_address() if binding.log_path else ""
                 if own and binding.master_addr is not None:

@@ -217,6 +217,8 @@ class Binding:
     """The other roles on this one's devices."""
     local: bool = False
     """Whether a rollout instance is on the trainer's devices and generates in windows."""
+    gpus: tuple[int, ...] = ()
+    """The numbers of its GPUs on its machine, whose use it tells; empty where its devices are none."""
 
 
 GangCallId = tuple[int, int, int]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gyre.config.sections import OptimSettings
+from gyre.models.flops import flops_of
 from gyre.workloads.learner.checkpoint_identity import WRITERS
 from gyre.workloads.learner.errors import (
     CheckpointMismatch,
@@ -19,6 +20,7 @@ from gyre.workloads.learner.errors import (
     TrainedTwice,
 )
 from gyre.workloads.learner.learner import learning_rate
+from gyre.workloads.learner.packing import Row, pack
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.reference import TorchReference
 from gyre.workloads.torch.saved_policy import sum_file, write_sum
@@ -392,3 +394,30 @@ def test_of_several_updates_only_log_probs_before_the_first_are_told(groups):
     assert found
     for tag, values in found.items():
         assert values.tobytes() == expected[tag].tobytes()
+
+
+def test_a_steps_operations_are_those_of_its_samples_however_it_is_cut(actor, groups):
+    rows = actor.rows(groups)
+    flops = flops_of(actor.trained_model.config)
+    expected = sum(flops.training(np.arange(row.length), len(row.token_ids)) for row in rows)
+    assert one_step(actor, groups)["model_flops"] == expected > 0
+    cut = bind(TorchActor())
+    for index, part in enumerate([groups[:1], [], groups[1:]]):
+        cut.accumulate(part, step=1, index=index)
+    assert cut.apply(step=1, indices=3, group_ids=ids(groups))["model_flops"] == expected
+    twice = bind(TorchActor(), {**CONFIG, "optim": {**CONFIG["optim"], "epochs": 2}})
+    metrics = one_step(twice, groups)
+    before = sum(flops.forward(np.arange(row.length), len(row.token_ids)) for row in rows)
+    assert metrics["model_flops"] in (2 * expected, 2 * expected + before)
+    assert "peak_flops" not in metrics, "a CPU has no peak that is known"
+
+
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_what_is_computed_once_is_counted_once_and_padding_is_not(multiple):
+    prompt = np.arange(1, 8, dtype=np.int32)
+    rows = [Row(prompt, np.full(length, 9, np.int32)) for length in (3, 5)]
+    (apart,) = pack(rows, max_tokens=99, multiple=multiple)
+    (once,) = pack(rows, max_tokens=99, multiple=multiple, prompts_once=True)
+    assert apart.own_tokens == sum(row.length for row in rows)
+    assert once.own_tokens == apart.own_tokens - (len(prompt) - 1)
+    assert len(once.tokens) % multiple == 0

@@ -43,6 +43,7 @@ from gyre.rollouts.core.door_ledger import Asked, DoorLedger, DoorRefused, DoorR
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.dispatch import Dispatch
 from gyre.rollouts.manager.door.bodies import decoded
+from gyre.rollouts.manager.door.counts import KEYS_TOLD, DoorCounts, key_of
 from gyre.rollouts.manager.door.dialects import DIALECTS, Dialect, Told, aborted_id, encode
 from gyre.rollouts.manager.door.publishing import DURABLE_WITHIN_S, Publishing
 from gyre.rollouts.manager.door.words import ModelWords
@@ -63,9 +64,6 @@ before it is read."""
 
 MOST_WAITING = 8
 """Most clients that wait for one id; one more, and the oldest is sent away."""
-
-KEYS_TOLD = 32
-"""Keys whose bytes the status has: those with the most."""
 
 REFUSALS_TOLD = 4
 """Instances whose words stand in the error of a request for a version that none could load."""
@@ -135,6 +133,7 @@ class Door:
         self._deleting: list[asyncio.Event] = []
         """Of those in the batch that is written."""
         self._is_closed = False
+        self._counts = DoorCounts()
         self._reading: Counter[str] = Counter()
         """Bytes of the bodies that are read, by key."""
         self.waited_s = 0.0
@@ -187,7 +186,9 @@ class Door:
         self._deleting, self._deleted = self._deleted, []
 
     def committed(self) -> None:
-        changed = self.ledger.committed(self._now())
+        now = self._now()
+        changed = self.ledger.committed(now)
+        self._counts.ended((known for known in changed if known.ended_at == now), self._clock())
         for known in changed:
             for waiter in self._waiting.get(known.request.number, ()):
                 waiter.wake.set()
@@ -232,15 +233,16 @@ class Door:
         self._publishing.close()
 
     def status(self) -> dict[str, Any]:
-        """How many requests are open and kept, and the tokens of those that have ended."""
+        """How many requests are open and kept, the tokens of those that have ended, and what came of all."""
         return {
             "open": self.ledger.open_count,
             "kept": len(self.ledger),
             "kept_tokens": self.ledger.kept_tokens,
             "key_bytes": {
-                owner.partition(":")[0]: taken for owner, taken in self.ledger.bytes_of.most_common(KEYS_TOLD)
+                key_of(owner): taken for owner, taken in self.ledger.bytes_of.most_common(KEYS_TOLD)
             },
             "waiting": sum(map(len, self._waiting.values())),
+            "requests": self._counts.status(),
         }
 
     def _closed(self, some: list[DoorRequest]) -> None:

@@ -65,6 +65,20 @@ METRICS: dict[str, Metric] = {
     "staleness_max": Metric("version", "trainer", "age of the oldest token"),
     "seconds": Metric("s", "trainer", "time since the step before"),
     "tokens_per_s": Metric("token/s", "trainer", "tokens of the step over its seconds"),
+    "tokens_per_s_per_gpu": Metric(
+        "token/s", "trainer", "the same by GPU that the job has; only of a job on GPUs"
+    ),
+    "model_flops": Metric(
+        "",
+        "learner",
+        "operations of the model in the step's passes, forward and backward; only of models that are known",
+    ),
+    "peak_flops": Metric(
+        "1/s", "learner", "what the learner's GPUs could make at most; only of cards that are known"
+    ),
+    "mfu": Metric("ratio", "trainer", "`model_flops` over `peak_flops` times `seconds`"),
+    "cost": Metric("", "trainer", "price of the step's `seconds`; only of a job with prices"),
+    "cost_per_million_tokens": Metric("", "trainer", "price of a million `tokens` at the step's"),
     "skipped": Metric(
         "", "learner", "1 where the gradient was not finite and the weights stayed as they were"
     ),

@@ -23,13 +23,13 @@ from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.publishing import Prepared, ServedPolicies
 from gyre.workloads.trainer.learning.sample_writer import asked_of
 from gyre.workloads.trainer.learning.step_log import StepLog
-from gyre.workloads.trainer.learning.step_metrics import step_metrics
+from gyre.workloads.trainer.learning.step_metrics import Reserved, step_metrics
 
 
 class OptimizerSteps:
-    """Of the learner `role`, whose weights are published. `discarded` counts tokens that were not trained on, by
-    reason; `report` sends an event to the journal; `log` and `samples` show the step to people. Whether
-    the learner `knows_logprobs`: has the operator `step_logprobs`."""
+    """Of the learner `role`, whose weights are published. `reserved` says what the job has by now. `discarded` counts
+    tokens that were not trained on, by reason; `report` sends an event to the journal; `log` and `samples` show the
+    step to people. Whether the learner `knows_logprobs`: has the operator `step_logprobs`."""
 
     def __init__(
         self,
@@ -42,7 +42,9 @@ class OptimizerSteps:
         log: StepLog,
         samples: SampleWriter,
         knows_logprobs: bool = False,
+        reserved: Callable[[], Reserved] = Reserved,
     ) -> None:
+        self._reserved = reserved
         self._log = log
         self._knows_logprobs = knows_logprobs
         self._samples = samples
@@ -82,7 +84,9 @@ class OptimizerSteps:
         now = time.monotonic()
         seconds, self._last_at = now - self._last_at, now
         plain_metrics = plain(metrics | self._auxiliary_metrics)  # a NaN is a text by now, and no metric
-        reported = step_metrics(plain_metrics, trained, step, at=time.time(), seconds=seconds)
+        reported = step_metrics(
+            plain_metrics, trained, step, at=time.time(), seconds=seconds, reserved=self._reserved()
+        )
         rate = reported["tokens_per_s"]
         self.tokens_per_s = rate if not self.tokens_per_s else 0.8 * self.tokens_per_s + 0.2 * rate
         self._auxiliary_metrics = {}
@@ -110,6 +114,7 @@ class OptimizerSteps:
         it has reported the skip leaves it in the ledger and in the step's metrics."""
         tokens, metrics["groups_skipped"] = metrics.pop("tokens"), len(groups)
         metrics["tokens"] = 0
+        metrics.pop("cost_per_million_tokens", None)
         self._groups.record_skipped(step, metrics, evidence=self.why_skipped)
         self._discarded[NOT_FINITE_BATCH] = self._discarded.get(NOT_FINITE_BATCH, 0) + tokens
         self._report(

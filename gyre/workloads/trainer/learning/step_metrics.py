@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from gyre.rollouts.samples import MORE, Group
 from gyre.workloads.algorithms.advantages import earned_the_same
@@ -27,13 +28,29 @@ COUNT = ".count"
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9_./-]")
 """What a name keeps is what every sink takes: MLflow refuses a batch with any other character."""
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What the job has while a step is made: `gpus`, 0 where its devices are none, and their price an hour, None where
+    it is not known."""
+
+    gpus: float = 0.0
+    price_per_hour: float | None = None
 
 
 def step_metrics(
-    learner: Mapping[str, Any], groups: Sequence[Group], step: int, *, at: float, seconds: float
+    learner: Mapping[str, Any],
+    groups: Sequence[Group],
+    step: int,
+    *,
+    at: float,
+    seconds: float,
+    reserved: Reserved = Reserved(),
 ) -> dict[str, Any]:
     """The metrics of a step: those of the `learner` that are finite numbers, and those of the `groups` that it
-    trained."""
+    trained; and what its time came to of what is `reserved`."""
     tokens = sum(group.token_count for group in groups)
     return {
         **{name: value for name, value in learner.items() if is_number(value)},
@@ -46,10 +63,28 @@ def step_metrics(
         "seconds": seconds,
         "tokens_per_s": tokens / max(seconds, 1e-9),
         **_staleness_of(groups, step),
+        **_worth(learner, tokens, seconds, reserved),
     }
 
 
-def is_number(value: object) -> bool:
+def _worth(learner: Mapping[str, Any], tokens: int, seconds: float, reserved: Reserved) -> dict[str, float]:
+    """What the step's time was worth. MFU (Chowdhery et al. 2022, "PaLM", 4.1) is the model's operations in the step
+    over those that the learner's GPUs could have made in its `seconds`, waiting included; `gyre.models.flops` has the
+    operations, `gyre.workloads.learner.cards` the GPUs."""
+    found: dict[str, float] = {}
+    flops, peak = learner.get("model_flops"), learner.get("peak_flops")
+    if is_number(flops) and is_number(peak) and peak and seconds > 0:
+        found["mfu"] = flops / (peak * seconds)
+    if reserved.gpus and seconds > 0:
+        found["tokens_per_s_per_gpu"] = tokens / seconds / reserved.gpus
+    if reserved.price_per_hour is not None:
+        found["cost"] = reserved.price_per_hour * seconds / HOUR_S
+        if tokens:
+            found["cost_per_million_tokens"] = found["cost"] / tokens * 1e6
+    return found
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

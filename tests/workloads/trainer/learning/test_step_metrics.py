@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
+from gyre.workloads.learner.cards import peak_flops
 from gyre.workloads.trainer.learning.metric_names import METRICS
 from gyre.workloads.trainer.learning.metrics_file import NAME, MetricsFile
 from gyre.workloads.trainer.learning.step_line import longest_wait, short, step_line, thousands
 from gyre.workloads.trainer.learning.step_metrics import (
     MOST_COMPONENTS,
+    Reserved,
     components,
     is_flat,
     step_metrics,
@@ -258,3 +260,44 @@ def test_of_too_many_names_those_stay_that_most_samples_have() -> None:
     assert len(names) == MOST_COMPONENTS
     assert "reward.all" in names
     assert len(found) == 2 * MOST_COMPONENTS - 1  # `all` is of every sample, and has no count
+
+
+def test_what_a_step_was_worth() -> None:
+    learner = {"model_flops": 3e15, "peak_flops": 2e15}
+    reserved = Reserved(gpus=4, price_per_hour=36.0)
+    found = step_metrics(learner, GROUPS, 4, at=5.0, seconds=10.0, reserved=reserved)
+    assert found["mfu"] == pytest.approx(0.15)
+    assert found["tokens_per_s_per_gpu"] == pytest.approx(20 / 10 / 4)
+    assert found["cost"] == pytest.approx(0.1)
+    assert found["cost_per_million_tokens"] == pytest.approx(0.1 / 20 * 1e6)
+
+
+@pytest.mark.parametrize("learner", [{"model_flops": 3e15}, {"peak_flops": 2e15}, {}])
+def test_an_unknown_card_or_model_has_no_mfu_and_a_job_without_prices_no_cost(
+    learner: dict[str, float],
+) -> None:
+    found = step_metrics(learner, GROUPS, 4, at=5.0, seconds=10.0)
+    assert not {"mfu", "cost", "cost_per_million_tokens", "tokens_per_s_per_gpu"} & found.keys()
+
+
+@pytest.mark.parametrize(
+    ("card", "tera"),
+    [
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA A100-SXM4-80GB", 311.8),
+        ("NVIDIA L40S", 362.05),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA B200", 2250.0),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GB10", None),
+        ("AMD Instinct MI300X", None),
+        ("NVIDIA A10G", None),
+    ],
+)
+def test_the_peak_is_of_cards_that_are_known(card: str, tera: float | None) -> None:
+    assert peak_flops(card, "bfloat16") == (None if tera is None else pytest.approx(tera * 1e12))
+    assert peak_flops(card, "float32") is None

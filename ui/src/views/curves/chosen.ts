@@ -46,6 +46,9 @@ export const SECTIONS: readonly Section[] = [
     title: "Is it fast",
     curves: [
       { name: "tokens_per_s", title: "Speed", unit: "tokens/s" },
+      { name: "tokens_per_s_per_gpu", title: "Speed by GPU", unit: "tokens/s" },
+      { name: "mfu", title: "MFU", unit: "share of the learner's peak", ratio: true },
+      { name: "cost_per_million_tokens", title: "Cost", unit: "by million tokens" },
       { name: "seconds", title: "Time of a step", unit: "s" },
       { name: "staleness_mean", title: "Staleness, mean", unit: "versions" },
       { name: "staleness_max", title: "Staleness, greatest", unit: "versions" },

@@ -7,7 +7,7 @@ import { Badge } from "../../parts/Badge";
 import { Refused } from "../../parts/Refused";
 import { useRootSize } from "../../parts/rootSize";
 import { VirtualList } from "../../parts/VirtualList";
-import type { Engine, EngineList, MachineList, Pool, Tone } from "../../rest";
+import type { Door, Engine, EngineList, MachineList, Pool, Tone } from "../../rest";
 import { go, hrefOf, setParams, useRoute } from "../../route";
 import { SourceNumbers } from "../../parts/SourceNumbers";
 import { Machines } from "./Machines";
@@ -31,6 +31,7 @@ export default function FleetView() {
         <label>Search <input type="search" value={search} placeholder="instance, machine, state" onChange={(event) => { setSearch(event.target.value); setParams({ q: event.target.value }); }} /></label>
       </div>
       {error && !engines && <Refused error={error} />}
+      {engines?.door && <DoorOfFleet door={engines.door} />}
       {engines && engines.engines.length > 0 && (
         <section aria-labelledby="instances">
           <h2 id="instances">{plural(shown.length, "instance")}</h2>
@@ -47,6 +48,33 @@ export default function FleetView() {
       {machines && machines.nodes.length > 0 && <Machines machines={machines.nodes} found={found} />}
       {(!running || (noMachines && !machines)) && <p className="empty">{noMachines && `${noMachines.message} `}Instances and machines are known while the job runs; their numbers and the timeline are kept.</p>}
     </>
+  );
+}
+
+/** What came of requests at a fleet's door since its manager started. */
+function DoorOfFleet({ door }: { door: Door }) {
+  const { requests } = door;
+  return (
+    <section aria-labelledby="door">
+      <h2 id="door">Door</h2>
+      <p>
+        {door.url && <><code>{door.url}</code>: </>}
+        {plural(door.open, "request")} open, {whole(requests.answered)} answered with {whole(requests.tokens)} tokens, {whole(requests.failed)} failed since the manager started.
+        {requests.median_s !== null && ` Of the recent ones half took up to ${duration(requests.median_s)}, 95 % up to ${duration(requests.slow_s ?? requests.median_s)}.`}
+      </p>
+      {Object.keys(requests.keys).length > 0 && (
+        <div className="wide" tabIndex={0} role="region" aria-label="Keys">
+          <table>
+            <thead><tr><th>Key</th><th className="number">answered</th><th className="number">failed</th><th className="number">tokens</th></tr></thead>
+            <tbody>
+              {Object.entries(requests.keys).map(([name, one]) => (
+                <tr key={name}><td>{name}</td><td className="number">{whole(one.answered)}</td><td className="number">{whole(one.failed)}</td><td className="number">{whole(one.tokens)}</td></tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </section>
   );
 }
 

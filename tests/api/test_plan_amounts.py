@@ -1,0 +1,148 @@
+"""What `gyre plan` says a job comes to: rows, epochs, tokens, checkpoints, and yes or no as its last line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from gyre.api.checks.amounts import Amounts, amounts_of, lines_of
+from gyre.api.cli import main
+from gyre.config import parse_job
+from gyre.data.prepare import Recipe, prepare
+from gyre.graph import compile_job
+from gyre.models.architecture import Architecture, config_of
+from tests.data.small import write_lines, write_tokenizer
+
+SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16, "max_positions": 96}
+ROLES: dict[str, Any] = {"actor": {}, "rollout": {}, "reward": {}}
+SUMS = {"task": {"name": "arithmetic", "digits": 2}}
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("gyre.api.checks.machine.has_gpu", lambda: False)
+
+
+def job(config: Mapping[str, Any], **run: Any) -> dict[str, Any]:
+    common = {"model": SHAPE, "optim": {"lr": 1e-3}, "sampling": {"n": 4, "max_new_tokens": 8}}
+    return {"recipe": "grpo", "roles": ROLES, "config": {**common, **config}, "run": run}
+
+
+def amounts(given: dict[str, Any]) -> Amounts:
+    found = amounts_of(compile_job(parse_job(given)).spec)
+    assert found is not None
+    return found
+
+
+def plan(given: dict[str, Any], *options: str) -> Result:
+    Path("job.yaml").write_text(yaml.safe_dump(given))
+    return CliRunner().invoke(main, ["plan", "job.yaml", *options])
+
+
+def prepared(folder: Path, prompts: list[str]) -> str:
+    tokenizer = folder / "tokenizer"
+    if not tokenizer.exists():
+        tokenizer.mkdir()
+        write_tokenizer(tokenizer)
+    made = folder / f"data-{len(prompts)}"
+    rows = [{"prompt": prompt, "answer": "1"} for prompt in prompts]
+    made.mkdir()
+    prepare(write_lines(made / "rows.jsonl", rows), made / "data", tokenizer, Recipe())
+    return str(made / "data")
+
+
+def test_rows_that_are_held_out_too_are_not_counted_as_trained_on(tmp_path: Path) -> None:
+    rows = [f"What is {n}?" for n in range(12)]
+    train, held_out = prepared(tmp_path, rows), prepared(tmp_path, rows[:3])
+    data = {"data": {"path": train, "held_out": held_out}}
+    found = amounts(job(data, steps=3, prompts_per_step=6, evaluate_every=2, held_out=2))
+    assert found.prompts is not None
+    assert (found.prompts.rows, found.prompts.training, found.prompts.held_out) == (12, 9, {"held_out": 3})
+    assert found.epochs == 2.0
+    assert (found.answers_per_step, found.tokens_per_step) == (24, 192)
+    mean = found.prompts.mean_tokens
+    assert found.prompt_tokens_per_step == round(6 * mean)
+    said = dict(lines_of(found))
+    assert said["prompts"].startswith("9 of 12 rows are trained on; 3 are never trained on")
+    assert said["steps"] == "3 of 6 prompts, 2.0 epochs"
+    assert "192 generated a step, 576 in all" in said["tokens"]
+    assert said["evaluations"] == "every 2 steps: 2 prompts of held_out, at most 16 tokens each time"
+
+
+def test_less_than_an_epoch_says_how_many_rows_are_not_reached(tmp_path: Path) -> None:
+    data = {"data": {"path": prepared(tmp_path, [f"What is {n}?" for n in range(12)])}}
+    said = dict(lines_of(amounts(job(data, steps=1, prompts_per_step=3, evaluate_every=0))))
+    assert said["steps"] == "1 of 3 prompts, 0.25 of an epoch, so 9 rows are not reached"
+    assert said["evaluations"] == "none (run.evaluate_every is 0)"
+
+
+def test_what_is_not_here_is_not_known_and_a_task_makes_its_prompts() -> None:
+    away = amounts(job({"data": {"path": "/no/data"}}))
+    assert (away.prompts, away.epochs, away.prompt_tokens_per_step) == (None, None, None)
+    assert dict(lines_of(away))["prompts"] == "not known: the data set is not on this machine"
+    made = amounts(job(SUMS))
+    assert dict(lines_of(made))["prompts"] == "made as they are drawn"
+
+
+def test_yes_is_the_last_line_and_the_graph_is_only_shown_when_asked_for() -> None:
+    good = job(SUMS, steps=2)
+    plain, whole = plan(good), plan(good, "--graph")
+    assert plain.exit_code == whole.exit_code == 0, plain.output
+    assert plain.stdout.splitlines()[-1].startswith("Yes: 5 vertices on 1 machine")
+    assert "Placement" not in plain.stdout
+    assert "Placement" in whole.stdout
+    assert whole.stdout.splitlines()[-1] == plain.stdout.splitlines()[-1]
+    told = json.loads(plan(good, "--json").stdout)
+    assert told["verdict"]["runs"] is True
+    assert told["amounts"]["tokens"] == 2 * told["amounts"]["tokens_per_step"]
+    assert told["placement"]
+
+
+def test_no_is_the_last_line_and_names_the_key() -> None:
+    bad = job({**SUMS, "optim": {}}, steps=2)
+    found = plan(bad)
+    assert found.exit_code == 2
+    assert found.output.splitlines()[-1] == "No: config.optim.lr must be mended first."
+    told = json.loads(plan(bad, "--json").stdout)
+    assert told["verdict"]["runs"] is False
+    assert "config.optim.lr" in told["verdict"]["because"]
+
+
+def test_a_warning_is_counted_and_strict_makes_it_a_no() -> None:
+    warned = job(SUMS, steps=2, evaluate_every=0)
+    assert "1 warning" in plan(warned).stdout.splitlines()[-1]
+    strict = plan(warned, "--strict")
+    assert strict.exit_code == 2
+    assert strict.output.splitlines()[-1] == "No: --strict does not permit warnings."
+    told = json.loads(plan(warned, "--strict", "--json").stdout)
+    assert told["verdict"]["runs"] is False
+
+
+def test_the_fullest_device_is_in_the_verdict_and_a_cpu_job_is_told_its_disk(tmp_path: Path) -> None:
+    shape = Architecture.qwen3(
+        vocab=512, layers=2, hidden=64, heads=4, kv_heads=2, mlp=128, max_positions=2048
+    )
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config_of(shape, eos_id=1)))
+    sharded = {
+        **job({**SUMS, "model": None, "model_path": "model"}, steps=2),
+        "backend": "fsdp",
+        "node_num": 2,
+    }
+    on_gpus = {**sharded, "device_type": "GPU", "device_memory_gib": 80}
+    last = plan(on_gpus, "--ray-address", "192.0.2.1:6379").stdout.splitlines()[-1]
+    assert "it fits: of the 80.0 GiB of a device actor takes the most" in last
+    unknown = {**sharded, "device_type": "GPU"}
+    last = plan(unknown, "--ray-address", "192.0.2.1:6379").stdout.splitlines()[-1]
+    assert "whether it fits its GPUs is not known" in last
+    found = plan(sharded, "--ray-address", "192.0.2.1:6379")
+    assert any(line.startswith("actor") and " disk " in line for line in found.stdout.splitlines())
+    assert "GPUs" not in found.stdout.splitlines()[-1]
