@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from statistics import median
@@ -23,6 +24,8 @@ from typing import Any
 from gyre.config import FLEET
 from gyre.errors import StoreError
 from gyre.failover import JobState
+from gyre.failover.costs import cost_of, has_prices
+from gyre.failover.state import fields_of
 from gyre.observe.run_lines import FORM
 from gyre.store import Store
 
@@ -49,13 +52,17 @@ Summary = dict[str, Any]
 - `held_out`: the best of each set, in the order of their names: `set`, `unit` (`accuracy` or `reward`), `value`,
   `version`;
 - `tokens_per_s`: the median of those steps;
-- `cost`: what the run cost so far in the currency of its prices, where the trainer's report has it.
+- `cost`: what the run cost until its end, or so far, in the currency of its prices; None where it has none.
 """
 
 
-def summary_of(state: JobState, spec: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Summary:
-    """The summary of a job in this state, with this spec (as plain data) and these of its steps, in order."""
+def summary_of(
+    state: JobState, spec: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], *, now: float = 0.0
+) -> Summary:
+    """The summary of a job in this state, with this spec (as plain data) and these of its steps, in order. `now`, in
+    seconds since 1970, is when one that has not ended is looked at."""
     job, last = state.job, state.training.last
+    record = fields_of(job)
     return {
         "step": job.step,
         "version": job.version,
@@ -70,13 +77,13 @@ def summary_of(state: JobState, spec: Mapping[str, Any], steps: Sequence[Mapping
         "rewards": [_short(_finite(one.get("reward_mean"))) for one in steps],
         "held_out": _best(state),
         "tokens_per_s": _median(steps, "tokens_per_s"),
-        "cost": _finite(last.get("cost", job.result.get("cost"))),
+        "cost": round(cost_of(record, max(now, job.ended_at)), 6) if has_prices(record) else None,
     }
 
 
 def summed_up(store: Store, job_id: str, spec: Mapping[str, Any], state: JobState) -> Summary:
     """The summary of a job of the store in this state. Raises StoreError."""
-    return summary_of(state, spec, store.ledger(job_id).sparse_metrics(POINTS))
+    return summary_of(state, spec, store.ledger(job_id).sparse_metrics(POINTS), now=time.time())
 
 
 def keep_summary(store: Store, job_id: str, spec: Mapping[str, Any], state: JobState, *, seq: int) -> Summary:

@@ -521,7 +521,7 @@ def passes_of_a_step(
             widths.append([])
             everything = [group.id for groups in micro_batches for group in groups]
             metrics = actor.apply(step=1, indices=len(micro_batches), group_ids=everything)
-        told = {"widths": widths, "metrics": metrics, "predicted": predicted}
+        told = {"widths": widths, "metrics": compared(metrics), "predicted": predicted}
         told |= {"begun": begun, "saved": sum(saved)}
         return {**told, "weights": named_weights(actor)}
 

@@ -68,10 +68,17 @@ def test_the_best_of_each_set_is_by_accuracy_where_there_is_one_and_else_by_rewa
 def test_numbers_that_are_none_are_none() -> None:
     nan = float("nan")
     steps = [{"reward_mean": 0.123456, "tokens_per_s": 10.0}, {"reward_mean": nan}, {"tokens_per_s": 30.0}]
-    found = summary_of(_state(reward_mean=nan, cost=True), SPEC, steps)
+    found = summary_of(_state(reward_mean=nan), SPEC, steps)
     assert found["rewards"] == [0.1235, None, None]
     assert (found["reward"], found["tokens_per_s"], found["cost"]) == (None, 20.0, None)
-    assert summary_of(_state(reward_mean=0.5, cost=1.25), SPEC, steps)["cost"] == 1.25
+
+
+@pytest.mark.parametrize(("ended_at", "cost"), [(0.0, 1.25 + 8.0), (1000.0 + 1800.0, 1.25 + 2.0)])
+def test_a_run_costs_until_now_or_its_end(ended_at: float, cost: float) -> None:
+    """The cost of a step is another number, which its metrics have."""
+    state = _state(cost=0.02)
+    job = replace(state.job, price_per_hour=4.0, priced_at=1000.0, spent=1.25, ended_at=ended_at)
+    assert summary_of(replace(state, job=job), SPEC, [], now=1000.0 + 7200.0)["cost"] == pytest.approx(cost)
 
 
 @pytest.mark.parametrize(
