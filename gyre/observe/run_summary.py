@@ -77,7 +77,7 @@ def summary_of(
         "rewards": [_short(_finite(one.get("reward_mean"))) for one in steps],
         "held_out": _best(state),
         "tokens_per_s": _median(steps, "tokens_per_s"),
-        "cost": round(cost_of(record, max(now, job.ended_at)), 6) if has_prices(record) else None,
+        "cost": round(cost_of(record, max(now, job.ended_at or 0.0)), 6) if has_prices(record) else None,
     }
 
 
