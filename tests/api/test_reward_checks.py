@@ -173,7 +173,9 @@ def test_the_form_that_earns_most_is_shown(data: str, source: str) -> None:
     Path("verl_reward.py").write_text(FILES["verl_reward.py"].text)
     found = tried("verl_reward.py:compute_score", source, "--rows", "2")
     assert "#### 2" in found.stdout
-    assert "acc=1" in found.stdout
+    head, *rows, _ = found.stdout.splitlines()
+    assert head.split()[-1] == "acc"
+    assert [row.split()[-1] for row in rows] == ["1", "1"]
     assert found.stdout.splitlines()[-1].startswith("2 rows: mean 1.00 for the answer itself as #### …, 0.00")
 
 

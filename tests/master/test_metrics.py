@@ -85,7 +85,7 @@ def test_what_the_reward_is_made_of_has_a_label_of_its_own() -> None:
         "reward.format.x": 2,
         "reward.text": "no number",
     }
-    text = prometheus_text(view).decode()
+    text = prometheus_text(view, now=0.0).decode()
     told = {
         sample.labels["component"]: sample.value
         for family in text_string_to_metric_families(text)
