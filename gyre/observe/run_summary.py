@@ -43,6 +43,7 @@ Summary = dict[str, Any]
 """Of the keys of `FORM`:
 
 - `step`, `version`, `started_at`, `message`: of the job's record;
+- `ran_since`: when its last run began, in seconds since 1970: when it was submitted, or went on after an end;
 - `steps`: those asked for, None where the user's own trainer says;
 - `recipe`: "" for a user's own trainer;
 - `model`: the last part of its folder, or the small decoder's shape, or "";
@@ -68,6 +69,7 @@ def summary_of(
         "version": job.version,
         "started_at": job.started_at,
         "message": job.message,
+        "ran_since": state.training.continued_at or job.submitted_at or None,
         "steps": _steps_asked(spec),
         "recipe": str(spec.get("recipe") or ""),
         "model": model_of(spec),

@@ -136,7 +136,7 @@ SENTENCES: dict[str, tuple[JobState, dict[str, Any], dict[str, str]]] = {
         state("stopped", reason=Reason.STOP_REQUESTED, message="interrupted by Ctrl-C"),
         {"progress": DONE, "asked": 40},
         {
-            "page": "Stopped by ctrl-c after 1 min: 25 of 40 steps",
+            "page": "Stopped by Ctrl-C after 1 min: 25 of 40 steps",
             "slow": "rollout: the actor waited 62 %",
             "step": "25 of 40",
             "last": "small stopped by Ctrl-C after 1 min: 25 of 40 steps, reward",
@@ -155,7 +155,7 @@ SENTENCES: dict[str, tuple[JobState, dict[str, Any], dict[str, str]]] = {
     "it failed for want of room": (
         state("failed", reason=Reason.NO_ROOM, message="no room for 600 s", step=0),
         {"progress": {"step": 0}, "asked": 40},
-        {"page": "no room for 600 s.", "slow": "No step was made.", "step": "0 of 40"},
+        {"page": "No room for 600 s.", "slow": "No step was made.", "step": "0 of 40"},
     ),
     "the user's function raised until the job failed": (
         state("failed", incidents=BUG, message="ValueError"),

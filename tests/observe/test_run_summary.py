@@ -9,6 +9,7 @@ import pytest
 
 from gyre.failover import JobState
 from gyre.failover.state import Evaluation
+from gyre.observe.run_lines import ran_for
 from gyre.observe.run_summary import experiment_of, model_of, summary_of
 
 
@@ -79,6 +80,18 @@ def test_a_run_costs_until_now_or_its_end(ended_at: float, cost: float) -> None:
     state = _state(cost=0.02)
     job = replace(state.job, price_per_hour=4.0, priced_at=1000.0, spent=1.25, ended_at=ended_at)
     assert summary_of(replace(state, job=job), SPEC, [], now=1000.0 + 7200.0)["cost"] == pytest.approx(cost)
+
+
+def test_a_run_that_went_on_took_what_its_last_run_took() -> None:
+    """As its sentence says; the days between its end and its going on are no part of it."""
+    state = _state()
+    state = replace(state, job=replace(state.job, submitted_at=100.0, ended_at=90_060.0))
+    first = summary_of(state, SPEC, [])
+    again = summary_of(replace(state, training=replace(state.training, continued_at=90_000.0)), SPEC, [])
+    times = {"submitted_at": 96.0, "ended_at": 90_060.0}  # of its row, which is made before its journal begins
+    assert (first["ran_since"], ran_for({**first, **times}, 1e9)) == (100.0, 89_960.0)
+    assert (again["ran_since"], ran_for({**again, **times}, 1e9)) == (90_000.0, 60.0)
+    assert ran_for({**again, "submitted_at": 96.0, "ended_at": None}, 90_010.0) == 10.0
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ export interface HeldOut {
 /** A line of the table of runs. What is not known is null. */
 export interface Run extends Job {
   live: boolean;
+  /** When its last run began: when it was submitted, or went on. */
+  ran_since?: number | null;
   /** The steps asked for. */
   steps: number | null;
   recipe: string;

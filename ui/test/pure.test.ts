@@ -28,7 +28,7 @@ describe("formats", () => {
   });
 
   it("writes spans of time in two units", () => {
-    expect([0, 0.34, 9.3, 59.4, 250, 7500, 277_200, -5].map((value) => read(duration(value)))).toEqual(["0 s", "0.34 s", "9.3 s", "59 s", "4 m 10 s", "2 h 5 m", "3 d 5 h", "−5.0 s"]);
+    expect([0, 0.34, 9.3, 59.4, 250, 7500, 277_200, -5].map((value) => read(duration(value)))).toEqual(["0 s", "0.34 s", "9.3 s", "59 s", "4 min 10 s", "2 h 5 min", "3 d 5 h", "−5.0 s"]);
   });
 
   it("writes whole numbers, shares and bytes", () => {

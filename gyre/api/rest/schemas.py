@@ -61,10 +61,12 @@ class HeldOut(Out):
 
 
 class Run(JobItem):
-    """A line of the table of runs. `steps`: those asked for. `config`: equal for runs that differ in their seed alone.
-    `reward`: of the last step; `rewards`: of some forty steps. Null is what is not known."""
+    """A line of the table of runs. `ran_since`: when its last run began, which is when it went on where it had ended.
+    `steps`: those asked for. `config`: equal for runs that differ in their seed alone. `reward`: of the last step;
+    `rewards`: of some forty steps. Null is what is not known."""
 
     started_at: float | None = None
+    ran_since: float | None = None
     live: bool = True
     steps: int | None = None
     recipe: str = ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gyre.errors import ConfigError, nearest
+from gyre.observe.run_lines import ran_for
 
 Item = Mapping[str, Any]
 Value = str | float | int | tuple[str, ...] | None
@@ -41,10 +42,6 @@ def _key(name: str) -> Callable[[Item, float], Value]:
 def _version(item: Item, now: float) -> Value:
     version = item.get("version", -1)
     return version if isinstance(version, int) and version >= 0 else None
-
-
-def _took(item: Item, now: float) -> Value:
-    return max(float(item.get("ended_at") or now) - float(item["submitted_at"]), 0.0)
 
 
 def _tags(item: Item, now: float) -> Value:
@@ -102,7 +99,7 @@ COLUMNS: tuple[RunColumn, ...] = (
     RunColumn("notes", "text", "its note", _key("notes")),
     RunColumn("started", "time", "when it was submitted", _key("submitted_at")),
     RunColumn("ended", "time", "when it ended", _key("ended_at")),
-    RunColumn("took", "seconds", "from then on until its end, or so far", _took),
+    RunColumn("took", "seconds", "of its last run, until its end or so far", ran_for),
 )
 
 _BY_NAME = {column.name: column for column in COLUMNS}
