@@ -38,7 +38,8 @@ class EvaluationSettings(Section):
     """The longest answer in tokens; none takes `sampling.max_new_tokens`. A prompt's own limit holds here too."""
     threshold: float | None = None
     """A sample whose reward is at least this is right. Without it there is an accuracy only where the reward is Gyre's
-    own of right and wrong (`ExactMatchReward`, `exact_match`, `math_verify`), for which it is 1."""
+    own of right and wrong (`ExactMatchReward`, `exact_match`, `math_verify`), for which it is 1, or where the reward
+    function returns `acc`."""
     k: list[PositiveInt] = Field(default_factory=list)
     """The sizes for which pass@k and best-of-k are computed, each at most `n`; none takes 1 and `n`."""
     by: str = ""
