@@ -21,7 +21,8 @@ class SamplingSettings(Section):
     """Divides the logits before a token is drawn; 0 takes the likeliest token."""
     max_new_tokens: PositiveInt = 1024
     """The longest answer in tokens, the end token included. A longer one is cut off. A prompt may bring a lower limit
-    of its own, as `max_new_tokens` in its `meta`."""
+    of its own, as `max_new_tokens` in its `meta`. Where the job does not give it, a smaller context has a smaller one:
+    half of it, or what the prompts of the arithmetic task leave."""
     max_rows: PositiveInt = 1024
     """Rows that `TorchRollout` decodes at once. The engines of the rollout plane have `rollouts.max_running`."""
 

@@ -46,6 +46,17 @@ class EmptySets(ToyData):
         return {"full": self.held_out(1), "empty": []}
 
 
+class CountedSet(ToyData):
+    """It says how many prompts it has, and has no more."""
+
+    def held_out_at_most(self, count: int) -> int:
+        return min(count, 5)
+
+    def held_out(self, count: int) -> list[Group]:
+        assert count <= 5
+        return super().held_out(count)
+
+
 class MisnamedSets(ToyData):
     def held_out_sets(self, count: int) -> dict[str, list[Group]]:
         return {"math/500": self.held_out(1)}
@@ -225,6 +236,13 @@ def test_a_set_without_prompts_has_the_reason(planed: MakePlaned) -> None:
         (version, "empty") for version in (0, 2, 4)
     ]
     assert {report.body["reason"] for report in left} == {"the set has no prompts"}
+
+
+def test_a_job_that_gives_no_number_evaluates_all_that_is_held_out(planed: MakePlaned) -> None:
+    job, plane = planed(run={"data": f"{__name__}:CountedSet", "held_out": None})
+    with job:
+        came_out_right(job, plane)
+    assert [row["prompts"] for row in rows_of(job)] == [5, 5, 5]
 
 
 def test_a_set_s_name_is_a_name(make_job) -> None:

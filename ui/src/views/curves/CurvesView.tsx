@@ -5,7 +5,7 @@ import { useJobView } from "../../data/job";
 import { useLive } from "../../data/live";
 import { useResource } from "../../data/resource";
 import { useSteps } from "../../data/steps";
-import { clock, plural, whole } from "../../format";
+import { clock, plural, wholeTick } from "../../format";
 import { SourceNumbers } from "../../parts/SourceNumbers";
 import type { Json, Step } from "../../rest";
 import { setParams, useRoute } from "../../route";
@@ -95,7 +95,7 @@ function useAxis(steps: readonly Step[], byTime: boolean): Axis {
   const x = useMemo(() => steps.map((step) => (byTime ? step["at"] : step["step"]) ?? 0), [steps, byTime]);
   const [from, to] = [Number(params["from"]), Number(params["to"])];
   const range = params["from"] && params["to"] && from < to ? ([from, to] as const) : undefined;
-  return { name: byTime ? "" : "step", x, range, format: byTime ? clock : whole, onRange: (low, high) => setParams({ from: low === null ? null : low.toFixed(1), to: high === null ? null : high.toFixed(1) }) };
+  return { name: byTime ? "" : "step", time: byTime, x, range, format: byTime ? clock : wholeTick, onRange: (low, high) => setParams({ from: low === null ? null : low.toFixed(1), to: high === null ? null : high.toFixed(1) }) };
 }
 
 /** A number that only some steps have counts too, so all are looked at; the newest hundred and the first ten suffice. */

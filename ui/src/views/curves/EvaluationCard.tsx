@@ -3,7 +3,7 @@
  * number that the reward function returned beside it.
  */
 import { useMemo } from "react";
-import { percent, plural, short } from "../../format";
+import { percent, plural, short, wholeTick } from "../../format";
 import { Chart, type Line } from "../../parts/Chart";
 import type { Evaluation } from "../../rest";
 
@@ -40,7 +40,7 @@ function Card({ title, list, lines, x, value }: { title: string; list: readonly 
         <span className="muted small">by version; {plural(last?.prompts ?? 0, "prompt")}</span>
         <span className="last">{value}</span>
       </figcaption>
-      <Chart x={x} lines={lines} group="versions" formatX={(version) => (Number.isInteger(version) ? `${version}` : "")} formatY={short} nameX="version" label={`Evaluations on ${title}: ${list.length}; version ${last?.version} has ${value}`} />
+      <Chart x={x} lines={lines} group="versions" formatX={wholeTick} formatY={short} nameX="version" label={`Evaluations on ${title}: ${list.length}; version ${last?.version} has ${value}`} />
     </figure>
   );
 }
