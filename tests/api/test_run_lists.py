@@ -81,7 +81,7 @@ def test_a_line_is_the_same_from_what_is_kept_and_from_the_journal(three: str, h
         assert ended_jobs(three, 10) == made, "what needs no package of the store says the same"
     seen = next(one for one in made if one["job_id"] == "seen-1")
     assert seen["rewards"] == [0.1, 0.2, 0.3, 0.4, 0.5]
-    assert (seen["tokens_per_s"], seen["tags"], seen["notes"]) == (300.0, ["ablation"], "the good one")
+    assert (seen["tokens_per_s"], seen["tags"], seen["notes"]) == (350.0, ["ablation"], "the good one")
     assert [(one["set"], one["unit"], one["value"], one["version"]) for one in seen["held_out"]] == [
         ("aime", "reward", 0.625, 2),
         ("math500", "accuracy", 0.5, 2),
