@@ -236,8 +236,10 @@ def test_a_group_says_in_words_what_it_came_to_and_how_many_failed() -> None:
     assert group.failed == 1
     assert group.words["took"] == "20 s ±5.4 s"
     assert group.words["cost"] == "0.15 ±0.071, 0.3 in all of 2"
-    assert group.words["held_out"] == "math 60 % ±14 % of 2"
-    assert group.words["held_out_last"] == "math 50 % ±14 % of 2"
+    assert group.words["held_out"] == "60 % ±14 % of 2"
+    assert group.words["held_out_last"] == "50 % ±14 % of 2"
+    other = run("d", config="y", held_out=best(0.5, name="aime"))
+    assert grouped([*items, other], "experiment", now=NOW)[0].words["held_out"] == "math 60 % ±14 % of 2"
     assert group.words["reward"] == "0.4 ±0", "what adding up leaves is no spread"
     assert cost_words(items) == "0.3 in all; 2 of 3 jobs have prices"
     assert cost_words(items[2:]) == ""

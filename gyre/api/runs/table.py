@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, TypeVar
 
@@ -124,6 +124,8 @@ def grouped(items: Sequence[Item], by: str, *, sort: str = "", now: float) -> li
         for key in keys:
             members.setdefault(key, []).append(item)
     found = [(_group(key, of_it, now), of_it[0]) for key, of_it in members.items()]
+    named_set = len({group.held_out for group, _ in found} - {None}) > 1
+    found = [(replace(group, words=_words(group, named_set)), first) for group, first in found]
 
     def value_of(name: str, one: tuple[Group, Item]) -> Value:
         group, first = one
@@ -157,7 +159,7 @@ def _group(key: str, items: Sequence[Item], now: float) -> Group:
         names=tuple(item["name"] for item in items),
         failed=sum(item.get("phase") == "failed" for item in items),
         values=values,
-        words={name: _words(name, one, kind, len(items)) for name, one in values.items()},
+        words={},
         held_out=kind,
     )
 
@@ -169,18 +171,23 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(len(values), mean, std, sum(values))
 
 
-def _words(name: str, found: Spread, kind: tuple[str, str] | None, members: int) -> str:
+def _words(group: Group, named_set: bool) -> dict[str, str]:
     """`0.71 ±0.02`: the mean of the members and their standard deviation; of how many, where not all have it. Of costs
-    the sum, too."""
-    form: Callable[[float], str] = short
+    the sum, too. `named_set`: say of which held-out set an evaluation is, for the groups have several."""
+    words = {}
+    for name, found in group.values.items():
+        form = _form_of(name, group.held_out)
+        which = f"{group.held_out[0]} " if named_set and name in _OF_A_SET and group.held_out else ""
+        spread = "" if found.std is None else f" ±{form(found.std)}"
+        whole = f", {form(found.sum)} in all" if name == "cost" and found.count > 1 else ""
+        of = f" of {found.count}" if found.count < len(group.jobs) else ""
+        words[name] = f"{which}{form(found.mean)}{spread}{whole}{of}"
+    return words
+
+
+def _form_of(name: str, kind: tuple[str, str] | None) -> Callable[[float], str]:
     if name == "took":
-        form = duration
-    elif name == "cost":
-        form = price
-    elif name in _OF_A_SET and kind is not None and kind[1] == "accuracy":
-        form = percent
-    which = f"{kind[0]} " if name in _OF_A_SET and kind is not None else ""
-    spread = "" if found.std is None else f" ±{form(found.std)}"
-    whole = f", {form(found.sum)} in all" if name == "cost" and found.count > 1 else ""
-    of = f" of {found.count}" if found.count < members else ""
-    return f"{which}{form(found.mean)}{spread}{whole}{of}"
+        return duration
+    if name == "cost":
+        return price
+    return percent if name in _OF_A_SET and kind is not None and kind[1] == "accuracy" else short

@@ -13,7 +13,7 @@ import "./runs.css";
 
 const LINE_REM = 2.25;
 const BOX_REM = 1.75;
-const NAME_REM = 10.5;
+const NAME_REM = 9.5;
 const SPARE = 8;
 
 interface Props {

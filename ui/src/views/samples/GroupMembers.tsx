@@ -15,7 +15,9 @@ export function GroupMembers({ job, item }: { job: string; item: SampleItem }) {
   const rewards = members.flatMap((one) => (one.reward === null ? [] : [one.reward]));
   const mean = rewards.length > 0 ? rewards.reduce((sum, one) => sum + one, 0) / rewards.length : null;
   const chosen = useRef<HTMLLIElement>(null);
-  useEffect(() => chosen.current?.scrollIntoView({ block: "nearest" }), [item.step, item.group, item.sample, data]);
+  useEffect(() => {
+    chosen.current?.scrollIntoView({ block: "nearest" });
+  }, [item.step, item.group, item.sample, data]);
   return (
     <section className="members" aria-label={`Group ${item.group} of step ${item.step}`}>
       <div className="head">
