@@ -12,8 +12,8 @@ import { heightFor } from "./height";
 import "./runs.css";
 
 const LINE_REM = 2.25;
-const BOX_REM = 1.75;
-const NAME_REM = 9.5;
+const BOX_REM = 2.25;
+const NAME_REM = 10;
 const SPARE = 8;
 
 interface Props {
