@@ -1,7 +1,7 @@
 /** What is pure: formats, thinning, the address, rows and windows of the timeline, scales of tokens. */
 import { describe, expect, it, vi } from "vitest";
 import { smoothed, thinned, within } from "../src/data/thinning";
-import { bytes, duration, percent, percentTick, short, tick, whole, wholeTick } from "../src/format";
+import { bytes, duration, percent, percentTick, plusMinus, short, tick, whole, wholeTick } from "../src/format";
 import { heightOf, labelsOf, moments } from "../src/parts/axes";
 import { pathOf } from "../src/parts/Sparkline";
 import { hrefOf, parseRoute } from "../src/route";
@@ -31,6 +31,10 @@ describe("formats", () => {
     expect([0.25, 0.5, 0.75].map((value) => tick(value, 0.25))).toEqual(["0.25", "0.50", "0.75"]);
     expect([5e-7, 1e-6].map((value) => tick(value, 5e-7))).toEqual(["5e−7", "1e−6"]);
     expect([0.02, 0.04].map((value) => read(percentTick(value, 0.02)))).toEqual(["2 %", "4 %"]);
+  });
+
+  it("writes no deviation that is rounding", () => {
+    expect([plusMinus(0.4, 1.1e-16), plusMinus(0.4, 0.02), plusMinus(0, 0), plusMinus(1, null)]).toEqual(["0.400 ±0", "0.400 ±0.0200", "0 ±0", "1"]);
   });
 
   it("writes spans of time in two units", () => {

@@ -15,7 +15,7 @@ from gyre.api.runs.columns import Value, column_named, held_out_of
 from gyre.api.runs.filters import parse_filter
 from gyre.api.terminal.formats import duration, price
 from gyre.errors import ConfigError, nearest
-from gyre.observe.number_text import percent, short
+from gyre.observe.number_text import percent, plus_minus, short
 
 Item = Mapping[str, Any]
 T = TypeVar("T")
@@ -28,8 +28,6 @@ SUMMARISED = ("step", "reward", "held_out", "held_out_last", "tokens_per_s", "co
 """Columns of which a group has the mean and the spread."""
 
 _OF_A_SET = ("held_out", "held_out_last")
-_ROUNDING = 1e-12
-"""A standard deviation below this part of the mean is what adding up in floating point leaves of equal values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +163,7 @@ def _group(key: str, items: Sequence[Item], now: float) -> Group:
 
 
 def _spread(values: Sequence[float]) -> Spread:
-    mean, std = fmean(values), stdev(values) if len(values) > 1 else None
-    if std is not None and std <= _ROUNDING * abs(mean):
-        std = 0.0
-    return Spread(len(values), mean, std, sum(values))
+    return Spread(len(values), fmean(values), stdev(values) if len(values) > 1 else None, sum(values))
 
 
 def _words(group: Group, named_set: bool) -> dict[str, str]:
@@ -178,10 +173,9 @@ def _words(group: Group, named_set: bool) -> dict[str, str]:
     for name, found in group.values.items():
         form = _form_of(name, group.held_out)
         which = f"{group.held_out[0]} " if named_set and name in _OF_A_SET and group.held_out else ""
-        spread = "" if found.std is None else f" ±{form(found.std)}"
         whole = f", {form(found.sum)} in all" if name == "cost" and found.count > 1 else ""
         of = f" of {found.count}" if found.count < len(group.jobs) else ""
-        words[name] = f"{which}{form(found.mean)}{spread}{whole}{of}"
+        words[name] = f"{which}{plus_minus(found.mean, found.std, form)}{whole}{of}"
     return words
 
 
