@@ -34,10 +34,10 @@ _NO_PLANE = "This job has no rollout manager, so nobody counts the tokens that a
 def account_of(
     view: View, audit: Mapping[str, Any], committed: Callable[[], Mapping[str, Any] | None], *, now: float
 ) -> dict[str, Any]:
-    """`prompts`, `tokens`, `money` of the pools and `cost`, all of them, `audit` too (a `LedgerAudit`), as plain data. `committed` gives the
-    plane's account as the store has it (`MasterApi.plane_account`), and is asked where no manager runs. `tokens` has
-    nulls where none has ever counted. `cost` has what the job costs in words, as `gyre show` has it, until `now` (seconds
-    since 1970) or its end; it is empty where the job has no prices."""
+    """`prompts`, `tokens`, `money` of the pools and `cost`, all of them, `audit` too (a `LedgerAudit`), as plain data.
+    `committed` gives the plane's account as the store has it (`MasterApi.plane_account`), and is asked where no manager
+    runs. `tokens` has nulls where none has ever counted. `cost` has what the job costs in words, as `gyre show` has it,
+    until `now` (seconds since 1970) or its end; it is empty where the job has no prices."""
     counts = audit["counts"]
     lost = sum(last - first + 1 for first, last in audit["gaps"])
     return {

@@ -116,9 +116,7 @@ def _outcomes(views: Sequence[Mapping[str, Any]], now: float) -> dict[str, list[
         "held-out": [", ".join(held_out(view)) or ABSENT for view in views],
         "tokens": [f"{view['training']['tokens']:,}" for view in views],
         "ran for": [duration(ran_for(view, now)) or ABSENT for view in views],
-        "cost": [
-            price(cost_of(view["job"], now)) if has_prices(view["job"]) else ABSENT for view in views
-        ],
+        "cost": [price(cost_of(view["job"], now)) if has_prices(view["job"]) else ABSENT for view in views],
         "incidents": [str(len(view["incidents"])) for view in views],
         "warnings": [", ".join(one["code"] for one in view["warnings"]) or ABSENT for view in views],
     }

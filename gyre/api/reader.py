@@ -391,7 +391,9 @@ class JobReader:
         if self._url is not None:
             return self._client(self._url).account(job_id)
         audit = asdict(self.store.ledger(job_id).audit())
-        return account_of(view, audit, lambda: stored_account(self.store.rollouts(job_id).load()), now=time.time())
+        return account_of(
+            view, audit, lambda: stored_account(self.store.rollouts(job_id).load()), now=time.time()
+        )
 
     def series(
         self,

@@ -47,8 +47,8 @@ Summary = dict[str, Any]
 - `config`: equal for jobs that differ in their seed alone;
 - `reward`: of the last step; `rewards`: of at most `POINTS` steps, evenly spread, None where one has none;
 - `held_out`: the best of each set, in the order of their names: `set`, `unit` (`accuracy` or `reward`), `value`,
-  `version`, and of that version `right_by` (what calls an answer right, "" for a threshold) and `components`; `last` and
-  `last_version` are of the newest version that was evaluated;
+  `version`, and of that version `right_by` (what calls an answer right, "" for a threshold) and `components`; `last`
+  and `last_version` are of the newest version that was evaluated;
 - `tokens_per_s`: the median of those steps without the first one of a run, which has the engines' start in it; None
   where that is all there is;
 - `cost`: what the run cost until its end, or so far, in the currency of its prices; None where it has none.
@@ -163,7 +163,9 @@ def _best(state: JobState) -> list[dict[str, Any]]:
 
 def _warm(steps: Sequence[Mapping[str, Any]], continued_at: float) -> Sequence[Mapping[str, Any]]:
     """The steps without the first of all and the first since the job went on."""
-    again = next((at for at, one in enumerate(steps) if continued_at and one.get("at", 0.0) >= continued_at), 0)
+    again = next(
+        (at for at, one in enumerate(steps) if continued_at and one.get("at", 0.0) >= continued_at), 0
+    )
     return [one for at, one in enumerate(steps) if at not in (0, again)]
 
 

@@ -47,7 +47,10 @@ def run(name: str, **more: Any) -> dict[str, Any]:
 def best(value: float, unit: str = "accuracy", name: str = "math") -> list[dict[str, Any]]:
     """The set's name is also the number that the reward function returned beside the reward."""
     said = {f"reward.{name}": 1 - value}
-    return [{"set": name, "unit": unit, "value": value, "version": 7, "right_by": "", "components": said} | {"last": value - 0.1, "last_version": 9}]
+    return [
+        {"set": name, "unit": unit, "value": value, "version": 7, "right_by": "", "components": said}
+        | {"last": value - 0.1, "last_version": 9}
+    ]
 
 
 RUNS = [

@@ -79,7 +79,11 @@ def test_the_best_is_by_the_rule_of_the_last_and_says_whose_it_is() -> None:
         _evaluation("math", 40, 0.3, right_by="reward.acc"),
     )
     (found,) = summary_of(state, SPEC, [])["held_out"]
-    assert found == {"set": "math", "unit": "accuracy", "value": 0.4, "version": 20, "last": 0.3, "last_version": 40} | said
+    assert (
+        found
+        == {"set": "math", "unit": "accuracy", "value": 0.4, "version": 20, "last": 0.3, "last_version": 40}
+        | said
+    )
 
 
 def test_numbers_that_are_none_are_none() -> None:
@@ -112,7 +116,10 @@ def test_a_run_that_went_on_took_what_its_last_run_took() -> None:
     state = replace(state, job=replace(state.job, submitted_at=100.0, ended_at=90_060.0))
     first = summary_of(state, SPEC, [])
     again = summary_of(replace(state, training=replace(state.training, continued_at=90_000.0)), SPEC, [])
-    times = {"submitted_at": 96.0, "ended_at": 90_060.0}  # of its row, which is made before its journal begins
+    times = {
+        "submitted_at": 96.0,
+        "ended_at": 90_060.0,
+    }  # of its row, which is made before its journal begins
     assert (first["ran_since"], ran_for({**first, **times}, 1e9)) == (100.0, 89_960.0)
     assert (again["ran_since"], ran_for({**again, **times}, 1e9)) == (90_000.0, 60.0)
     assert ran_for({**again, "submitted_at": 96.0, "ended_at": None}, 90_010.0) == 10.0

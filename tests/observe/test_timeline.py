@@ -85,7 +85,7 @@ def test_an_only_instance_did_what_its_role_counted_and_not_what_a_look_saw(inst
     read = {"trainer": {"trainer": trainer}, "instance": looks, "vertex": {}}
     ticks = Activities(lambda prefix: Series(5.0, read[prefix]), instances).of("rollout-0", "rollout")
     found = spans_of([Move(0.0, "rollout-0", "rollout", "running", "")], ticks, 0.0, 10.0)
-    seconds = {state: 0.0 for state in (GENERATE, LOAD, WAIT)}
+    seconds = dict.fromkeys((GENERATE, LOAD, WAIT), 0.0)
     for span in found:
         seconds[span.state] += span.end - span.begin
     expected = [6.0, 0.45, 3.55] if instances == 1 else [0.0, 10.0, 0.0]

@@ -196,7 +196,7 @@ def lines_of(found: Amounts) -> Iterator[tuple[str, str]]:
 
 
 def price_line(spec: JobSpec) -> str:
-    """What an hour of the job costs and of what that is, as `9.00: 3 devices at 3.00 each`; "" where it has no prices."""
+    """What an hour of the job costs, and of what that is, as `9.00: 3 devices at 3.00 each`; "" without prices."""
     rate = rate_per_hour(spec, {})
     if rate is None:
         return ""
@@ -205,7 +205,10 @@ def price_line(spec: JobSpec) -> str:
         for name, role in spec.roles.items()
         if role.pool is not None and role.pool.price_per_hour
     }
-    parts = [f"{_count(count, 'instance', 'instances')} of {name} at {price(each)} each" for name, (count, each) in pools.items()]
+    parts = [
+        f"{_count(count, 'instance', 'instances')} of {name} at {price(each)} each"
+        for name, (count, each) in pools.items()
+    ]
     if spec.device_price_per_hour:
         own = (rate - sum(count * each for count, each in pools.values())) / spec.device_price_per_hour
         parts.append(f"{own:g} device{'' if own == 1 else 's'} at {price(spec.device_price_per_hour)} each")

@@ -17,7 +17,7 @@ from gyre.api.terminal.text_tables import Column
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print every metric of every step of the jobs as CSV.")
 def compare(session: Session, jobs: tuple[str, ...], as_json: bool, as_csv: bool) -> None:
-    """Compare two to twenty jobs: what came of them, their metrics at the same step, and the settings in which they differ.
+    """Compare two to twenty jobs: what came of them, metrics at the same step, and settings in which they differ.
 
     The metrics are means of the 10 steps up to the last step that all of them have made. A setting that a job does not
     give has its default.

@@ -232,7 +232,10 @@ def _write_groups(by: str, groups: Sequence[Group]) -> None:
         Column("FAILED", dispensable=2),
         Column("DIFFERS IN", least=12, dispensable=3),
         Column("NAMES", least=16, dispensable=4),
-        *(Column(name.upper().replace("_", " "), dispensable=_GROUP_DISPENSABLE.get(name, 0)) for name in told),
+        *(
+            Column(name.upper().replace("_", " "), dispensable=_GROUP_DISPENSABLE.get(name, 0))
+            for name in told
+        ),
     ]
     write_table(
         heads,

@@ -1,12 +1,11 @@
-"""What groups of runs are called: by what the names of their members begin with, and by the settings in which they differ
-from each other.
+"""What groups of runs are called: by what the names of their members begin with, and by the settings in which they
+differ from each other.
 
 Pure. This module must not know where a run's settings are kept.
 """
 
 from __future__ import annotations
 
-import os.path
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -53,7 +52,7 @@ def _listed(names: Sequence[str]) -> str:
 def beginning_of(names: Sequence[str]) -> str:
     """What names begin with, without a seed's number: of `lr-2e-4-s1` and `lr-2e-4-s2` it is `lr-2e-4`; "" where they
     share nothing."""
-    shared = os.path.commonprefix(list(names))
+    shared = _common(names)
     if any(name != shared for name in names):
         if any(name[len(shared) :][:1].isdigit() for name in names):
             shared = shared.rstrip("0123456789")
@@ -62,6 +61,12 @@ def beginning_of(names: Sequence[str]) -> str:
             parts = _PARTS.match(shared)
             shared = parts[1] if parts else ""
     return shared if len(shared) >= LEAST_BEGINNING else ""
+
+
+def _common(names: Sequence[str]) -> str:
+    """The longest text that all names begin with."""
+    first, last = min(names), max(names)
+    return first[: next((at for at, char in enumerate(first) if last[at : at + 1] != char), len(first))]
 
 
 def settings_of(specs: Sequence[Mapping[str, Any] | None]) -> list[str]:

@@ -32,7 +32,7 @@ _OF_A_SET = ("held_out", "held_out_last")
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of so many members that have the value: their mean, their standard deviation, None of one alone, and their sum."""
+    """Of so many members that have the value: their mean, standard deviation (None of one alone) and sum."""
 
     count: int
     mean: float
@@ -44,8 +44,8 @@ class Spread:
 class Group:
     """`key`: what its members have in common; "" for those that have none of it. `title`: what it is called, and
     `settings`: in which it differs from the other groups (`gyre.api.runs.naming`), "" where that is not known. `names`
-    and `jobs`: of its members, in the order of the table; `failed`: how many of them. `values` and, for people, `words`:
-    by the name of the column. `held_out`: of which set and unit that value is."""
+    and `jobs`: of its members, in the order of the table; `failed`: how many of them. `values` and, for people,
+    `words`: by the name of the column. `held_out`: of which set and unit that value is."""
 
     key: str
     title: str
@@ -108,8 +108,8 @@ def cost_words(items: Sequence[Item]) -> str:
 
 
 def grouped(items: Sequence[Item], by: str, *, sort: str = "", now: float) -> list[Group]:
-    """The groups by one of `GROUPS`, in the order of their first members; with an order by the means of its columns, and
-    of a column that has none by their first members. Raises ConfigError for another word."""
+    """The groups by one of `GROUPS`, in the order of their first members; with an order by the means of its columns,
+    and of a column that has none by their first members. Raises ConfigError for another word."""
     if by not in GROUPS:
         raise ConfigError(
             f"Runs are not grouped by {by!r}.", hint=nearest(by, GROUPS) or f"One of: {', '.join(GROUPS)}."
