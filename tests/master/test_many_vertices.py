@@ -14,7 +14,7 @@ from gyre.failover import vertices as vertices_module
 from gyre.failover.handlers import startup
 from gyre.graph import compile_job, elements
 from gyre.master import places, whole_start
-from gyre.master.whole_start import WholeStart
+from gyre.master.room import WholeStart
 from gyre.testing.clock import run_virtual
 from tests.doubles.standing_job import small_spec
 from tests.master.test_vertex_scheduler import Bench

@@ -31,7 +31,7 @@ from gyre.workloads.vertex.disk_room import DiskRoom
 from gyre.workloads.vertex.memory_kills import MemoryKills
 
 if TYPE_CHECKING:
-    from gyre.graph.device_sharing import Neighbour
+    from gyre.graph.devices import Neighbour
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 

@@ -1,11 +1,20 @@
-"""Reports of a start that finds no room, and of a process that is gone."""
+"""Reports of a start that finds no room, and of a process that is gone: why, and what it said last, as evidence.
+
+Invariants of its last words, which are the end of its log with its engine's output:
+- *bounded*: at most `LINES` lines and `BYTES` bytes, for they go into the journal;
+- *nobody waits*: a folder that does not answer within `WITHIN_S` has no words; a death is told without them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 
+from gyre.engines.last_words import clean
 from gyre.failover import Cause
 from gyre.failover.events import VertexLost, VertexWaitsForRoom
+from gyre.logs.reading import last_lines
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied
 from gyre.workloads.vertex.memory_kills import MemoryKills
 
@@ -55,3 +64,20 @@ async def new_memory_kills(cluster: Cluster, node: str, before: MemoryKills | No
         return 0
     now = await cluster.memory_kills(before.counter, node=node)
     return max(0, now - before.kills) if now is not None else 0
+
+
+LINES = 20
+BYTES = 4000
+WITHIN_S = 2.0
+
+
+async def last_words_of(logs: Path, address: Address) -> dict[str, str]:
+    """`last_words`, the text of the last lines of the vertex's process; nothing where there are none."""
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            lines = await asyncio.to_thread(
+                last_lines, logs, address.vertex, address.incarnation, lines=LINES, most_bytes=BYTES
+            )
+    except (OSError, TimeoutError):  # the evidence has what else is known
+        return {}
+    return {"last_words": clean("\n".join(lines))} if lines else {}
