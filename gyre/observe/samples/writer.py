@@ -388,8 +388,8 @@ def given_up(sizes: Mapping[int, int], at_most_bytes: int, *, newest: int = NEWE
     newest.
 
     Of the old steps first every second is kept, then every fourth, and so on, the oldest first: a long run keeps a view
-    of all of it, and the dense one of what it does now. A step goes before one whose number can be halved more often, so
-    that what is left is spread evenly whatever was given up before.
+    of all of it, and the dense one of what it does now. A step goes before one whose number can be halved more often,
+    so that what is left is spread evenly whatever was given up before.
     """
     steps = sorted(sizes)
     excess = sum(sizes.values()) - at_most_bytes
