@@ -1,4 +1,4 @@
-"""Makes docs/screenshots: views of the web page over the job that the page's tests look at.
+"""Makes docs/screenshots: views of the web page over the jobs that the page's tests look at.
 
     python tools/page_screenshots.py [docs/screenshots]
 
@@ -44,7 +44,8 @@ SETTLE_MS = 1000
 
 @dataclass(frozen=True)
 class Shot:
-    """A view of the job, by the part of its address after the job, and `until` which element is there."""
+    """A view of the demo, by the part of its address after the job, or of the list, and `until` which element is
+    there."""
 
     name: str
     view: str
@@ -54,7 +55,12 @@ class Shot:
     height: int = 800
 
 
+LIST = "?all=1"
+
 SHOTS = (
+    Shot("runs", LIST, "main .spark"),
+    Shot("runs-wide", LIST, "main .spark", "dark", width=3840, height=1200),
+    Shot("now-wide", "now", "main .sentence", width=3840, height=1600),
     Shot("now", "now", "main .sentence"),
     Shot("curves", "curves", "main .chart canvas"),
     Shot("timeline", "timeline", "main .timeline-frame canvas", "dark"),
@@ -102,7 +108,8 @@ def main() -> None:
         with JobReader(home.database_url(), at=home) as reader:
             server = RestServer(create_store_app(StoredJobs(reader), token=None))
             try:
-                url = f"{server.start()}/#/jobs/{reader.jobs()[0]['name']}/"
+                demo = next(one["name"] for one in reader.jobs() if one["name"].startswith("demo-"))
+                url = f"{server.start()}/#/jobs/{demo}/"
                 for shot in SHOTS:
                     png = taken(browser, url, shot)
                     (folder / f"{shot.name}.png").write_bytes(png)
@@ -123,7 +130,7 @@ def taken(browser: Any, url: str, shot: Shot) -> bytes:
     )
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
-    page.goto(f"{url}{shot.view}")
+    page.goto(f"{url}{shot.view}" if shot.view != LIST else f"{url.partition('#')[0]}#/jobs{LIST}")
     page.locator(shot.until).first.wait_for()
     if shot.name == "tokens":
         page.locator(shot.until).first.click()

@@ -136,7 +136,7 @@ def _of_home(home: Path) -> list[psutil.Process]:
 
 
 def _keep_journal(home: Path, kept: Path) -> None:
-    """The job's database without its samples, which are most of it."""
+    """The job's database without its samples, which are most of it; the numbers of its steps stay."""
     from sqlalchemy import LargeBinary
 
     from gyre.store import tables
@@ -149,7 +149,7 @@ def _keep_journal(home: Path, kept: Path) -> None:
         contextlib.closing(sqlite3.connect(kept, isolation_level=None)) as copy,
     ):
         whole.backup(copy)
-        for table in tables.metadata.sorted_tables:
+        for table in set(tables.metadata.sorted_tables) - {tables.series}:
             for column in table.columns:
                 if isinstance(column.type, LargeBinary):
                     copy.execute(

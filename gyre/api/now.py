@@ -15,8 +15,8 @@ from gyre.api.terminal.formats import duration, efficiency_words, incident_messa
 from gyre.api.terminal.run_end import held_out, incidents_of_this_run, learnt, outcome, steps_of
 from gyre.api.verdict import Learns, learns
 from gyre.master.incident_words import counted
-from gyre.master.master_api import STORE_LOST, lacks
-from gyre.observe.efficiency import efficiency_of
+from gyre.master.master_api import lacks
+from gyre.observe.efficiency import STORE_LOST, efficiency_of
 from gyre.workloads.trainer.learning.step_line import short, thousands
 
 View = Mapping[str, Any]
@@ -90,9 +90,9 @@ def _sentence(view: View, now: float) -> tuple[str, Tone]:
 
 def _end(view: View, phase: str, message: str) -> tuple[str, Tone]:
     facts = ", ".join(learnt(view)).replace("->", "→")
-    sentence = f"{outcome(view).capitalize()}{f': {facts}' if facts else ''}."
+    sentence = f"{_capital(outcome(view))}{f': {facts}' if facts else ''}."
     if phase == "failed":
-        return f"{sentence} {_sentence_of(_cut(message))}".rstrip(), "bad"
+        return f"{sentence} {_sentence_of(_capital(_cut(message)))}".rstrip(), "bad"
     return sentence, "over"
 
 
@@ -197,7 +197,17 @@ def _age(view: View, now: float) -> float | None:
 
 
 def _cut(text: str, width: int = MESSAGE_WIDTH) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+    """At the end of a sentence where one ends in the second half of what there is room for."""
+    if len(text) <= width:
+        return text
+    end = text.rfind(". ", width // 2, width)
+    return text[: end + 1] if end > 0 else f"{text[: width - 1]}…"
+
+
+def _capital(text: str) -> str:
+    """The first letter alone, unlike `str.capitalize`; a file's name stays as it is."""
+    word = text.split(" ", 1)[0]
+    return text if set("./:_") & set(word) else text[:1].upper() + text[1:]
 
 
 def _sentence_of(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-FORM = 1
+FORM = 2
 """Of a summary's keys (`gyre.observe.run_summary`): raised with every change of them, so that summaries of before are
 made anew."""
 
@@ -49,3 +49,8 @@ def line_of(
         "tags": list(tags),
         "notes": notes,
     }
+
+
+def ran_for(item: Mapping[str, Any], now: float) -> float:
+    """Seconds of the last run of a list's item: since it was submitted or went on, until its end or `now`."""
+    return max(float(item.get("ended_at") or now) - float(item.get("ran_since") or item["submitted_at"]), 0.0)

@@ -82,7 +82,7 @@ def incident(**changes: Any) -> dict[str, Any]:
             "good",
             "Starts: 1 of 2 vertices run; rollout-0 is still starting.",
         ),
-        (view("failed", job={"message": "out of memory", "ended_at": 160.0}), "bad", "out of memory."),
+        (view("failed", job={"message": "out of memory", "ended_at": 160.0}), "bad", "Out of memory."),
         (view("succeeded", job={"ended_at": 160.0}), "over", "Succeeded after 1 min: 41 steps"),
     ],
 )

@@ -9,11 +9,14 @@ import pytest
 
 from gyre.failover import JobState
 from gyre.failover.state import Evaluation
+from gyre.observe.run_lines import ran_for
 from gyre.observe.run_summary import experiment_of, model_of, summary_of
 
 
-def _evaluation(name: str, version: int, accuracy: float | None, reward: float | None = 0.5) -> Evaluation:
-    return Evaluation(version, name, 10, 10, reward, None, accuracy, None, {}, {}, {})
+def _evaluation(
+    name: str, version: int, accuracy: float | None, reward: float | None = 0.5, **said: Any
+) -> Evaluation:
+    return Evaluation(version, name, 10, 10, reward, None, accuracy, None, {}, {}, {}, **said)
 
 
 def _state(*evaluations: Evaluation, **last: Any) -> JobState:
@@ -59,10 +62,22 @@ def test_the_best_of_each_set_is_by_accuracy_where_there_is_one_and_else_by_rewa
         _evaluation("format", 60, None, 0.4),
         _evaluation("empty", 60, None, None),
     )
+    silent: dict[str, Any] = {"right_by": "", "components": {}}
     assert summary_of(state, SPEC, [])["held_out"] == [
-        {"set": "format", "unit": "reward", "value": 0.9, "version": 0},
-        {"set": "math", "unit": "accuracy", "value": 0.6, "version": 20},
+        {"set": "format", "unit": "reward", "value": 0.9, "version": 0} | silent,
+        {"set": "math", "unit": "accuracy", "value": 0.6, "version": 20} | silent,
     ]
+
+
+def test_the_best_is_by_the_rule_of_the_last_and_says_whose_it_is() -> None:
+    said = {"right_by": "reward.acc", "components": {"reward.acc": 0.4, "reward.format": 0.9}}
+    state = _state(
+        _evaluation("math", 0, 0.7),  # by a threshold, before the job went on with another reward
+        _evaluation("math", 20, 0.4, **said),
+        _evaluation("math", 40, 0.3, right_by="reward.acc"),
+    )
+    (found,) = summary_of(state, SPEC, [])["held_out"]
+    assert found == {"set": "math", "unit": "accuracy", "value": 0.4, "version": 20} | said
 
 
 def test_numbers_that_are_none_are_none() -> None:
@@ -79,6 +94,18 @@ def test_a_run_costs_until_now_or_its_end(ended_at: float, cost: float) -> None:
     state = _state(cost=0.02)
     job = replace(state.job, price_per_hour=4.0, priced_at=1000.0, spent=1.25, ended_at=ended_at)
     assert summary_of(replace(state, job=job), SPEC, [], now=1000.0 + 7200.0)["cost"] == pytest.approx(cost)
+
+
+def test_a_run_that_went_on_took_what_its_last_run_took() -> None:
+    """As its sentence says; the days between its end and its going on are no part of it."""
+    state = _state()
+    state = replace(state, job=replace(state.job, submitted_at=100.0, ended_at=90_060.0))
+    first = summary_of(state, SPEC, [])
+    again = summary_of(replace(state, training=replace(state.training, continued_at=90_000.0)), SPEC, [])
+    times = {"submitted_at": 96.0, "ended_at": 90_060.0}  # of its row, which is made before its journal begins
+    assert (first["ran_since"], ran_for({**first, **times}, 1e9)) == (100.0, 89_960.0)
+    assert (again["ran_since"], ran_for({**again, **times}, 1e9)) == (90_000.0, 60.0)
+    assert ran_for({**again, "submitted_at": 96.0, "ended_at": None}, 90_010.0) == 10.0
 
 
 @pytest.mark.parametrize(

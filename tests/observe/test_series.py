@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.errors import StoreCorrupt
-from gyre.failover import JobState, VertexPhase, VertexRecord
+from gyre.failover import JobPhase, JobState, VertexPhase, VertexRecord
 from gyre.observe.series import Recorder, numbers_of, read_series, tick_for
 from gyre.observe.series.frame import Frame, frame_of, mean_of, pack, unpack
 from gyre.observe.series.numbers import MOST_NUMBERS, Numbers, flat
@@ -100,6 +101,21 @@ def test_every_source_has_the_numbers_that_it_reported() -> None:
     }
     assert found["vertex/reward-0"] == {"phase/running": 1.0, "restarts": 2.0}, "it has not reported yet"
     assert found["master"].items() >= {"vertices/running": 4.0, "late_s_max": 0.1}.items()
+
+
+def test_how_the_job_spent_its_time_is_known_after_its_last_row(series: SeriesStore) -> None:
+    """The last row may replace one that was written while the trainer ran."""
+    spent = {"spent_s": {"actor": {"training": 6.0}}}
+    telemetry = {"trainer-0": {"version": None, "busy": "", "fields": spent}}
+    runs = JobState(vertices={"trainer-0": running("trainer-0")})
+    stopped = replace(running("trainer-0"), phase=VertexPhase.STOPPED)
+    over = replace(runs, vertices={"trainer-0": stopped}, job=replace(runs.job, phase=JobPhase.STOPPED))
+    recorder = Recorder(series)
+    for state, at in ((runs, BASE), (over, BASE + TICK_S / 2)):
+        recorder.record(numbers_of(state, telemetry), at=at)
+    assert spent_by_role(series) == {"actor": {"training": 6.0}}
+    waits = replace(over, job=runs.job)
+    assert "trainer" not in numbers_of(waits, telemetry), "the next trainer has not reported yet"
 
 
 @given(

@@ -10,12 +10,19 @@ import json
 import os
 import shutil
 import subprocess
+import tarfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+
+from gyre.api.home import Home
+from gyre.api.reader import JobReader
+from gyre.api.rest import RestServer
+from gyre.api.rest.app import create_store_app
+from gyre.api.stored_jobs import StoredJobs
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "gyre/api/page"
@@ -46,6 +53,32 @@ def browser() -> Iterator[Any]:
         launched = started.chromium.launch(executable_path=found, args=list(FLAGS))
         yield launched
         launched.close()
+
+
+RECORDED = Path(__file__).parent / "recorded.tar.gz"
+"""Made by `make recorded`: a demo with kills, and a job of each ending."""
+
+
+class RecordedHome(NamedTuple):
+    """`url`: of `gyre ui` over it. `job`: the name of the demo."""
+
+    home: Path
+    url: str
+    job: str
+
+
+@pytest.fixture(scope="package")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedHome]:
+    folder = tmp_path_factory.mktemp("home")
+    folder.chmod(0o700)
+    with tarfile.open(RECORDED) as archive:
+        archive.extractall(folder, filter="data")
+    home = Home(folder)
+    with JobReader(home.database_url(), at=home) as reader:
+        server = RestServer(create_store_app(StoredJobs(reader), token=None))
+        demo = next(one["name"] for one in reader.jobs() if one["name"].startswith("demo-"))
+        yield RecordedHome(folder, f"{server.start()}/", demo)
+        server.stop()
 
 
 class Mock:

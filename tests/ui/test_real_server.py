@@ -2,60 +2,36 @@
 
 from __future__ import annotations
 
-import tarfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gyre.api.home import Home
-from gyre.api.reader import JobReader
 from gyre.api.rest import RestServer
-from gyre.api.rest.app import create_app, create_store_app
-from gyre.api.stored_jobs import StoredJobs
+from gyre.api.rest.app import create_app
 from tests.doubles.standing_job import StandingJob
-from tests.ui.conftest import Reader
+from tests.ui.conftest import Reader, RecordedHome
 from tests.ui.views import OF_ANY_JOB, go_to
-
-RECORDED = Path(__file__).parent / "recorded.tar.gz"
-"""Made by `make recorded`."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The address of `gyre ui` over the recorded home, and the job's name."""
-    folder = tmp_path_factory.mktemp("home")
-    folder.chmod(0o700)
-    with tarfile.open(RECORDED) as archive:
-        archive.extractall(folder, filter="data")
-    home = Home(folder)
-    with JobReader(home.database_url(), at=home) as reader:
-        server = RestServer(create_store_app(StoredJobs(reader), token=None))
-        yield f"{server.start()}/", reader.jobs()[0]["name"]
-        server.stop()
-
-
 @pytest.fixture
-def of_recorded(browser: Any, recorded: tuple[str, str]) -> Iterator[Any]:
+def of_recorded(browser: Any, recorded: RecordedHome) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     context.set_default_timeout(30_000)
-    yield Reader(context.new_page(), recorded[0])
+    yield Reader(context.new_page(), recorded.url)
     context.close()
 
 
 @pytest.mark.landing
-def test_somebody_walks_through_every_view_of_an_ended_job(
-    of_recorded: Any, recorded: tuple[str, str]
-) -> None:
+def test_somebody_walks_through_every_view_of_an_ended_job(of_recorded: Any, recorded: RecordedHome) -> None:
     """From the list of jobs, by links and clicks in one open page. Each view shows its data, and nothing goes wrong;
     the sentence is the one of REST."""
     import httpx
 
-    url, job = recorded
+    url, job = recorded.url, recorded.job
     page = of_recorded.open("jobs?all=1")
     page.locator("main td a", has_text=job).first.click()
     for view, shown in OF_ANY_JOB.items():
@@ -71,12 +47,10 @@ def test_somebody_walks_through_every_view_of_an_ended_job(
     assert of_recorded.errors == []
 
 
-def test_the_tokens_of_a_recorded_sample_are_those_of_rest(
-    of_recorded: Any, recorded: tuple[str, str]
-) -> None:
+def test_the_tokens_of_a_recorded_sample_are_those_of_rest(of_recorded: Any, recorded: RecordedHome) -> None:
     import httpx
 
-    url, job = recorded
+    url, job = recorded.url, recorded.job
     item = httpx.get(f"{url}api/v1/jobs/{job}/samples", params={"limit": 1}).json()["samples"][0]
     path = f"{item['step']}/{item['group']}/{item['sample']}"
     whole = httpx.get(f"{url}api/v1/jobs/{job}/samples/{path}").json()
@@ -87,12 +61,10 @@ def test_the_tokens_of_a_recorded_sample_are_those_of_rest(
     assert shown >= len(whole["token_ids"])
 
 
-def test_the_length_of_answers_filters_and_the_link_says_so(
-    of_recorded: Any, recorded: tuple[str, str]
-) -> None:
+def test_the_length_of_answers_filters_and_the_link_says_so(of_recorded: Any, recorded: RecordedHome) -> None:
     import httpx
 
-    url, job = recorded
+    url, job = recorded.url, recorded.job
     page = of_recorded.open(f"jobs/{job}/samples")
     page.get_by_label("Tokens").fill(">3")
     page.keyboard.press("Enter")
@@ -114,8 +86,8 @@ def test_the_length_of_answers_filters_and_the_link_says_so(
     assert of_recorded.errors == []
 
 
-def test_the_slider_goes_back_to_an_event(of_recorded: Any, recorded: tuple[str, str]) -> None:
-    page = of_recorded.open(f"jobs/{recorded[1]}/replay?seq=40")
+def test_the_slider_goes_back_to_an_event(of_recorded: Any, recorded: RecordedHome) -> None:
+    page = of_recorded.open(f"jobs/{recorded.job}/replay?seq=40")
     page.get_by_text("Event 40 of").first.wait_for()
     assert of_recorded.errors == []
 

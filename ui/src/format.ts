@@ -57,6 +57,11 @@ export function whole(value: number | null | undefined): string {
   return Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, "\u202f").replace("-", "−");
 }
 
+/** A tick of an axis of whole numbers, which has none between them: 1, and nothing for 1.5. */
+export function wholeTick(value: number): string {
+  return Number.isInteger(value) ? whole(value) : "";
+}
+
 export function percent(value: number | null | undefined): string {
   if (value == null || !Number.isFinite(value)) return MISSING;
   const points = value * 100;
@@ -75,7 +80,7 @@ export function bytes(value: number | null | undefined): string {
   return `${at === 0 ? size.toFixed(0) : size < 10 ? size.toFixed(2) : size < 100 ? size.toFixed(1) : size.toFixed(0)}${GAP}${units[at]}`;
 }
 
-/** How long, in two units at most: 0.34 s, 12 s, 4 m 10 s, 2 h 5 m, 3 d 4 h. */
+/** How long, in two units at most: 0.34 s, 12 s, 4 min 10 s, 2 h 5 min, 3 d 4 h. */
 export function duration(seconds: number | null | undefined): string {
   if (seconds == null || !Number.isFinite(seconds)) return MISSING;
   if (seconds < 0) return `−${duration(-seconds)}`;
@@ -85,8 +90,8 @@ export function duration(seconds: number | null | undefined): string {
   if (all < 60) return `${all}${GAP}s`;
   const [d, h, m, s] = [Math.floor(all / 86400), Math.floor(all / 3600) % 24, Math.floor(all / 60) % 60, all % 60];
   if (d > 0) return h > 0 ? `${d}${GAP}d ${h}${GAP}h` : `${d}${GAP}d`;
-  if (h > 0) return m > 0 ? `${h}${GAP}h ${m}${GAP}m` : `${h}${GAP}h`;
-  return s > 0 ? `${m}${GAP}m ${s}${GAP}s` : `${m}${GAP}m`;
+  if (h > 0) return m > 0 ? `${h}${GAP}h ${m}${GAP}min` : `${h}${GAP}h`;
+  return s > 0 ? `${m}${GAP}min ${s}${GAP}s` : `${m}${GAP}min`;
 }
 
 const two = (value: number): string => value.toString().padStart(2, "0");

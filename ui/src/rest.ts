@@ -40,11 +40,14 @@ export interface HeldOut {
   unit: "accuracy" | "reward";
   value: number;
   version: number;
+  right_by: string;
 }
 
 /** A line of the table of runs. What is not known is null. */
 export interface Run extends Job {
   live: boolean;
+  /** When its last run began: when it was submitted, or went on. */
+  ran_since?: number | null;
   /** The steps asked for. */
   steps: number | null;
   recipe: string;
@@ -141,7 +144,11 @@ export interface Evaluation {
   reward_mean: number | null;
   reward_std: number | null;
   accuracy: number | null;
+  /** The number of the reward function that says what is right, as "reward.acc"; empty where a threshold does. */
+  right_by: string;
   pass_at: Record<string, number>;
+  /** What the reward function returned beside the reward, as "reward.NAME": each a mean. */
+  components: Record<string, number>;
 }
 
 export interface LearningWarning {

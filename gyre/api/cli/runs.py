@@ -14,6 +14,7 @@ from gyre.api.cli.output import moment, remark, say, write_json, write_table
 from gyre.api.terminal.formats import duration, number, one_line, sparkline
 from gyre.api.terminal.text_tables import Column
 from gyre.observe.number_text import percent, short
+from gyre.observe.run_lines import ran_for
 
 if TYPE_CHECKING:
     from gyre.api.runs import Group, RunColumn
@@ -150,7 +151,7 @@ def _line(job: Item, master: str, now: float) -> tuple[Any, ...]:
         ", ".join(job.get("tags") or ()),
         job["version"] if job["version"] >= 0 else "",
         moment(job["submitted_at"], now),
-        duration((job["ended_at"] or now) - job["submitted_at"]),
+        duration(ran_for(job, now)),
     )
 
 
@@ -172,7 +173,8 @@ def held_out_text(job: Item) -> str:
     if best is None:
         return ""
     value = percent(best["value"]) if best["unit"] == "accuracy" else f"reward {short(best['value'])}"
-    return f"{best['set']} {value} (v{best['version']})"
+    by = f" by {best['right_by']}" if best.get("right_by") else ""  # an older summary has none
+    return f"{best['set']} {value}{by} (v{best['version']})"
 
 
 def _cell(column: RunColumn, job: Item, now: float) -> str:

@@ -36,26 +36,28 @@ _PLANE_ROLE = "rollout_manager"
 def numbers_of(
     state: JobState, telemetry: Mapping[str, Mapping[str, Any]], *, master: Mapping[str, float] | None = None
 ) -> Numbers:
-    """`telemetry` has of each running vertex what it last reported: `version`, `busy`, `fields`. `master` are numbers
-    that the master has of itself."""
+    """`telemetry` has of each running vertex what it last reported: `version`, `busy`, `fields`; of the trainer also when
+    it has ended with its job, for how the job spent its time is read from the last row. `master` are numbers that the
+    master has of itself."""
     found: Numbers = {}
     for vertex in state.vertices.values():
         numbers: dict[str, float] = {f"phase/{vertex.phase.value}": 1.0, "restarts": float(vertex.restarts)}
-        told = telemetry.get(vertex.id)
-        if told is not None and vertex.phase is VertexPhase.RUNNING:
+        told = telemetry.get(vertex.id, {})
+        fields = told.get("fields")
+        fields = fields if isinstance(fields, Mapping) else {}
+        runs = vertex.phase is VertexPhase.RUNNING
+        if vertex.id == TRAINER_VERTEX and fields and (runs or state.job.phase.ended):
+            found["trainer"] = flat(fields)
+        if told and runs:
             if is_number(version := told.get("version")):
                 numbers["version"] = float(version)
             busy = told.get("busy")
             numbers["busy"] = float(bool(busy))
             if isinstance(busy, str) and busy:
                 numbers[f"in/{busy[:LONGEST_NAME]}"] = 1.0
-            fields = told.get("fields")
-            fields = fields if isinstance(fields, Mapping) else {}
-            if vertex.id == TRAINER_VERTEX:
-                found["trainer"] = flat(fields)
-            elif vertex.role == _PLANE_ROLE and isinstance(health := fields.get("health"), Mapping):
+            if vertex.role == _PLANE_ROLE and isinstance(health := fields.get("health"), Mapping):
                 _plane(health, found)
-            else:
+            elif vertex.id != TRAINER_VERTEX:
                 numbers = flat(fields, numbers)
         found[f"vertex/{vertex.id}"] = numbers
     found["master"] = _of_master(state) | dict(master or {})

@@ -22,7 +22,7 @@ export function heldOut(run: Run): string {
   const best = run.held_out[0];
   if (!best) return "–";
   const value = best.unit === "accuracy" ? percent(best.value) : `reward ${short(best.value)}`;
-  return `${best.set} ${value} v${best.version}`;
+  return `${best.set} ${value}${best.right_by ? ` by ${best.right_by}` : ""} v${best.version}`;
 }
 
 const outcome = (run: Run): string => run.message || words(run.reason);
@@ -41,6 +41,6 @@ export const COLUMNS: readonly RunColumn[] = [
   { name: "cost", title: "Cost", width: 5, number: true, there: (run) => run.cost !== null, cell: (run) => short(run.cost) },
   { name: "seed", title: "Seed", width: 4, number: true, there: (run) => run.seed !== null, cell: (run) => whole(run.seed) },
   { name: "started", title: "Began", width: 9, cell: (run) => moment(run.submitted_at) },
-  { name: "took", title: "Took", width: 6, cell: (run) => duration(Math.round((run.ended_at ?? Date.now() / 1000) - run.submitted_at)) },
+  { name: "took", title: "Took", width: 6, cell: (run) => duration(Math.round((run.ended_at ?? Date.now() / 1000) - (run.ran_since ?? run.submitted_at))) },
   { name: "reason", title: "Why", width: 12, cell: outcome, full: outcome },
 ];
