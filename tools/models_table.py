@@ -94,30 +94,5 @@ def _count(rows: dict[str, Any], who: str) -> int:
     return sum(row[who]["takes"] for row in rows.values())
 
 
-def markdown_table() -> str:
-    """The table as docs/models.md shows it: the kinds that one of the two takes, and how."""
-    from gyre.models.tried import table, tried
-
-    lines = ["| `model_type` | fsdp | embedded |", "| --- | --- | --- |"]
-    for kind in table()["kinds"]:
-        both = [tried(kind, who) for who in ("fsdp", "embedded")]
-        if any(one.takes for one in both):
-            lines.append(
-                f"| `{kind}` | {' | '.join(_WORDS[one.how] if one.takes else 'no' for one in both)} |"
-            )
-    return "\n".join(lines)
-
-
-_WORDS = {
-    "segments": "packed",
-    "positions": "packed by positions",
-    "masks": "packed by masks",
-    "alone": "one by one",
-    "SlotRunner": "together",
-    "RowRunner": "one by one",
-}
-"""Of a way, and of a runner, for people."""
-
-
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -78,3 +78,26 @@ def problem_with(config: Mapping[str, Any], who: str) -> str:
 def taken(who: str) -> list[str]:
     """The kinds that `fsdp` or `embedded` takes, in the order of their names."""
     return [kind for kind in table()["kinds"] if tried(kind, who).takes]
+
+
+def markdown_table() -> str:
+    """The table as the docs show it: the kinds that one of the two takes, and how."""
+    lines = ["| `model_type` | fsdp | embedded |", "| --- | --- | --- |"]
+    for kind in table()["kinds"]:
+        both = [tried(kind, who) for who in ("fsdp", "embedded")]
+        if any(one.takes for one in both):
+            lines.append(
+                f"| `{kind}` | {' | '.join(_WORDS[one.how] if one.takes else 'no' for one in both)} |"
+            )
+    return "\n".join(lines)
+
+
+_WORDS = {
+    "segments": "packed",
+    "positions": "packed by positions",
+    "masks": "packed by masks",
+    "alone": "one by one",
+    "SlotRunner": "together",
+    "RowRunner": "one by one",
+}
+"""Of a way, and of a runner, for people."""

@@ -23,7 +23,6 @@ from gyre.models.architecture import FAMILIES
 from gyre.models.errors import ModelFolderError
 from gyre.models.support import BY_TRANSFORMERS, describe
 from gyre.models.transformers_models import causal_types
-from tools.models_table import markdown_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,7 +124,9 @@ def test_the_page_says_which_compute_in_float32_alone() -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    assert markdown_table() in (ROOT / "docs/models.md").read_text(), "tools.models_table.markdown_table()"
+    assert tried.markdown_table() in (ROOT / "docs/models.md").read_text(), (
+        "gyre.models.tried.markdown_table()"
+    )
 
 
 @pytest.mark.parametrize("who", BY_TRANSFORMERS)
