@@ -204,14 +204,14 @@ def main() -> int:
     load = os.getloadavg()[0]
     figures = measure_demo(QUICK_STEPS if options.quick else None)
     figures |= measure_recovery(1 if options.quick else options.repeat, quick=options.quick)
-    kept = {
+    kept: dict[str, Any] = {
         "command": f"python bench/readme.py --repeat {options.repeat}",
         "at": time.strftime("%Y-%m-%d"),
         "commit": _commit(),
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load_before": load},
         "figures": {name: round(value, 4) for name, value in figures.items()},
     }
-    values = {**kept["figures"], "at": kept["at"], "commit": kept["commit"]}
+    values = {**figures, "at": kept["at"], "commit": kept["commit"]}
     for figure in FIGURES:
         new, old = shown(figure, values), stated(figure, (ROOT / figure.file).read_text())
         if new is not None:

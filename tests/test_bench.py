@@ -4,17 +4,19 @@ states what was measured."""
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 BENCH = Path(__file__).parents[1] / "bench"
 sys.path.insert(0, str(BENCH))
-import readme  # noqa: E402  # a script of that folder
+readme: Any = importlib.import_module("readme")
 
 PACKAGES = [folder.name for folder in BENCH.iterdir() if any(folder.glob("*.py"))]
 
@@ -199,7 +201,7 @@ def test_what_a_command_detaches_is_counted_and_ended(how: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     "figure", readme.FIGURES, ids=lambda figure: f"{figure.file}:{figure.name}".replace(" ", "_")
 )
-def test_a_figure_of_a_document_is_the_one_that_was_measured(figure: readme.Figure) -> None:
+def test_a_figure_of_a_document_is_the_one_that_was_measured(figure: Any) -> None:
     said = readme.stated(figure, (readme.ROOT / figure.file).read_text())
     assert readme.shown(figure, readme.measured()) in (said, None), "python bench/readme.py --write"
 
@@ -226,9 +228,8 @@ def test_what_readme_says_of_dlrover_is_what_was_measured() -> None:
     runs = json.loads((readme.RESULTS / "dlrover.json").read_text())["runs"]
 
     def stall(side: str) -> float:
-        return statistics.median(
-            run["stall_s"] for run in runs if (run["side"], run["victim"]) == (side, "actor")
-        )
+        of_side = [run["stall_s"] for run in runs if (run["side"], run["victim"]) == (side, "actor")]
+        return float(statistics.median(of_side))
 
     told = f"in {stall('dlrover'):.0f} s; the same job here in {stall('gyre'):.1f} s"
     assert told in (readme.ROOT / "README.md").read_text()
@@ -242,7 +243,9 @@ def test_new_figures_are_written_where_the_old_ones_were(
     for file, text in old.items():
         (tmp_path / file).write_text(text)
     monkeypatch.setattr(readme, "ROOT", tmp_path)
-    values = {figure.name: 1234.0 + at for at, figure in enumerate(readme.FIGURES) if "/" in figure.name}
+    values: dict[str, Any] = {
+        figure.name: 1234.0 + at for at, figure in enumerate(readme.FIGURES) if "/" in figure.name
+    }
     values |= {"at": "2030-01-02", "commit": "0123abcd"}
     for file in old:
         readme.write_into(tmp_path / file, values)
