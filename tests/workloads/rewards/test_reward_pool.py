@@ -83,7 +83,7 @@ def test_a_process_that_is_at_nothing_is_not_late_and_may_die():
         assert pool.score(says("fine")) == [1.0]
         idle = pool._processes[1]
         os.kill(idle.pid, signal.SIGKILL)
-        idle._guard.wait(GENEROUS_S)
+        idle._process._guard.wait(GENEROUS_S)
         assert pool.score(says("fine")) == [1.0]
         assert pool.score(says("fine", "fine", "fine")) == [1.0] * 3
     finally:
@@ -214,12 +214,12 @@ def test_what_fails_of_several_is_named(pool_with):
     ):
         pool.score(says("raise"))
     gone = pool_with(("length", {}), ("no_such_function", {}))
-    with pytest.raises(
-        ConfigError, match=r"^config\.reward\.functions\[1\]\.function: .*no_such_function"
-    ):
+    with pytest.raises(ConfigError, match=r"^config\.reward\.functions\[1\]\.function: .*no_such_function"):
         gone.begin()
     lacking = pool_with(("in_batches", {}), ("verl_score", {}))
-    with pytest.raises(ConfigError, match=r"^config\.reward\.functions\[1\]\.function: the data has no answer"):
+    with pytest.raises(
+        ConfigError, match=r"^config\.reward\.functions\[1\]\.function: the data has no answer"
+    ):
         lacking.score([("P", "C", {})])
 
 
