@@ -161,7 +161,7 @@ def _best(state: JobState) -> list[dict[str, Any]]:
     return found
 
 
-def _warm(steps: Sequence[Mapping[str, Any]], continued_at: float) -> Sequence[Mapping[str, Any]]:
+def _warm(steps: Sequence[Mapping[str, Any]], continued_at: float | None) -> Sequence[Mapping[str, Any]]:
     """The steps without the first of all and the first since the job went on."""
     again = next(
         (at for at, one in enumerate(steps) if continued_at and one.get("at", 0.0) >= continued_at), 0

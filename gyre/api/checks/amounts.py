@@ -16,8 +16,8 @@ from gyre.api.terminal.formats import price
 from gyre.config import JobSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError
+from gyre.graph.devices import rate_per_hour
 from gyre.graph.integrations import reads_sections
-from gyre.graph.prices import rate_per_hour
 
 SETS_NAMED = 3
 """Held-out sets that are told by name; with more their number is told."""

@@ -90,7 +90,7 @@ def _say_no(error: GyreError, form: str | None) -> None:
 def _write(judged: Judged, amounts: Amounts | None, form: str | None, refused: GyreError | None) -> None:
     from gyre.api.checks import line_of
     from gyre.graph import as_dict, as_dot, as_mermaid
-    from gyre.graph.prices import rate_per_hour
+    from gyre.graph.devices import rate_per_hour
 
     compiled = judged.compiled
     if form == "json":

@@ -49,7 +49,7 @@ export const COLUMNS: readonly RunColumn[] = [
   { name: "took", title: "Took", width: 5.25, cell: (run) => duration(tookOf(run)) },
   { name: "reason", title: "Why", width: 8.5, cell: outcome, full: outcome },
   { name: "notes", title: "Note", width: 8.5, there: (run) => run.notes !== "", cell: (run) => <span className="muted">{run.notes}</span>, full: (run) => run.notes },
-  { name: "tags", title: "Tags", width: 11, cell: () => null, full: (run) => run.tags.join(", ") },
+  { name: "tags", title: "Tags", width: 14, cell: () => null, full: (run) => run.tags.join(", ") },
   { name: "tokens_per_s", title: "Tokens/s", width: 5, number: true, there: (run) => run.tokens_per_s !== null, cell: (run) => short(run.tokens_per_s) },
   { name: "model", title: "Model", width: 8, there: (run) => run.model !== "", cell: (run) => run.model, full: (run) => run.model },
   { name: "recipe", title: "Recipe", width: 5.5, there: (run) => run.recipe !== "", cell: (run) => run.recipe, full: (run) => run.recipe },
