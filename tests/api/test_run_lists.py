@@ -230,9 +230,10 @@ def test_ls_filters_sorts_groups_and_chooses_columns(three: str) -> None:
     rows = list(csv.DictReader(io.StringIO(out("ls", "-a", "--csv", "--columns", "id,tag"))))
     assert {row["id"]: row["tags"] for row in rows}["seen-1"] == "ablation"
     grouped = out("ls", "-a", "--group", "tag").splitlines()
-    assert grouped[0].split()[:3] == ["TAG", "RUNS", "NAMES"]
+    assert grouped[0].split()[:4] == ["TAG", "RUNS", "FAILED", "NAMES"]
     groups: list[dict[str, Any]] = json.loads(out("ls", "-a", "--group", "phase", "--json"))
     assert {one["key"]: one["values"]["took"]["count"] for one in groups} == {"succeeded": 2, "failed": 1}
+    assert {one["key"]: one["failed"] for one in groups} == {"succeeded": 0, "failed": 1}
 
 
 def test_ls_says_why_it_shows_nothing(three: str) -> None:
