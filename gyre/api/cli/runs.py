@@ -231,11 +231,12 @@ def _write_groups(by: str, groups: Sequence[Group]) -> None:
     from gyre.api.runs.table import SUMMARISED
 
     told = [name for name in SUMMARISED if any(name in one.values for one in groups)]
+    differs = [one.settings if one.settings != one.title else "" for one in groups]
     heads = [
         Column(by.upper(), least=8),
         Column("RUNS"),
         Column("FAILED", dispensable=2),
-        Column("DIFFERS IN", least=12, dispensable=3),
+        *([Column("DIFFERS IN", least=12, dispensable=3)] if any(differs) else []),
         Column("NAMES", least=16, dispensable=4),
         *(
             Column(name.upper().replace("_", " "), dispensable=_GROUP_DISPENSABLE.get(name, 0))
@@ -249,11 +250,11 @@ def _write_groups(by: str, groups: Sequence[Group]) -> None:
                 one.title or "–",
                 len(one.jobs),
                 one.failed or "",
-                one.settings if one.settings != one.title else "",
+                *([settings] if any(differs) else []),
                 ", ".join(dict.fromkeys(one.names)),
                 *(one.words.get(name, "") for name in told),
             )
-            for one in groups
+            for one, settings in zip(groups, differs, strict=True)
         ],
     )
 
