@@ -9,7 +9,7 @@ while it runs they are what it last said, else what it committed last.
 Invariant *one moment*: the parts of a sum are of the same moment, so that it is exact in every phase and after every
 end; what no count has is said (`told`).
 
-Pure.
+Pure: `now` is an argument.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gyre.api.terminal.formats import efficiency_words
 from gyre.failover import JobPhase
 from gyre.master.master_api import ENGINES_OF, View, plane_of, pools_of_view
+from gyre.observe.efficiency import efficiency_of
 
 _RUNS = "The rollout manager said so last."
 _COMMITTED = (
@@ -30,11 +32,12 @@ _NO_PLANE = "This job has no rollout manager, so nobody counts the tokens that a
 
 
 def account_of(
-    view: View, audit: Mapping[str, Any], committed: Callable[[], Mapping[str, Any] | None]
+    view: View, audit: Mapping[str, Any], committed: Callable[[], Mapping[str, Any] | None], *, now: float
 ) -> dict[str, Any]:
-    """`prompts`, `tokens` and `money`, all of them, `audit` too (a `LedgerAudit`), as plain data. `committed` gives the
-    plane's account as the store has it (`MasterApi.plane_account`), and is asked where no manager runs. `tokens` has
-    nulls where none has ever counted."""
+    """`prompts`, `tokens`, `money` of the pools and `cost`, all of them, `audit` too (a `LedgerAudit`), as plain data.
+    `committed` gives the plane's account as the store has it (`MasterApi.plane_account`), and is asked where no manager
+    runs. `tokens` has nulls where none has ever counted. `cost` has what the job costs in words, as `gyre show` has it,
+    until `now` (seconds since 1970) or its end; it is empty where the job has no prices."""
     counts = audit["counts"]
     lost = sum(last - first + 1 for first, last in audit["gaps"])
     return {
@@ -55,6 +58,11 @@ def account_of(
                 "price_per_million_tokens": pool.get("price_per_million_tokens"),
             }
             for role, pool in pools_of_view(view).items()
+        ],
+        "cost": [
+            {"label": label, "value": value}
+            for label, value in efficiency_words(efficiency_of(view, now))
+            if label.startswith("cost")
         ],
     }
 

@@ -1,6 +1,6 @@
 """Two to twenty jobs side by side: what their configurations differ in, and what came of it.
 
-Steps are compared at the same step: the last that all of them have made. Pure.
+Steps are compared at the same step: the last that all of them have made. Pure: `now` is an argument.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from gyre.api.terminal.formats import duration, price
 from gyre.api.terminal.run_end import held_out, ran_for
+from gyre.failover.costs import cost_of, has_prices
 
 MOST_JOBS = 20
 """As many as a chart can tell apart."""
@@ -57,8 +59,11 @@ def compare(
     views: Sequence[Mapping[str, Any]],
     specs: Sequence[Mapping[str, Any]],
     steps: Sequence[Sequence[Mapping[str, Any]]],
+    *,
+    now: float,
 ) -> Compared:
-    """Of each job its view, its configuration and the metrics of its steps, in the same order."""
+    """Of each job its view, its configuration with every default, and the metrics of its steps, in the same order;
+    `now` in seconds since 1970."""
     common = min((int(rows[-1]["step"]) if rows else 0 for rows in steps), default=0)
     metrics: dict[str, list[float | None]] = {}
     for name in COMPARED:
@@ -70,7 +75,7 @@ def compare(
         step=common,
         differences=differences_of(specs),
         metrics=metrics,
-        outcomes=_outcomes(views),
+        outcomes=_outcomes(views, now),
     )
 
 
@@ -104,15 +109,14 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str, until: int) -> float | N
     return fmean(values) if values else None
 
 
-def _outcomes(views: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    from gyre.api.terminal.formats import duration
-
+def _outcomes(views: Sequence[Mapping[str, Any]], now: float) -> dict[str, list[str]]:
     return {
         "phase": [str(view["job"]["phase"]) for view in views],
         "steps": [str(view["job"]["step"]) for view in views],
         "held-out": [", ".join(held_out(view)) or ABSENT for view in views],
         "tokens": [f"{view['training']['tokens']:,}" for view in views],
-        "ran for": [duration(ran_for(view)) or ABSENT for view in views],
+        "ran for": [duration(ran_for(view, now)) or ABSENT for view in views],
+        "cost": [price(cost_of(view["job"], now)) if has_prices(view["job"]) else ABSENT for view in views],
         "incidents": [str(len(view["incidents"])) for view in views],
         "warnings": [", ".join(one["code"] for one in view["warnings"]) or ABSENT for view in views],
     }

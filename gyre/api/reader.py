@@ -390,7 +390,9 @@ class JobReader:
         from gyre.rollouts.core.stored_account import stored_account
 
         audit = asdict(self.store.ledger(job_id).audit())
-        return account_of(view, audit, lambda: stored_account(self.store.rollouts(job_id).load()))
+        return account_of(
+            view, audit, lambda: stored_account(self.store.rollouts(job_id).load()), now=time.time()
+        )
 
     def series(
         self,

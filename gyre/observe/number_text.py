@@ -5,6 +5,8 @@ Pure: it imports nothing. This module must not know what is counted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 def short(value: float) -> str:
     """Two or three digits that matter: `0.41`, `3.9`, `0.0021`, `128`, `1.2e-07`."""
@@ -16,6 +18,17 @@ def short(value: float) -> str:
     if value == 0:
         return "0"
     return f"{value:.2g}"
+
+
+ROUNDING = 1e-12
+"""A standard deviation below this part of its mean is what adding up in floating point leaves of equal values."""
+
+
+def plus_minus(mean: float, deviation: float | None, form: Callable[[float], str] = short) -> str:
+    """`0.41 ±0.49`; without a deviation the mean alone, and `±0` for one that is rounding."""
+    if deviation is None:
+        return form(mean)
+    return f"{form(mean)} ±{form(0.0 if deviation <= ROUNDING * abs(mean) else deviation)}"
 
 
 def percent(share: float) -> str:

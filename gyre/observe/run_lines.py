@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-FORM = 2
+FORM = 3
 """Of a summary's keys (`gyre.observe.run_summary`): raised with every change of them, so that summaries of before are
 made anew."""
+
+NOT_THE_EXPERIMENT = ("name", "tags", "notes", "store", "observe", "python_path", "failover")
+"""Keys of a spec in which two runs of one experiment may differ, beside the seed: what it is called, where it keeps its
+files and who looks at it."""
 
 LISTED = 5000
 """Most jobs of a list, the newest: more than a table is read for, and a second's work to send."""

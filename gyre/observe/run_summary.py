@@ -26,7 +26,7 @@ from gyre.errors import StoreError
 from gyre.failover import JobState
 from gyre.failover.costs import cost_of, has_prices
 from gyre.failover.state import fields_of
-from gyre.observe.run_lines import FORM
+from gyre.observe.run_lines import FORM, NOT_THE_EXPERIMENT
 from gyre.store import Store
 
 POINTS = 40
@@ -34,10 +34,6 @@ POINTS = 40
 
 DIGITS = 4
 """Significant digits of a kept reward: a curve of 30 pixels' height shows two."""
-
-_NOT_THE_EXPERIMENT = ("name", "tags", "notes", "store", "observe", "python_path", "failover")
-"""Keys of a spec in which two runs of one experiment may differ, beside the seed: what it is called, where it keeps its
-files and who looks at it."""
 
 Summary = dict[str, Any]
 """Of the keys of `FORM`:
@@ -51,8 +47,10 @@ Summary = dict[str, Any]
 - `config`: equal for jobs that differ in their seed alone;
 - `reward`: of the last step; `rewards`: of at most `POINTS` steps, evenly spread, None where one has none;
 - `held_out`: the best of each set, in the order of their names: `set`, `unit` (`accuracy` or `reward`), `value`,
-  `version`, and of that version `right_by` (what calls an answer right, "" for a threshold) and `components`;
-- `tokens_per_s`: the median of those steps;
+  `version`, and of that version `right_by` (what calls an answer right, "" for a threshold) and `components`; `last`
+  and `last_version` are of the newest version that was evaluated;
+- `tokens_per_s`: the median of those steps without the first one of a run, which has the engines' start in it; None
+  where that is all there is;
 - `cost`: what the run cost until its end, or so far, in the currency of its prices; None where it has none.
 """
 
@@ -78,7 +76,7 @@ def summary_of(
         "reward": _finite(last.get("reward_mean")),
         "rewards": [_short(_finite(one.get("reward_mean"))) for one in steps],
         "held_out": _best(state),
-        "tokens_per_s": _median(steps, "tokens_per_s"),
+        "tokens_per_s": _median(_warm(steps, state.training.continued_at), "tokens_per_s"),
         "cost": round(cost_of(record, max(now, job.ended_at or 0.0)), 6) if has_prices(record) else None,
     }
 
@@ -112,7 +110,7 @@ def model_of(spec: Mapping[str, Any]) -> str:
 def experiment_of(spec: Mapping[str, Any]) -> str:
     """Eight hexadecimal digits that are equal for specs that differ in their seed alone, or in nothing that is of the
     experiment."""
-    kept = {key: value for key, value in spec.items() if key not in _NOT_THE_EXPERIMENT}
+    kept = {key: value for key, value in spec.items() if key not in NOT_THE_EXPERIMENT}
     config = {key: value for key, value in _mapping(kept.get("config")).items() if key != "seed"}
     text = json.dumps({**kept, "config": config}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
@@ -147,6 +145,7 @@ def _best(state: JobState) -> list[dict[str, Any]]:
         ]
         if values:
             value, best = max(values, key=lambda one: (one[0], -one[1].version))
+            newest, newest_row = values[-1]
             found.append(
                 {
                     "set": name,
@@ -155,9 +154,19 @@ def _best(state: JobState) -> list[dict[str, Any]]:
                     "version": best.version,
                     "right_by": best.right_by if unit == "accuracy" else "",
                     "components": dict(best.components),
+                    "last": newest,
+                    "last_version": newest_row.version,
                 }
             )
     return found
+
+
+def _warm(steps: Sequence[Mapping[str, Any]], continued_at: float | None) -> Sequence[Mapping[str, Any]]:
+    """The steps without the first of all and the first since the job went on."""
+    again = next(
+        (at for at, one in enumerate(steps) if continued_at and one.get("at", 0.0) >= continued_at), 0
+    )
+    return [one for at, one in enumerate(steps) if at not in (0, again)]
 
 
 def _median(steps: Sequence[Mapping[str, Any]], name: str) -> float | None:

@@ -1,12 +1,13 @@
 """Who did what from when to when, and for whom it waited: lanes of vertices and instances, with flags.
 
 From when to when a vertex ran, started or was down is in the journal, to the event. What it did while it ran is in the
-job's numbers, tick by tick: of a trainer's roles the seconds spent on each activity, of an instance its state. Within a
-tick the shares are known and not their order, so they are laid side by side, and every second tick the other way round,
-which joins equal ones.
+job's numbers, tick by tick: of a trainer's roles the seconds spent on each activity, counted from their begin to their
+end, and so of the only instance of its role; of several instances the state in which each was when it was looked at,
+which is an estimate. Within a tick the shares are known and not their order, so they are laid side by side, and every
+second tick the other way round, which joins equal ones.
 
 Invariants:
-- *whole*: the spans of a lane do not overlap, and what they add up to is what was spent;
+- *whole*: the spans of a lane do not overlap, and what they add up to is what was spent, or looked at;
 - *joined*: no two neighbours of a lane have the same state and cause;
 - *bounded*: at most `MOST_SPANS` spans and `MOST_FLAGS` flags. Where there would be more, spans are told at a coarser
   width, of which each has the state that took the most of it, but being down is never left out.
@@ -53,8 +54,16 @@ _OF_ACTIVITY = {
     "writing a checkpoint": CHECKPOINT,
     "getting ready": START,
     "nothing to do": IDLE,
+    "loading weights": LOAD,
+    "starting an engine": START,
+    "queued at an engine": WAIT,
+    "queued for a free engine": WAIT,
+    "waiting for devices": WAIT,
+    "waiting for an instance": WAIT,
+    "waiting for the rollout manager": WAIT,
+    "delivering": WAIT,
 }
-_PLAIN = frozenset({"training", "generating", "evaluating", "scoring", "nothing to do"})
+_PLAIN = frozenset({"training", "generating", "evaluating", "scoring", "nothing to do", "loading weights"})
 """Activities that their state says in full."""
 
 _OF_INSTANCE = {"working": GENERATE, "loading": LOAD, "draining": DOWN, "cut": DOWN}
@@ -144,7 +153,7 @@ def read_timeline(
         moves.setdefault(move.vertex, []).append(move)
     ids = sorted(moves, key=lambda one: _order(moves[one][0].role, one))
     numbers = store.series(history.job_id)
-    ran = _Activities(
+    ran = Activities(
         lambda prefix: read_series(numbers, prefix=prefix, since=since - 60.0, until=until, points=WIDTHS),
         len(ids),
     )
@@ -185,8 +194,8 @@ def _order(role: str, vertex: str) -> tuple[bool, str, int, str]:
 # -- what the numbers say ---------------------------------------------------------------------------
 
 
-class _Activities:
-    """The ticks of each lane, from the job's numbers."""
+class Activities:
+    """The ticks of each lane, from the job's numbers, which `read` gives by their prefix."""
 
     def __init__(self, read: Callable[[str], Series], lanes: int) -> None:
         trainer = read("trainer")
@@ -212,7 +221,8 @@ class _Activities:
 
     def of(self, vertex: str, role: str) -> list[Tick]:
         if vertex in self._instances:
-            return self._instances[vertex]
+            alone = len(self._instances) == 1 and role in self._roles
+            return self._roles[role] if alone else self._instances[vertex]
         if role == TRAINER and self._leader:
             return self._roles[self._leader]
         return self._roles.get(role) or self._calls.get(vertex, [])

@@ -33,14 +33,16 @@ def view(
         "fields": {"health": {"account": said}} if said else {},
     }
     return {
-        "job": {"phase": JobPhase(phase)},
+        "job": {"phase": JobPhase(phase), "reason": ""},
+        "progress": {},
+        "training": {"last": {}, "tokens": 0},
         "master": {"answering": answering},
         "vertices": [vertex] if manager else [],
     }
 
 
 def test_prompts_are_counted_from_the_ledger() -> None:
-    found = account_of(view(), AUDIT, lambda: None)
+    found = account_of(view(), AUDIT, lambda: None, now=0.0)
     assert found["prompts"] == {
         "drawn": 99,
         "trained": 90,
@@ -90,7 +92,7 @@ def test_the_sum_is_of_one_moment_in_every_phase(
     given: dict[str, Any], committed: Any, generated: int | None, waiting: str, told: str
 ) -> None:
     """What a manager said that runs no more is older than what it committed: a job that ended has nothing of it."""
-    tokens = account_of(given, AUDIT, lambda: committed)["tokens"]
+    tokens = account_of(given, AUDIT, lambda: committed, now=0.0)["tokens"]
     assert (tokens["generated"], tokens["told"][: len(told)]) == (generated, told)
     assert tokens["waiting"].startswith(waiting)
     if generated is not None:
@@ -99,14 +101,14 @@ def test_the_sum_is_of_one_moment_in_every_phase(
 
 
 def test_the_sums_are_said_on_a_terminal() -> None:
-    lines = lines_of(account_of(view(phase="stopped"), AUDIT, lambda: COMMITTED))
+    lines = lines_of(account_of(view(phase="stopped"), AUDIT, lambda: COMMITTED, now=0.0))
     assert lines["prompts"] == (
         "99 drawn = 90 trained + 5 in flight when the job ended + 1 dropped + 3 lost; 1 trained twice"
     )
     assert lines["tokens"].startswith(
         "80 generated = 60 delivered + 15 in flight when the job ended + 5 quarantined, 0 missing. The rollout"
     )
-    nothing = account_of(view(manager=""), AUDIT, lambda: None)
+    nothing = account_of(view(manager=""), AUDIT, lambda: None, now=0.0)
     assert lines_of(nothing)["tokens"].startswith("This job has no rollout manager")
 
 
@@ -129,3 +131,15 @@ def test_the_store_has_the_account_of_a_manager_that_was_killed(tmp_path: Path) 
         report(groups, "a", {two.samples[0]: 3})
         assert committed == {"generated": 11, "delivered": 4, "in_flight": 7, "discarded": {}, "missing": 0}
         assert stored_account(rollouts.load()) == committed != account_in(groups)
+
+
+def test_what_the_job_costs_is_in_the_words_of_show() -> None:
+    priced = view()
+    priced["job"] |= {"priced_at": 1000.0, "price_per_hour": 9.0, "spent": 0.5, "ended_at": None}
+    priced["training"]["tokens"] = 1_000_000
+    found = account_of(priced, AUDIT, lambda: None, now=1000.0 + 1200.0)
+    assert [(one["label"], one["value"]) for one in found["cost"]] == [
+        ("cost so far", "3.50, 9.00 an hour"),
+        ("cost by million tokens", "3.50"),
+    ]
+    assert account_of(view(), AUDIT, lambda: None, now=0.0)["cost"] == []

@@ -146,3 +146,16 @@ def test_the_fullest_device_is_in_the_verdict_and_a_cpu_job_is_told_its_disk(tmp
     found = plan(sharded, "--ray-address", "192.0.2.1:6379")
     assert any(line.startswith("actor") and " disk " in line for line in found.stdout.splitlines())
     assert "GPUs" not in found.stdout.splitlines()[-1]
+
+
+def test_the_price_of_an_hour_is_told_where_prices_are_given() -> None:
+    """A CPU job's roles have a device each, too: that is how three of them cost three times the price."""
+    given = job(SUMS)
+    assert "an hour costs" not in plan(given).output
+    priced = plan({**given, "device_price_per_hour": 3.0})
+    assert "an hour costs  9.00: 3 devices at 3.00 each" in priced.output
+    assert json.loads(plan({**given, "device_price_per_hour": 3.0}, "--json").stdout)["price_per_hour"] == 9.0
+    pool = {**given, "roles": {**ROLES, "rollout": {"total": 2, "pool": {"price_per_hour": 1.25}}}}
+    assert "an hour costs  2.50: 2 instances of rollout at 1.25 each" in plan(pool).output
+    both = plan({**pool, "device_price_per_hour": 3.0}).output
+    assert "8.50: 2 instances of rollout at 1.25 each and 2 devices at 3.00 each" in both

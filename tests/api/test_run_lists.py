@@ -81,7 +81,7 @@ def test_a_line_is_the_same_from_what_is_kept_and_from_the_journal(three: str, h
         assert ended_jobs(three, 10) == made, "what needs no package of the store says the same"
     seen = next(one for one in made if one["job_id"] == "seen-1")
     assert seen["rewards"] == [0.1, 0.2, 0.3, 0.4, 0.5]
-    assert (seen["tokens_per_s"], seen["tags"], seen["notes"]) == (300.0, ["ablation"], "the good one")
+    assert (seen["tokens_per_s"], seen["tags"], seen["notes"]) == (350.0, ["ablation"], "the good one")
     assert [(one["set"], one["unit"], one["value"], one["version"]) for one in seen["held_out"]] == [
         ("aime", "reward", 0.625, 2),
         ("math500", "accuracy", 0.5, 2),
@@ -230,9 +230,10 @@ def test_ls_filters_sorts_groups_and_chooses_columns(three: str) -> None:
     rows = list(csv.DictReader(io.StringIO(out("ls", "-a", "--csv", "--columns", "id,tag"))))
     assert {row["id"]: row["tags"] for row in rows}["seen-1"] == "ablation"
     grouped = out("ls", "-a", "--group", "tag").splitlines()
-    assert grouped[0].split()[:3] == ["TAG", "RUNS", "NAMES"]
+    assert grouped[0].split()[:4] == ["TAG", "RUNS", "FAILED", "NAMES"]
     groups: list[dict[str, Any]] = json.loads(out("ls", "-a", "--group", "phase", "--json"))
     assert {one["key"]: one["values"]["took"]["count"] for one in groups} == {"succeeded": 2, "failed": 1}
+    assert {one["key"]: one["failed"] for one in groups} == {"succeeded": 0, "failed": 1}
 
 
 def test_ls_says_why_it_shows_nothing(three: str) -> None:

@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.api.runs import csv_of_curves, csv_of_runs, grouped, parse_filter, select_runs
+from gyre.api.runs import (
+    cost_words,
+    csv_of_curves,
+    csv_of_runs,
+    grouped,
+    named,
+    parse_filter,
+    select_runs,
+    shared_names,
+)
+from gyre.api.runs.naming import beginning_of, settings_of
 from gyre.errors import ConfigError
 from tests.examples import examples
 
@@ -37,7 +47,10 @@ def run(name: str, **more: Any) -> dict[str, Any]:
 def best(value: float, unit: str = "accuracy", name: str = "math") -> list[dict[str, Any]]:
     """The set's name is also the number that the reward function returned beside the reward."""
     said = {f"reward.{name}": 1 - value}
-    return [{"set": name, "unit": unit, "value": value, "version": 7, "right_by": "", "components": said}]
+    return [
+        {"set": name, "unit": unit, "value": value, "version": 7, "right_by": "", "components": said}
+        | {"last": value - 0.1, "last_version": 9}
+    ]
 
 
 RUNS = [
@@ -104,6 +117,7 @@ def names(text: str, sort: str = "") -> str:
         ('ended=""', "d"),
         ("held_out>0.6", "bc"),
         ("held_out.math>0.6", "b"),
+        ("held_out_last>0.65", "c"),
         ("held_out.f>0.6", "c"),
         ("held_out.none>0", ""),
         ("held_out.math.reward.math>0.4", "a"),
@@ -204,3 +218,69 @@ def test_curves_have_a_line_for_each_step_of_each_job() -> None:
     }
     assert csv_of_curves(curves).splitlines() == ["job,step,loss,kl", "a,1,0.5,", "a,2,,0.1", "b,1,1,"]
     assert csv_of_curves(curves, ["kl"]).splitlines() == ["job,step,kl", "a,1,", "a,2,0.1", "b,1,"]
+
+
+def test_groups_are_ordered_by_their_means_and_those_without_are_last() -> None:
+    def keys(sort: str) -> str:
+        chosen = select_runs(RUNS, sort=sort, now=NOW)
+        return "".join(one.key for one in grouped(chosen, "experiment", sort=sort, now=NOW))
+
+    assert (keys("-held_out"), keys("held_out"), keys("-held_out_last")) == ("yxz", "xyz", "yxz")
+    assert (keys("took"), keys("-phase")) == ("zxy", "xzy")
+
+
+def test_a_group_says_in_words_what_it_came_to_and_how_many_failed() -> None:
+    items = [
+        run("a", config="x", cost=0.1, ended_at=BEGIN + 25.4, held_out=best(0.5), reward=0.4),
+        run("b", config="x", cost=0.2, ended_at=BEGIN + 14.6, held_out=best(0.7), reward=0.1 + 0.3),
+        run("c", config="x", phase="failed", ended_at=BEGIN + 20.0, reward=0.4 * (1 + 2**-52)),
+    ]
+    (group,) = grouped(items, "experiment", now=NOW)
+    assert group.failed == 1
+    assert group.words["took"] == "20 s ±5.4 s"
+    assert group.words["cost"] == "0.15 ±0.071, 0.3 in all of 2"
+    assert group.words["held_out"] == "60 % ±14 % of 2"
+    assert group.words["held_out_last"] == "50 % ±14 % of 2"
+    other = run("d", config="y", held_out=best(0.5, name="aime"))
+    assert grouped([*items, other], "experiment", now=NOW)[0].words["held_out"] == "math 60 % ±14 % of 2"
+    assert group.words["reward"] == "0.4 ±0", "what adding up leaves is no spread"
+    assert cost_words(items) == "0.3 in all; 2 of 3 jobs have prices"
+    assert cost_words(items[2:]) == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "shared"),
+    [
+        (["lr-2e-4-s2", "lr-2e-4-s1"], "lr-2e-4"),
+        (["grpo_seed1", "grpo_seed2"], "grpo"),
+        (["lr-10", "lr-15"], "lr"),
+        (["base1", "base12"], "base"),
+        (["losses-x", "losses-y"], "losses"),
+        (["run-alpha", "run-apple"], "run"),
+        (["alone"], "alone"),
+        (["a1", "a2"], ""),
+        (["one", "other"], ""),
+    ],
+)
+def test_names_share_a_beginning(names: list[str], shared: str) -> None:
+    assert beginning_of(names) == shared
+
+
+def test_groups_are_called_by_their_names_or_by_the_settings_in_which_they_differ() -> None:
+    usual = {"recipe": "grpo", "config": {"optim": {"lr": 4e-3}, "sampling": {"temperature": 1.0}, "seed": 1}}
+    colder = {**usual, "config": {**usual["config"], "sampling": {"temperature": 0.6}, "seed": 2}}
+    slower = {**usual, "config": {**usual["config"], "optim": {"lr": 2e-4}}}
+    assert settings_of([usual, colder, slower, None]) == ["", "sampling.temperature 0.6", "optim.lr 2e-4", ""]
+    items = [
+        *(run(f"top-s{seed}", config="t") for seed in (1, 2)),
+        *(run(f"run-{number}", config="xy"[number % 2]) for number in range(4)),
+    ]
+    groups = grouped(items, "experiment", now=NOW)
+    specs = dict(zip(("top-s1-1", "run-0-1", "run-1-1"), (usual, slower, colder), strict=True))
+    found = named(groups, specs)
+    assert [one.title for one in found] == ["top", "optim.lr 2e-4", "sampling.temperature 0.6"]
+    assert [one.key for one in found] == ["t", "x", "y"]
+
+
+def test_names_of_several_jobs_are_told() -> None:
+    assert shared_names([run("a"), run("b"), run("a")]) == ["a"]

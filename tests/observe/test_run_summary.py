@@ -64,8 +64,10 @@ def test_the_best_of_each_set_is_by_accuracy_where_there_is_one_and_else_by_rewa
     )
     silent: dict[str, Any] = {"right_by": "", "components": {}}
     assert summary_of(state, SPEC, [])["held_out"] == [
-        {"set": "format", "unit": "reward", "value": 0.9, "version": 0} | silent,
-        {"set": "math", "unit": "accuracy", "value": 0.6, "version": 20} | silent,
+        {"set": "format", "unit": "reward", "value": 0.9, "version": 0, "last": 0.4, "last_version": 60}
+        | silent,
+        {"set": "math", "unit": "accuracy", "value": 0.6, "version": 20, "last": 0.5, "last_version": 60}
+        | silent,
     ]
 
 
@@ -77,7 +79,11 @@ def test_the_best_is_by_the_rule_of_the_last_and_says_whose_it_is() -> None:
         _evaluation("math", 40, 0.3, right_by="reward.acc"),
     )
     (found,) = summary_of(state, SPEC, [])["held_out"]
-    assert found == {"set": "math", "unit": "accuracy", "value": 0.4, "version": 20} | said
+    assert (
+        found
+        == {"set": "math", "unit": "accuracy", "value": 0.4, "version": 20, "last": 0.3, "last_version": 40}
+        | said
+    )
 
 
 def test_numbers_that_are_none_are_none() -> None:
@@ -85,7 +91,15 @@ def test_numbers_that_are_none_are_none() -> None:
     steps = [{"reward_mean": 0.123456, "tokens_per_s": 10.0}, {"reward_mean": nan}, {"tokens_per_s": 30.0}]
     found = summary_of(_state(reward_mean=nan), SPEC, steps)
     assert found["rewards"] == [0.1235, None, None]
-    assert (found["reward"], found["tokens_per_s"], found["cost"]) == (None, 20.0, None)
+    assert (found["reward"], found["tokens_per_s"], found["cost"]) == (None, 30.0, None)
+
+
+def test_the_first_step_of_a_run_has_the_engines_start_in_it_and_is_left_out_of_the_median() -> None:
+    steps = [{"at": float(at), "tokens_per_s": rate} for at, rate in enumerate([1.0, 40.0, 50.0, 2.0, 60.0])]
+    assert summary_of(JobState(), SPEC, steps)["tokens_per_s"] == 45.0
+    again = replace(JobState(), training=replace(JobState().training, continued_at=2.5))
+    assert summary_of(again, SPEC, steps)["tokens_per_s"] == 50.0
+    assert summary_of(JobState(), SPEC, steps[:1])["tokens_per_s"] is None
 
 
 @pytest.mark.parametrize(("ended_at", "cost"), [(0.0, 1.25 + 8.0), (1000.0 + 1800.0, 1.25 + 2.0)])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.observe.chapters import Flag, Move
+from gyre.observe.series import Series
 from gyre.observe.timeline import (
     DOWN,
     GENERATE,
@@ -20,6 +21,7 @@ from gyre.observe.timeline import (
     START,
     TRAIN,
     WAIT,
+    Activities,
     Lane,
     Span,
     bounded,
@@ -30,6 +32,7 @@ from gyre.observe.timeline import (
     spans_of,
     state_of,
 )
+from gyre.workloads.trainer.rollout_requests import UNDERWAY_WORDS
 from tests.examples import examples
 
 ROLLOUT = "rollout (generating)"
@@ -48,6 +51,9 @@ def moves(*told: tuple[float, str, str]) -> list[Move]:
         ("publishing", (LOAD, "publishing")),
         ("waits for rollout (generating)", (WAIT, ROLLOUT)),
         ("nothing to do", (IDLE, "")),
+        ("loading weights", (LOAD, "")),
+        ("delivering", (WAIT, "delivering")),
+        ("starting an engine", (START, "starting an engine")),
         ("my_own_method", (TRAIN, "my_own_method")),
     ],
 )
@@ -65,6 +71,30 @@ def test_what_a_role_did_in_a_tick_is_what_its_seconds_grew_by() -> None:
     assert first == (0.0, 5.0, {(TRAIN, ""): 0.4, (WAIT, ROLLOUT): 0.6})
     assert second == (5.0, 10.0, {(TRAIN, ""): 0.8, (WAIT, ROLLOUT): 0.2})
     assert third == (10.0, 15.0, {(TRAIN, ""): 0.5, (WAIT, ROLLOUT): 0.5}), "another trainer began to count"
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_an_only_instance_did_what_its_role_counted_and_not_what_a_look_saw(instances: int) -> None:
+    """Two looks found it loading weights, which took 0.45 s of ten."""
+    trainer = {
+        "spent_s/rollout/generating": [(5.0, 3.0), (10.0, 6.0)],
+        "spent_s/rollout/loading weights": [(5.0, 0.25), (10.0, 0.45)],
+        "spent_s/rollout/waits for actor (training)": [(5.0, 1.75), (10.0, 3.55)],
+    }
+    looks = {f"instance/rollout-{n}": {"state/loading": [(0.0, 1.0), (5.0, 1.0)]} for n in range(instances)}
+    read = {"trainer": {"trainer": trainer}, "instance": looks, "vertex": {}}
+    ticks = Activities(lambda prefix: Series(5.0, read[prefix]), instances).of("rollout-0", "rollout")
+    found = spans_of([Move(0.0, "rollout-0", "rollout", "running", "")], ticks, 0.0, 10.0)
+    seconds = dict.fromkeys((GENERATE, LOAD, WAIT), 0.0)
+    for span in found:
+        seconds[span.state] += span.end - span.begin
+    expected = [6.0, 0.45, 3.55] if instances == 1 else [0.0, 10.0, 0.0]
+    assert list(seconds.values()) == pytest.approx(expected)
+
+
+def test_all_that_a_rollout_plane_does_has_a_state() -> None:
+    for what in UNDERWAY_WORDS.values():
+        assert state_of(what)[0] in (GENERATE, LOAD, START, WAIT)
 
 
 def test_a_vertex_that_died_is_down_until_it_runs_again_and_says_why() -> None:

@@ -142,15 +142,17 @@ def test_two_versions_answer_the_same_held_out_prompts_and_what_changed_comes_fi
     versions = version.locator("option").all_inner_texts()
     assert len(versions) > 2
     said = page.locator("main p[role=status]").inner_text()
-    found = re.search(r"Of (\d+) prompts (\d+) changed since version 0: (\d+) better, (\d+) worse", said)
+    found = re.search(
+        rf"Of (\d+) prompts (\d+) changed since version {versions[-2]}: (\d+) better, (\d+) worse", said
+    )
     assert found, said
     total, changed, better, worse = map(int, found.groups())
     badges = [one.locator(".badge").count() for one in page.locator(".held-out > li").all()]
     assert badges == [1] * changed + [0] * (total - changed)
     assert better + worse == changed
     assert page.locator(".held-out > li").first.locator("h3").all_inner_texts() in (
-        ["Version 0: wrong", f"Version {versions[-1]}: right"],
-        ["Version 0: right", f"Version {versions[-1]}: wrong"],
+        [f"Version {versions[-2]}: wrong", f"Version {versions[-1]}: right"],
+        [f"Version {versions[-2]}: right", f"Version {versions[-1]}: wrong"],
     )
     against.select_option(versions[-1])
     page.wait_for_function("() => document.querySelectorAll('.held-out .badge').length === 0")

@@ -22,6 +22,8 @@ from gyre.store import Labels, StepRow, open_store
 from tests.ui.conftest import Reader
 
 JOBS = 120
+LONG = "KeyError: " + "a reward function that failed has much to say; " * 30
+"""Why the newest job failed."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -36,7 +38,8 @@ def _fill(url: str) -> None:
                 (("ablation", "baseline", "lr sweep")[number % 3],), "a note" if number == 7 else ""
             )
             store.create_job(job_id=job_id, name=job_id, spec=spec, now=1000.0 + number, labels=labels)
-            store.update_job(job_id, phase="succeeded", ended_at=2000.0)
+            failed = {"phase": "failed", "message": LONG} if number == JOBS - 1 else {"phase": "succeeded"}
+            store.update_job(job_id, ended_at=2000.0, **failed)
             steps = [
                 {"step": at, "reward_mean": reward * at / 25, "tokens_per_s": 100.0} for at in range(1, 26)
             ]
@@ -110,7 +113,13 @@ def test_runs_are_filtered_grouped_and_given_as_csv(reader: Any, tmp_path: Path)
     page.get_by_label("Group by").select_option("experiment")
     group = page.get_by_role("region", name="Groups").locator("tr.group")
     group.get_by_role("link", name="Compare").wait_for()
-    assert "0.645 ± 0.0" in group.inner_text(), "mean and spread of 0.51, 0.54 … 0.78"
+    assert "0.65 ±0.09" in group.inner_text(), "mean and spread of 0.51, 0.54 … 0.78"
+    page.get_by_role("link", name="run-078", exact=True).wait_for()  # by its name, as without a filter
+    group.get_by_role("link", name="Compare").click()
+    page.get_by_role("group", name="With which jobs").get_by_label("run-075", exact=True).wait_for()
+    names = page.get_by_role("group", name="With which jobs").locator("label").all_inner_texts()
+    assert len(names) == len(set(names)), "no job is offered twice"
+    page.go_back()
     with page.expect_download() as download:
         page.get_by_role("link", name="CSV").click()
     download.value.save_as(tmp_path / "runs.csv")
@@ -121,6 +130,27 @@ def test_runs_are_filtered_grouped_and_given_as_csv(reader: Any, tmp_path: Path)
     page.get_by_role("alert").get_by_text("There is no column 'rewrd'").wait_for()
     page.get_by_label("Filter").fill("tag=none")
     page.get_by_text("No job is like that").wait_for()
+
+
+def test_one_long_reason_makes_no_table_wider_and_the_box_ends_with_the_screen(
+    browser: Any, url: str
+) -> None:
+    """Of a run that failed with a long sentence all that matters is seen on 1440 pixels."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = Reader(context.new_page(), url).open("jobs")
+    long = page.locator("tr.run", has=page.get_by_role("link", name="run-119", exact=True)).get_by_title(
+        "KeyError"
+    )
+    long.wait_for()
+    assert len(long.get_attribute("title")) == len(LONG), "whole under the cursor"
+    for heading in ("Took", "Why", "Note"):
+        box = page.get_by_role("button", name=heading, exact=True).bounding_box()
+        assert box["x"] + box["width"] < 1440, heading
+    table = page.locator(".runs")
+    assert table.evaluate("one => one.scrollWidth") < 2 * 1440
+    ends = table.evaluate("one => one.getBoundingClientRect().bottom")
+    assert 850 < ends <= 900
+    context.close()
 
 
 def test_tags_and_notes_are_written_and_a_tag_filters(reader: Any) -> None:

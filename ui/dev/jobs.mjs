@@ -101,8 +101,8 @@ export function runOf(one) {
   const { rows, job, evaluations } = one;
   const best = evaluations.held_out.reduce((top, row) => (top && top.accuracy >= row.accuracy ? top : row), null);
   return {
-    ...job, live: job.ended_at === null, steps: 300, recipe: "grpo", model: "Qwen2.5-0.5B-Instruct", seed: one.seed, reward: rows.at(-1).reward_mean,
-    rewards: rows.filter((_, at) => at % 8 === 0).map((row) => row.reward_mean), held_out: best ? [{ set: "held_out", unit: "accuracy", value: best.accuracy, version: best.version }] : [],
+    ...job, live: job.ended_at === null, steps: 300, recipe: "grpo", model: "Qwen2.5-0.5B-Instruct", seed: one.seed, config: job.name, reward: rows.at(-1).reward_mean,
+    rewards: rows.filter((_, at) => at % 8 === 0).map((row) => row.reward_mean), held_out: best ? [{ set: "held_out", unit: "accuracy", value: best.accuracy, version: best.version, right_by: "", last: evaluations.held_out.at(-1).accuracy, last_version: evaluations.held_out.at(-1).version }] : [],
     tokens_per_s: rows.at(-1).tokens_per_s, cost: null, tags: one.tags, notes: one.notes,
   };
 }

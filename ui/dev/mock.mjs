@@ -113,7 +113,7 @@ export function answer(request, response) {
   }
   const [kind, target = "", ...rest] = url.pathname.slice(PREFIX.length).split("/").map(decodeURIComponent);
   if (kind !== "jobs") problem(response, 404, "not_found", "There is no such thing here.");
-  else if (!target) send(response, 200, { jobs: JOBS.map(runOf), groups: null, total: JOBS.length });
+  else if (!target) send(response, 200, { jobs: JOBS.map(runOf), groups: null, total: JOBS.length, shared_names: [], cost: "" });
   else {
     const [name, verb] = target.split(":");
     const found = jobOf(name);

@@ -28,6 +28,15 @@ function digits(value: number): string {
   return value.toFixed(places).replace("-", "−");
 }
 
+/** Of its mean: a deviation below it is what adding up in floating point leaves of equal values. */
+const ROUNDING = 1e-12;
+
+/** `0.41 ±0.49`, as `plus_minus` in gyre/observe/number_text.py has it. */
+export function plusMinus(mean: number, deviation: number | null | undefined): string {
+  if (deviation == null) return short(mean);
+  return `${short(mean)} ±${short(deviation <= ROUNDING * Math.abs(mean) ? 0 : deviation)}`;
+}
+
 /** More do not fit beside an axis. */
 const MOST_DECIMALS = 4;
 

@@ -34,13 +34,15 @@ export interface Job {
   error?: string;
 }
 
-/** The best evaluation of a held-out set, and the policy version that earned it. */
+/** The best evaluation of a held-out set, and the policy version that earned it; `last` is the newest one. */
 export interface HeldOut {
   set: string;
   unit: "accuracy" | "reward";
   value: number;
   version: number;
   right_by: string;
+  last?: number | null;
+  last_version?: number | null;
 }
 
 /** A line of the table of runs. What is not known is null. */
@@ -53,6 +55,8 @@ export interface Run extends Job {
   recipe: string;
   model: string;
   seed: number | null;
+  /** Equal for runs that differ in their seed alone. */
+  config?: string;
   reward: number | null;
   rewards: (number | null)[];
   held_out: HeldOut[];
@@ -62,24 +66,26 @@ export interface Run extends Job {
   notes: string;
 }
 
-export interface Spread {
-  count: number;
-  mean: number;
-  std: number | null;
-}
-
 export interface RunGroup {
   key: string;
+  title: string;
+  /** In which they differ from the other groups. */
+  settings: string;
   jobs: string[];
   names: string[];
-  values: Record<string, Spread>;
-  held_out: [string, string] | null;
+  failed: number;
+  /** By the name of the column: mean, spread, of how many. */
+  words: Record<string, string>;
 }
 
 export interface JobList {
   jobs: Run[];
   groups: RunGroup[] | null;
   total: number;
+  /** Names of several jobs, which are told apart by their ids. */
+  shared_names: string[];
+  /** What the listed ones cost together, in words. */
+  cost: string;
 }
 
 export interface Labels {
@@ -214,6 +220,8 @@ export interface Account {
   prompts: PromptAccount;
   tokens: TokenAccount;
   money: Price[];
+  /** What the job costs, in words: so far, by the hour, by a million tokens. Empty without prices. */
+  cost?: { label: string; value: string }[];
 }
 
 /** The numbers of one step, by the names in docs/training.md. */

@@ -1,14 +1,18 @@
 /** What is pure: formats, thinning, the address, rows and windows of the timeline, scales of tokens. */
 import { describe, expect, it, vi } from "vitest";
 import { smoothed, thinned, within } from "../src/data/thinning";
-import { bytes, duration, percent, percentTick, short, tick, whole, wholeTick } from "../src/format";
+import { bytes, duration, percent, percentTick, plusMinus, short, tick, whole, wholeTick } from "../src/format";
 import { heightOf, labelsOf, moments } from "../src/parts/axes";
 import { pathOf } from "../src/parts/Sparkline";
 import { hrefOf, parseRoute } from "../src/route";
 import { promiseOf } from "../src/views/account/promise";
 
 import { differences } from "../src/views/compare/differences";
-import { MOST_RUNS, strokeOf } from "../src/views/compare/runs";
+import { heldOutLines } from "../src/views/compare/heldOutLines";
+import { MOST_RUNS, strokeClass, strokesOf, type Run } from "../src/views/compare/runs";
+import { jobIn, keyIn } from "../src/data/jobKeys";
+import { heightFor } from "../src/views/jobs/height";
+import { againstOf } from "../src/views/samples/against";
 import { binCondition } from "../src/views/samples/filters";
 import { columnsOf, firstAfter, rolesOf, rowsOf, spanAt, sumsOf } from "../src/views/timeline/rows";
 import { asked, clamped, zoomed } from "../src/views/timeline/window";
@@ -27,6 +31,10 @@ describe("formats", () => {
     expect([0.25, 0.5, 0.75].map((value) => tick(value, 0.25))).toEqual(["0.25", "0.50", "0.75"]);
     expect([5e-7, 1e-6].map((value) => tick(value, 5e-7))).toEqual(["5e−7", "1e−6"]);
     expect([0.02, 0.04].map((value) => read(percentTick(value, 0.02)))).toEqual(["2 %", "4 %"]);
+  });
+
+  it("writes no deviation that is rounding", () => {
+    expect([plusMinus(0.4, 1.1e-16), plusMinus(0.4, 0.02), plusMinus(0, 0), plusMinus(1, null)]).toEqual(["0.400 ±0", "0.400 ±0.0200", "0 ±0", "1"]);
   });
 
   it("writes spans of time in two units", () => {
@@ -215,8 +223,57 @@ describe("tokens", () => {
 
 describe("runs in one chart", () => {
   it("draws no two alike", () => {
-    const strokes = Array.from({ length: MOST_RUNS }, (_, at) => JSON.stringify(strokeOf(at)));
-    expect(new Set(strokes).size).toBe(MOST_RUNS);
+    for (const seeds of [1, 2, 3, 20]) {
+      const strokes = strokesOf(Array.from({ length: MOST_RUNS }, (_, at) => `e${Math.floor(at / seeds)}`));
+      expect(new Set(strokes.map((one) => JSON.stringify(one))).size).toBe(MOST_RUNS);
+      expect(new Set(strokes.map((one) => one.colour + strokeClass(one))).size).toBe(MOST_RUNS);
+    }
+  });
+
+  it("gives the seeds of an experiment one colour", () => {
+    const colours = strokesOf(Array.from({ length: MOST_RUNS }, (_, at) => `e${at % 10}`)).map((one) => one.colour);
+    for (let at = 0; at < 10; at++) expect(colours[at + 10]).toBe(colours[at]);
+    expect(strokesOf(["a", undefined, undefined, "a"]).map((one) => one.colour)).toEqual(["--c1", "--c2", "--c3", "--c1"]);
+  });
+
+  it("has evaluations by version, by accuracy where one of them has it", () => {
+    const of = (name: string, ...rows: [number, number | null, number][]) => ({ name, colour: "--c1", dashed: false, dotted: false, view: { evaluations: { math: rows.map(([version, accuracy, reward_mean]) => ({ version, accuracy, reward_mean })) } } }) as unknown as Run;
+    const found = heldOutLines("math", [of("a", [0, 0.1, 0.5], [10, 0.2, 0.6]), of("b", [5, 0.3, 0.7]), { ...of("c"), view: undefined }]);
+    expect([found.unit, found.x]).toEqual(["accuracy", [0, 5, 10]]);
+    expect(found.lines.map((line) => [line.label, line.values])).toEqual([["a", [0.1, null, 0.2]], ["b", [null, 0.3, null]]]);
+    expect(heldOutLines("math", [of("a", [0, null, 0.5])]).unit).toBe("reward");
+  });
+});
+
+describe("names of jobs", () => {
+  const list = { jobs: [{ name: "a", job_id: "a-1" }, { name: "b", job_id: "b-1" }, { name: "a", job_id: "a-2" }] as never[], shared_names: ["a"] };
+
+  it("are ids where several share one, whatever is filtered", () => {
+    expect((list.jobs as { name: string; job_id: string }[]).map(keyIn(list))).toEqual(["a-1", "b", "a-2"]);
+  });
+
+  it("mean the same job as its id", () => {
+    expect(["b", "b-1", "a-2", "none"].map((key) => jobIn(list, key)?.job_id)).toEqual(["b-1", "b-1", "a-2", undefined]);
+  });
+});
+
+describe("the box of the runs", () => {
+  it("ends with the screen, and has all of it where it begins far down", () => {
+    expect([heightFor(100, 1000), heightFor(700, 1000)]).toEqual([876, 952]);
+  });
+});
+
+describe("held-out answers", () => {
+  const rows = (...values: (number | null)[]) => values.map((accuracy, at) => ({ version: at * 10, accuracy, reward_mean: 0.5 }));
+
+  it("are compared with those of the version before, or of the best where that was better", () => {
+    const versions = [0, 10, 20, 30];
+    expect(againstOf(versions, 30, rows(0.1, 0.5, 0.3, 0.4))).toBe(10);
+    expect(againstOf(versions, 30, rows(0.1, 0.5, 0.3, 0.5))).toBe(20);
+    expect(againstOf(versions, 30, [])).toBe(20);
+    expect(againstOf(versions, 0, rows(0.1, 0.5, 0.3, 0.4))).toBe(10);
+    expect(againstOf([0], 0, [])).toBeUndefined();
+    expect(againstOf([0, 20, 30], 30, rows(0.1, 0.5, 0.3, 0.4))).toBe(20);
   });
 });
 

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gyre.api.terminal.formats import price
 from gyre.config import JobSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError
+from gyre.graph.devices import rate_per_hour
 from gyre.graph.integrations import reads_sections
 
 SETS_NAMED = 3
@@ -191,6 +193,26 @@ def lines_of(found: Amounts) -> Iterator[tuple[str, str]]:
     yield "tokens", tokens
     yield "evaluations", _evaluations(found)
     yield "checkpoints", f"every {_steps(found.checkpoint_every)}; the newest two are kept"
+
+
+def price_line(spec: JobSpec) -> str:
+    """What an hour of the job costs, and of what that is, as `9.00: 3 devices at 3.00 each`; "" without prices."""
+    rate = rate_per_hour(spec, {})
+    if rate is None:
+        return ""
+    pools = {
+        name: (role.total, role.pool.price_per_hour)
+        for name, role in spec.roles.items()
+        if role.pool is not None and role.pool.price_per_hour
+    }
+    parts = [
+        f"{_count(count, 'instance', 'instances')} of {name} at {price(each)} each"
+        for name, (count, each) in pools.items()
+    ]
+    if spec.device_price_per_hour:
+        own = (rate - sum(count * each for count, each in pools.values())) / spec.device_price_per_hour
+        parts.append(f"{own:g} device{'' if own == 1 else 's'} at {price(spec.device_price_per_hour)} each")
+    return f"{price(rate)}: {' and '.join(parts)}"
 
 
 def _epochs(drawn: int, rows: int) -> str:

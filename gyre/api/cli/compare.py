@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 
 from gyre.api.cli.completion import jobs as job_names
@@ -15,9 +17,14 @@ from gyre.api.terminal.text_tables import Column
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print every metric of every step of the jobs as CSV.")
 def compare(session: Session, jobs: tuple[str, ...], as_json: bool, as_csv: bool) -> None:
-    """Compare two to twenty jobs: how their configurations differ, and their metrics at the same step."""
+    """Compare two to twenty jobs: what came of them, metrics at the same step, and settings in which they differ.
+
+    The metrics are means of the 10 steps up to the last step that all of them have made. A setting that a job does not
+    give has its default.
+    """
     from gyre.api.comparison import MOST_JOBS, RECENT
     from gyre.api.comparison import compare as compared
+    from gyre.api.definition.whole_spec import whole_of
     from gyre.api.runs import csv_of_curves
     from gyre.workloads.trainer.learning.step_line import short
 
@@ -33,8 +40,9 @@ def compare(session: Session, jobs: tuple[str, ...], as_json: bool, as_csv: bool
             return
         found = compared(
             [reader.view(job_id) for job_id in ids],
-            [reader.spec(job_id) for job_id in ids],
+            [whole_of(reader.spec(job_id)) for job_id in ids],
             [reader.steps(job_id) for job_id in ids],
+            now=time.time(),
         )
     if as_json:
         write_json(found.as_dict())

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import click
 
 from gyre.api.cli.context import Session, verb
 from gyre.api.cli.output import write_json
-
-if TYPE_CHECKING:
-    from gyre.config import JobSpec
 
 
 @click.group()
@@ -46,6 +41,7 @@ def show(session: Session, file: str, overrides: tuple[str, ...], as_json: bool)
     import yaml
 
     from gyre.api.definition.jobfile import load_job_file
+    from gyre.api.definition.whole_spec import whole
     from gyre.graph import compile_job
 
     job = load_job_file(file, overrides)
@@ -57,23 +53,6 @@ def show(session: Session, file: str, overrides: tuple[str, ...], as_json: bool)
     else:
         text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True, width=120)
         click.echo(text, nl=False)
-
-
-def whole(spec: JobSpec) -> dict[str, Any]:
-    """A compiled job's spec as the content of a job file, with the defaults of the sections of `config` too."""
-    from gyre.config.sections import WorkloadSettings
-    from gyre.graph.integrations import reads_sections
-
-    data = spec.model_dump(mode="json")
-    for name, role in spec.roles.items():
-        data["roles"][name]["entrypoint"] = None if role.entrypoint is None else str(role.entrypoint)
-    if reads_sections(spec):
-        settings = WorkloadSettings.read(spec.config)
-        sections = {key: part for key, part in settings.model_dump(mode="json").items() if part is not None}
-        if settings.task is not None:
-            sections["task"] = settings.task.own
-        data["config"] = {**spec.config, **sections}
-    return data
 
 
 for command in (schema, show):

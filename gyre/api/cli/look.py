@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LOG_POLL_S = 0.5
 IMPORTANT = ("reward_mean", "loss", "grad_norm", "kl", "entropy", "completion_tokens_mean")
+LABELS = {"prompts": "prompts_drawn"}
+"""What a number of a trainer's report is called, where its name does not say it."""
 DETAILS = (
     "reward",
     "accuracy_first",
@@ -198,7 +200,7 @@ def _show_job(
         for key, unset in (("step", 0), ("version", -1)):
             if progress.get(key) == unset:
                 del progress[key]
-    rows += [(key.replace("_", " "), number(value)) for key, value in progress.items()]
+    rows += [(LABELS.get(key, key).replace("_", " "), number(value)) for key, value in progress.items()]
     if verbose:
         rows += [(f"time of {role}", shares) for role, shares in times_of(view["progress"]).items()]
     rows += efficiency_words(efficiency_of(view, now))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gyre.api.checks import Judged
     from gyre.api.checks.amounts import Amounts
     from gyre.api.checks.memory import Foreseen
+    from gyre.config import JobSpec
     from gyre.errors import GyreError
 
 
@@ -89,6 +90,7 @@ def _say_no(error: GyreError, form: str | None) -> None:
 def _write(judged: Judged, amounts: Amounts | None, form: str | None, refused: GyreError | None) -> None:
     from gyre.api.checks import line_of
     from gyre.graph import as_dict, as_dot, as_mermaid
+    from gyre.graph.devices import rate_per_hour
 
     compiled = judged.compiled
     if form == "json":
@@ -97,6 +99,7 @@ def _write(judged: Judged, amounts: Amounts | None, form: str | None, refused: G
             "notes": judged.notes,
             "memory": judged.memory.as_dict(),
         }
+        found["price_per_hour"] = rate_per_hour(compiled.spec, {})
         found["amounts"] = None if amounts is None else amounts.as_dict()
         because = judged.because if refused is None else refused.message
         found["verdict"] = {"runs": refused is None, "because": because}
@@ -124,18 +127,21 @@ def _write_tables(judged: Judged, amounts: Amounts | None, *, whole: bool) -> No
     for table in tables if whole else tables[:1]:
         out.print(table)
         out.print()
-    if amounts is not None:
-        _write_amounts(amounts)
+    _write_amounts(judged.compiled.spec, amounts)
     if judged.memory.lines:
         _write_memory(judged.memory)
 
 
-def _write_amounts(found: Amounts) -> None:
-    """What the job draws, generates and trains on."""
-    from gyre.api.checks.amounts import lines_of
+def _write_amounts(spec: JobSpec, found: Amounts | None) -> None:
+    """What the job draws, generates and trains on, and the price of an hour."""
+    from gyre.api.checks.amounts import lines_of, price_line
 
-    write_table([Column("Amounts"), Column("", least=20, wraps=True)], list(lines_of(found)))
-    click.echo()
+    rows = list(lines_of(found)) if found is not None else []
+    if price := price_line(spec):
+        rows.append(("an hour costs", price))
+    if rows:
+        write_table([Column("Amounts"), Column("", least=20, wraps=True)], rows)
+        click.echo()
 
 
 def _write_memory(found: Foreseen) -> None:

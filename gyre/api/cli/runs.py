@@ -29,6 +29,7 @@ JOB_COLUMNS = (
     Column("REWARD", dispensable=4),
     Column("CURVE", dispensable=9),
     Column("BEST HELD OUT", dispensable=7),
+    Column("LAST", dispensable=9),
     Column("TOK/S", dispensable=10),
     Column("COST", dispensable=11),
     Column("TAGS", least=8, dispensable=8),
@@ -84,7 +85,7 @@ def ls(
     The table of runs: filtered, sorted and grouped by any column, as on the page of gyre ui.
     """
     from gyre.api.quick_list import ended_jobs
-    from gyre.api.runs import column_named, csv_of_runs, grouped, select_runs
+    from gyre.api.runs import column_named, cost_words, csv_of_runs, select_runs
     from gyre.observe.run_lines import LISTED
 
     if as_json and as_csv:
@@ -111,7 +112,7 @@ def ls(
             past = past and bool(reader.store.jobs(live=False, limit=1))
     else:
         found = select_runs(jobs, filter=wanted, sort=sort, now=now)
-    groups = grouped(found, group, now=now) if group else None
+    groups = _groups(session, found, group, sort, now) if group else None
     if as_csv:
         click.echo(csv_of_runs(found, [one.name for one in chosen], now=now), nl=False)
     elif as_json:
@@ -125,6 +126,21 @@ def ls(
         write_table(heads, [[_cell(one, job, now) for one in chosen] for job in found])
     else:
         write_table(JOB_COLUMNS, [_line(job, masters.get(job["job_id"], ""), now) for job in found])
+    if found and not (as_csv or as_json) and (cost := cost_words(found)):
+        remark(f"They cost {cost}." if len(found) > 1 else f"It cost {cost.removesuffix(' in all')}.")
+
+
+def _groups(session: Session, found: Sequence[Item], by: str, sort: str, now: float) -> list[Group]:
+    """The groups; those that differ in settings are named by them, for which a job of each is looked up."""
+    from gyre.api.definition.whole_spec import whole_of
+    from gyre.api.runs import NAMED, grouped, named
+
+    groups = grouped(found, by, sort=sort, now=now)
+    if by != "experiment" or not groups:
+        return groups
+    with session.reader() as reader:
+        specs = {one.jobs[0]: whole_of(reader.spec(one.jobs[0])) for one in groups[:NAMED]}
+    return named(groups, specs)
 
 
 def _nothing(there: bool, wanted: bool, past: bool) -> str:
@@ -151,6 +167,7 @@ def _line(job: Item, master: str, now: float) -> tuple[Any, ...]:
         _short(job.get("reward")),
         sparkline([one for one in job.get("rewards") or () if one is not None], CURVE_WIDTH),
         held_out_text(job),
+        last_text(job),
         _short(job.get("tokens_per_s")),
         _short(job.get("cost")),
         ", ".join(job.get("tags") or ()),
@@ -182,6 +199,17 @@ def held_out_text(job: Item) -> str:
     return f"{best['set']} {value}{by} (v{best['version']})"
 
 
+def last_text(job: Item) -> str:
+    """`57 % (v80)`: the newest evaluation of that set; "" where it is the best one."""
+    from gyre.api.runs.columns import held_out_of
+
+    found = held_out_of(job)
+    if found is None or found.get("last") is None or found["last_version"] == found["version"]:
+        return ""
+    value = percent(found["last"]) if found["unit"] == "accuracy" else short(found["last"])
+    return f"{value} (v{found['last_version']})"
+
+
 def _cell(column: RunColumn, job: Item, now: float) -> str:
     value = column.value(job, now)
     if value is None:
@@ -203,37 +231,35 @@ def _write_groups(by: str, groups: Sequence[Group]) -> None:
     from gyre.api.runs.table import SUMMARISED
 
     told = [name for name in SUMMARISED if any(name in one.values for one in groups)]
+    differs = [one.settings if one.settings != one.title else "" for one in groups]
     heads = [
         Column(by.upper(), least=8),
         Column("RUNS"),
-        Column("NAMES", least=16, dispensable=1),
-        *(Column(name.upper().replace("_", " ")) for name in told),
+        Column("FAILED", dispensable=2),
+        *([Column("DIFFERS IN", least=12, dispensable=3)] if any(differs) else []),
+        Column("NAMES", least=16, dispensable=4),
+        *(
+            Column(name.upper().replace("_", " "), dispensable=_GROUP_DISPENSABLE.get(name, 0))
+            for name in told
+        ),
     ]
     write_table(
         heads,
         [
             (
-                one.key or "–",
+                one.title or "–",
                 len(one.jobs),
+                one.failed or "",
+                *([settings] if any(differs) else []),
                 ", ".join(dict.fromkeys(one.names)),
-                *(_spread(one, name) for name in told),
+                *(one.words.get(name, "") for name in told),
             )
-            for one in groups
+            for one, settings in zip(groups, differs, strict=True)
         ],
     )
 
 
-def _spread(group: Group, name: str) -> str:
-    found = group.values.get(name)
-    if found is None:
-        return ""
-    if name == "took":
-        mean, spread = duration(found.mean), None if found.std is None else duration(found.std)
-    else:
-        mean, spread = _short(found.mean), None if found.std is None else _short(found.std)
-    of = f" of {found.count}" if found.count < len(group.jobs) else ""
-    which = f"{group.held_out[0]} " if name == "held_out" and group.held_out is not None else ""
-    return f"{which}{mean}" + (f" ±{spread}" if spread is not None else "") + of
+_GROUP_DISPENSABLE = {"step": 6, "tokens_per_s": 5, "took": 1}
 
 
 def _short(value: float | None) -> str:

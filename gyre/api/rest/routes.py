@@ -24,16 +24,27 @@ from starlette.types import Receive, Scope, Send
 from gyre.api.account import account_of
 from gyre.api.comparison import MOST_JOBS
 from gyre.api.cursor import read_cursor, write_cursor
+from gyre.api.definition.whole_spec import whole_of
 from gyre.api.now import now_of
 from gyre.api.rest import schemas
 from gyre.api.rest.broadcast import Broadcasters
 from gyre.api.rest.discreet import Discreet
 from gyre.api.rest.served_jobs import ServedJobs
 from gyre.api.rest.shared_answers import SharedRoute
-from gyre.api.runs import GROUPS, csv_of_curves, csv_of_runs, grouped, select_runs
+from gyre.api.runs import (
+    GROUPS,
+    NAMED,
+    cost_words,
+    csv_of_curves,
+    csv_of_runs,
+    grouped,
+    named,
+    select_runs,
+    shared_names,
+)
 from gyre.api.runs.filters import MOST_CHARS
 from gyre.api.verdict import judged_steps
-from gyre.errors import ConfigError, NotFound, StoreError, nearest
+from gyre.errors import ConfigError, GyreError, NotFound, StoreError, nearest
 from gyre.logs.pattern import PATTERN_CHARS
 from gyre.logs.reading import PAGE_BYTES, LogQuery
 from gyre.master.master_api import MasterApi, View, door_of, engines_of, pools_of_view
@@ -112,10 +123,30 @@ def list_jobs(
 ) -> Response:
     """The one job of this master; of `gyre ui` all jobs of its store, the newest first."""
     found, now = _jobs(request), time.time()
-    chosen = select_runs(_shown(found), filter=filter, sort=sort, now=now)
-    groups = [one.as_dict() for one in grouped(chosen, group, now=now)] if group else None
+    shown = _shown(found)
+    chosen = select_runs(shown, filter=filter, sort=sort, now=now)
+    groups = grouped(chosen, group, sort=sort, now=now) if group else None
+    if group == "experiment":
+        groups = named(groups or [], _settings(found, [one.jobs[0] for one in (groups or [])[:NAMED]]))
     # A thousand lines are checked against the schema by a test, and not each time again.
-    return JSONResponse({"jobs": chosen, "groups": groups, "total": found.count()})
+    return JSONResponse(
+        {
+            "jobs": chosen,
+            "groups": None if groups is None else [one.as_dict() for one in groups],
+            "total": found.count(),
+            "shared_names": shared_names(shown),
+            "cost": cost_words(chosen),
+        }
+    )
+
+
+def _settings(jobs: ServedJobs, ids: list[str]) -> dict[str, dict[str, Any]]:
+    """The settings of these jobs, with every default. One that is gone meanwhile has none."""
+    found = {}
+    for job in ids:
+        with suppress(GyreError):
+            found[job] = whole_of(Discreet(jobs.port(job)).spec())
+    return found
 
 
 @reads.get("/jobs.csv", response_class=Response, responses=_CSV)
@@ -189,9 +220,12 @@ def show_graph(
 
 
 @reads.get("/jobs/{job:gyre_job}/spec", response_model=dict[str, Any])
-def show_spec(port: Port) -> Any:
+def show_spec(
+    port: Port,
+    whole: Annotated[bool, Query(description="With every default written out.")] = False,
+) -> Any:
     """The resolved configuration."""
-    return port.spec()
+    return whole_of(port.spec()) if whole else port.spec()
 
 
 @reads.get("/jobs/{job:gyre_job}/vertices", response_model=schemas.VertexList)
@@ -275,7 +309,7 @@ def show_now(view: Found, port: Port) -> Any:
 @reads.get("/jobs/{job:gyre_job}/account", response_model=schemas.AccountView)
 def show_account(view: Found, port: Port) -> Any:
     """Where every prompt and every token is, and what pools with a price cost."""
-    return account_of(view, port.audit(), port.plane_account)
+    return account_of(view, port.audit(), port.plane_account, now=time.time())
 
 
 @reads.get("/jobs/{job:gyre_job}/logs", response_model=schemas.LogPage)

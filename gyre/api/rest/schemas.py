@@ -51,8 +51,9 @@ class JobItem(Out):
 
 
 class HeldOut(Out):
-    """The best evaluation of a held-out set, and the policy version that earned it. `unit`: `accuracy`, or `reward`
-    where there is no accuracy. `right_by` and `components` as in an evaluation."""
+    """The best evaluation of a held-out set, and the policy version that earned it; `last` is the newest one, of
+    `last_version`. `unit`: `accuracy`, or `reward` where there is no accuracy. `right_by` and `components` as in an
+    evaluation."""
 
     set: str
     unit: str
@@ -60,6 +61,8 @@ class HeldOut(Out):
     version: int
     right_by: str = ""
     components: dict[str, float] = Field(default_factory=dict)
+    last: float | None = None
+    last_version: int | None = None
 
 
 class Run(JobItem):
@@ -90,25 +93,35 @@ class Spread(BaseModel):
     count: int
     mean: float
     std: float | None
+    sum: float
 
 
 class RunGroup(BaseModel):
-    """What runs have in common (`key`, "" for those that have none of it), and what they come to by the name of the
-    column. `held_out`: of which set, and in which unit, that value is."""
+    """What runs have in common (`key`, "" for those that have none of it), what they are called (`title`), the
+    `settings` in which they differ from the other groups, how many of them failed, and what they come to by the name of
+    the column: as numbers, and in `words`. `held_out`: of which set, and in which unit, that value is."""
 
     key: str
+    title: str
+    settings: str
     jobs: list[str]
     names: list[str]
+    failed: int
     values: dict[str, Spread]
+    words: dict[str, str]
     held_out: tuple[str, str] | None
 
 
 class JobList(BaseModel):
-    """`total`: how many jobs there are, of which a list has the newest."""
+    """`total`: how many jobs there are, of which a list has the newest. `shared_names`: those of several jobs, whether
+    the filter lets them through or not, which are told apart by their ids. `cost`: what the jobs that are listed cost
+    together, in words; "" where none has prices."""
 
     jobs: list[Run]
     groups: list[RunGroup] | None = None
     total: int = 0
+    shared_names: list[str] = Field(default_factory=list)
+    cost: str = ""
 
 
 class Labels(BaseModel):
@@ -573,10 +586,18 @@ class PoolCost(Out):
     price_per_million_tokens: float | None
 
 
+class CostLine(BaseModel):
+    """What a job costs, in words: so far, by the hour, by a million tokens."""
+
+    label: str
+    value: str
+
+
 class AccountView(BaseModel):
     prompts: PromptAccount
     tokens: TokenAccount
     money: list[PoolCost]
+    cost: list[CostLine] = Field(default_factory=list)
 
 
 class ScaleBody(In):

@@ -63,7 +63,7 @@ def _best(key: str) -> Callable[[Item, float], Value]:
 
 def held_out_of(item: Item, name: str | None = None) -> Mapping[str, Any] | None:
     """The best evaluation of the set of this name, or else of the job's first set: `set`, `unit`, `value`,
-    `version`."""
+    `version`, and the newest: `last`, `last_version`."""
     rows = item.get("held_out") or ()
     return next((row for row in rows if name is None or row["set"] == name), None)
 
@@ -95,6 +95,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         "the best evaluation of its first held-out set: accuracy from 0 to 1, or else mean reward",
         _best("value"),
     ),
+    RunColumn("held_out_last", "number", "the newest evaluation of that set", _best("last")),
     RunColumn("held_out_set", "text", "which set that is of", _best("set")),
     RunColumn("held_out_unit", "text", "`accuracy` or `reward`", _best("unit")),
     RunColumn("held_out_version", "number", "the policy version that earned it", _best("version")),

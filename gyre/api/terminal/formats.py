@@ -94,14 +94,14 @@ def efficiency_words(found: Mapping[str, float]) -> list[tuple[str, str]]:
         used, whole = found["gpu_memory_used_bytes"] / 2**30, found["gpu_memory_bytes"] / 2**30
         lines.append(("GPUs", f"busy {100 * found['gpu_busy']:.0f} %, {used:.0f} of {whole:.0f} GiB in use"))
     if "cost" in found:
-        hour = f", {_price(found['cost_per_hour'])} an hour" if found["cost_per_hour"] else ""
-        lines.append(("cost so far" if hour else "cost", f"{_price(found['cost'])}{hour}"))
+        hour = f", {price(found['cost_per_hour'])} an hour" if found["cost_per_hour"] else ""
+        lines.append(("cost so far" if hour else "cost", f"{price(found['cost'])}{hour}"))
     if "cost_per_million_tokens" in found:
-        lines.append(("cost by million tokens", _price(found["cost_per_million_tokens"])))
+        lines.append(("cost by million tokens", price(found["cost_per_million_tokens"])))
     return lines
 
 
-def _price(amount: float) -> str:
+def price(amount: float) -> str:
     """With two digits behind the point, or two that matter where it is less than one."""
     return f"{amount:,.2f}" if amount >= 0.995 or amount == 0 else f"{amount:.2g}"
 

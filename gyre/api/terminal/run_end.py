@@ -15,6 +15,7 @@ from typing import Any
 from gyre.api.terminal.formats import accuracy_name, all_same, duration, number, one_line, right_rule
 from gyre.failover.state import Reason
 from gyre.master.incident_words import counted
+from gyre.observe.number_text import plus_minus
 from gyre.workloads.trainer.learning.step_line import percent, short
 
 View = Mapping[str, Any]
@@ -177,8 +178,7 @@ def evaluated(view: View) -> list[tuple[str, str]]:
         last = rows[-1]
         parts = []
         if last.get("reward_mean") is not None:
-            spread = f" ±{short(last['reward_std'])}" if last.get("reward_std") is not None else ""
-            parts.append(f"reward {short(last['reward_mean'])}{spread}")
+            parts.append(f"reward {plus_minus(last['reward_mean'], last.get('reward_std'))}")
         if last.get("accuracy") is not None:
             parts.append(f"{accuracy_name(last)} {percent(last['accuracy'])}")
         if last.get("count"):

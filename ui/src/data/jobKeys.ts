@@ -1,8 +1,17 @@
-/** What a job is called in an address: its name, or its id where several have the name. Pure. */
-import type { Job } from "../rest";
+/**
+ * What a job is called in an address: its name, or its id where several have the name. Which names several have is told
+ * of the whole list, so that a filter changes nothing. Pure.
+ */
+import type { Job, JobList, Run } from "../rest";
 
-export function jobKeys(jobs: readonly Job[]): Map<Job, string> {
-  const names = new Map<string, number>();
-  for (const job of jobs) names.set(job.name, (names.get(job.name) ?? 0) + 1);
-  return new Map(jobs.map((job) => [job, (names.get(job.name) ?? 0) > 1 ? job.job_id : job.name]));
+type Listed = Pick<JobList, "jobs" | "shared_names">;
+
+export function keyIn(list: Pick<JobList, "shared_names">): (job: Pick<Job, "name" | "job_id">) => string {
+  const shared = new Set(list.shared_names);
+  return (job) => (shared.has(job.name) ? job.job_id : job.name);
+}
+
+/** The job that an address means by its name or its id. */
+export function jobIn(list: Listed | undefined, key: string): Run | undefined {
+  return list?.jobs.find((one) => one.job_id === key) ?? list?.jobs.find((one) => one.name === key);
 }

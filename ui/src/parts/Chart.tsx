@@ -138,7 +138,7 @@ function optionsOf(lines: readonly Line[], band: Band | undefined, group: string
       label: line.label,
       stroke: colour(line.colour),
       width: 1.5 * root,
-      ...(line.dashed ? { dash: [5, 4] } : line.dotted ? { dash: [1, 4], cap: "round" as const } : {}),
+      ...(line.dashed && line.dotted ? { dash: [7, 3, 1, 3], cap: "round" as const } : line.dashed ? { dash: [5, 4] } : line.dotted ? { dash: [1, 4], cap: "round" as const } : {}),
       points: { show: line.points ?? false, size: 6 },
       spanGaps: line.points || line.bridged || false,
     })),

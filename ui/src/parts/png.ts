@@ -29,7 +29,7 @@ export function savePng(host: HTMLElement, title: string, lines: readonly Line[]
     const y = below + chart.clientHeight + PADDING + at * LINE;
     pen.strokeStyle = colour(line.colour);
     pen.lineWidth = 2;
-    pen.setLineDash(line.dashed ? [5, 4] : line.dotted ? [2, 4] : []);
+    pen.setLineDash(line.dashed && line.dotted ? [7, 3, 1, 3] : line.dashed ? [5, 4] : line.dotted ? [2, 4] : []);
     pen.beginPath();
     pen.moveTo(PADDING, y + 6);
     pen.lineTo(PADDING + 24, y + 6);

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gyre.observe.number_text import percent as percent
+from gyre.observe.number_text import plus_minus
 from gyre.observe.number_text import short as short
 from gyre.observe.number_text import thousands as thousands
 
@@ -45,8 +46,8 @@ def step_line(
     if metrics.get("skipped"):
         parts["skipped"] = "skipped: its gradient was not finite"
     if has("reward_mean"):
-        spread = f" ±{short(metrics['reward_std'])}" if has("reward_std") else ""
-        parts["reward"] = f"reward {short(metrics['reward_mean'])}{spread}"
+        deviation = metrics["reward_std"] if has("reward_std") else None
+        parts["reward"] = f"reward {plus_minus(metrics['reward_mean'], deviation)}"
     if has("loss"):
         parts["loss"] = f"loss {short(metrics['loss'])}"
     if kl := next((name for name in _KL if has(name)), ""):

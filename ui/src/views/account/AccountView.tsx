@@ -36,6 +36,7 @@ export default function AccountView() {
           )}
           <NotTrained reasons={tokens.not_trained ?? {}} />
         </section>
+        {data.cost && data.cost.length > 0 && <Cost lines={data.cost} />}
         {data.money.length > 0 && <Money prices={data.money} tokens={tokens} />}
       </div>
     </>
@@ -77,12 +78,24 @@ function Sum({ all, parts }: { all: [string, number]; parts: readonly [string, n
   );
 }
 
+function Cost({ lines }: { lines: NonNullable<Account["cost"]> }) {
+  return (
+    <section className="card">
+      <h2>Cost</h2>
+      <table>
+        <tbody>{lines.map((one) => <tr key={one.label}><th scope="row">{one.label}</th><td>{one.value}</td></tr>)}</tbody>
+      </table>
+      <p className="muted small">In the currency of the job's prices. A device is paid from when it is reserved until the job ends.</p>
+    </section>
+  );
+}
+
 function Money({ prices, tokens }: { prices: readonly Price[]; tokens: TokenAccount }) {
   const hour = prices.reduce((sum, one) => sum + one.instances * one.price_per_hour, 0);
   const discarded = Object.values(tokens.discarded).reduce((sum, one) => sum + one, 0);
   return (
     <section className="card">
-      <h2>Money</h2>
+      <h2>Pools</h2>
       <div className="wide" tabIndex={0} role="region" aria-label="Prices">
         <table>
           <thead>

@@ -1,13 +1,18 @@
-/** What groups of runs come to: of each number the mean of its members, and how far they spread. */
-import { duration, percent, short, whole } from "../../format";
-import type { RunGroup, Spread } from "../../rest";
+/**
+ * What groups of runs come to: of each number the mean of its members, and how far they spread. The words are the
+ * server's; a click on a heading sorts groups and runs alike.
+ */
+import { whole } from "../../format";
+import type { RunGroup } from "../../rest";
 import { hrefOf } from "../../route";
 import { MOST_RUNS } from "../compare/runs";
+import { Heading } from "./Heading";
 
 const NUMBERS: readonly [string, string][] = [
   ["step", "Steps"],
   ["reward", "Reward"],
   ["held_out", "Best held-out"],
+  ["held_out_last", "Last held-out"],
   ["tokens_per_s", "Tokens/s"],
   ["cost", "Cost"],
   ["took", "Took"],
@@ -16,22 +21,41 @@ const NUMBERS: readonly [string, string][] = [
 /** Names of members in a line; the others are counted. */
 const NAMED = 4;
 
-export function GroupsTable({ groups, by }: { groups: readonly RunGroup[]; by: string }) {
-  const shown = NUMBERS.filter(([name]) => groups.some((group) => group.values[name]));
+interface Props {
+  readonly groups: readonly RunGroup[];
+  readonly by: string;
+  readonly sort: string;
+  /** What each job is called in an address, by its id. */
+  readonly keys: ReadonlyMap<string, string>;
+}
+
+export function GroupsTable({ groups, by, sort, keys }: Props) {
+  const shown = NUMBERS.filter(([name]) => groups.some((group) => group.words[name]));
+  const fails = groups.some((group) => group.failed > 0);
+  const told = (group: RunGroup): string => (group.settings !== group.title ? group.settings : "");
+  const settings = groups.some(told);
   return (
-    <div className="wide" tabIndex={0} role="region" aria-label="Groups">
+    <div className="wide groups" tabIndex={0} role="region" aria-label="Groups">
       <table>
         <thead>
-          <tr><th scope="col">{by}</th><th scope="col" className="number">Runs</th><th scope="col">Members</th>{shown.map(([name, title]) => <th scope="col" className="number" key={name}>{title}</th>)}<th scope="col"><span className="visually-hidden">Compare</span></th></tr>
+          <tr>
+            <th scope="col">{by}</th>
+            <th scope="col" className="number">Runs</th>
+            {fails && <th scope="col" className="number">Failed</th>}
+            {settings && <th scope="col">Differs in</th>}
+            {shown.map(([name, title]) => <Heading key={name} name={name} title={title} sort={sort} number />)}
+            <th scope="col"><span className="visually-hidden">Compare</span></th>
+          </tr>
         </thead>
         <tbody>
           {groups.map((group) => (
             <tr key={group.key} className="group">
-              <th scope="row">{group.key || "none"}</th>
+              <th scope="row" title={members(group)}>{group.title || "none"}</th>
               <td className="number">{whole(group.jobs.length)}</td>
-              <td className="muted">{members(group)}</td>
-              {shown.map(([name]) => <td className="number" key={name}>{spread(name, group)}</td>)}
-              <td>{group.jobs.length > 1 && group.jobs.length <= MOST_RUNS && <a href={hrefOf(group.jobs[0] ?? "", "compare", { with: group.jobs.slice(1).join(",") })}>Compare</a>}</td>
+              {fails && <td className="number">{group.failed > 0 ? whole(group.failed) : ""}</td>}
+              {settings && <td className="muted">{told(group)}</td>}
+              {shown.map(([name]) => <td className="number" key={name}>{group.words[name] ?? "–"}</td>)}
+              <td>{group.jobs.length > 1 && group.jobs.length <= MOST_RUNS && <a href={compareHref(group.jobs.map((id) => keys.get(id) ?? id))}>Compare</a>}</td>
             </tr>
           ))}
         </tbody>
@@ -40,17 +64,11 @@ export function GroupsTable({ groups, by }: { groups: readonly RunGroup[]; by: s
   );
 }
 
+function compareHref([first = "", ...others]: readonly string[]): string {
+  return hrefOf(first, "compare", { with: others.join(",") });
+}
+
 function members(group: RunGroup): string {
   const names = [...new Set(group.names)];
   return names.length > NAMED ? `${names.slice(0, NAMED).join(", ")} and ${names.length - NAMED} more` : names.join(", ");
-}
-
-/** `0.71 ± 0.02`: mean and standard deviation; of how many members, where not all have it. */
-function spread(name: string, group: RunGroup): string {
-  const found: Spread | undefined = group.values[name];
-  if (!found) return "–";
-  const format = name === "took" ? (value: number) => duration(Math.round(value)) : name === "held_out" && group.held_out?.[1] === "accuracy" ? percent : short;
-  const which = name === "held_out" && group.held_out ? `${group.held_out[0]} ` : "";
-  const of = found.count < group.jobs.length ? ` of ${found.count}` : "";
-  return `${which}${format(found.mean)}${found.std === null ? "" : ` ± ${format(found.std)}`}${of}`;
 }

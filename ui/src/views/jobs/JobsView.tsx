@@ -4,7 +4,7 @@
  */
 import { useEffect, useRef, useState } from "react";
 import { urlOf } from "../../data/api";
-import { jobKeys } from "../../data/jobKeys";
+import { keyIn } from "../../data/jobKeys";
 import { useResource } from "../../data/resource";
 import { plural, whole } from "../../format";
 import { Refused } from "../../parts/Refused";
@@ -51,10 +51,7 @@ export function JobsView() {
   }, [only, stays]);
   if (!data && !filter) return asked.error ? <Refused error={asked.error} /> : <p className="empty">Loading the jobs …</p>;
   const runs = data?.jobs ?? [];
-  const isWhole = !filter && data !== undefined && runs.length === data.total;
-  const keys = jobKeys(runs);
-  // Of a part of the list a name may be another job's, too.
-  const keyOf = (run: Run): string => (isWhole ? keys.get(run) : undefined) ?? run.job_id;
+  const keyOf: (run: Run) => string = keyIn(data ?? { shared_names: [] });
   const toggle = (run: Run): void =>
     setChosen((old) => {
       const next = new Map(old);
@@ -66,6 +63,7 @@ export function JobsView() {
     <>
       <div className="head">
         <h1>{data && filter ? `${whole(runs.length)} of ${plural(data.total, "job")}` : data && runs.length < data.total ? `The newest ${whole(runs.length)} of ${plural(data.total, "job")}` : plural(runs.length, "job")}</h1>
+        {data?.cost && <span className="muted" title="In the currency of the jobs' prices">cost {data.cost}</span>}
         <FilterField filter={filter} />
         <label>Group by <select value={group} onChange={(event) => setParams({ group: event.target.value })}><option value="">nothing</option>{GROUPS.map(([name, title]) => <option key={name} value={name}>{title}</option>)}</select></label>
         <button type="button" disabled={chosen.size < 2} onClick={() => first && go(hrefOf(first, "compare", { with: others.join(",") }))}>
@@ -76,7 +74,7 @@ export function JobsView() {
       {asked.error && <Refused error={asked.error} />}
       {data?.total === 0 && <p className="empty">There is no job in this store yet. <code>gyre run FILE</code> or <code>gyre demo</code> makes one.</p>}
       {data && data.total > 0 && runs.length === 0 && !asked.error && <p className="empty">No job is like that.</p>}
-      {group && data?.groups && data.groups.length > 0 && <GroupsTable groups={data.groups} by={GROUPS.find(([name]) => name === group)?.[1] ?? group} />}
+      {group && data?.groups && data.groups.length > 0 && <GroupsTable groups={data.groups} by={GROUPS.find(([name]) => name === group)?.[1] ?? group} sort={sort} keys={new Map(runs.map((run) => [run.job_id, keyOf(run)]))} />}
       {runs.length > 0 && <RunsTable runs={runs} keyOf={keyOf} chosen={chosen} onToggle={toggle} onLabels={setLabelled} />}
       {labelled && <LabelsDialog run={labelled} onClose={() => setLabelled(null)} onSaved={() => { setLabelled(null); setTick((old) => old + 1); }} />}
     </>

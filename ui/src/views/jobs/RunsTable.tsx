@@ -7,9 +7,13 @@ import { useRootSize } from "../../parts/rootSize";
 import type { Run } from "../../rest";
 import { hrefOf, setParams, useRoute } from "../../route";
 import { COLUMNS } from "./columns";
+import { Heading } from "./Heading";
+import { heightFor } from "./height";
 import "./runs.css";
 
 const LINE_REM = 2.25;
+const BOX_REM = 2.25;
+const NAME_REM = 10;
 const SPARE = 8;
 
 interface Props {
@@ -25,42 +29,39 @@ export function RunsTable({ runs, keyOf, chosen, onToggle, onLabels }: Props) {
   const line = LINE_REM * useRootSize();
   const { ref, from, to } = useWindow(runs.length, line);
   const columns = COLUMNS.filter((column) => !column.there || runs.some(column.there));
-  const wide = 13 + 14 + columns.reduce((sum, column) => sum + column.width, 2.5);
+  const wide = NAME_REM + columns.reduce((sum, column) => sum + column.width, BOX_REM);
   return (
     <div className="wide runs" ref={ref} tabIndex={0} role="region" aria-label="Jobs">
       <table style={{ minWidth: `${wide}rem` }} aria-rowcount={runs.length + 1}>
         <colgroup>
-          <col style={{ width: "2.5rem" }} />
-          <col style={{ width: "13rem" }} />
+          <col style={{ width: `${BOX_REM}rem` }} />
+          <col style={{ width: `${NAME_REM}rem` }} />
           {columns.map((column) => <col key={column.title} style={{ width: `${column.width}rem` }} />)}
-          <col style={{ width: "14rem" }} />
         </colgroup>
         <thead>
           <tr>
             <th scope="col"><span className="visually-hidden">Compare</span></th>
             <Heading name="name" title="Job" sort={sort} />
             {columns.map((column) => <Heading key={column.title} name={column.name} title={column.title} sort={sort} number={column.number} />)}
-            <Heading name="notes" title="Note" sort={sort} />
           </tr>
         </thead>
         <tbody>
-          {from > 0 && <tr aria-hidden="true"><td colSpan={columns.length + 3} style={{ height: from * line, padding: 0 }} /></tr>}
+          {from > 0 && <tr aria-hidden="true"><td colSpan={columns.length + 2} style={{ height: from * line, padding: 0 }} /></tr>}
           {runs.slice(from, to).map((run, at) => {
             const key = keyOf(run);
             return (
               <tr key={run.job_id} className="run" aria-rowindex={from + at + 2} style={{ height: line }}>
                 <td><input type="checkbox" aria-label={`Compare ${key}`} checked={chosen.has(run.job_id)} onChange={() => onToggle(run)} /></td>
-                <td title={run.job_id}><a href={hrefOf(key, "now")}>{key}</a></td>
+                <td title={run.name === key ? `${run.name}, ${run.job_id}` : run.job_id}><a href={hrefOf(key, "now")}>{key}</a></td>
                 {columns.map((column) => (
                   <td key={column.title} className={column.number ? "number" : undefined} title={column.full?.(run)}>
                     {column.name === "tags" ? <Tags run={run} name={key} onLabels={onLabels} /> : column.cell(run)}
                   </td>
                 ))}
-                <td className="muted" title={run.notes}>{run.notes}</td>
               </tr>
             );
           })}
-          {to < runs.length && <tr aria-hidden="true"><td colSpan={columns.length + 3} style={{ height: (runs.length - to) * line, padding: 0 }} /></tr>}
+          {to < runs.length && <tr aria-hidden="true"><td colSpan={columns.length + 2} style={{ height: (runs.length - to) * line, padding: 0 }} /></tr>}
         </tbody>
       </table>
     </div>
@@ -76,20 +77,6 @@ function Tags({ run, name, onLabels }: { run: Run; name: string; onLabels: (run:
   );
 }
 
-/** Numbers and times are wanted from the greatest down first, words from A on; a third click is the newest first. */
-function Heading({ name, title, sort, number }: { name: string; title: string; sort: string; number?: boolean | undefined }) {
-  if (!name) return <th scope="col">{title}</th>;
-  const down = `-${name}`;
-  const orders = number || name === "started" || name === "took" || name === "held_out" ? [down, name] : [name, down];
-  const at = orders.indexOf(sort);
-  const next = orders[at + 1] ?? null;
-  return (
-    <th scope="col" className={number ? "number" : undefined} aria-sort={sort === name ? "ascending" : sort === down ? "descending" : undefined}>
-      <button type="button" className="plain heading" onClick={() => setParams({ sort: next })}>{title}<span aria-hidden="true">{sort === name ? " ▲" : sort === down ? " ▼" : ""}</span></button>
-    </th>
-  );
-}
-
 /** Which lines are in sight of a box that scrolls. */
 function useWindow(count: number, line: number) {
   const ref = useRef<HTMLDivElement>(null);
@@ -97,9 +84,15 @@ function useWindow(count: number, line: number) {
   useEffect(() => {
     const element = ref.current;
     if (!element) return;
-    const look = (): void => setSeen({ top: element.scrollTop, height: element.clientHeight });
+    const look = (): void => {
+      // To the end of the screen and not beyond, so that no line is hidden while there is room for it.
+      element.style.maxHeight = `${heightFor(element.getBoundingClientRect().top + window.scrollY, window.innerHeight)}px`;
+      setSeen({ top: element.scrollTop, height: element.clientHeight });
+    };
     const observer = new ResizeObserver(look);
     observer.observe(element);
+    observer.observe(document.body);
+    look();
     element.addEventListener("scroll", look, { passive: true });
     return () => {
       observer.disconnect();

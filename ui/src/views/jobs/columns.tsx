@@ -27,20 +27,38 @@ export function heldOut(run: Run): string {
 
 const outcome = (run: Run): string => run.message || words(run.reason);
 
-/** The box to compare by, the name, what changes the tags, and the note are the table's own. */
+/** The newest evaluation of the same set, beside which luck of the best one is seen. */
+export function lastHeldOut(run: Run): string {
+  const one = run.held_out[0];
+  if (!one || one.last == null) return "–";
+  return `${one.unit === "accuracy" ? percent(one.last) : short(one.last)} v${one.last_version}`;
+}
+
+/**
+ * What is looked at first comes first, so that a screen of 1440 pixels has it without scrolling, up to the tags. The box
+ * to compare by, the name, and what changes the tags, are the table's own.
+ */
 export const COLUMNS: readonly RunColumn[] = [
-  { name: "phase", title: "Phase", width: 7, cell: (run) => <Badge tone={toneOfPhase(run.phase)}>{words(run.phase)}</Badge> },
-  { name: "step", title: "Steps", width: 6, number: true, cell: (run) => (run.steps ? `${whole(run.step)} of ${whole(run.steps)}` : whole(run.step)) },
-  { name: "reward", title: "Reward", width: 5, number: true, cell: (run) => short(run.reward) },
-  { name: "", title: "Curve", width: 6, there: (run) => run.rewards.length > 1, cell: (run) => run.rewards.length > 1 && <Sparkline values={run.rewards} label={`Reward of ${run.name} over its steps`} /> },
-  { name: "held_out", title: "Best held-out", width: 11, there: (run) => run.held_out.length > 0, cell: heldOut, full: (run) => run.held_out.map((one) => heldOut({ ...run, held_out: [one] })).join(", ") },
-  { name: "tags", title: "Tags", width: 11, cell: () => null, full: (run) => run.tags.join(", ") },
-  { name: "model", title: "Model", width: 10, there: (run) => run.model !== "", cell: (run) => run.model, full: (run) => run.model },
-  { name: "recipe", title: "Recipe", width: 6, there: (run) => run.recipe !== "", cell: (run) => run.recipe, full: (run) => run.recipe },
-  { name: "tokens_per_s", title: "Tokens/s", width: 5.5, number: true, there: (run) => run.tokens_per_s !== null, cell: (run) => short(run.tokens_per_s) },
-  { name: "cost", title: "Cost", width: 5, number: true, there: (run) => run.cost !== null, cell: (run) => short(run.cost) },
-  { name: "seed", title: "Seed", width: 4, number: true, there: (run) => run.seed !== null, cell: (run) => whole(run.seed) },
+  { name: "phase", title: "Phase", width: 7.25, cell: (run) => <Badge tone={toneOfPhase(run.phase)}>{words(run.phase)}</Badge> },
+  { name: "step", title: "Steps", width: 6.5, number: true, cell: (run) => (run.steps ? `${whole(run.step)} of ${whole(run.steps)}` : whole(run.step)) },
+  { name: "reward", title: "Reward", width: 4.5, number: true, cell: (run) => short(run.reward) },
+  { name: "", title: "Curve", width: 3.5, there: (run) => run.rewards.length > 1, cell: (run) => run.rewards.length > 1 && <Sparkline values={run.rewards} label={`Reward of ${run.name} over its steps`} /> },
+  { name: "held_out", title: "Best held-out", width: 10, there: (run) => run.held_out.length > 0, cell: heldOut, full: (run) => run.held_out.map((one) => heldOut({ ...run, held_out: [one] })).join(", ") },
+  { name: "held_out_last", title: "Last", width: 6.25, there: (run) => run.held_out.length > 0, cell: lastHeldOut, full: (run) => (run.held_out[0] ? `The newest evaluation of ${run.held_out[0].set}: ${lastHeldOut(run)}` : "") },
+  { name: "cost", title: "Cost", width: 4.5, number: true, there: (run) => run.cost !== null, cell: (run) => short(run.cost) },
+  { name: "took", title: "Took", width: 5.25, cell: (run) => duration(tookOf(run)) },
+  { name: "reason", title: "Why", width: 8.5, cell: outcome, full: outcome },
+  { name: "notes", title: "Note", width: 8.5, there: (run) => run.notes !== "", cell: (run) => <span className="muted">{run.notes}</span>, full: (run) => run.notes },
+  { name: "tags", title: "Tags", width: 14, cell: () => null, full: (run) => run.tags.join(", ") },
+  { name: "tokens_per_s", title: "Tokens/s", width: 5, number: true, there: (run) => run.tokens_per_s !== null, cell: (run) => short(run.tokens_per_s) },
+  { name: "model", title: "Model", width: 8, there: (run) => run.model !== "", cell: (run) => run.model, full: (run) => run.model },
+  { name: "recipe", title: "Recipe", width: 5.5, there: (run) => run.recipe !== "", cell: (run) => run.recipe, full: (run) => run.recipe },
+  { name: "seed", title: "Seed", width: 3.5, number: true, there: (run) => run.seed !== null, cell: (run) => whole(run.seed) },
   { name: "started", title: "Began", width: 9, cell: (run) => moment(run.submitted_at) },
-  { name: "took", title: "Took", width: 6, cell: (run) => duration(Math.round((run.ended_at ?? Date.now() / 1000) - (run.ran_since ?? run.submitted_at))) },
-  { name: "reason", title: "Why", width: 12, cell: outcome, full: outcome },
 ];
+
+/** Seconds of its last run, as `ran_for` in gyre/observe/run_lines.py has it. */
+export function tookOf(run: Pick<Run, "ended_at" | "ran_since" | "submitted_at">): number {
+  const seconds = (run.ended_at ?? Date.now() / 1000) - (run.ran_since ?? run.submitted_at);
+  return Math.max(0, seconds < 10 ? seconds : Math.round(seconds));
+}

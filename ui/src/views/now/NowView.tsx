@@ -43,6 +43,7 @@ export default function NowView() {
           <section className="card">
             <h2>What is slow?</h2>
             <p>{now.slow.words}</p>
+            {steps.length > 1 && <p className="small muted spark-title">Tokens trained on a second, by step; now {short(last?.["tokens_per_s"])}</p>}
             <Sparkline values={steps.map((step) => step["tokens_per_s"] ?? null)} label={`Tokens per second of ${steps.length} steps, now ${short(last?.["tokens_per_s"])}`} />
             <p className="small"><a href={hrefOf(job, "timeline")}>Who waits for whom</a></p>
           </section>

@@ -1,5 +1,5 @@
 /** A step on one line, as in the trainer's log. Pure. */
-import { percent, short, whole } from "../../format";
+import { percent, plusMinus, short, whole } from "../../format";
 import type { Step } from "../../rest";
 
 export function stepLine(step: Step): string {
@@ -8,7 +8,7 @@ export function stepLine(step: Step): string {
   const add = (name: string, text: string): void => {
     if (has(name)) parts.push(text);
   };
-  add("reward_mean", `reward ${short(step["reward_mean"])}${has("reward_std") ? ` ±${short(step["reward_std"])}` : ""}`);
+  add("reward_mean", `reward ${plusMinus(step["reward_mean"] ?? 0, step["reward_std"])}`);
   add("loss", `loss ${short(step["loss"])}`);
   const kl = ["kl", "rollout_kl", "old_kl"].find(has);
   if (kl) parts.push(`${kl} ${short(step[kl])}`);

@@ -1,4 +1,5 @@
 /** The members of a group side by side: the same prompt, so many answers, and what each earned. */
+import { useEffect, useRef } from "react";
 import { useJob, withQuery } from "../../data/job";
 import { anything, short, whole, words } from "../../format";
 import { Refused } from "../../parts/Refused";
@@ -13,6 +14,10 @@ export function GroupMembers({ job, item }: { job: string; item: SampleItem }) {
   const members = [...(data?.samples ?? [item])].sort((a, b) => a.sample - b.sample);
   const rewards = members.flatMap((one) => (one.reward === null ? [] : [one.reward]));
   const mean = rewards.length > 0 ? rewards.reduce((sum, one) => sum + one, 0) / rewards.length : null;
+  const chosen = useRef<HTMLLIElement>(null);
+  useEffect(() => {
+    chosen.current?.scrollIntoView({ block: "nearest" });
+  }, [item.step, item.group, item.sample, data]);
   return (
     <section className="members" aria-label={`Group ${item.group} of step ${item.step}`}>
       <div className="head">
@@ -25,11 +30,11 @@ export function GroupMembers({ job, item }: { job: string; item: SampleItem }) {
       {item.right_answer != null && <p className="right-answer">Right answer: <strong>{item.right_answer}</strong></p>}
       <ol className="side-by-side" tabIndex={0} aria-label="Members">
         {members.map((one) => (
-          <li key={one.sample} className={one.sample === item.sample ? "card chosen" : "card"}>
+          <li key={one.sample} ref={one.sample === item.sample ? chosen : undefined} className={one.sample === item.sample ? "card chosen" : "card"} aria-current={one.sample === item.sample}>
             <div className="row">
-              <strong>{one.sample}</strong>
+              <strong>{one.step}/{one.group}/{one.sample}</strong>
               <span>reward {short(one.reward)}</span>
-              {mean !== null && one.reward !== null && <span className="muted">{one.reward >= mean ? "+" : ""}{short(one.reward - mean)}</span>}
+              {mean !== null && one.reward !== null && <span className="muted">{one.reward >= mean ? "+" : ""}{short(one.reward - mean)} against the mean</span>}
             </div>
             <p className="muted small">
               {whole(one.tokens)} tokens, {words(one.outcome)}, {one.finish_reason || "–"}; {one.versions.map(([version]) => `v${version}`).join(" → ")} on {one.instances.map(([name]) => name).join(" → ")}

@@ -1,10 +1,11 @@
 /** What versions answered to the same held-out prompts: two of them side by side, and what changed comes first. */
-import { useJob, withQuery } from "../../data/job";
+import { useJob, useJobView, withQuery } from "../../data/job";
 import { useLive } from "../../data/live";
 import { plural, whole } from "../../format";
 import { Refused } from "../../parts/Refused";
 import type { HeldOutPage, HeldOutSets } from "../../rest";
 import { hrefOf, setParams, useRoute } from "../../route";
+import { againstOf } from "./against";
 import { HeldOutPrompt } from "./HeldOutPrompt";
 
 /** An evaluation comes each so many steps. */
@@ -18,9 +19,10 @@ export function HeldOut({ set }: { set: string }) {
   const { job } = useLive();
   const { params } = useRoute();
   const { data: kept, error } = useJob<HeldOutSets>("/held-out", TICKS);
+  const { data: view } = useJobView();
   const versions = kept?.sets.find((one) => one.set === set)?.versions ?? [];
   const version = among(versions, params["version"]) ?? versions.at(-1);
-  const against = among(versions, params["against"]) ?? versions.find((one) => one !== version);
+  const against = among(versions, params["against"]) ?? againstOf(versions, version, view?.evaluations[set] ?? []);
   const shown = Math.min(MOST, Number(params["shown"]) || PAGE);
   const { data: page, error: refused } = useJob<HeldOutPage>(version === undefined ? null : withQuery(`/held-out/${encodeURIComponent(set)}`, { version, against, limit: shown }), Infinity);
   const head = (

@@ -66,6 +66,13 @@ export function tokensHref(job: string, item: SampleItem): string {
   return hrefOf(job, "tokens", { step: item.step, group: item.group, sample: item.sample });
 }
 
+/** Of a prompt, for a line of the list: templates and examples make prompts long. */
+const PROMPT_CHARS = 200;
+
+function beginningOf(prompt: string | null): string {
+  return (prompt ?? "").slice(0, PROMPT_CHARS).replace(/\s+/g, " ").trim();
+}
+
 function Line({ item }: { item: SampleItem | undefined }) {
   if (!item) return <span className="muted">…</span>;
   return (
@@ -75,7 +82,8 @@ function Line({ item }: { item: SampleItem | undefined }) {
       <span className="length">{whole(item.tokens)} tok</span>
       <span className="outcome">{words(item.outcome)}{item.finish_reason === "length" ? ", cut off" : ""}</span>
       <span className="by">{item.instances.length > 1 ? `${item.instances[0]?.[0]} +${item.instances.length - 1}` : item.instances[0]?.[0]}</span>
-      <span className="answer muted">{item.answer ?? "(no text)"}</span>
+      <span className="of muted" title={item.prompt ?? undefined}>{beginningOf(item.prompt)}</span>
+      <span className="answer">{item.answer ?? "(no text)"}</span>
       {item.right_answer != null && <span className="right muted" title={`Right answer: ${item.right_answer}`}>right answer: {item.right_answer}</span>}
     </>
   );

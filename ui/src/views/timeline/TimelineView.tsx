@@ -89,7 +89,7 @@ function Shown({ timeline, bounds, window: shown, onNeed }: ShownProps) {
         {near ? <>{clock(near.at)} <strong>{near.text}</strong> <a href={hrefOf(job, "replay", { seq: near.seq })}>What was then</a></> : <Readout row={rows[chosen]} at={at} shown={settled} />}
       </p>
       <p className="muted small">
-        The wheel zooms (with many lanes it scrolls, and Ctrl zooms), Shift and the wheel or a drag pan, a double click shows all. Triangles are incidents; the other marks are versions published, checkpoints, evaluations and commands.
+        The wheel zooms (with many lanes it scrolls, and Ctrl zooms), Shift and the wheel or a drag pan, a double click shows all. Triangles are incidents; the other marks are versions published, checkpoints, evaluations and commands. Seconds of the trainer's roles, and of an instance that is the only one, are counted; of several instances each is looked at every 5 s, so that their seconds are an estimate.
       </p>
     </>
   );
