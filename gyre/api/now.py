@@ -15,8 +15,8 @@ from gyre.api.terminal.formats import duration, efficiency_words, incident_messa
 from gyre.api.terminal.run_end import held_out, incidents_of_this_run, learnt, outcome, steps_of
 from gyre.api.verdict import Learns, learns
 from gyre.master.incident_words import counted
-from gyre.master.master_api import STORE_LOST, lacks
-from gyre.observe.efficiency import efficiency_of
+from gyre.master.master_api import lacks
+from gyre.observe.efficiency import STORE_LOST, efficiency_of
 from gyre.workloads.trainer.learning.step_line import short, thousands
 
 View = Mapping[str, Any]

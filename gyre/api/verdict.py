@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal, TypedDict
 
-from gyre.api.terminal.formats import one_line
+from gyre.api.terminal.formats import accuracy_name, one_line, right_rule
 from gyre.api.trend import (
     deviations,
     level_of,
@@ -201,10 +201,10 @@ def _last_version(evaluations: Any) -> int:
 
 
 def _of_set(name: str, rows: Sequence[Mapping[str, Any]]) -> _Curve | None:
-    """None where there are not two results to compare. Results by another threshold are not compared."""
-    rows = [row for row in rows if row.get("threshold") == rows[-1].get("threshold")]
+    """None where there are not two results to compare. Results by another rule of what is right are not compared."""
+    rows = [row for row in rows if right_rule(row) == right_rule(rows[-1])]
     shares = bool(rows) and all(_is_number(rows[at].get("accuracy")) for at in (0, -1))
-    key, what = ("accuracy", "accuracy") if shares else ("reward_mean", "reward")
+    key, what = ("accuracy", accuracy_name(rows[-1])) if shares else ("reward_mean", "reward")
     form = percent if shares else short
     rows = [row for row in rows if _is_number(row.get(key))]
     if len(rows) < 2 or rows[-1]["version"] <= rows[0]["version"]:

@@ -343,6 +343,9 @@ class FailoverSpec(Model):
 USUAL_GROUPS = 16
 """Groups in a call or a micro-batch, where a step's prompts can be cut so."""
 
+USUAL_HELD_OUT = 256
+"""Held-out prompts in an evaluation, where there are so many: a share is then known to some six percent."""
+
 
 def _usual_groups(given: dict[str, Any]) -> int:
     """The divisor of a step's prompts that is nearest to the usual number by ratio, the smaller of two: a default that
@@ -391,14 +394,19 @@ class RunSpec(Model):
     has all of its state; or go on with the `weights` that instances have, and a new optimizer."""
     evaluate_every: Annotated[int, Field(ge=0)] = 10
     """Steps between evaluations of the held-out set; 0 never evaluates."""
-    held_out: PositiveInt = 256
-    """Prompts of each held-out set in an evaluation."""
+    held_out: PositiveInt | None = None
+    """Prompts of each held-out set in an evaluation. None takes 256, or all where fewer are held out."""
     data: str | None = None
     """`module:Class` of the prompts. It is constructed with the job's `config`; its `prompt(index)` and
     `held_out(count)` return groups without samples, and the same index always gives the same prompt. None takes the
     data set of `config.data`, or the task of `config.task`."""
     call_timeout_s: Seconds = 1800.0
     """Deadline of one operator call, retries and waiting for a replacement included."""
+
+    @property
+    def most_held_out(self) -> int:
+        """Prompts of a held-out set at most."""
+        return self.held_out or USUAL_HELD_OUT
 
 
 class StalenessSpec(Model):

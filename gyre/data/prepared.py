@@ -94,6 +94,11 @@ class PreparedData:
             for name, folder in self._held_out_folders.items()
         }
 
+    def held_out_at_most(self, count: int) -> int:
+        """How many prompts are held out, counted up to `count`. Sets with names are cut each by itself."""
+        named = self._held_out_folders and not isinstance(self.settings.held_out, str)
+        return count if named else min(count, self.held_out_count)
+
     def _held_out_of(self, folder: PreparedFolder, rows: NDArray[np.intp]) -> list[Group]:
         return [
             self._group(-1 - k, folder, int(row), {"row": int(row)}, self._longest_held_out)

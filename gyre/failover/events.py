@@ -273,6 +273,10 @@ class Evaluated(Event):
     best_of: dict[str, float] = field(default_factory=dict)
     by: dict[str, Any] = field(default_factory=dict)
     """By a column's value: `count`, `reward_mean` and `accuracy`."""
+    right_by: str = ""
+    """The number beside the reward that says which samples are right, as `reward.acc`; "" where the threshold does."""
+    components: dict[str, float] = field(default_factory=dict)
+    """The mean of each number that the reward function returned beside the reward, as `reward.NAME`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,6 +299,8 @@ class Evaluation:
     pass_at: dict[str, float]
     best_of: dict[str, float]
     by: dict[str, Any]
+    right_by: str = ""
+    components: dict[str, float] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -391,6 +393,13 @@ def _vertex_row(record: VertexRecord) -> dict[str, Any]:
     )
 
 
+def _evaluation_row(record: Evaluation) -> dict[str, Any]:
+    """Rows of before what a reward function says beside the reward was noted have nothing of it, and so has the row of
+    an evaluation whose function says nothing: the same history gives the same row."""
+    absent = {name for name in ("right_by", "components") if not getattr(record, name)}
+    return {key: value for key, value in fields_of(record).items() if key not in absent}
+
+
 def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     """The snapshot row under `key`, as JSON-able data; None if the state has none."""
     kind, name = key
@@ -404,7 +413,7 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
         return None if token is None else _token_row(token)
     if kind == "evaluation":
         evaluation = state.evaluations.get(name)
-        return None if evaluation is None else fields_of(evaluation)
+        return None if evaluation is None else _evaluation_row(evaluation)
     if kind == "vertex":
         record = state.vertices.get(name)
         return None if record is None else _vertex_row(record)

@@ -37,7 +37,7 @@ from gyre.graph.execution import ExecutionGraph
 from gyre.graph.integrations import check_integrations, default_with, reads_sections
 from gyre.graph.placement_plan import plan_placement
 from gyre.graph.recipes import DEFAULT_CLASSES, ROLLOUT_INSTANCE, recipe_named
-from gyre.graph.rollout_roles import ROLLOUT, check_context, local_roles
+from gyre.graph.rollout_roles import ROLLOUT, check_context, is_instance, local_roles, rollouts_of
 from gyre.graph.validate import (
     check_affinity,
     check_dcg,
@@ -114,6 +114,7 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
         settings = WorkloadSettings.read(resolved.config)
         if settings.model is not None and not settings.model_path:
             check_context(resolved, settings.model.max_positions, "config.model.max_positions")
+        _fit_answers(resolved, settings)
     trainer = resolved.roles.get(TRAINER)
     if trainer is not None:
         amount = trainer.resources.accelerator
@@ -124,6 +125,26 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
             )
         trainer.resources.accelerator = 0.0
     return resolved
+
+
+def _fit_answers(spec: JobSpec, settings: WorkloadSettings) -> None:
+    """A job that does not say how long its answers are has those that fit: what the task's prompts leave of the context,
+    or half of it where the prompts are not known here."""
+    if spec.recipe == FLEET or "max_new_tokens" in settings.sampling.model_fields_set:
+        return
+    contexts = [rollouts_of(spec, role).context_length for role in spec.roles if is_instance(spec, role)]
+    rooms = [spec.rollouts.context_length, *contexts]
+    if settings.model is not None and not settings.model_path:
+        rooms.append(settings.model.max_positions)
+    room = min((one for one in rooms if one is not None), default=None)
+    if room is None:
+        return
+    task = settings.task
+    known = task is not None and task.name == "arithmetic" and settings.data is None and spec.run.data is None
+    fits = room - task.prompt_tokens if task is not None and known else room // 2
+    if fits < settings.sampling.max_new_tokens:
+        sampling = {**(spec.config.get("sampling") or {}), "max_new_tokens": max(fits, 1)}
+        spec.config = {**spec.config, "sampling": sampling}
 
 
 def _open_door(spec: JobSpec) -> None:

@@ -44,6 +44,7 @@ from gyre.failover.state import fields_of
 from gyre.graph import NodeCapacity
 from gyre.logs.reading import LogQuery
 from gyre.master.incident_words import came_to
+from gyre.observe.efficiency import SPEEDS, STORE_LOST, makes_steps
 from gyre.observe.samples.query import SampleReader
 from gyre.redaction import HIDDEN, Secrets
 from gyre.workloads.trainer.bottleneck import bottleneck_of
@@ -218,8 +219,6 @@ def plane_of(view: View) -> dict[str, Any]:
     return {}
 
 
-STORE_LOST = "store_lost"
-"""The reason of a job whose journal cannot be written: no reason of the journal's, which does not know it."""
 TOLD_FIRST = (STORE_LOST, "disk_full", "no_room")
 """What a job lacks is told before anything else, and nothing is named beside it as the bottleneck. The job's `message`
 says what it is; it may make steps all the same, with fewer instances."""
@@ -292,7 +291,9 @@ def view_of(
         for incident in state.incidents.values()
     ]
     incidents.sort(key=lambda incident: incident["at"])
-    shown = dict(progress or {})
+    shown = {
+        key: value for key, value in (progress or {}).items() if makes_steps(job) or key not in SPEEDS
+    }
     return {
         "job": job,
         "master": {

@@ -70,7 +70,7 @@ class _ViewCollector:
             ("gyre_checkpoint_step", "Step of the newest checkpoint", job["checkpoint_step"]),
             ("gyre_events_committed", "Events in the journal", view["seq"]),
             ("gyre_reward_mean", "Mean reward of the last step", progress.get("reward")),
-            ("gyre_heldout_accuracy_ratio", "Held-out exact match", progress.get("accuracy")),
+            ("gyre_heldout_accuracy_ratio", "Held-out accuracy", progress.get("accuracy")),
             ("gyre_generated_tokens_per_second", "Generated tokens", progress.get("tokens_per_s")),
         ):
             if isinstance(value, int | float):
@@ -103,6 +103,15 @@ class _ViewCollector:
             if key.startswith(MORE) and is_number(value):
                 components.add_metric([name, key.removeprefix(MORE)], float(value))
         yield components
+        held_out = GaugeMetricFamily(
+            "gyre_heldout_reward_component",
+            "Of a set's last evaluation: mean of a number that the reward function returned beside the reward",
+            labels=["job", "set", "component"],
+        )
+        for of, rows in view["evaluations"].items():
+            for key, value in rows[-1]["components"].items():
+                held_out.add_metric([name, of, key.removeprefix(MORE)], float(value))
+        yield held_out
 
         warnings = GaugeMetricFamily(
             "gyre_learning_warning", "1 while the metrics say so", labels=["job", "code"]

@@ -29,11 +29,24 @@ EFFICIENCY = {
 """By name, what it is, in the order in which they are shown."""
 
 
+STORE_LOST = "store_lost"
+"""The reason of a job whose journal cannot be written: no reason of the journal's, which does not know it."""
+
+SPEEDS = ("tokens_per_s", "step_s")
+"""What a trainer's report says of its speed."""
+
+
+def makes_steps(job: Mapping[str, Any]) -> bool:
+    """Whether a job (the `job` of a view) may make steps, or has ended. One that is paused, or whose store is out of
+    reach, makes none: what its trainer last said of its speed is so no longer, and is not told."""
+    return job["reason"] != STORE_LOST and str(job["phase"]) != "paused"
+
+
 def efficiency_of(view: Mapping[str, Any], now: float) -> dict[str, float]:
     """Of a job's view (`gyre.master.master_api`), by the names of `EFFICIENCY`; `now` in seconds since 1970."""
     found: dict[str, Any] = {"tokens_per_s": view["progress"].get("tokens_per_s")}
     training, job = view["training"], view["job"]
-    for name in ("tokens_per_s_per_gpu", "mfu"):
+    for name in ("tokens_per_s_per_gpu", "mfu") if makes_steps(job) else ():
         found[name] = training["last"].get(name)
     found |= _gpus(view)
     if has_prices(job):

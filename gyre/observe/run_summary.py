@@ -51,7 +51,7 @@ Summary = dict[str, Any]
 - `config`: equal for jobs that differ in their seed alone;
 - `reward`: of the last step; `rewards`: of at most `POINTS` steps, evenly spread, None where one has none;
 - `held_out`: the best of each set, in the order of their names: `set`, `unit` (`accuracy` or `reward`), `value`,
-  `version`;
+  `version`, and of that version `right_by` (what calls an answer right, "" for a threshold) and `components`;
 - `tokens_per_s`: the median of those steps;
 - `cost`: what the run cost until its end, or so far, in the currency of its prices; None where it has none.
 """
@@ -138,15 +138,25 @@ def _best(state: JobState) -> list[dict[str, Any]]:
         sets.setdefault(one.set, []).append(one)
     found = []
     for name, rows in sets.items():
-        unit = "accuracy" if rows[-1].accuracy is not None else "reward"
+        unit, last = "accuracy" if rows[-1].accuracy is not None else "reward", rows[-1]
         values = [
-            (value, row.version)
+            (value, row)
             for row in rows
-            if (value := _finite(row.accuracy if unit == "accuracy" else row.reward_mean)) is not None
+            if (unit == "reward" or (row.threshold, row.right_by) == (last.threshold, last.right_by))
+            and (value := _finite(row.accuracy if unit == "accuracy" else row.reward_mean)) is not None
         ]
         if values:
-            value, version = max(values, key=lambda one: (one[0], -one[1]))
-            found.append({"set": name, "unit": unit, "value": value, "version": version})
+            value, best = max(values, key=lambda one: (one[0], -one[1].version))
+            found.append(
+                {
+                    "set": name,
+                    "unit": unit,
+                    "value": value,
+                    "version": best.version,
+                    "right_by": best.right_by if unit == "accuracy" else "",
+                    "components": dict(best.components),
+                }
+            )
     return found
 
 

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from gyre.api.checks.amounts import amounts_of
 from gyre.api.checks.settings import check_settings
 from gyre.config import parse_job
 from gyre.config.sections import WorkloadSettings
 from gyre.config.spec import JobSpec, RunSpec
 from gyre.errors import GyreError
 from gyre.graph import compile_job
+from gyre.workloads.tasks.arithmetic import ArithmeticTask
 
 BASE: dict[str, Any] = {
     "recipe": "grpo",
@@ -29,13 +31,9 @@ BASE: dict[str, Any] = {
 VALUES = (1, 2, 7, 8, 64, 1000)
 
 OTHERS = {
-    "rollouts.context_length": "config.sampling.max_new_tokens",
-    "config.model.max_positions": "config.sampling.max_new_tokens",
     "config.model.hidden": "config.model",
     "config.model.heads": "config.model",
     "config.model.kv_heads": "config.model",
-    "config.task.digits": "run.held_out",
-    "config.task.held_out_every": "run.held_out",
     "rollouts.local": "roles",
 }
 """Numbers below which another one has no room, and the key that is named then: whichever is wrong is the user's to
@@ -100,6 +98,61 @@ def test_any_number_of_prompts_is_cut_without_another_word(prompts: int) -> None
     assert run.groups_per_micro_batch == run.groups_per_firing
     assert refusal(("run", "prompts_per_step"), prompts) == ""
     assert parse_job({"run": run.model_dump()}).run == run
+
+
+@pytest.mark.parametrize(
+    ("job", "longest"),
+    [
+        ({"model": {"max_positions": 16}}, 9),  # what prompts of 7 tokens leave
+        ({"model": {"max_positions": 64}, "rollouts": {"context_length": 32}}, 25),
+        ({"model": {"max_positions": 64}, "task": {"name": "rows", "file": "rows.jsonl"}}, 32),
+        ({"model": {"max_positions": 4096}}, 1024),
+        ({"model": {"max_positions": 16}, "sampling": {"max_new_tokens": 12}}, 12),
+    ],
+)
+def test_answers_that_the_job_does_not_speak_of_fit_into_the_context(
+    job: dict[str, Any], longest: int
+) -> None:
+    own = copy.deepcopy(BASE)
+    for name, section in job.items():
+        if name == "rollouts":
+            own[name] = section
+        elif name == "task":
+            own["config"][name] = section
+        else:
+            own["config"][name] = own["config"].get(name, {}) | section
+    spec = compile_job(parse_job(own)).spec
+    assert WorkloadSettings.read(spec.config).sampling.max_new_tokens == longest
+    assert compile_job(spec).spec == spec
+
+
+def test_answers_and_held_out_prompts_that_the_user_wrote_are_refused_as_ever() -> None:
+    job = copy.deepcopy(BASE)
+    job["config"]["model"]["max_positions"] = 16
+    job["config"]["sampling"] = {"max_new_tokens": 12}
+    with pytest.raises(GyreError, match=r"^config\.sampling\.max_new_tokens: 12 given.*Give at most 9"):
+        check_settings(compile_job(parse_job(job)).spec, here=True)
+    small = copy.deepcopy(BASE)
+    small["config"]["task"]["digits"] = 1
+    check_settings(compile_job(parse_job(small)).spec, here=True)
+    with pytest.raises(GyreError, match=r"^run\.held_out: 256 given, but config\.task holds out about"):
+        check_settings(compile_job(parse_job(small | {"run": {"held_out": 256}})).spec, here=True)
+
+
+def test_all_that_is_held_out_is_evaluated_where_the_job_says_no_number() -> None:
+    few = ArithmeticTask({"task": {"digits": 1}})
+    there = few.held_out_at_most(256)
+    assert 1 < there < 256
+    assert len(few.held_out(there)) == there
+    with pytest.raises(GyreError, match="holds out about"):
+        few.held_out(there + 1)
+    assert ArithmeticTask({"task": {"digits": 2}}).held_out_at_most(256) == 256
+    assert RunSpec().most_held_out == 256
+    assert RunSpec(held_out=7).most_held_out == 7
+    spec = compile_job(parse_job(BASE | {"config": BASE["config"] | {"task": {"digits": 1}}})).spec
+    amounts = amounts_of(spec)
+    assert amounts is not None
+    assert amounts.evaluated == {"held_out": there}
 
 
 def test_the_usual_step_is_cut_as_ever_and_a_wrong_one_is_told_alone() -> None:

@@ -299,3 +299,32 @@ def test_each_of_several_functions_is_checked(data: str) -> None:
     with pytest.raises(ConfigError, match="bad"):
         checked(data, {"functions": functions})
     assert checked(data, {"functions": functions[:1]}) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("bad.py:bad", r"functions\[1\]\.function: .*bad"),
+        ("good.py:gud", r"functions\[1\]\.function: good\.py has no 'gud'"),
+        ("gone.py:f", r"functions\[1\]\.function: there is no file"),
+        ("broken.py:f", r"functions\[1\]\.function: .* is no Python"),
+        ("good.py:needs", r"functions\[1\]\.function: .* needs 'solution'"),
+        ("raises.py:f", r"functions\[1\]\.function: "),
+        ("nothing", r"functions\[1\]\.function: 'nothing' is no reward function"),
+    ],
+)
+def test_a_refusal_names_the_key_that_the_user_wrote(data: str, function: str, sentence: str) -> None:
+    with_rows(data, [{"answer": "72"}])
+    Path("good.py").write_text(
+        "def good(prompt, completion, meta): return 1.0\ndef needs(completions, solution): return [1.0]\n"
+    )
+    Path("bad.py").write_text("def bad(a, b): return 1.0\n")
+    Path("broken.py").write_text("def f(:\n")
+    Path("raises.py").write_text("from no_such_module_of_anybody import f\n")
+    with pytest.raises(ConfigError, match=rf"^config\.reward\.{sentence}") as several:
+        checked(data, {"functions": [{"function": "good.py:good"}, {"function": function}]})
+    assert "config.reward.signature" not in several.value.hint
+    with pytest.raises(ConfigError, match=r"^config\.reward\.function: ") as alone:
+        checked(data, {"function": function})
+    wanted = alone.value.hint.replace("config.reward.signature", "config.reward.functions[1].signature")
+    assert several.value.hint == wanted

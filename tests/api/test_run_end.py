@@ -71,6 +71,17 @@ ACCOUNT = COUNTS | {"accuracy_first": 0.34, "accuracy_last": 0.97}
             "hard 34 % -> 97 %, one 34 %, 0.4 M tokens",
         ),
         (
+            view_of(
+                training=TRAINED,
+                evaluations={
+                    "verl": [row | {"right_by": "reward.acc"} for row in ROWS],
+                    "changed": [ROWS[0] | {"threshold": 1.0}, ROWS[1] | {"right_by": "reward.acc"}],
+                },
+            ),
+            "demo succeeded after 1 min 11 s: 80 steps, reward 0.34 -> 0.96, verl 34 % -> 97 % (reward.acc), "
+            "changed reward 0.3 -> 0.9, 0.4 M tokens",
+        ),
+        (
             view_of("stopped", message="interrupted by Ctrl-C", training=TRAINED),
             "demo stopped by Ctrl-C after 1 min 11 s: 80 steps, reward 0.34 -> 0.96, 0.4 M tokens",
         ),

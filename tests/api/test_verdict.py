@@ -227,6 +227,18 @@ CURVES: dict[str, tuple[Any, Any, str, str]] = {
         "no",
         "mean reward",
     ),
+    "so is what the reward function calls right": (
+        FLAT,
+        {"held_out": [held(0.3)[0], held(0.3, 0.9)[1] | {"threshold": None, "right_by": "reward.acc"}]},
+        "no",
+        "mean reward",
+    ),
+    "accuracy is told with whose it is": (
+        FLAT,
+        {"held_out": [one | {"threshold": None, "right_by": "reward.acc"} for one in held(0.3, 0.9)]},
+        "yes",
+        "held-out accuracy (reward.acc) 30 % at version 0, 90 % at version 20",
+    ),
 }
 
 

@@ -265,6 +265,7 @@ def test_what_is_held_out_is_never_drawn(folder, tmp_path, model, source):
     )
     for asked_for in ({}, {"held_out_every": 4}):
         assert data_of(folder, **asked_for).never_trained == "", "what is asked for is no surprise"
+    assert (data.held_out_at_most(256), data.held_out_at_most(4)) == (10, 4)
     with pytest.raises(ConfigError, match="10 prompts are held out, fewer than the 11"):
         data.held_out(11)
 
@@ -279,6 +280,7 @@ def test_several_sets_are_held_out_by_name_and_a_short_one_is_taken_whole(folder
         "few": [0, 1, 2],
     }
     assert {data.prompt(index).meta["row"] for index in range(90)} == set(range(10, 40))
+    assert data.held_out_at_most(256) == 256, "each set is cut by itself"
     assert data.identity.count(" and ") == 1
     plain = data_of(folder, held_out=str(tmp_path / "few"))
     assert list(plain.held_out_sets(3)) == ["held_out"]

@@ -267,6 +267,22 @@ def evaluated() -> dict[str, Any]:
     return world.as_dict("Two held-out sets, evaluated twice each.")
 
 
+def judged() -> dict[str, Any]:
+    """A held-out set whose reward function says what is right, and another number beside it; and one that says
+    nothing."""
+    world = World()
+    world.submit()
+    world.start_all()
+    said = {"right_by": "reward.acc", "components": {"reward.acc": 0.5, "reward.format": 0.75}}
+    world.record(
+        e.Evaluated(1, 0, 0.5, 8, 2, set="aime", reward_mean=0.25, **said),
+        e.Evaluated(1, 0, None, 8, 2, set="math500", reward_mean=0.25),
+    )
+    world.step(1)
+    world.finish()
+    return world.as_dict("A held-out set whose reward function says what is right.")
+
+
 def learning() -> dict[str, Any]:
     """Steps are summed up, warnings come, change, end and stay, and the job goes on."""
     world = World()
@@ -319,6 +335,7 @@ HISTORIES: dict[str, Callable[[], dict[str, Any]]] = {
         commanded,
         continued,
         evaluated,
+        judged,
         learning,
         tampered,
     )

@@ -24,6 +24,7 @@ PHASES = {
     "commanded": "stopped",
     "continued": "succeeded",
     "evaluated": "succeeded",
+    "judged": "succeeded",
     "learning": "succeeded",
     "tampered": "succeeded",
 }

@@ -85,11 +85,15 @@ def test_what_the_reward_is_made_of_has_a_label_of_its_own() -> None:
         "reward.format.x": 2,
         "reward.text": "no number",
     }
-    text = prometheus_text(view, now=0.0).decode()
-    told = {
-        sample.labels["component"]: sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == "gyre_reward_component"
+    view["evaluations"] = {
+        "aime": [{"components": {"reward.acc": 0.1}}, {"components": {"reward.acc": 0.5}}],
+        "math": [{"components": {}}],
     }
+    text = prometheus_text(view, now=0.0).decode()
+    found = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    told = {one.labels["component"]: one.value for one in found if one.name == "gyre_reward_component"}
     assert told == {"acc": 0.25, "format.x": 2.0}
+    held_out = [one for one in found if one.name == "gyre_heldout_reward_component"]
+    assert [(one.labels["set"], one.labels["component"], one.value) for one in held_out] == [
+        ("aime", "acc", 0.5)
+    ]

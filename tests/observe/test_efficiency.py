@@ -54,6 +54,16 @@ def test_all_numbers_are_there_and_a_gpu_that_two_share_counts_once() -> None:
     ]
 
 
+@pytest.mark.parametrize("stands", [{"phase": "paused"}, {"reason": "store_lost"}])
+def test_of_a_job_that_makes_no_steps_the_speed_of_before_is_not_told(stands: dict[str, Any]) -> None:
+    view = view_of_job()
+    view["progress"].pop("tokens_per_s")  # as the view of such a job has it
+    view["job"] |= stands
+    assert list(efficiency_of(view, 2800.0)) == [
+        name for name in EFFICIENCY if name not in ("tokens_per_s", "tokens_per_s_per_gpu", "mfu")
+    ]
+
+
 def test_on_cpus_without_prices_there_are_tokens_alone() -> None:
     view = view_of_job()
     view["vertices"] = [{**vertex, "fields": {}} for vertex in view["vertices"]]

@@ -13,8 +13,10 @@ from gyre.observe.run_lines import ran_for
 from gyre.observe.run_summary import experiment_of, model_of, summary_of
 
 
-def _evaluation(name: str, version: int, accuracy: float | None, reward: float | None = 0.5) -> Evaluation:
-    return Evaluation(version, name, 10, 10, reward, None, accuracy, None, {}, {}, {})
+def _evaluation(
+    name: str, version: int, accuracy: float | None, reward: float | None = 0.5, **said: Any
+) -> Evaluation:
+    return Evaluation(version, name, 10, 10, reward, None, accuracy, None, {}, {}, {}, **said)
 
 
 def _state(*evaluations: Evaluation, **last: Any) -> JobState:
@@ -60,10 +62,22 @@ def test_the_best_of_each_set_is_by_accuracy_where_there_is_one_and_else_by_rewa
         _evaluation("format", 60, None, 0.4),
         _evaluation("empty", 60, None, None),
     )
+    silent: dict[str, Any] = {"right_by": "", "components": {}}
     assert summary_of(state, SPEC, [])["held_out"] == [
-        {"set": "format", "unit": "reward", "value": 0.9, "version": 0},
-        {"set": "math", "unit": "accuracy", "value": 0.6, "version": 20},
+        {"set": "format", "unit": "reward", "value": 0.9, "version": 0} | silent,
+        {"set": "math", "unit": "accuracy", "value": 0.6, "version": 20} | silent,
     ]
+
+
+def test_the_best_is_by_the_rule_of_the_last_and_says_whose_it_is() -> None:
+    said = {"right_by": "reward.acc", "components": {"reward.acc": 0.4, "reward.format": 0.9}}
+    state = _state(
+        _evaluation("math", 0, 0.7),  # by a threshold, before the job went on with another reward
+        _evaluation("math", 20, 0.4, **said),
+        _evaluation("math", 40, 0.3, right_by="reward.acc"),
+    )
+    (found,) = summary_of(state, SPEC, [])["held_out"]
+    assert found == {"set": "math", "unit": "accuracy", "value": 0.4, "version": 20} | said
 
 
 def test_numbers_that_are_none_are_none() -> None:

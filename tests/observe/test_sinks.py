@@ -108,6 +108,18 @@ WARNED = LearningWarned(1, "entropy_gone", "The entropy is gone.", 3)
 # -- what a sink is told ----------------------------------------------------------------------------
 
 
+def test_what_the_reward_function_said_of_held_out_answers_is_a_number_of_the_evaluation(
+    written: Written, job: SinkJob
+) -> None:
+    said = Evaluated(1, 2, 0.5, 8, 4, set="aime", components={"reward.acc": 0.5, "reward.format": 0.75})
+    written.event(said)
+    sink = make_sink("file", job, {}, [])
+    tell_new(written.store, "j1", sink, Cursor())
+    sink.close()
+    (line,) = (job.directory / "numbers.jsonl").read_text().splitlines()
+    assert (json.loads(line)["reward.acc"], json.loads(line)["reward.format"]) == (0.5, 0.75)
+
+
 def test_a_sink_is_told_steps_evaluations_and_warnings_and_each_once(
     written: Written, tmp_path: Path
 ) -> None:

@@ -57,6 +57,11 @@ export function whole(value: number | null | undefined): string {
   return Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, "\u202f").replace("-", "−");
 }
 
+/** A tick of an axis of whole numbers, which has none between them: 1, and nothing for 1.5. */
+export function wholeTick(value: number): string {
+  return Number.isInteger(value) ? whole(value) : "";
+}
+
 export function percent(value: number | null | undefined): string {
   if (value == null || !Number.isFinite(value)) return MISSING;
   const points = value * 100;

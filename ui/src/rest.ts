@@ -40,6 +40,7 @@ export interface HeldOut {
   unit: "accuracy" | "reward";
   value: number;
   version: number;
+  right_by: string;
 }
 
 /** A line of the table of runs. What is not known is null. */
@@ -143,7 +144,11 @@ export interface Evaluation {
   reward_mean: number | null;
   reward_std: number | null;
   accuracy: number | null;
+  /** The number of the reward function that says what is right, as "reward.acc"; empty where a threshold does. */
+  right_by: string;
   pass_at: Record<string, number>;
+  /** What the reward function returned beside the reward, as "reward.NAME": each a mean. */
+  components: Record<string, number>;
 }
 
 export interface LearningWarning {

@@ -1,7 +1,9 @@
 /** What is pure: formats, thinning, the address, rows and windows of the timeline, scales of tokens. */
-import { describe, expect, it } from "vitest";
+import { describe, expect, it, vi } from "vitest";
 import { smoothed, thinned, within } from "../src/data/thinning";
-import { bytes, duration, percent, percentTick, short, tick, whole } from "../src/format";
+import { bytes, duration, percent, percentTick, short, tick, whole, wholeTick } from "../src/format";
+import { heightOf, labelsOf, moments } from "../src/parts/axes";
+import { pathOf } from "../src/parts/Sparkline";
 import { hrefOf, parseRoute } from "../src/route";
 import { promiseOf } from "../src/views/account/promise";
 
@@ -33,6 +35,77 @@ describe("formats", () => {
 
   it("writes whole numbers, shares and bytes", () => {
     expect([whole(20480), percent(0.362), percent(0.014), bytes(988e6)].map(read)).toEqual(["20\u202f480", "36 %", "1.4 %", "988 MB"]);
+  });
+});
+
+describe("the height of a chart", () => {
+  const share = (low: number, high: number, known?: number): number => {
+    const [bottom, top] = heightOf(low, high, known);
+    expect(bottom).toBeLessThan(top);
+    expect(bottom).toBeLessThanOrEqual(low);
+    expect(top).toBeGreaterThanOrEqual(high);
+    return (high - low) / (top - bottom);
+  };
+
+  it("is that of the numbers, where they tell themselves apart", () => {
+    expect(heightOf(0.5, 1).map((value) => value.toFixed(6))).toEqual(["0.460000", "1.040000"]);
+    expect([share(0, 1e-6), share(0.7, 0.70001), share(-3, 5), share(1e9, 2e9), share(1e-8, 2e-8, 5e-13)].every((one) => one > 0.8)).toBe(true);
+  });
+
+  it("makes no curve of rounding, in whatever unit", () => {
+    expect(share(8e-15, 2e-14, 5e-13)).toBeLessThan(0.001); // a KL of log-probs that are the same but for rounding
+    expect(share(-3e-13, 2e-13)).toBeLessThan(0.01);
+    for (const size of [1e-6, 0.7, 41, 3e9]) expect(share(size, size * (1 + 2 ** -24))).toBeLessThan(0.01); // a constant that went through float32
+    expect(pathOf([0.7, 0.7 + 1e-9, 0.7]).match(/[\d.]+(?=[ML]|$)/g)).toEqual(["20.0", "20.0", "20.0"]);
+  });
+
+  it("has a constant in the middle, and nought on the ground", () => {
+    expect([heightOf(3, 3), heightOf(-2, -2), heightOf(0, 0), heightOf(null, null)]).toEqual([[1.5, 4.5], [-3, -1], [0, 1], [0, 1]]);
+    expect(heightOf(8e-15, 8e-15, 5e-13)).toEqual([0, 5e-11]);
+  });
+
+  it("has no two ticks alike, however little is between them", () => {
+    const steps = [0.7, 45_352_000, 1e-6, -3].flatMap((size) => [1e-5, 1e-3, 0.1].map((part) => [size, Math.abs(size) * part] as const));
+    for (const [size, step] of steps) {
+      const labels = labelsOf([0, 1, 2, 3].map((at) => size + at * step), (value) => tick(value, step));
+      expect(new Set(labels).size).toBe(4);
+    }
+    expect([1, 1.5, 2].map(wholeTick)).toEqual(["1", "", "2"]);
+  });
+});
+
+describe("the moments of an axis", () => {
+  const zones = ["UTC", "Europe/Berlin", "Asia/Kolkata", "America/St_Johns"];
+  const starts = [Date.UTC(2026, 10, 28, 13, 5, 7), Date.UTC(2026, 9, 24, 22, 0, 1), Date.UTC(2026, 11, 31, 20)].map((at) => at / 1000);
+  const lengths = [0.05, 0.7, 3, 20, 59, 600, 5400, 40_000, 200_000, 3e6, 4e7, 4e8];
+
+  it("are round, not too many, and no two of them are called alike", () => {
+    try {
+      for (const of of zones) {
+        vi.stubEnv("TZ", of);
+        for (const start of starts) for (const length of lengths) for (const most of [3.5, 9, 14]) {
+          const found = moments(start, start + length, most);
+          expect(found.length).toBeLessThanOrEqual(most + 1);
+          expect(found.length).toBeGreaterThan(0);
+          expect(found.every(({ at }) => at >= start - 1e-6 && at <= start + length + 1e-6)).toBe(true);
+          const labels = found.map((one) => one.label).filter(Boolean);
+          expect([of, start, length, most, labels.length - new Set(labels).size]).toEqual([of, start, length, most, 0]);
+        }
+      }
+    } finally {
+      vi.unstubAllEnvs();
+    }
+  });
+
+  it("are as fine as the run is short", () => {
+    const at = new Date(2026, 10, 28, 13, 5, 7).getTime() / 1000;
+    const labels = (length: number): string[] => moments(at, at + length, 6).map((one) => one.label);
+    expect(labels(20)).toEqual(["13:05:10", "13:05:15", "13:05:20", "13:05:25"]);
+    expect(labels(0.25).slice(0, 2)).toEqual(["13:05:07.00", "13:05:07.05"]);
+    expect(labels(2.5).slice(0, 2)).toEqual(["13:05:07.0", "13:05:07.5"]);
+    expect(labels(4000)).toEqual(["13:15", "13:30", "13:45", "14:00"]);
+    expect(labels(2.5 * 86400).slice(0, 2)).toEqual(["11-29 00:00", "11-29 12:00"]);
+    expect(labels(10 * 86400).slice(0, 2)).toEqual(["11-29", "12-01"]);
   });
 });
 

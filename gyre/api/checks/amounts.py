@@ -101,13 +101,24 @@ def amounts_of(spec: JobSpec) -> Amounts | None:
         answers_per_prompt=settings.sampling.n,
         longest_answer=settings.sampling.max_new_tokens,
         longest_held_out=settings.evaluation.max_new_tokens or settings.sampling.max_new_tokens,
-        held_out=run.held_out,
+        held_out=_held_out(spec, settings),
         held_out_answers=settings.evaluation.n,
         evaluate_every=run.evaluate_every,
         checkpoint_every=run.checkpoint_every,
         prompts=prompts,
         why=why,
     )
+
+
+def _held_out(spec: JobSpec, settings: WorkloadSettings) -> int:
+    """Prompts of each held-out set at most. Of the arithmetic task they are counted."""
+    run, task = spec.run, settings.task
+    is_counted = task is not None and task.name == "arithmetic" and settings.data is None and run.data is None
+    if run.held_out is not None or not is_counted:
+        return run.most_held_out
+    from gyre.workloads.tasks.arithmetic import ArithmeticTask
+
+    return ArithmeticTask(spec.config).held_out_at_most(run.most_held_out)
 
 
 def _prompts(spec: JobSpec, settings: WorkloadSettings) -> tuple[Prompts | None, str]:

@@ -59,7 +59,7 @@ def _check_rows(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> Ite
         return
     task = RowsTask(spec.config)
     if spec.recipe is not None and spec.run.evaluate_every:
-        task.held_out(spec.run.held_out)  # raises where there are fewer
+        task.held_out(spec.run.held_out or 1)  # raises where there are fewer
     new, model = settings.sampling.max_new_tokens, settings.model
     if model is not None and not settings.first_policy and task.longest_prompt + new > model.max_positions:
         raise ConfigError(
@@ -72,7 +72,7 @@ def _check_rows(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> Ite
 def _held_out_note(spec: JobSpec, rows: int, trained: int, where: str) -> Note:
     """What is held out by a share of the rows, of which only so many are evaluated."""
     held = rows - trained
-    asked = min(spec.run.held_out, held) if spec.recipe is not None and spec.run.evaluate_every else 0
+    asked = min(spec.run.most_held_out, held) if spec.recipe is not None and spec.run.evaluate_every else 0
     return Note(
         f"{trained} of the {rows} rows of {where} are trained; {held} are held out by held_out_every, {asked} of which "
         "are evaluated (run.held_out)."
@@ -129,9 +129,9 @@ def _check_held_out(spec: JobSpec, data: PreparedData) -> None:
     if not isinstance(data.settings.held_out, str):
         return  # of a set with a name that has fewer, all are answered
     run, there = spec.run, data.held_out_count
-    if spec.recipe is not None and run.evaluate_every and there < run.held_out:
+    if spec.recipe is not None and run.evaluate_every and there < (run.held_out or 1):
         raise ConfigError(
-            f"run.held_out: {run.held_out} prompts are to be evaluated every {run.evaluate_every} steps, and "
+            f"run.held_out: {run.most_held_out} prompts are to be evaluated every {run.evaluate_every} steps, and "
             f"config.data holds {there} out.",
             hint="Give config.data.held_out or config.data.held_out_every, lower run.held_out, or set "
             "run.evaluate_every to 0.",

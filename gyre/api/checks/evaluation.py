@@ -43,7 +43,8 @@ def _check_column(spec: JobSpec, column: str) -> None:
     """Raises ConfigError where no held-out prompt has the column."""
     from gyre.data.prepared import PreparedData
 
-    sets = PreparedData(spec.config).held_out_sets(spec.run.held_out)
+    data = PreparedData(spec.config)
+    sets = data.held_out_sets(spec.run.held_out or data.held_out_at_most(spec.run.most_held_out))
     known = {key for prompts in sets.values() for prompt in prompts for key in prompt.meta}
     if column not in known:
         raise ConfigError(

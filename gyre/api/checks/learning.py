@@ -113,15 +113,16 @@ def _check_held_out(spec: JobSpec, settings: WorkloadSettings) -> None:
     if task is None or task.name != "arithmetic" or settings.data or run.data or not run.evaluate_every:
         return
     about = len(set(task.operators)) * 100**task.digits / task.held_out_every
-    if run.held_out < _CERTAINLY_THERE * about:
+    wanted = run.held_out or 1
+    if wanted < _CERTAINLY_THERE * about:
         return
     from gyre.workloads.tasks.arithmetic import ArithmeticTask
 
     try:
-        ArithmeticTask(spec.config).held_out(run.held_out)
+        ArithmeticTask(spec.config).held_out(wanted)
     except ConfigError as error:
         raise ConfigError(
-            f"run.held_out: {run.held_out} given, but config.task holds out about {about:.0f} problems.",
+            f"run.held_out: {wanted} given, but config.task holds out about {about:.0f} problems.",
             hint="Lower run.held_out or config.task.held_out_every, or raise config.task.digits.",
         ) from error
 
@@ -135,16 +136,19 @@ def _check_lengths(spec: JobSpec, settings: WorkloadSettings) -> None:
     prompt, of = 1, "a prompt"
     arithmetic = settings.task is not None and settings.task.name == "arithmetic"
     if settings.task is not None and arithmetic and settings.data is None and spec.run.data is None:
-        prompt = 2 * settings.task.digits + 3
+        prompt = settings.task.prompt_tokens
         of = f"the task's prompts of {prompt} tokens"
     room, key = model.max_positions, "config.model.max_positions"
     own = spec.rollouts.context_length
     if own is not None and own < room:
         room, key = own, "rollouts.context_length"
+    if prompt >= room:
+        raise ConfigError(
+            f"{key}: {room} given, which leaves no room for an answer beside {of}.",
+            hint=f"Raise it to {prompt + 1} or more.",
+        )
     if prompt + new > room:
         raise ConfigError(
             f"config.sampling.max_new_tokens: {new} given, which with {of} is more than {key}, {room}.",
-            hint=f"Give at most {room - prompt}, or raise {key} to {prompt + new}."
-            if room > prompt
-            else f"Raise {key} to {prompt + new}.",
+            hint=f"Give at most {room - prompt}, or raise {key} to {prompt + new}.",
         )

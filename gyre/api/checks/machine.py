@@ -160,12 +160,10 @@ def _packages(spec: JobSpec) -> Iterator[ConfigError]:
     is_python = (
         reward is not None and reward.entrypoint is not None and reward.entrypoint.name == "PythonReward"
     )
-    if (
-        is_python
-        and any(part.function == "math_verify" for part in settings.reward.parts)
-        and not installed("math_verify")
-    ):
-        yield _absent("config.reward.function", "math_verify needs math-verify", "math_verify")
+    functions = [part.function for part in settings.reward.parts]
+    if is_python and "math_verify" in functions and not installed("math_verify"):
+        key = settings.reward.in_place(functions.index("math_verify"), "config.reward.function")
+        yield _absent(key, "math_verify needs math-verify", "math_verify")
     if settings.data is not None and spec.run.data is None and not installed("tokenizers"):
         yield _absent("config.data", "a prepared data set needs tokenizers", "tokenizers")
 

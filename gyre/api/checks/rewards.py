@@ -45,8 +45,19 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
             "config.reward.function: is missing.",
             hint=f"Write path/to/file.py:function or package.module:function, or take one of {', '.join(BUILTIN)}.",
         )
-    for part in settings.reward.parts:
-        yield from _check_function(settings.reward.of(part), folders, spec.python_path, here=here)
+    for place, part in enumerate(settings.reward.parts):
+        found = _check_function(settings.reward.of(part), folders, spec.python_path, here=here)
+        yield from _in_place(found, settings.reward, place)
+
+
+def _in_place(found: Iterator[str], reward: RewardSettings, place: int) -> Iterator[str]:
+    """What is found of the function at this place, with the keys that the job has for it. Raises as `found` does."""
+    try:
+        for each in found:
+            yield type(each)(reward.in_place(place, each))
+    except ConfigError as error:
+        message, hint = (reward.in_place(place, text) for text in (error.message, error.hint))
+        raise type(error)(message, hint=hint, details=error.details) from error.__cause__
 
 
 def _check_function(

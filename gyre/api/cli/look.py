@@ -76,6 +76,7 @@ EVALUATION_COLUMNS = (
     Column("ACCURACY"),
     Column("PASS@", dispensable=3),
     Column("BEST OF", dispensable=4),
+    Column("COMPONENTS", dispensable=5),
 )
 INCIDENT_COLUMNS = (
     Column("INCIDENT"),
@@ -338,14 +339,24 @@ def _show_evaluations(evaluations: dict[str, list[dict[str, Any]]]) -> None:
                 row["prompts"],
                 number(row["reward_mean"]),
                 number(row["reward_std"]),
-                f"{row['accuracy']:.1%}" if row["accuracy"] is not None else "",
+                _accuracy(row),
                 _by_size(row["pass_at"], "{:.1%}"),
                 _by_size(row["best_of"], "{:.4g}"),
+                " ".join(
+                    f"{key.removeprefix('reward.')}:{number(value)}"
+                    for key, value in (row.get("components") or {}).items()
+                    if not key.endswith(".count")
+                ),
             )
             for name, rows in evaluations.items()
             for row in [*rows[:1], *rows[1:][-SHOWN_EVALUATIONS:]]
         ],
     )
+
+
+def _accuracy(row: dict[str, Any]) -> str:
+    by = f" ({row['right_by']})" if row.get("right_by") else ""
+    return f"{row['accuracy']:.1%}{by}" if row["accuracy"] is not None else ""
 
 
 def _by_size(values: dict[str, float], form: str) -> str:

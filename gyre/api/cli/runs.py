@@ -173,7 +173,8 @@ def held_out_text(job: Item) -> str:
     if best is None:
         return ""
     value = percent(best["value"]) if best["unit"] == "accuracy" else f"reward {short(best['value'])}"
-    return f"{best['set']} {value} (v{best['version']})"
+    by = f" by {best['right_by']}" if best.get("right_by") else ""  # an older summary has none
+    return f"{best['set']} {value}{by} (v{best['version']})"
 
 
 def _cell(column: RunColumn, job: Item, now: float) -> str:

@@ -52,12 +52,14 @@ class JobItem(Out):
 
 class HeldOut(Out):
     """The best evaluation of a held-out set, and the policy version that earned it. `unit`: `accuracy`, or `reward`
-    where there is no accuracy."""
+    where there is no accuracy. `right_by` and `components` as in an evaluation."""
 
     set: str
     unit: str
     value: float
     version: int
+    right_by: str = ""
+    components: dict[str, float] = Field(default_factory=dict)
 
 
 class Run(JobItem):
@@ -306,7 +308,9 @@ class EvaluationPart(Out):
 
 class Evaluation(Out):
     """What a policy version's answers to a held-out set earned: `count` samples of `prompts`. `accuracy` is null where
-    no reward is said to be right (`config.evaluation.threshold`); `pass_at` and `best_of` are by k."""
+    nothing says what is right: neither a reward (`config.evaluation.threshold`) nor the reward function, by the number
+    that `right_by` names; `pass_at` and `best_of` are by k. `components` has the mean of each number that the reward
+    function returned beside the reward, as `reward.NAME`."""
 
     version: int
     set: str
@@ -319,6 +323,8 @@ class Evaluation(Out):
     pass_at: dict[str, float] = Field(default_factory=dict)
     best_of: dict[str, float] = Field(default_factory=dict)
     by: dict[str, EvaluationPart] = Field(default_factory=dict)
+    right_by: str = ""
+    components: dict[str, float] = Field(default_factory=dict)
 
 
 class StoreHealth(Out):

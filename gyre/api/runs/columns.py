@@ -18,7 +18,12 @@ Kind = Literal["text", "texts", "number", "seconds", "time"]
 """`texts`: several, of which a comparison wants one. `seconds`: a span. `time`: a moment, in seconds since 1970."""
 
 OF_A_SET = "held_out."
-"""What the name of a column begins with that is of one held-out set: `held_out.math500`."""
+"""What the name of a column begins with that is of one held-out set: `held_out.math500`, and
+`held_out.math500.reward.format` of a number that the reward function returned beside the reward."""
+
+
+COMPONENT = "reward."
+"""What the name of such a number begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +119,28 @@ _SAME = {
 """Other words for a column."""
 
 
+def _of_set(name: str) -> RunColumn:
+    wanted = name[len(OF_A_SET) :]
+    of, _, component = wanted.partition(f".{COMPONENT}")
+
+    def value(item: Item, now: float) -> Value:
+        best = held_out_of(item, wanted)
+        if best is not None or not component:
+            return (best or {}).get("value")
+        found: Value = ((held_out_of(item, of) or {}).get("components") or {}).get(COMPONENT + component)
+        return found
+
+    what = f"the mean of {COMPONENT}{component} in the best evaluation of {of}" if component else ""
+    return RunColumn(name, "number", what or f"the best evaluation of {wanted}", value)
+
+
 def column_named(name: str) -> RunColumn:
     """The column of this name, `held_out.SET` among them. Raises ConfigError, which names the nearest."""
     known = _BY_NAME.get(_SAME.get(name, name))
     if known is not None:
         return known
     if name.startswith(OF_A_SET) and len(name) > len(OF_A_SET):
-        wanted = name[len(OF_A_SET) :]
-
-        def value(item: Item, now: float) -> Value:
-            found: Value = (held_out_of(item, wanted) or {}).get("value")
-            return found
-
-        return RunColumn(name, "number", f"the best evaluation of {wanted}", value)
+        return _of_set(name)
     raise ConfigError(
         f"There is no column {name!r} in the table of runs.",
         hint=nearest(name, _BY_NAME) or f"The columns: {', '.join(_BY_NAME)}.",

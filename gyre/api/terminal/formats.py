@@ -107,6 +107,17 @@ def _price(amount: float) -> str:
     return f"{amount:,.2f}" if amount >= 0.995 or amount == 0 else f"{amount:.2g}"
 
 
+def accuracy_name(row: Mapping[str, Any]) -> str:
+    """What the accuracy of an evaluation is called: with the number of the reward function that says what is right,
+    where it is that and no threshold."""
+    return f"accuracy ({row['right_by']})" if row.get("right_by") else "accuracy"
+
+
+def right_rule(row: Mapping[str, Any]) -> tuple[Any, str]:
+    """What an evaluation calls right; results by different rules are not compared."""
+    return row.get("threshold"), row.get("right_by") or ""
+
+
 def one_line(text: object) -> str:
     """The text with every run of white space as one space."""
     return " ".join(str(text).split())

@@ -21,6 +21,7 @@ from gyre.api.terminal.run_history import RunHistory
 from gyre.api.terminal.text_tables import COLOURS, Column, table
 from gyre.master.incident_words import came_to, has_recovered
 from gyre.master.master_api import lacks
+from gyre.observe.efficiency import makes_steps
 
 if TYPE_CHECKING:
     from rich.panel import Panel
@@ -125,7 +126,7 @@ def _course(view: View, history: RunHistory, at: float, now: float) -> list[tupl
     remaining_s, step_s = history.remaining_s(now), history.step_s()
     if remaining_s is not None and not lacks(view):
         facts.append((f"ETA {duration(remaining_s)}", ""))
-    if step_s is not None:
+    if step_s is not None and makes_steps(job):
         facts.append((f"{duration(step_s)} a step", ""))
     return facts
 
@@ -149,7 +150,7 @@ def facts(view: View, progress: Mapping[str, Any]) -> list[str]:
         found += held_out(view)
     else:  # a trainer of the user's own, which reports it
         found.append(f"held-out {progress['accuracy']:.1%}")
-    if progress.get("tokens_per_s"):
+    if progress.get("tokens_per_s") and makes_steps(view["job"]):
         found.append(f"{progress['tokens_per_s']:,.0f} tok/s")
     if progress.get("version", -1) >= 0:
         found.append(f"policy v{progress['version']}")

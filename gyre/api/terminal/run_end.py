@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gyre.api.terminal.formats import duration, number, one_line
+from gyre.api.terminal.formats import accuracy_name, duration, number, one_line, right_rule
 from gyre.master.incident_words import counted
 from gyre.workloads.trainer.learning.step_line import percent, short
 
@@ -127,8 +127,8 @@ def steps_of(view: View, step: int) -> str:
 
 
 def held_out(view: View) -> list[str]:
-    """What each evaluated set went from and came to: accuracies where the first and the last evaluation have one, else
-    mean rewards."""
+    """What each evaluated set went from and came to: accuracies where the first and the last evaluation have one by the
+    same rule, else mean rewards."""
     evaluations = view.get("evaluations")
     found = []
     for name, rows in evaluations.items() if isinstance(evaluations, Mapping) else ():
@@ -136,8 +136,10 @@ def held_out(view: View) -> list[str]:
             continue
         called = "held-out" if name == HELD_OUT else str(name)
         first, last = rows[0], rows[-1]
-        if first.get("accuracy") is not None and last.get("accuracy") is not None:
-            found.append(f"{called} {_change(first['accuracy'], last['accuracy'], percent, len(rows) > 1)}")
+        both = first.get("accuracy") is not None and last.get("accuracy") is not None
+        if both and right_rule(first) == right_rule(last):
+            by = f" ({last['right_by']})" if last.get("right_by") else ""
+            found.append(f"{called} {_change(first['accuracy'], last['accuracy'], percent, len(rows) > 1)}{by}")
         elif last.get("reward_mean") is not None:
             begin = first.get("reward_mean")
             found.append(f"{called} reward {_change(begin, last['reward_mean'], short, len(rows) > 1)}")
@@ -162,7 +164,7 @@ def evaluated(view: View) -> list[tuple[str, str]]:
             spread = f" ±{short(last['reward_std'])}" if last.get("reward_std") is not None else ""
             parts.append(f"reward {short(last['reward_mean'])}{spread}")
         if last.get("accuracy") is not None:
-            parts.append(f"accuracy {percent(last['accuracy'])}")
+            parts.append(f"{accuracy_name(last)} {percent(last['accuracy'])}")
         if last.get("count"):
             parts.append(f"{last['count']} answers")
         found.append((str(name), f"version {last.get('version')}: {', '.join(parts)}"))

@@ -68,6 +68,13 @@ class RewardSettings(Section):
         own = {"function": part.function, "signature": part.signature, "functions": []}
         return self.model_copy(update=own)
 
+    def in_place(self, place: int, text: str) -> str:
+        """A text about the function at this place, which names its keys as those of the one `function`, with the keys
+        that the job has for it: `config.reward.functions[1].function`."""
+        if not self.functions:
+            return text
+        return re.sub(r"config\.reward\.(function|signature)\b", rf"config.reward.functions[{place}].\1", text)
+
     @model_validator(mode="after")
     def _functions_have_names_of_their_own(self) -> RewardSettings:
         if self.functions and self.function:

@@ -21,7 +21,8 @@ class SamplingSettings(Section):
     """Divides the logits before a token is drawn; 0 takes the likeliest token."""
     max_new_tokens: PositiveInt = 1024
     """The longest answer in tokens, the end token included. A longer one is cut off. A prompt may bring a lower limit
-    of its own, as `max_new_tokens` in its `meta`."""
+    of its own, as `max_new_tokens` in its `meta`. Where the job does not give it, a smaller context has a smaller one:
+    half of it, or what the prompts of the arithmetic task leave."""
     max_rows: PositiveInt = 1024
     """Rows that `TorchRollout` decodes at once. The engines of the rollout plane have `rollouts.max_running`."""
 
@@ -38,7 +39,8 @@ class EvaluationSettings(Section):
     """The longest answer in tokens; none takes `sampling.max_new_tokens`. A prompt's own limit holds here too."""
     threshold: float | None = None
     """A sample whose reward is at least this is right. Without it there is an accuracy only where the reward is Gyre's
-    own of right and wrong (`ExactMatchReward`, `exact_match`, `math_verify`), for which it is 1."""
+    own of right and wrong (`ExactMatchReward`, `exact_match`, `math_verify`), for which it is 1, or where the reward
+    function returns `acc`."""
     k: list[PositiveInt] = Field(default_factory=list)
     """The sizes for which pass@k and best-of-k are computed, each at most `n`; none takes 1 and `n`."""
     by: str = ""

@@ -53,6 +53,11 @@ class TaskSettings(Section):
         return self
 
     @property
+    def prompt_tokens(self) -> int:
+        """Of `arithmetic`: tokens of the longest prompt: two operands, what is between and after them, and a start."""
+        return 2 * self.digits + 3
+
+    @property
     def own(self) -> dict[str, Any]:
         """The settings that the task reads, by key."""
         if self.name not in TASK.built_in:

@@ -205,6 +205,8 @@ def evaluated(layout: JobLayout, draft: Draft, event: e.Evaluated, now: float) -
         pass_at=event.pass_at,
         best_of=event.best_of,
         by=event.by,
+        right_by=event.right_by,
+        components=event.components,
     )
     if not is_known_evaluation(draft.evaluations, found.set, found.version):
         draft.add_evaluation(found)

@@ -20,9 +20,13 @@ from typing import Any
 
 from gyre.errors import NotFound
 from gyre.observe.samples.names import held_out_of
+from gyre.rollouts.samples import MORE
 
 RIGHT_FROM = "gyre.right_from"
-"""In a file's metadata: the reward from which on an answer is right; absent where no answer is right or wrong."""
+"""In a file's metadata: the reward from which on an answer is right; absent where the reward does not say it."""
+
+RIGHT_BY = "gyre.right_by"
+"""In a file's metadata: the number beside the reward that says of an answer whether it is right, as `reward.acc`."""
 
 ROUNDING = 1e-6
 """How far a reward may be below that, or two means apart, and still count as equal."""
@@ -34,13 +38,17 @@ class _Version:
 
     version: int
     right_from: float | None
+    right_by: str
     prompts: Mapping[int, Sequence[dict[str, Any]]]
 
-    def is_right(self, reward: float | None) -> bool | None:
+    def is_right(self, row: Mapping[str, Any]) -> bool | None:
         """None where that has no meaning."""
-        if self.right_from is None or reward is None:
+        if self.right_by:
+            said = dict(row["more"] or ()).get(self.right_by.removeprefix(MORE))
+            return None if said is None else bool(said)
+        if self.right_from is None or row["reward"] is None:
             return None
-        return reward >= self.right_from - ROUNDING
+        return bool(row["reward"] >= self.right_from - ROUNDING)
 
 
 class HeldOutFiles:
@@ -129,8 +137,10 @@ class HeldOutFiles:
         prompts: dict[int, list[dict[str, Any]]] = {}
         for row in table.to_pylist():
             prompts.setdefault(row["group"], []).append(row)
-        told = (table.schema.metadata or {}).get(RIGHT_FROM.encode())
-        return _Version(version, float(told) if told else None, prompts)
+        told = table.schema.metadata or {}
+        right_from = told.get(RIGHT_FROM.encode())
+        right_by = told.get(RIGHT_BY.encode(), b"").decode()
+        return _Version(version, float(right_from) if right_from else None, right_by, prompts)
 
 
 def _pair(now: _Version, before: _Version | None, place: int) -> dict[str, Any]:
@@ -152,7 +162,7 @@ def _pair(now: _Version, before: _Version | None, place: int) -> dict[str, Any]:
 
 def _side(of: _Version, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """How many of the samples are `right`, None where that has no meaning, and what they earned on average."""
-    verdicts = [of.is_right(row["reward"]) for row in rows]
+    verdicts = [of.is_right(row) for row in rows]
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     return {
         "count": len(rows),

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.config.spec import SamplesSpec
-from gyre.observe.samples.held_out import RIGHT_FROM
+from gyre.observe.samples.held_out import RIGHT_BY, RIGHT_FROM
 from gyre.observe.samples.names import (
     EVALUATED,
     HELD_OUT_FOLDER,
@@ -88,6 +88,7 @@ class _HeldOut:
     set: str
     groups: tuple[Group, ...]
     right_from: float | None
+    right_by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +177,19 @@ class SampleWriter:
             self._put(_Step(step, tuple(chosen), logprobs))
 
     def evaluated(
-        self, version: int, name: str, groups: Sequence[Group], *, right_from: float | None = None
+        self,
+        version: int,
+        name: str,
+        groups: Sequence[Group],
+        *,
+        right_from: float | None = None,
+        right_by: str = "",
     ) -> None:
         """A version's answers to the held-out set of this name are scored; the first of them are kept. A group's id is
-        its place in the set. `right_from`: the reward from which on an answer is right."""
+        its place in the set. `right_from`: the reward from which on an answer is right; or `right_by`: the number
+        beside the reward, `reward.NAME`, that says it."""
         if self._settings.every and self._settings.held_out != 0:
-            self._put(_HeldOut(version, name, tuple(groups[: self._settings.held_out]), right_from))
+            self._put(_HeldOut(version, name, tuple(groups[: self._settings.held_out]), right_from, right_by))
 
     def end(self, *, within_s: float) -> bool:
         """Let the thread end when it has written what waits. Whether it has within this time."""
@@ -279,6 +287,7 @@ class SampleWriter:
         from gyre.observe.samples.table import Observed
 
         told = {} if work.right_from is None else {RIGHT_FROM: repr(work.right_from)}
+        told |= {RIGHT_BY: work.right_by} if work.right_by else {}
         self._make_folder()
         (self._folder / HELD_OUT_FOLDER).mkdir(mode=0o700, exist_ok=True)
         name = f"{HELD_OUT_FOLDER}/{held_out_file(work.set, work.step)}"

@@ -111,6 +111,7 @@ def _tell_event(sink: Sink, row: EventRow, last_step: int) -> None:
         }
         for name, by_k in (("pass_at", event.pass_at), ("best_of", event.best_of)):
             numbers |= {f"{name}/{k}": float(value) for k, value in by_k.items() if is_number(value)}
+        numbers |= {name: float(value) for name, value in event.components.items() if is_number(value)}
         sink.evaluation(SinkEvaluation(event.set, event.version, last_step, row.at, numbers))
     elif isinstance(event, LearningWarned):
         sink.warning(

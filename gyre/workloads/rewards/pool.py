@@ -246,8 +246,8 @@ class RewardPool:
             return
         self._drop(process)
         if status == "refused":
-            message, hint, traceback = content
-            raise ConfigError(message, hint=hint, details={"traceback": traceback} if traceback else None)
+            message, hint, traceback, part = content
+            raise self._refused(message, hint, part, {"traceback": traceback} if traceback else None)
         sentence, traceback, part = content
         raise UserCodeError(
             f"{self._named(part)} cannot be loaded: {sentence}.",
@@ -277,12 +277,19 @@ class RewardPool:
             return [(float(reward), more) for reward, more in content]
         if status == "refused":
             message, hint, _ = content
-            raise ConfigError(message, hint=hint)
+            raise self._refused(message, hint, asked.part)
         if status == "raised":
             sentence, traceback, _ = content
             raise self._error(work, asked.part, asked.places, f"it raised {sentence}", traceback)
         why, _, index = content
         raise self._error(work, asked.part, asked.places if index is None else [asked.places[index]], why)
+
+    def _refused(
+        self, message: str, hint: str, part: int, details: dict[str, Any] | None = None
+    ) -> ConfigError:
+        """What a function's process refused, with the keys that the job has for this function."""
+        in_place = self._settings.in_place
+        return ConfigError(in_place(part, message), hint=in_place(part, hint), details=details)
 
     def _combined(self, work: Sequence[Texts], place: int, of_parts: Sequence[Scored]) -> Scored:
         """What a sample earns. Raises UserCodeError where the weighted sum is too large for a number."""

@@ -73,7 +73,12 @@ def _load(functions: list[list[str]]) -> tuple[Any, list[Any]]:
         except ConfigError as error:
             return None, [
                 "refused",
-                [error.message, error.hint, traceback.format_exc() if error.__cause__ else ""],
+                [
+                    error.message,
+                    error.hint,
+                    traceback.format_exc() if error.__cause__ else "",
+                    len(rewards),
+                ],
             ]
         except BaseException as error:  # whatever the user's module raises, SystemExit too
             return None, ["raised", [_sentence(error, path), _traceback(), len(rewards)]]

@@ -131,6 +131,20 @@ class ArithmeticTask:
 
         Raises ConfigError where the task does not have that many.
         """
+        found = self._held_out(count)
+        if len(found) < count:
+            raise ConfigError(
+                f"The task holds out about {len(found)} problems, fewer than the {count} asked for.",
+                hint="Raise task.digits or lower task.held_out_every.",
+            )
+        return [self._group(-1 - k, row) for k, row in enumerate(found)]
+
+    def held_out_at_most(self, count: int) -> int:
+        """How many problems are held out, counted up to `count`."""
+        return len(self._held_out(count))
+
+    def _held_out(self, count: int) -> list[tuple[int, ...]]:
+        """The first `count` problems that are held out, or those that many draws find: always the same ones."""
         found: dict[tuple[int, ...], None] = {}
         block = 4096
         for attempt in range(64):
@@ -139,11 +153,8 @@ class ArithmeticTask:
             for row in problems[self._is_held_out(problems)].tolist():
                 found.setdefault(tuple(row))
             if len(found) >= count:
-                return [self._group(-1 - k, row) for k, row in enumerate(list(found)[:count])]
-        raise ConfigError(
-            f"The task holds out about {len(found)} problems, fewer than the {count} asked for.",
-            hint="Raise task.digits or lower task.held_out_every.",
-        )
+                break
+        return list(found)[:count]
 
     def answer_of(self, sample: Sample) -> str:
         """What the sample answered, as text; everything up to the end token."""

@@ -97,6 +97,10 @@ class RowsTask:
             )
         return [self._group(-1 - k, row, {}) for k, row in enumerate(self._held_out[:count])]
 
+    def held_out_at_most(self, count: int) -> int:
+        """How many rows are held out, counted up to `count`."""
+        return min(count, len(self._held_out))
+
     def prompt_text(self, group: Group) -> str:
         return self.tokenizer.decode(group.prompt_ids)
 

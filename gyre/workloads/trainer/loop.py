@@ -101,6 +101,14 @@ class GraphTrainer(BaseTrainer):
         sets: Mapping[str, list[Group]] = of_data(count)
         return sets
 
+    def held_out_at_most(self, count: int) -> int:
+        """How many held-out prompts there are, counted up to `count`; `count` where nobody can say."""
+        own = type(self)
+        if own.held_out is not GraphTrainer.held_out or own.held_out_sets is not GraphTrainer.held_out_sets:
+            return count
+        of_data = getattr(self.data, "held_out_at_most", None)
+        return count if of_data is None else int(of_data(count))
+
     @property
     def stop_token_ids(self) -> Sequence[int]:
         """The tokens that end an answer; none where `data` names none."""

@@ -90,6 +90,8 @@ class Trainer(Protocol):
 
     def held_out_sets(self, count: int) -> Mapping[str, list[Group]]: ...
 
+    def held_out_at_most(self, count: int) -> int: ...
+
     def report_progress(self, **fields: Any) -> None: ...
 
 
@@ -268,7 +270,7 @@ class TrainingRun:
             MetricsFile(self._trainer.context.directory, earlier),
             LearningWatch(
                 group_baseline=compares_in_group(spec.config),
-                not_evaluated=_why_not_evaluated(spec.run.evaluate_every, spec.run.held_out),
+                not_evaluated="" if spec.run.evaluate_every else "run.evaluate_every is 0",
                 never_trained=getattr(getattr(self._trainer, "data", None), "never_trained", ""),
             ),
             earlier=earlier,
@@ -408,7 +410,9 @@ class TrainingRun:
         return group
 
     def _held_out(self) -> HeldOutSets:
-        count = self.spec.run.held_out
+        run = self.spec.run
+        # What the job does not say is what fits; none at all is told by whoever has the prompts.
+        count = run.held_out or max(self._trainer.held_out_at_most(run.most_held_out), 1)
         sets = self._trainer.held_out_sets(count)
         if not isinstance(sets, Mapping):
             raise UserCodeError(
@@ -449,10 +453,3 @@ def compares_in_group(config: Mapping[str, Any]) -> bool:
     default = LossSettings.model_fields["adv_estimator"].default
     alone = isinstance(sampling, dict) and sampling.get("n") == 1  # then `rloo` takes the rewards as they are
     return isinstance(loss, dict) and not alone and loss.get("adv_estimator", default) in GROUP_ESTIMATORS
-
-
-def _why_not_evaluated(every: int, held_out: int) -> str:
-    """ "" where policies are evaluated."""
-    if every and held_out:
-        return ""
-    return "run.evaluate_every is 0" if not every else "run.held_out is 0"

@@ -26,11 +26,11 @@ def prompts(*rewards: float, n: int = 1) -> list[Group]:
 
 
 def evaluated(folder: Path, versions: dict[int, list[Group]], **knobs: Any) -> SampleFiles:
-    right_from = knobs.pop("right_from", 1.0)
+    right_from, right_by = knobs.pop("right_from", 1.0), knobs.pop("right_by", "")
 
     def write(writer: SampleWriter) -> None:
         for version, groups in versions.items():
-            writer.evaluated(version, "aime", groups, right_from=right_from)
+            writer.evaluated(version, "aime", groups, right_from=right_from, right_by=right_by)
             wait_until_idle(writer)
 
     assert written(folder, write, **knobs) == []
@@ -135,6 +135,21 @@ def test_a_threshold_counts_and_rounding_does_not(tmp_path: Path) -> None:
     page = files.held_out("aime", against=0)
     assert [one["now"]["right"] for one in page["prompts"]] == [1, 0]
     assert page["changed"] == 0
+
+
+def test_what_the_reward_function_calls_right_is_right_whatever_it_earned(tmp_path: Path) -> None:
+    def said(*verdicts: float) -> list[Group]:
+        found = prompts(*[-verdict for verdict in verdicts])
+        for one, verdict in zip(found, verdicts, strict=True):
+            one.samples[0].extras["reward.acc"] = verdict
+        return found
+
+    files = evaluated(
+        tmp_path / "samples", {0: said(0.0, 1.0), 1: said(1.0, 1.0)}, right_from=None, right_by="reward.acc"
+    )
+    page = files.held_out("aime", against=0)
+    assert [one["now"]["right"] for one in page["prompts"]] == [1, 1]
+    assert (places(page), page["changed"], page["better"]) == ([0, 1], 1, 1)
 
 
 def test_a_prompt_that_another_one_replaced_is_no_pair(tmp_path: Path) -> None:

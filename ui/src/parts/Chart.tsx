@@ -7,6 +7,7 @@ import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { tick } from "../format";
 import { colour, useTheme } from "../theme";
+import { heightOf, labelsOf, moments, type Moment } from "./axes";
 import { useRootSize } from "./rootSize";
 import "./chart.css";
 
@@ -39,6 +40,10 @@ interface Props {
   readonly tickY?: (y: number, step: number) => string;
   /** What x is: "step". */
   readonly nameX: string;
+  /** x is a time, in seconds since 1970. */
+  readonly time?: boolean | undefined;
+  /** What the numbers are known to, in their unit: smaller differences are rounding. */
+  readonly known?: number | undefined;
   readonly range?: readonly [number, number] | undefined;
   readonly onRange?: (from: number | null, to: number | null) => void;
   readonly height?: number;
@@ -51,27 +56,28 @@ interface Props {
 
 const AXIS_WIDTH = 60;
 
-export function Chart({ x, lines, band, label, group, formatX, formatY, tickY = tick, nameX, range, onRange, height = 150, legend = true, logX = false, logY = false }: Props) {
+export function Chart({ x, lines, band, label, group, formatX, formatY, tickY = tick, nameX, time = false, known, range, onRange, height = 150, legend = true, logX = false, logY = false }: Props) {
   const host = useRef<HTMLDivElement>(null);
   const readout = useRef<HTMLParagraphElement>(null);
   const theme = useTheme();
   const tall = (height * useRootSize()) / 16;
   const plot = useRef<uPlot | null>(null);
-  const callbacks = useRef<Callbacks>({ formatX, tickY, onRange, onCursor: () => undefined });
+  const callbacks = useRef<Callbacks>({ formatX, tickY, known, onRange, onCursor: () => undefined });
   callbacks.current = {
     formatX,
     tickY,
+    known,
     onRange,
     onCursor: (at) => {
       if (readout.current) readout.current.textContent = at === null ? "" : [`${nameX} ${formatX(x[at] ?? 0)}`, ...lines.map((line) => `${lines.length > 1 ? `${line.label} ` : ""}${formatOf(line.values[at], formatY)}`)].join("  ");
     },
   };
-  const shape = lines.map((line) => `${line.label}|${line.colour}|${line.dashed ?? ""}|${line.dotted ?? ""}|${line.points ?? ""}`).join(";") + (band ? "+band" : "") + (logX ? "+logX" : "") + (logY ? "+logY" : "");
+  const shape = lines.map((line) => `${line.label}|${line.colour}|${line.dashed ?? ""}|${line.dotted ?? ""}|${line.points ?? ""}`).join(";") + (band ? "+band" : "") + (logX ? "+logX" : "") + (logY ? "+logY" : "") + (time ? "+time" : "");
 
   useEffect(() => {
     const element = host.current;
     if (!element) return;
-    const made = new uPlot(optionsOf(lines, band, group, element.clientWidth || 300, tall, callbacks, logX, logY), dataOf(x, lines, band, logY), element);
+    const made = new uPlot(optionsOf(lines, band, group, element.clientWidth || 300, tall, callbacks, logX, logY, time), dataOf(x, lines, band, logY), element);
     plot.current = made;
     const observer = new ResizeObserver(() => {
       if (element.clientWidth > 0) made.setSize({ width: element.clientWidth, height: tall });
@@ -116,12 +122,13 @@ function formatOf(value: number | null | undefined, format: (value: number) => s
 interface Callbacks {
   readonly formatX: (x: number) => string;
   readonly tickY: (y: number, step: number) => string;
+  readonly known: number | undefined;
   readonly onRange: Props["onRange"];
   /** The place of the point under the cursor; null: none is. */
   readonly onCursor: (at: number | null) => void;
 }
 
-function optionsOf(lines: readonly Line[], band: Band | undefined, group: string, width: number, height: number, callbacks: { readonly current: Callbacks }, logX: boolean, logY: boolean): uPlot.Options {
+function optionsOf(lines: readonly Line[], band: Band | undefined, group: string, width: number, height: number, callbacks: { readonly current: Callbacks }, logX: boolean, logY: boolean, time: boolean): uPlot.Options {
   const root = Number.parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
   const font = `${11 * root}px ${getComputedStyle(document.body).fontFamily}`;
   const axis: uPlot.Axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font };
@@ -145,10 +152,10 @@ function optionsOf(lines: readonly Line[], band: Band | undefined, group: string
     height,
     series,
     ...(band ? { bands: [{ series: [series.length - 2, series.length - 1], fill: `${colour(band.colour)}2b` }] } : {}),
-    scales: { x: { time: false, ...(logX ? { distr: 3 as const } : {}) }, y: logY ? { distr: 3 as const, range: logRangeOf } : { range: rangeOf } },
+    scales: { x: { time: false, ...(logX ? { distr: 3 as const } : {}) }, y: logY ? { distr: 3 as const, range: logRangeOf } : { range: (_, low, high) => heightOf(low, high, callbacks.current.known) } },
     axes: [
-      { ...axis, size: 24 * root, space: 48 * root, ...(logX ? { filter: (_: uPlot, splits: number[]) => splits.map(decade) } : {}), values: (_, splits) => splits.map((one) => (one === null ? "" : callbacks.current.formatX(one))) },
-      { ...axis, size: AXIS_WIDTH * root, space: 28 * root, ...(logY ? { filter: (_: uPlot, splits: number[]) => splits.map(decade) } : {}), values: (_, splits) => splits.map((one) => (one === null ? "" : logY ? tick(one, one) : callbacks.current.tickY(one, Math.abs((splits[1] ?? 1) - (splits[0] ?? 0))))) },
+      { ...axis, size: 24 * root, space: 48 * root, ...(logX ? { filter: (_: uPlot, splits: number[]) => splits.map(decade) } : {}), ...(time ? { splits: (self: uPlot, _: number, low: number, high: number) => ticksOf(self, low, high, root).map((one) => one.at), values: (self: uPlot) => ticksOf(self, self.scales["x"]?.min ?? 0, self.scales["x"]?.max ?? 0, root).map((one) => one.label) } : { values: (_: uPlot, splits: (number | null)[]) => splits.map((one) => (one === null ? "" : callbacks.current.formatX(one))) }) },
+      { ...axis, size: AXIS_WIDTH * root, space: 28 * root, ...(logY ? { filter: (_: uPlot, splits: number[]) => splits.map(decade) } : {}), values: (_, splits) => (logY ? splits.map((one) => (one === null ? "" : tick(one, one))) : labelsOf(splits, (one) => callbacks.current.tickY(one, Math.abs((splits[1] ?? 1) - (splits[0] ?? 0))))) },
     ],
     legend: { show: false },
     cursor: { sync: { key: group }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
@@ -166,12 +173,11 @@ function optionsOf(lines: readonly Line[], band: Band | undefined, group: string
   };
 }
 
-/** A curve that never changes lies in the middle, or on the ground if it is nought. */
-function rangeOf(_: uPlot, low: number | null, high: number | null): uPlot.Range.MinMax {
-  if (low === null || high === null) return [0, 1];
-  if (low === high) return low === 0 ? [0, 1] : [low - Math.abs(low) / 2, low + Math.abs(low) / 2];
-  const padding = (high - low) * 0.08;
-  return [low >= 0 ? Math.max(0, low - padding) : low - padding, high + padding];
+/** In pixels at a root size of 16: a label and the room beside it. */
+const MOMENT_WIDTH = 80;
+
+function ticksOf(self: uPlot, low: number, high: number, root: number): Moment[] {
+  return moments(low, high, self.bbox.width / devicePixelRatio / (MOMENT_WIDTH * root));
 }
 
 /** Whole decades around the values; a decade where there are none. */

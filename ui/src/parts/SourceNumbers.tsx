@@ -39,7 +39,7 @@ function NumberCard({ name, pairs }: { name: string; pairs: Pairs }) {
         <span className="title">{words(name)}</span>
         <span className="last">{last}</span>
       </figcaption>
-      <Chart x={x} lines={lines} group="time" nameX="" formatX={clock} formatY={short} height={120} label={`${words(name)} over time; the last is ${last}`} />
+      <Chart x={x} lines={lines} group="time" nameX="" time formatX={clock} formatY={short} height={120} label={`${words(name)} over time; the last is ${last}`} />
     </figure>
   );
 }

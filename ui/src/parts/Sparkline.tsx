@@ -1,6 +1,7 @@
 /** A small curve without axes; what it says stands beside it in words. */
 import { useMemo } from "react";
 import { thinned } from "../data/thinning";
+import { heightOf } from "./axes";
 
 const WIDTH = 300;
 const HEIGHT = 40;
@@ -20,8 +21,8 @@ export function pathOf(values: readonly (number | null)[]): string {
   const { x, y } = thinned(xs, values, WIDTH * 2);
   const there = y.filter((one): one is number => one !== null);
   if (there.length < 2) return "";
-  const low = Math.min(...there);
-  const span = Math.max(...there) - low || 1;
+  const [low, high] = heightOf(Math.min(...there), Math.max(...there));
+  const span = high - low;
   const last = xs.length - 1;
   let pen = "M";
   let path = "";

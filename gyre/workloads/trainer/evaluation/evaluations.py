@@ -288,7 +288,13 @@ class Evaluations:
             for place, prompt in enumerate(self._sets[evaluation.set])
             if prompt.id in by_id
         ]
-        self._samples.evaluated(evaluation.version, evaluation.set, placed, right_from=right_from(row))
+        self._samples.evaluated(
+            evaluation.version,
+            evaluation.set,
+            placed,
+            right_from=right_from(row),
+            right_by=row["right_by"],
+        )
 
     def _settle(self, part: Part, row: dict[str, Any]) -> bool:
         """Log the result of a part, and end it. False where its version and set were settled already."""

@@ -2,9 +2,10 @@
 
 A row says how much the answers earned (`reward_mean`, `reward_std`), how many of them are right (`accuracy`), how many
 prompts have a right answer among k (`pass_at`), what the best of k earns (`best_of`), and the same by a column's values
-(`by`).
+(`by`), and the means of what the reward function returned beside the reward (`components`).
 
-Invariant *accuracy has a meaning or is null*: it is the share of samples that earned the threshold, and without one
+Invariant *accuracy has a meaning or is null*: it is the share of samples that earned the threshold; without one, of
+those that the reward function itself calls right by its number `acc` (verl's), and `right_by` says so; without that
 there is none: a reward of 1 may be for the format alone. A difference that rounding leaves does not count.
 
 This module is pure: it must not know of policies, vertices or files.
@@ -21,9 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.config.sections import EvaluationSettings
-from gyre.rollouts.samples import Group
+from gyre.rollouts.samples import MORE, Group
 from gyre.workloads.trainer.evaluation.held_out import Evaluation
+from gyre.workloads.trainer.learning.step_metrics import components
 
+ACC = "acc"
+"""The number beside a reward that says of each answer whether it is right, 1 or 0, as verl's functions return it."""
 ROUNDING = 1e-6
 """How far a reward may be below the threshold."""
 MOST_VALUES = 20
@@ -46,7 +50,9 @@ def row_of(
 ) -> dict[str, Any]:
     """The row of scored groups; `metas` has what the data says of each prompt."""
     rewards = [np.array([sample.reward for sample in group.samples], dtype=np.float64) for group in groups]
-    right = _right(rewards, settings.threshold)
+    right, right_by = _right(rewards, settings.threshold), ""
+    if right is None:
+        right, right_by = _right_by_acc(groups)
     return {
         "version": evaluation.version,
         "set": evaluation.set,
@@ -54,6 +60,8 @@ def row_of(
         **_summary(rewards, right),
         "reward_std": float(np.concatenate(rewards).std()) if _count(rewards) else None,
         "threshold": settings.threshold,
+        "right_by": right_by,
+        "components": components(groups),
         "pass_at": _by_size(right, settings.sizes, _pass_at) if right is not None else {},
         "best_of": _by_size(rewards, settings.sizes, best_of),
         "by": _breakdown(rewards, right, [_value(meta, settings.by) for meta in metas])
@@ -74,6 +82,8 @@ def row_of_own(value: Mapping[str, Any], name: str, prompts: int) -> dict[str, A
         "reward_std": value.get("reward_std"),
         "accuracy": value["accuracy"],
         "threshold": None,
+        "right_by": "",
+        "components": {},
         "pass_at": {},
         "best_of": {},
         "by": {},
@@ -81,10 +91,8 @@ def row_of_own(value: Mapping[str, Any], name: str, prompts: int) -> dict[str, A
 
 
 def right_from(row: Mapping[str, Any]) -> float | None:
-    """The reward from which on a sample of this row is right; None where its accuracy has no meaning."""
-    if row["threshold"] is not None:
-        return float(row["threshold"])
-    return 1.0 if row["accuracy"] is not None else None
+    """The reward from which on a sample of this row is right; None where its reward does not say it."""
+    return float(row["threshold"]) if row["threshold"] is not None else None
 
 
 def pass_at(right: int, n: int, k: int) -> float:
@@ -111,6 +119,20 @@ def _right(rewards: Sequence[Rewards], threshold: float | None) -> list[Rewards]
     if threshold is None:
         return None
     return [(earned >= threshold - ROUNDING).astype(np.float64) for earned in rewards]
+
+
+def _right_by_acc(groups: Sequence[Group]) -> tuple[list[Rewards] | None, str]:
+    """Of each sample its `acc`, and the name of that number: `reward.acc`, or `reward.FUNCTION.acc` where one of
+    several functions returned it. None and "" where not every sample has one that is 0 or 1, or two functions have
+    one: then nobody says what is right."""
+    samples = [sample for group in groups for sample in group.samples]
+    if not samples:
+        return None, ""
+    names = [key for key in samples[0].extras if key.startswith(MORE) and key.rpartition(".")[2] == ACC]
+    name = MORE + ACC if MORE + ACC in names else names[0] if len(names) == 1 else ""
+    if not name or not all(sample.extras.get(name) in (0, 1) for sample in samples):
+        return None, ""
+    return [np.array([float(one.extras[name]) for one in group.samples]) for group in groups], name
 
 
 def _summary(rewards: Sequence[Rewards], right: Sequence[Rewards] | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from gyre.testing.in_process import InProcessJob
 from gyre.workloads.base import operator
 from gyre.workloads.trainer.evaluation.held_out import Evaluation
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
-from tests.workloads.toy_policy import ToyData, ToyRollout
+from tests.workloads.toy_policy import ToyData, ToyReward, ToyRollout
 from tests.workloads.trainer.test_loop import DEADLINE_S
 from tests.workloads.trainer.test_plane_trainer import MakePlaned, came_out_right, planed
 
@@ -46,6 +46,17 @@ class EmptySets(ToyData):
         return {"full": self.held_out(1), "empty": []}
 
 
+class CountedSet(ToyData):
+    """It says how many prompts it has, and has no more."""
+
+    def held_out_at_most(self, count: int) -> int:
+        return min(count, 5)
+
+    def held_out(self, count: int) -> list[Group]:
+        assert count <= 5
+        return super().held_out(count)
+
+
 class MisnamedSets(ToyData):
     def held_out_sets(self, count: int) -> dict[str, list[Group]]:
         return {"math/500": self.held_out(1)}
@@ -63,6 +74,18 @@ class UnansweredRollout(ToyRollout):
     @operator
     def evaluate(self, groups: list[Group]) -> list[Group]:
         return [Group(group.id, group.prompt_ids, group.meta) for group in groups]
+
+
+class JudgingReward(ToyReward):
+    """It says of each answer whether it is right, as verl's functions do, and earns it the contrary."""
+
+    @operator
+    def score(self, groups: list[Group]) -> list[Group]:
+        for group in super().score(groups):
+            for sample in group.samples:
+                sample.extras["reward.acc"] = float(sample.reward or 0.0)
+                sample.reward = 1.0 - sample.extras["reward.acc"]
+        return groups
 
 
 def rows_of(job: InProcessJob) -> list[dict[str, Any]]:
@@ -215,6 +238,13 @@ def test_a_set_without_prompts_has_the_reason(planed: MakePlaned) -> None:
     assert {report.body["reason"] for report in left} == {"the set has no prompts"}
 
 
+def test_a_job_that_gives_no_number_evaluates_all_that_is_held_out(planed: MakePlaned) -> None:
+    job, plane = planed(run={"data": f"{__name__}:CountedSet", "held_out": None})
+    with job:
+        came_out_right(job, plane)
+    assert [row["prompts"] for row in rows_of(job)] == [5, 5, 5]
+
+
 def test_a_set_s_name_is_a_name(make_job) -> None:
     job = make_job(run={"data": f"{__name__}:MisnamedSets"})
     with job, pytest.raises(UserCodeError, match="a set the name 'math/500'"):
@@ -232,6 +262,20 @@ def test_what_a_rollout_class_answers_is_scored_by_the_reward_role(make_job) -> 
     assert {row["count"] for row in rows_of(job)} == {6, 4}
     assert all(sum(part["count"] for part in row["by"].values()) == row["count"] for row in rows_of(job))
     assert all(row["reward_mean"] is not None for row in rows_of(job))
+    assert_kept(job, PARTS)
+
+
+def test_what_the_reward_function_calls_right_is_reported_and_kept_as_right(make_job) -> None:
+    settings = {**SETS, "config": {"evaluation": {"n": 4, "temperature": 1.0, "by": "kind"}}}
+    reward = {"reward": {"entrypoint": f"{__name__}:JudgingReward"}}
+    job = make_job(**settings, roles=ANSWERING | reward)
+    with job:
+        job.result(timeout_s=DEADLINE_S)
+    for report in job.reports_of("Evaluated"):
+        assert (report.body["right_by"], report.body["threshold"]) == ("reward.acc", None)
+        assert report.body["accuracy"] == pytest.approx(1.0 - report.body["reward_mean"])
+        assert report.body["components"] == {"reward.acc": pytest.approx(report.body["accuracy"])}
+    assert evaluated(job) == PARTS
     assert_kept(job, PARTS)
 
 

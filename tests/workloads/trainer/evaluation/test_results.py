@@ -14,24 +14,32 @@ from gyre.config.sections import EvaluationSettings
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.trainer.evaluation.held_out import Evaluation
 from gyre.workloads.trainer.evaluation.results import MOST_VALUES, best_of, pass_at, row_of
+from gyre.workloads.trainer.learning.step_metrics import MOST_COMPONENTS
 
 
-def groups_of(rewards):
+def groups_of(rewards, extras=()):
+    """`extras`: of each prompt what its samples' function returned beside their rewards."""
     return [
         Group(
             -1 - at,
             np.zeros(1, np.int32),
             samples=[
-                Sample(np.zeros(1, np.int32), np.zeros(1, np.float32), (VersionRun(4, 0, 1),), reward=reward)
-                for reward in earned
+                Sample(
+                    np.zeros(1, np.int32),
+                    np.zeros(1, np.float32),
+                    (VersionRun(4, 0, 1),),
+                    reward=reward,
+                    extras=dict(extras[at][place]) if extras else {},
+                )
+                for place, reward in enumerate(earned)
             ],
         )
         for at, earned in enumerate(rewards)
     ]
 
 
-def row(rewards, metas=None, **settings):
-    groups = groups_of(rewards)
+def row(rewards, metas=None, extras=(), **settings):
+    groups = groups_of(rewards, extras)
     found = row_of(
         Evaluation(4, "aime"), groups, metas or [{} for _ in groups], EvaluationSettings(**settings)
     )
@@ -72,6 +80,8 @@ def test_a_row_says_what_was_earned_and_what_is_right():
         "reward_std": 0.5,
         "accuracy": 0.5,
         "threshold": 1.0,
+        "right_by": "",
+        "components": {},
         "pass_at": {"1": 0.5, "4": 1.0},
         "best_of": {"1": 0.5, "4": 1.0},
         "by": {},
@@ -128,3 +138,45 @@ def test_a_column_of_many_values_is_kept_short():
 
 def test_sizes_for_which_a_prompt_has_too_few_samples_are_left_out():
     assert row([[1, 0], [1]], n=2, threshold=1.0)["pass_at"] == {"1": 0.75}
+
+
+def said(*values, name="reward.acc"):
+    """Of each prompt one sample, whose function said this of it."""
+    return [[{name: value, "reward.length": 10.0 * at}] for at, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("name", ["reward.acc", "reward.compute_score.acc"])
+def test_what_the_function_calls_right_is_the_accuracy_and_its_name_is_told(name):
+    """The rewards are of verl's kind: 1 and -1, and a bonus; no threshold of ours would count them."""
+    metas = [{"source": source} for source in ("aime", "aime", "math")]
+    extras = said(1.0, 0.0, 1.0, name=name)
+    found = row([[1.2], [-1.0], [0.1]], metas, extras, by="source")
+    assert (found["accuracy"], found["right_by"], found["threshold"]) == (pytest.approx(2 / 3), name, None)
+    assert found["pass_at"] == {"1": pytest.approx(2 / 3)}
+    assert {source: part["accuracy"] for source, part in found["by"].items()} == {"aime": 0.5, "math": 1.0}
+    assert found["components"] == {name: pytest.approx(2 / 3), "reward.length": 10.0}
+
+
+def test_a_threshold_that_the_job_says_goes_before_what_the_function_says():
+    found = row([[1.0], [0.0]], extras=said(0.0, 0.0), threshold=1.0)
+    assert (found["accuracy"], found["right_by"], found["components"]["reward.acc"]) == (0.5, "", 0.0)
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        said(1.0, 0.5),  # a share is no verdict
+        [[{"reward.acc": 1.0}], [{}]],  # of this answer it says nothing
+        [[{"reward.a.acc": 1.0, "reward.b.acc": 0.0}]] * 2,  # two say it
+        said(1.0, 1.0, name="reward.accuracy_bonus"),
+    ],
+)
+def test_what_does_not_say_of_each_answer_whether_it_is_right_is_no_accuracy(extras):
+    found = row([[1.0], [0.0]], extras=extras)
+    assert (found["accuracy"], found["right_by"], found["pass_at"]) == (None, "", {})
+    assert set(found["components"]) >= {key for of_one in extras for one in of_one for key in one}
+
+
+def test_many_numbers_of_a_function_do_not_fill_the_journal():
+    extras = [[{f"reward.n{at}": 1.0 for at in range(200)}]]
+    assert len(row([[1.0]], extras=extras)["components"]) == MOST_COMPONENTS

@@ -1,7 +1,7 @@
 /** One number of several jobs, by step. */
 import { useMemo, useRef } from "react";
 import { smoothed, thinned } from "../../data/thinning";
-import { percent, percentTick, short, tick, whole } from "../../format";
+import { percent, percentTick, short, tick, wholeTick } from "../../format";
 import { Chart, type Line } from "../../parts/Chart";
 import { savePng } from "../../parts/png";
 import { setParams, useRoute } from "../../route";
@@ -26,7 +26,7 @@ export function CompareCard({ curve, runs }: { curve: Curve; runs: readonly Run[
         <span className="muted small">{curve.unit}</span>
         <button type="button" className="plain small" aria-label={`${curve.title} as PNG`} onClick={() => figure.current && savePng(figure.current, `${curve.title}${curve.unit ? `, ${curve.unit}` : ""}`, lines, curve.name)}>PNG</button>
       </figcaption>
-      <Chart x={x} lines={lines} legend={false} group="compare" logX={params["logx"] === "1"} logY={params["logy"] === "1"} formatX={whole} formatY={format} tickY={curve.ratio ? percentTick : tick} nameX="step" range={params["from"] && from < to ? [from, to] : undefined} onRange={(low, high) => setParams({ from: low?.toFixed(1), to: high?.toFixed(1) })} label={`${curve.title} of ${runs.map((run) => `${run.name}, last ${format(run.steps.at(-1)?.[curve.name])}`).join("; ")}`} />
+      <Chart x={x} lines={lines} legend={false} group="compare" logX={params["logx"] === "1"} logY={params["logy"] === "1"} known={curve.known} formatX={wholeTick} formatY={format} tickY={curve.ratio ? percentTick : tick} nameX="step" range={params["from"] && from < to ? [from, to] : undefined} onRange={(low, high) => setParams({ from: low?.toFixed(1), to: high?.toFixed(1) })} label={`${curve.title} of ${runs.map((run) => `${run.name}, last ${format(run.steps.at(-1)?.[curve.name])}`).join("; ")}`} />
     </figure>
   );
 }

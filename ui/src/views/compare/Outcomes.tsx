@@ -36,7 +36,7 @@ export function Outcomes({ runs }: { runs: readonly Run[] }) {
 function best(run: Run): string {
   const all = Object.values(run.view?.evaluations ?? {}).flat().filter((one) => one.accuracy !== null);
   const top = all.sort((a, b) => (b.accuracy ?? 0) - (a.accuracy ?? 0))[0];
-  return top ? `${percent(top.accuracy)} at v${top.version}` : "–";
+  return top ? `${percent(top.accuracy)}${top.right_by ? ` by ${top.right_by}` : ""} at v${top.version}` : "–";
 }
 
 function mean(values: readonly (number | null)[]): number | null {

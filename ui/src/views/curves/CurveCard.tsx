@@ -46,7 +46,7 @@ export function CurveCard({ curve, steps, axis }: { curve: Curve; steps: readonl
         <span className="muted small">{curve.unit}</span>
         <span className="last">{format(last)}</span>
       </figcaption>
-      <Chart x={x} lines={lines} band={band} legend={false} group="steps" formatX={axis.format} formatY={format} tickY={curve.ratio ? percentTick : tick} nameX={axis.name} range={axis.range} onRange={axis.onRange} label={`${curve.title}, ${steps.length} steps; the last is ${format(last)}`} />
+      <Chart x={x} lines={lines} band={band} legend={false} group="steps" formatX={axis.format} formatY={format} tickY={curve.ratio ? percentTick : tick} nameX={axis.name} time={axis.time} known={curve.known} range={axis.range} onRange={axis.onRange} label={`${curve.title}, ${steps.length} steps; the last is ${format(last)}`} />
     </figure>
   );
 }

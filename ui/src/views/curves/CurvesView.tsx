@@ -5,13 +5,13 @@ import { useJobView } from "../../data/job";
 import { useLive } from "../../data/live";
 import { useResource } from "../../data/resource";
 import { useSteps } from "../../data/steps";
-import { clock, plural, whole } from "../../format";
+import { clock, plural, wholeTick } from "../../format";
 import { SourceNumbers } from "../../parts/SourceNumbers";
 import type { Json, Step } from "../../rest";
 import { setParams, useRoute } from "../../route";
 import { componentsOf, restOf, SECTIONS, weightsOf, type Curve, type Section } from "./chosen";
 import { CurveCard } from "./CurveCard";
-import { EvaluationCard } from "./EvaluationCard";
+import { componentsOf as componentsEvaluated, EvaluatedComponent, EvaluationCard } from "./EvaluationCard";
 import { SmoothChoice } from "./SmoothChoice";
 import type { Axis } from "./axis";
 import "./curves.css";
@@ -38,6 +38,7 @@ export default function CurvesView() {
   const rest = restOf(names).map((name): Curve => ({ name, title: name, unit: "" })).filter(matches);
   const evaluations = Object.entries(view?.evaluations ?? {}).filter(([, list]) => list.length > 0);
   const showsEvaluations = evaluations.length > 0 && (wanted.length === 0 || wanted.every((word) => "evaluations accuracy reward pass".includes(word)));
+  const parts = evaluations.flatMap(([set, list]) => componentsEvaluated(list).map((name) => ({ set, name, list }))).filter(({ set, name }) => wanted.every((word) => `evaluations ${set} ${name}`.toLowerCase().includes(word)));
 
   if (steps.length === 0) return <><h1>Curves</h1><p className="empty">{complete ? "No step is done yet: the curves begin with the first." : "Loading the steps …"}</p></>;
   return (
@@ -60,10 +61,13 @@ export default function CurvesView() {
           </section>
         );
       })}
-      {showsEvaluations && (
+      {(showsEvaluations || parts.length > 0) && (
         <section aria-label="Evaluations">
           <h2>Evaluations</h2>
-          <div className="curves">{evaluations.map(([set, list]) => <EvaluationCard key={set} set={set} list={list} />)}</div>
+          <div className="curves">
+            {showsEvaluations && evaluations.map(([set, list]) => <EvaluationCard key={set} set={set} list={list} />)}
+            {parts.map((part) => <EvaluatedComponent key={`${part.set} ${part.name}`} {...part} />)}
+          </div>
         </section>
       )}
       {rest.length > 0 && (
@@ -91,7 +95,7 @@ function useAxis(steps: readonly Step[], byTime: boolean): Axis {
   const x = useMemo(() => steps.map((step) => (byTime ? step["at"] : step["step"]) ?? 0), [steps, byTime]);
   const [from, to] = [Number(params["from"]), Number(params["to"])];
   const range = params["from"] && params["to"] && from < to ? ([from, to] as const) : undefined;
-  return { name: byTime ? "" : "step", x, range, format: byTime ? clock : whole, onRange: (low, high) => setParams({ from: low === null ? null : low.toFixed(1), to: high === null ? null : high.toFixed(1) }) };
+  return { name: byTime ? "" : "step", time: byTime, x, range, format: byTime ? clock : wholeTick, onRange: (low, high) => setParams({ from: low === null ? null : low.toFixed(1), to: high === null ? null : high.toFixed(1) }) };
 }
 
 /** A number that only some steps have counts too, so all are looked at; the newest hundred and the first ten suffice. */

@@ -1,6 +1,9 @@
-/** What the policy's versions earned on a held-out set: accuracy where that has a meaning, and the reward. */
+/**
+ * What the policy's versions earned on a held-out set: accuracy where that has a meaning, and the reward; and each
+ * number that the reward function returned beside it.
+ */
 import { useMemo } from "react";
-import { percent, plural, short } from "../../format";
+import { percent, plural, short, wholeTick } from "../../format";
 import { Chart, type Line } from "../../parts/Chart";
 import type { Evaluation } from "../../rest";
 
@@ -12,23 +15,47 @@ export function EvaluationCard({ set, list }: { set: string; list: readonly Eval
   const last = list.at(-1);
   const value = last?.accuracy ?? last?.reward_mean;
   const format = last?.accuracy == null ? short : percent;
+  return <Card title={set} list={list} lines={lines} x={x} value={format(value)} />;
+}
+
+/** One number of the reward function: `name` as "reward.format". */
+export function EvaluatedComponent({ set, name, list }: { set: string; name: string; list: readonly Evaluation[] }) {
+  const there = useMemo(() => list.filter((one) => one.components[name] !== undefined), [list, name]);
+  const x = useMemo(() => there.map((one) => one.version), [there]);
+  const lines = useMemo((): Line[] => [{ label: name, values: there.map((one) => one.components[name] ?? null), colour: "--c1", points: true }], [there, name]);
+  return <Card title={`${set} ${name}`} list={there} lines={lines} x={x} value={short(there.at(-1)?.components[name])} />;
+}
+
+/** The names of the numbers that the evaluations of a set have, without those that count samples. */
+export function componentsOf(list: readonly Evaluation[]): string[] {
+  return [...new Set(list.flatMap((one) => Object.keys(one.components ?? {})))].filter((name) => !name.endsWith(".count")).sort();
+}
+
+function Card({ title, list, lines, x, value }: { title: string; list: readonly Evaluation[]; lines: Line[]; x: number[]; value: string }) {
+  const last = list.at(-1);
   return (
     <figure className="card curve">
       <figcaption>
-        <span className="title">{set}</span>
+        <span className="title">{title}</span>
         <span className="muted small">by version; {plural(last?.prompts ?? 0, "prompt")}</span>
-        <span className="last">{format(value)}</span>
+        <span className="last">{value}</span>
       </figcaption>
-      <Chart x={x} lines={lines} group="versions" formatX={(version) => (Number.isInteger(version) ? `${version}` : "")} formatY={short} nameX="version" label={`Evaluations on ${set}: ${list.length}; version ${last?.version} has ${format(value)}`} />
+      <Chart x={x} lines={lines} group="versions" formatX={wholeTick} formatY={short} nameX="version" label={`Evaluations on ${title}: ${list.length}; version ${last?.version} has ${value}`} />
     </figure>
   );
 }
 
 function linesOf(list: readonly Evaluation[]): Line[] {
-  const measures: [string, (one: Evaluation) => number | null][] = [["accuracy", (one) => one.accuracy], ["reward", (one) => one.reward_mean]];
+  const measures: [string, (one: Evaluation) => number | null][] = [[accuracyName(list), (one) => one.accuracy], ["reward", (one) => one.reward_mean]];
   const ks = Object.keys(list.at(-1)?.pass_at ?? {}).filter((k) => k !== "1").slice(0, 3);
   for (const k of ks) measures.push([`pass@${k}`, (one) => one.pass_at[k] ?? null]);
   return measures
     .map(([label, read], at): Line => ({ label, values: list.map(read), colour: COLOURS[at] ?? "--c7", points: true, dashed: label === "reward" }))
     .filter((line) => line.values.some((value) => value !== null));
+}
+
+/** As `accuracy_name` in gyre/api/terminal/formats.py has it. */
+function accuracyName(list: readonly Evaluation[]): string {
+  const by = list.at(-1)?.right_by;
+  return by ? `accuracy (${by})` : "accuracy";
 }

@@ -12,7 +12,12 @@ export interface Curve {
   readonly spread?: string;
   /** A share from 0 to 1, written in percent. */
   readonly ratio?: boolean;
+  /** What it is known to, in its unit, where that is more than rounding. */
+  readonly known?: number;
 }
+
+/** Log-probs of float32 are known to some 1e-6 nat; a KL of k3 goes by the square of their difference, halved. */
+const KNOWN_KL = 5e-13;
 
 export interface Section {
   readonly title: string;
@@ -33,9 +38,9 @@ export const SECTIONS: readonly Section[] = [
     title: "Is the policy well",
     curves: [
       { name: "entropy", title: "Entropy", unit: "nat per token" },
-      { name: "kl", title: "KL to the reference", unit: "nat per token" },
-      { name: "old_kl", title: "KL to the old policy", unit: "nat per token" },
-      { name: "rollout_kl", title: "KL to the engine", unit: "nat per token" },
+      { name: "kl", title: "KL to the reference", unit: "nat per token", known: KNOWN_KL },
+      { name: "old_kl", title: "KL to the old policy", unit: "nat per token", known: KNOWN_KL },
+      { name: "rollout_kl", title: "KL to the engine", unit: "nat per token", known: KNOWN_KL },
       { name: "grad_norm", title: "Gradient's norm", unit: "before the clip" },
       { name: "loss", title: "Loss", unit: "" },
       { name: "clipped", title: "Clipped", unit: "share of tokens", ratio: true },

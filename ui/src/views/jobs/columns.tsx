@@ -22,7 +22,7 @@ export function heldOut(run: Run): string {
   const best = run.held_out[0];
   if (!best) return "–";
   const value = best.unit === "accuracy" ? percent(best.value) : `reward ${short(best.value)}`;
-  return `${best.set} ${value} v${best.version}`;
+  return `${best.set} ${value}${best.right_by ? ` by ${best.right_by}` : ""} v${best.version}`;
 }
 
 const outcome = (run: Run): string => run.message || words(run.reason);

@@ -1,10 +1,11 @@
 /** Draws the timeline: what is in sight, and nothing else. */
-import { clock, percent } from "../../format";
+import { percent } from "../../format";
+import { moments } from "../../parts/axes";
 import { colour } from "../../theme";
 import type { Flag, Span, SpanState } from "../../rest";
 import { columnsOf, firstAfter, sumsOf, type Row, type Sums } from "./rows";
 import { lookOf, STATES, WASTED } from "./states";
-import { moments, type Window } from "./window";
+import type { Window } from "./window";
 
 /** In pixels at a root size of 16; `scale` enlarges them with the reader's type. */
 export interface Layout {
@@ -45,13 +46,13 @@ export function drawScene(context: CanvasRenderingContext2D, width: number, heig
   context.font = `${11 * layout.scale}px ${font}`;
   context.fillStyle = paint.muted;
   context.strokeStyle = paint.line;
-  for (const at of moments(window, (right - left) / (80 * layout.scale))) {
+  for (const { at, label } of moments(window.from, window.to, (right - left) / (80 * layout.scale))) {
     const place = Math.round(x(at)) + 0.5;
     context.beginPath();
     context.moveTo(place, layout.axis - 6);
     context.lineTo(place, height);
     context.stroke();
-    if (place + 60 * layout.scale < right) context.fillText(clock(at), place + 3, layout.axis - 12 * layout.scale);
+    if (place + 60 * layout.scale < right) context.fillText(label, place + 3, layout.axis - 12 * layout.scale);
   }
 
   context.save();

@@ -35,14 +35,3 @@ export function asked(window: Window, bounds: Window): Window {
   const to = Math.ceil((window.to + width / 2) / grid) * grid;
   return { from: Math.max(from, Math.floor(bounds.from)), to: Math.min(to, Math.ceil(bounds.to)) };
 }
-
-const STEPS_S = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800];
-
-/** Moments for an axis, about `most` of them, on round times of the reader's own clock. */
-export function moments(window: Window, most: number): number[] {
-  const step = STEPS_S.find((one) => (window.to - window.from) / one <= most) ?? 604800 * 4;
-  const zone = new Date(window.from * 1000).getTimezoneOffset() * 60;
-  const out: number[] = [];
-  for (let at = Math.ceil((window.from - zone) / step) * step + zone; at <= window.to; at += step) out.push(at);
-  return out;
-}
