@@ -139,7 +139,9 @@ def held_out(view: View) -> list[str]:
         both = first.get("accuracy") is not None and last.get("accuracy") is not None
         if both and right_rule(first) == right_rule(last):
             by = f" ({last['right_by']})" if last.get("right_by") else ""
-            found.append(f"{called} {_change(first['accuracy'], last['accuracy'], percent, len(rows) > 1)}{by}")
+            found.append(
+                f"{called} {_change(first['accuracy'], last['accuracy'], percent, len(rows) > 1)}{by}"
+            )
         elif last.get("reward_mean") is not None:
             begin = first.get("reward_mean")
             found.append(f"{called} reward {_change(begin, last['reward_mean'], short, len(rows) > 1)}")
