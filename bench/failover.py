@@ -1,6 +1,6 @@
 """How fast a job is back after each kind of death, on a real Ray cluster of this machine.
 
-    python bench/failover.py [--repeat 5] [--json FILE] [--markdown FILE]
+    python bench/failover.py [--repeat 5] [--case NAME] [--json FILE] [--markdown FILE]
 
 Each row kills (or stops) one thing in the middle of a small GRPO job. *detected* is from the signal to the event in
 the journal; *running* to the replacement's `setup()` having returned (for the master: to its first answer);
@@ -136,10 +136,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--case", choices=[what for what, _, _ in CASES], help="this one alone")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
-    rows = [Row(what) for what, _, _ in CASES]
+    cases = [case for case in CASES if options.case in (None, case[0])]
+    rows = [Row(what) for what, _, _ in cases]
     restart: list[float] = []
     with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
         place = Path(folder)
@@ -148,7 +150,7 @@ def main() -> int:
         for turn in range(options.repeat):
             digest, first_step_s = undisturbed(place)
             restart.append(first_step_s)
-            for row, (_, how, names) in zip(rows, CASES, strict=True):
+            for row, (_, how, names) in zip(rows, cases, strict=True):
                 attack(place, how, names, row, digest)
             print(f"round {turn + 1} of {options.repeat}", file=sys.stderr)
         disconnect()

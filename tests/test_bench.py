@@ -1,16 +1,22 @@
-"""The bench for GPUs, as far as a machine without one can tell: it begins, and every part it names is there."""
+"""The bench for GPUs, as far as a machine without one can tell: it begins, and every part it names is there. And README
+states what was measured."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 BENCH = Path(__file__).parents[1] / "bench"
+sys.path.insert(0, str(BENCH))
+readme: Any = importlib.import_module("readme")
 
 PACKAGES = [folder.name for folder in BENCH.iterdir() if any(folder.glob("*.py"))]
 
@@ -187,3 +193,64 @@ def test_what_a_command_detaches_is_counted_and_ended(how: str, tmp_path: Path) 
     assert row["cpu_s"] >= 0.4
     assert row["ended"]
     assert not row["left"]
+
+
+# -- what README states -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "figure", readme.FIGURES, ids=lambda figure: f"{figure.file}:{figure.name}".replace(" ", "_")
+)
+def test_a_figure_of_a_document_is_the_one_that_was_measured(figure: Any) -> None:
+    said = readme.stated(figure, (readme.ROOT / figure.file).read_text())
+    assert readme.shown(figure, readme.measured()) in (said, None), "python bench/readme.py --write"
+
+
+def test_what_readme_says_of_the_demo_in_words_is_so_if_it_was_measured() -> None:
+    text = (readme.ROOT / "README.md").read_text()
+    assert readme.DEMO_CLAIM in text
+    assert readme.MEMORY_CLAIM in text
+    found = readme.measured()
+    if "demo/accuracy_last" in found:
+        assert 0.28 < found["demo/accuracy_first"] < 0.42
+        assert found["demo/accuracy_last"] > 0.8
+        assert found["demo/memory_gib"] <= readme.MOST_GIB
+
+
+def test_the_times_of_readme_are_those_of_the_bench_of_failures() -> None:
+    of_bench = readme.recovery_figures(json.loads((readme.RESULTS / "failover.json").read_text()))
+    found = readme.measured()
+    assert {name: found[name] for name in of_bench} == pytest.approx(of_bench, abs=1e-4)
+    assert {figure.name for figure in readme.FIGURES if "/" in figure.name} <= of_bench.keys()
+
+
+def test_what_readme_says_of_dlrover_is_what_was_measured() -> None:
+    runs = json.loads((readme.RESULTS / "dlrover.json").read_text())["runs"]
+
+    def stall(side: str) -> float:
+        of_side = [run["stall_s"] for run in runs if (run["side"], run["victim"]) == (side, "actor")]
+        return float(statistics.median(of_side))
+
+    told = f"in {stall('dlrover'):.0f} s; the same job here in {stall('gyre'):.1f} s"
+    assert told in (readme.ROOT / "README.md").read_text()
+
+
+def test_new_figures_are_written_where_the_old_ones_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = {file: (readme.ROOT / file).read_text() for file in ("README.md", "docs/faults.md")}
+    (tmp_path / "docs").mkdir()
+    for file, text in old.items():
+        (tmp_path / file).write_text(text)
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    values: dict[str, Any] = {
+        figure.name: 1234.0 + at for at, figure in enumerate(readme.FIGURES) if "/" in figure.name
+    }
+    values |= {"at": "2030-01-02", "commit": "0123abcd"}
+    for file in old:
+        readme.write_into(tmp_path / file, values)
+    for figure in readme.FIGURES:
+        assert readme.stated(figure, (tmp_path / figure.file).read_text()) == readme.shown(figure, values)
+    for file, text in old.items():
+        new = (tmp_path / file).read_text()
+        assert len(new.splitlines()) == len(text.splitlines()), "nothing but figures is changed"

@@ -673,6 +673,7 @@ def test_every_metric_is_in_its_table_and_no_other() -> None:
         view = job.view()
     shares = {"waits": {"a waits for b": 1.0}, "times": {"a": {"waits for b": 1.0}}}
     view["training"]["last"] = dict.fromkeys((*METRICS, "reward.acc"), 1.0)
+    view["evaluations"] = {"aime": [{"components": {"reward.acc": 1.0}}]}
     view["progress"] = {"reward": 1.0, "accuracy": 1.0, "tokens_per_s": 1.0, **shares}
     view["incidents"] = [{"cause": "process_died", "scope": "vertex"}]
     door = {"health": {"door": {"key_bytes": {"lab": 4096}}}}

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from gyre.api.terminal.formats import duration, efficiency_words, incident_message, one_line
-from gyre.api.terminal.run_end import held_out, incidents_of_this_run, learnt, outcome, steps_of
+from gyre.api.terminal.run_end import held_out, how_to_go_on, incidents_of_this_run, learnt, outcome, steps_of
 from gyre.api.verdict import Learns, learns
 from gyre.master.incident_words import counted
 from gyre.master.master_api import lacks
@@ -92,7 +92,8 @@ def _end(view: View, phase: str, message: str) -> tuple[str, Tone]:
     facts = ", ".join(learnt(view)).replace("->", "→")
     sentence = f"{_capital(outcome(view))}{f': {facts}' if facts else ''}."
     if phase == "failed":
-        return f"{sentence} {_sentence_of(_capital(_cut(message)))}".rstrip(), "bad"
+        more = (_sentence_of(_capital(_cut(message))), _sentence_of(how_to_go_on(view)))
+        return " ".join(filter(None, (sentence, *more))), "bad"
     return sentence, "over"
 
 
@@ -133,7 +134,8 @@ def _trains(view: View) -> str:
     speed = f", {thousands(rate)} tok/s" if isinstance(rate, int | float) and rate else ""
     _, _, because = str(view.get("bottleneck") or "").partition("; ")
     warnings = view.get("warnings") or ()
-    warned = f" Warning: {one_line(warnings[-1]['message'])}." if warnings else ""
+    since = f" since step {warnings[-1]['step']}" if warnings and warnings[-1]["step"] else ""
+    warned = f" Warning{since}: {one_line(warnings[-1]['message'])}." if warnings else ""
     if not view["training"]["last"] and not progress.get("step"):
         return f"Runs; no step is made yet{f' ({because})' if because else ''}.{warned}"
     return f"Trains at {where}{speed}{f'; {because}' if because else ''}.{warned}"

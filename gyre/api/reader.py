@@ -53,11 +53,8 @@ from gyre.observe.run_labels import label, labels_of
 from gyre.observe.run_lines import FORM, LISTED, line_of
 from gyre.observe.run_summary import keep_summary, summed_up
 from gyre.observe.samples.query import SampleReader
-from gyre.observe.series import read_series
-from gyre.observe.series.reading import POINTS
-from gyre.observe.timeline import read_timeline
+from gyre.observe.series.thinning import POINTS
 from gyre.redaction import KNOWN
-from gyre.rollouts.core.stored_account import stored_account
 from gyre.store import JobRow, ListedJob, Store, open_store
 
 if TYPE_CHECKING:
@@ -390,6 +387,8 @@ class JobReader:
         job_id = view["job"]["job_id"]
         if self._url is not None:
             return self._client(self._url).account(job_id)
+        from gyre.rollouts.core.stored_account import stored_account
+
         audit = asdict(self.store.ledger(job_id).audit())
         return account_of(view, audit, lambda: stored_account(self.store.rollouts(job_id).load()))
 
@@ -408,6 +407,8 @@ class JobReader:
             return self._client(self._url).series(
                 job_id, prefix=prefix, since=since, until=until, points=points, names=names
             )
+        from gyre.observe.series import read_series
+
         rows = self.store.series(job_id)
         return read_series(
             rows, prefix=prefix, since=since, until=until, points=points, names=names
@@ -425,6 +426,8 @@ class JobReader:
         """Who did what from when to when, as `MasterApi.timeline` gives it."""
         if self._url is not None:
             return self._client(self._url).timeline(job_id, since=since, until=until)
+        from gyre.observe.timeline import read_timeline
+
         found = read_timeline(self.store, self._history_of(job_id), since=since, until=until)
         return self._shown(job_id)(found.as_dict())
 

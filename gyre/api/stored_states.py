@@ -17,7 +17,6 @@ from typing import Any
 from gyre.config import FLEET
 from gyre.failover import JobPhase, JobRecord, JobState, Reason, state_from
 from gyre.master.master_api import View, view_of
-from gyre.observe.series import spent_by_role
 from gyre.store import JobRow, Store
 
 JOBS_KEPT = 8
@@ -66,6 +65,10 @@ class StoredStates:
     def _view_of(self, row: JobRow, state: JobState, seq: int) -> View:
         progress: dict[str, Any] = {"step": state.job.step, "version": state.job.version, **state.job.result}
         if state.job.phase.ended:
+            from gyre.observe.series import (
+                spent_by_role,  # numpy, which a list of jobs that run has no use for
+            )
+
             spent = spent_by_role(self._store.series(row.job_id))
             progress |= {"spent_s": spent} if spent else {}
         return view_of(state, seq=seq, progress=progress, answering=False, asked=steps_asked(row.spec))

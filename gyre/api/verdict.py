@@ -3,9 +3,11 @@
     It learns: held-out accuracy 34 % at version 0, 97 % at version 80.
 
     yes         a held-out set rose, or the rewards did
-    partly      one held-out set rose and another did not; or the rewards rose and nothing that is held out did
+    partly      one held-out set rose and another did not; or the rewards rose and nothing that is held out did; or all
+                held-out prompts have one and the same answer
     no          flat: a change that matters would have been seen
     worse       what was there, or had been learnt, is lost: it fell, or it collapsed
+    stuck       no group of the last steps has a gradient, and the prompts are not solved
     saturated   the reward has been at its maximum from the start: there is nothing to learn
     too early   fewer steps than a trend can be seen in
     unknown     the noise is larger than any change
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal, TypedDict
 
-from gyre.api.terminal.formats import accuracy_name, one_line, right_rule
+from gyre.api.terminal.formats import accuracy_name, all_same, one_line, right_rule
 from gyre.api.trend import (
     deviations,
     level_of,
@@ -37,7 +39,7 @@ from gyre.workloads.trainer.learning.step_line import percent, short
 
 View = Mapping[str, Any]
 Steps = Sequence[Mapping[str, Any]]
-Verdict = Literal["yes", "partly", "no", "worse", "saturated", "too early", "unknown"]
+Verdict = Literal["yes", "partly", "no", "worse", "stuck", "saturated", "too early", "unknown"]
 VerdictTone = Literal["good", "attention", "bad", "over"]
 
 AT_LEAST_STEPS = 8
@@ -86,6 +88,7 @@ WORDS: Mapping[Verdict, tuple[str, str, VerdictTone]] = {
     "partly": ("It learns in part", "It learnt in part", "attention"),
     "no": ("It does not learn so far", "It did not learn", "bad"),
     "worse": ("It gets worse", "It got worse", "bad"),
+    "stuck": ("It does not learn any more", "It had stopped learning", "bad"),
     "saturated": ("There is nothing left to learn", "There was nothing left to learn", "attention"),
     "too early": ("Too early to say whether it learns", "Too short to say whether it learnt", "over"),
     "unknown": ("Whether it learns cannot be told yet", "Whether it learnt cannot be told", "over"),
@@ -136,12 +139,14 @@ def judged_steps(read: Callable[[int, int], Steps], last: int) -> list[Mapping[s
 
 @dataclass(frozen=True, slots=True)
 class _Curve:
-    """`since` is the step at which it fell; `wide` says that the change is hardly known."""
+    """`since` is the step at which it fell; `wide` says that the change is hardly known, `same` that all prompts have
+    one answer."""
 
     kind: Literal["rose", "fell", "flat", "noisy", "at top", "too short"]
     because: str
     since: int = 0
     wide: bool = False
+    same: bool = False
 
 
 _UNREAD = _Curve("noisy", "the rewards of the steps cannot be read now")
@@ -162,8 +167,10 @@ def _judged(view: View, steps: Steps | None) -> tuple[Verdict, str]:
     told = "; ".join(one.because for one in (*rose, *fell, *others))
     if rewards.kind == "fell" and not fell and rewards.since > _last_version(evaluations):
         return "worse", "; ".join(filter(None, (rewards.because, told)))
+    if steps is not None and rewards.kind != "fell" and (stuck := _stuck(steps)):
+        return "stuck", "; ".join(filter(None, (stuck, told)))
     if rose:
-        return ("partly" if fell or others else "yes"), told
+        return ("partly" if fell or others or any(one.same for one in rose) else "yes"), told
     if fell:
         return "worse", told
     return _by_rewards(rewards, sets)
@@ -215,13 +222,15 @@ def _of_set(name: str, rows: Sequence[Mapping[str, Any]]) -> _Curve | None:
     def at(place: int) -> str:
         return f"{form(values[place])} at version {rows[place]['version']}"
 
-    told = f"{name} {what} {at(0)}, {at(-1)}"
+    same = all_same(rows[-1]) and not (shares and last >= TOP)
+    alike = f", where all {rows[-1]['count']} answers are the same" if same else ""
+    told = f"{name} {what} {at(0)}, {at(-1)}{alike}"
     lost = len(rows) > 2 and _trend([rows[best], rows[-1]], key) <= -level_of(len(rows) - 1, SURE_EVALUATED)
     if lost and values[best] - last > LOST_SHARE * (values[best] - first):
         return _Curve("fell", f"{name} {what} {at(0)}, {at(best)}, {at(-1)}: it fell")
     trend = _trend(rows, key), _trend([rows[0], rows[-1]], key)
     if max(trend) >= SURE_EVALUATED and last > first:
-        return _Curve("rose", told)
+        return _Curve("rose", told, same=same)
     if min(trend) <= -SURE_EVALUATED and last < first:
         return _Curve("fell", f"{told}: it fell")
     if shares and min(first, last) >= TOP:
@@ -292,15 +301,19 @@ def _of_rewards(steps: Steps) -> _Curve:
     if len(rows) < AT_LEAST_STEPS:
         made = f"{len(rows)} step{'' if len(rows) == 1 else 's'}"
         return _Curve("too short", f"{made} with a reward, {AT_LEAST_STEPS} are needed for a trend")
+    told = _rewards(rows)
+    if told.extent == 0:
+        return _all_equal(told, every=all(_is_number(row.get("reward_min")) for row in rows))
+    return _fall_of(told) or _top_of(told) or _rise_of(told) or _rest_of(told)
+
+
+def _rewards(rows: Steps) -> _Rewards:
     means = [float(row["reward_mean"]) for row in rows]
     low, high = (
         most([*means, *(float(row[name]) for row in rows if _is_number(row.get(name)))])
         for name, most in (("reward_min", min), ("reward_max", max))
     )
-    told = _Rewards([int(row.get("step", at)) for at, row in enumerate(rows, 1)], means, low, high)
-    if told.extent == 0:
-        return _all_equal(told, every=all(_is_number(row.get("reward_min")) for row in rows))
-    return _fall_of(told) or _top_of(told) or _rise_of(told) or _rest_of(told)
+    return _Rewards([int(row.get("step", at)) for at, row in enumerate(rows, 1)], means, low, high)
 
 
 def _all_equal(told: _Rewards, *, every: bool) -> _Curve:
@@ -327,6 +340,22 @@ def _fall_of(told: _Rewards) -> _Curve | None:
     fell = next(at for at in range(best, len(told.means)) if told.means[at] < (peak + end) / 2)
     start = f"{told.part(0, count)[1]}, " if best else ""
     return _Curve("fell", f"mean reward {start}{at_best}, {at_end}: it fell", since=told.steps[fell])
+
+
+def _stuck(steps: Steps) -> str:
+    """Since when no group has had a gradient, where that is so to the end and the rewards are not at their maximum;
+    else ""."""
+    rows = [row for row in steps if _is_number(row.get("reward_mean"))]
+    flat = 0
+    while flat < len(rows) and (rows[-1 - flat].get("flat_groups_ratio") or 0.0) >= 1.0:
+        flat += 1
+    if flat < LEAST_STEPS:
+        return ""
+    told = _rewards(rows)
+    mean, _ = told.part(len(rows) - flat, flat)
+    if told.extent and mean >= told.top:
+        return ""
+    return f"no group has had a gradient since step {told.steps[-flat]}, at a mean reward of {short(mean)}"
 
 
 def _top_of(told: _Rewards) -> _Curve | None:

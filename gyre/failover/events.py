@@ -275,6 +275,8 @@ class Evaluated(Event):
     """By a column's value: `count`, `reward_mean` and `accuracy`."""
     right_by: str = ""
     """The number beside the reward that says which samples are right, as `reward.acc`; "" where the threshold does."""
+    distinct: int = 0
+    """How many different answers there are, by their tokens; 0 where that is not known."""
     components: dict[str, float] = field(default_factory=dict)
     """The mean of each number that the reward function returned beside the reward, as `reward.NAME`."""
 

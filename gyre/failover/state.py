@@ -300,6 +300,7 @@ class Evaluation:
     best_of: dict[str, float]
     by: dict[str, Any]
     right_by: str = ""
+    distinct: int = 0
     components: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -396,7 +397,7 @@ def _vertex_row(record: VertexRecord) -> dict[str, Any]:
 def _evaluation_row(record: Evaluation) -> dict[str, Any]:
     """Rows of before what a reward function says beside the reward was noted have nothing of it, and so has the row of
     an evaluation whose function says nothing: the same history gives the same row."""
-    absent = {name for name in ("right_by", "components") if not getattr(record, name)}
+    absent = {name for name in ("right_by", "distinct", "components") if not getattr(record, name)}
     return {key: value for key, value in fields_of(record).items() if key not in absent}
 
 

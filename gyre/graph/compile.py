@@ -128,8 +128,8 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
 
 
 def _fit_answers(spec: JobSpec, settings: WorkloadSettings) -> None:
-    """A job that does not say how long its answers are has those that fit: what the task's prompts leave of the context,
-    or half of it where the prompts are not known here."""
+    """A job that does not say how long its answers are has those that fit: what the task's prompts leave of the
+    context, or half of it where the prompts are not known here."""
     if spec.recipe == FLEET or "max_new_tokens" in settings.sampling.model_fields_set:
         return
     contexts = [rollouts_of(spec, role).context_length for role in spec.roles if is_instance(spec, role)]

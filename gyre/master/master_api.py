@@ -291,9 +291,7 @@ def view_of(
         for incident in state.incidents.values()
     ]
     incidents.sort(key=lambda incident: incident["at"])
-    shown = {
-        key: value for key, value in (progress or {}).items() if makes_steps(job) or key not in SPEEDS
-    }
+    shown = {key: value for key, value in (progress or {}).items() if makes_steps(job) or key not in SPEEDS}
     return {
         "job": job,
         "master": {

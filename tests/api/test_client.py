@@ -101,6 +101,8 @@ def test_evaluations_of_an_ended_job_are_the_journals(seed: Seed) -> None:
         "reward_std": 0.5,
         "accuracy": None,
         "threshold": None,
+        "right_by": "",
+        "components": {},
         "pass_at": {},
         "best_of": {"1": 0.5, "4": 0.75},
         "by": {"math": {"count": 6, "reward_mean": 0.5, "accuracy": 0.5}},

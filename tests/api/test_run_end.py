@@ -97,6 +97,19 @@ ACCOUNT = COUNTS | {"accuracy_first": 0.34, "accuracy_last": 0.97}
             "demo succeeded after 10 s: 40 steps (80 in all), reward 0.7 -> 0.96, 0.4 M tokens",
         ),
         (
+            view_of(
+                training=TRAINED | {"continued_at": 1061.0, "continued_step": 40, "continued_reward": 0.7},
+                evaluations={
+                    "math": [
+                        row | {"version": at} for at, row in zip((0, 30, 60), (*ROWS, ROWS[0]), strict=True)
+                    ],
+                    "code": [row | {"version": at} for at, row in zip((0, 40), ROWS, strict=True)],
+                },
+            ),
+            "demo succeeded after 10 s: 40 steps (80 in all), reward 0.7 -> 0.96, math 97 % -> 34 %, code 97 %, "
+            "0.4 M tokens",
+        ),
+        (
             view_of(result={"best": 0.123456, "model": "a\nb", "n": 5, "lists": [1], "x": "y" * 99}),
             f"demo succeeded after 1 min 11 s: best 0.1235, model a b, n 5, x {'y' * 39}…",
         ),

@@ -284,3 +284,14 @@ def test_a_job_that_goes_on_with_other_tags_keeps_those_it_was_given_since(three
         assert store.listing.labels("seen-1").notes == "more steps"
         _label(store, "seen-1", parse_job({}), {"run.steps": [1, 2]})
         assert store.listing.labels("seen-1").notes == "more steps"
+
+
+def test_a_list_of_jobs_that_run_imports_nothing_of_weight() -> None:
+    """Imports are most of what `gyre ls` takes: what reads samples and numbers over time is none of its business."""
+    code = """
+import sys
+import gyre.api.cli.runs, gyre.api.client, gyre.api.reader, gyre.api.runs
+heavy = {"numpy", "pyarrow", "torch", "ray", "fastapi", "gyre.rollouts", "gyre.models"}
+assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

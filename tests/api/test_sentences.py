@@ -160,7 +160,8 @@ SENTENCES: dict[str, tuple[JobState, dict[str, Any], dict[str, Any]]] = {
         state("failed", reason=Reason.CLUSTER_LOST, message="its Ray cluster is gone"),
         {"progress": {"step": 25}, "asked": 40, "answering": False},
         {
-            "page": "Failed after 1 min: 25 of 40 steps",
+            "page": "Its Ray cluster is gone. gyre resume small goes on from its beginning.",
+            "show": "to go on gyre resume small goes on from its beginning",
             "slow": "It is not known how the job spent its time.",
             "last": "25 of 40 steps, reward 0.1 -> 0.7, 9 tokens; its Ray cluster is gone",
         },

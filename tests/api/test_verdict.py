@@ -72,6 +72,11 @@ def earned(*means: float, std: float = 0.4, prompts: int = 512) -> list[dict[str
     return [row | {"accuracy": None, "threshold": None, "reward_std": std} for row in rows]
 
 
+def flat_from(first: int, rewards: list[float]) -> list[dict[str, Any]]:
+    """All groups without a gradient from step `first` on."""
+    return [row | {"flat_groups_ratio": float(row["step"] >= first)} for row in steps(rewards)]
+
+
 FLAT = noisy(lambda at: 0.4, 100, 0.03)
 RISES = noisy(lambda at: 0.1 + 0.008 * at, 80, 0.05)
 FALLS = noisy(lambda at: 0.2 + 0.6 * min(at / 40, 1) if at < 70 else 0.05, 100, 0.03)
@@ -101,6 +106,35 @@ CURVES: dict[str, tuple[Any, Any, str, str]] = {
         "no answer earned more than 1",
     ),
     "five steps": (benched("synchronous", 0, 5), None, "too early", "5 steps with a reward, 8 are needed"),
+    # all prompts answered alike, and no gradient any more
+    "one label for all, while the rewards rise": (
+        RISES,
+        {
+            "held_out": [
+                row | {"distinct": n} for row, n in zip(held(0.0, 0.48, prompts=23), (20, 1), strict=True)
+            ]
+        },
+        "partly",
+        "48 % at version 20, where all 23 answers are the same",
+    ),
+    "one label for all, and all are right": (
+        RISES,
+        {"held_out": [row | {"distinct": 1} for row in held(0.0, 1.0, prompts=23)]},
+        "yes",
+        "100 % at version 20",
+    ),
+    "no group has a gradient since step 6": (
+        flat_from(6, [0.06, 0.2, 0.3, 0.35, 0.33, *[0.34] * 15]),
+        {"held_out": held(0.0, 0.52, prompts=23)},
+        "stuck",
+        "no group has had a gradient since step 6, at a mean reward of 0.34; held-out accuracy 0 %",
+    ),
+    "no gradient, for all is solved": (
+        flat_from(60, [min(0.1 + 0.02 * at, 1.0) for at in range(80)]),
+        {"held_out": held(0.0, 1.0)},
+        "yes",
+        "",
+    ),
     # recorded: with their evaluations
     "the demo": (*recorded("demo"), "yes", "held-out accuracy 34 % at version 0, 88 % at version 20"),
     "the tutorial": (*recorded("sound"), "yes", "held-out accuracy 0 % at version 0"),

@@ -102,7 +102,10 @@ def test_a_run_that_went_on_took_what_its_last_run_took() -> None:
     state = replace(state, job=replace(state.job, submitted_at=100.0, ended_at=90_060.0))
     first = summary_of(state, SPEC, [])
     again = summary_of(replace(state, training=replace(state.training, continued_at=90_000.0)), SPEC, [])
-    times = {"submitted_at": 96.0, "ended_at": 90_060.0}  # of its row, which is made before its journal begins
+    times = {
+        "submitted_at": 96.0,
+        "ended_at": 90_060.0,
+    }  # of its row, which is made before its journal begins
     assert (first["ran_since"], ran_for({**first, **times}, 1e9)) == (100.0, 89_960.0)
     assert (again["ran_since"], ran_for({**again, **times}, 1e9)) == (90_000.0, 60.0)
     assert ran_for({**again, "submitted_at": 96.0, "ended_at": None}, 90_010.0) == 10.0

@@ -117,7 +117,10 @@ def test_an_ended_job_is_told_by_its_rows(reader: Reader, recorded: RecordedHome
     assert ("raised" in told) == bool(facts.raised)
     if facts.raised:
         assert f"the job's own code raised {facts.raised} times" in told
-    assert "None so far." in told or facts.raised
+    whole = "None: the job failed as a whole" in told
+    assert whole == (name in ("killed", "cluster"))
+    assert "None so far." in told or whole or facts.raised
+    assert ("gyre resume " in sentence) == ("to go on" in shown) == whole
     for never in ("recovered", "ETA", "Trains at", "waits for samples"):
         assert never not in told, never
     assert "waited" in told, "what it was slow by is kept"

@@ -165,7 +165,7 @@ def _show_job(
 ) -> None:
     from gyre.api.account import lines_of
     from gyre.api.terminal.formats import efficiency_words
-    from gyre.api.terminal.run_end import ran_for
+    from gyre.api.terminal.run_end import how_to_go_on, ran_for
     from gyre.master.master_api import door_url
     from gyre.observe.efficiency import efficiency_of
 
@@ -175,6 +175,7 @@ def _show_job(
     rows = [
         ("job", f"{job['name']}  {job['job_id']}"),
         ("phase", f"{state} {job['message']}".rstrip()),
+        *((("to go on", more),) if (more := how_to_go_on(view)) else ()),
         ("submitted", moment(job["submitted_at"], now)),
     ]
     if job["ended_at"]:

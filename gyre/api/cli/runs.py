@@ -102,6 +102,8 @@ def ls(
     elif session.url is not None or session.has_store():
         with session.reader() as reader:
             jobs = reader.jobs(live=None if show_all else True)
+            if not show_all:  # the cluster of one may be gone, which nobody has noted yet
+                jobs = [job for job in jobs if job["phase"] not in ENDED]
             found = select_runs(jobs, filter=wanted, sort=sort, now=now)
             if not (as_json or as_csv or group or chosen):
                 masters = {job["job_id"]: reader.master_state(job) for job in found}
@@ -133,6 +135,9 @@ def _nothing(there: bool, wanted: bool, past: bool) -> str:
             else ("No job is like that." if there else "There is no job yet.")
         )
     return "No job is running; --all lists those that have ended." if past else "There is no job yet."
+
+
+ENDED = ("succeeded", "stopped", "failed")
 
 
 def _line(job: Item, master: str, now: float) -> tuple[Any, ...]:

@@ -382,7 +382,8 @@ class EvaluationPart(Out):
 class Evaluation(Out):
     """What a policy version's answers to a held-out set earned: `count` samples of `prompts`. `accuracy` is null where
     nothing says what is right: neither a reward (`config.evaluation.threshold`) nor the reward function, by the number
-    that `right_by` names; `pass_at` and `best_of` are by k. `components` has the mean of each number that the reward
+    that `right_by` names; `pass_at` and `best_of` are by k. `distinct`: how many different answers there are, 0 where
+    that is not known. `components` has the mean of each number that the reward
     function returned beside the reward, as `reward.NAME`."""
 
     version: int
@@ -397,6 +398,7 @@ class Evaluation(Out):
     best_of: dict[str, float] = Field(default_factory=dict)
     by: dict[str, EvaluationPart] = Field(default_factory=dict)
     right_by: str = ""
+    distinct: int = 0
     components: dict[str, float] = Field(default_factory=dict)
 
 
@@ -574,8 +576,8 @@ class Metrics(BaseModel):
 
 
 class Learns(Out):
-    """`verdict` is `yes`, `partly`, `no`, `worse`, `saturated`, `too early` or `unknown`, `words` says it; `beside` are
-    the warnings that hold, which do not change it."""
+    """`verdict` is `yes`, `partly`, `no`, `worse`, `stuck`, `saturated`, `too early` or `unknown`, `words` says it;
+    `beside` are the warnings that hold, which do not change it."""
 
     verdict: str
     words: str

@@ -113,6 +113,15 @@ def accuracy_name(row: Mapping[str, Any]) -> str:
     return f"accuracy ({row['right_by']})" if row.get("right_by") else "accuracy"
 
 
+ENOUGH_ANSWERS = 8
+"""Of different prompts: fewer may well have the same answer."""
+
+
+def all_same(row: Mapping[str, Any]) -> bool:
+    """Whether the answers to the prompts of an evaluation are all the same, and enough to say so."""
+    return row.get("distinct") == 1 and (row.get("prompts") or 0) >= ENOUGH_ANSWERS
+
+
 def right_rule(row: Mapping[str, Any]) -> tuple[Any, str]:
     """What an evaluation calls right; results by different rules are not compared."""
     return row.get("threshold"), row.get("right_by") or ""

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gyre.api.terminal.formats import accuracy_name, duration, number, one_line, right_rule
+from gyre.api.terminal.formats import accuracy_name, all_same, duration, number, one_line, right_rule
+from gyre.failover.state import Reason
 from gyre.master.incident_words import counted
 from gyre.workloads.trainer.learning.step_line import percent, short
 
@@ -82,6 +83,15 @@ def outcome(view: View) -> str:
     return f"{phase}{after}{reason}"
 
 
+def how_to_go_on(view: View) -> str:
+    """`gyre resume NAME goes on from its last checkpoint` where nothing is wrong with the job itself; else ""."""
+    job = view["job"]
+    if job["reason"] != Reason.CLUSTER_LOST.value or job["phase"] != "failed":
+        return ""
+    where = "from its last checkpoint" if int(job["checkpoint_step"]) > 0 else "from its beginning"
+    return f"gyre resume {job['name']} goes on {where}"
+
+
 def ran_for(view: View, now: float | None = None) -> float | None:
     """Seconds of the job's last run: since it went on, where it ended before. Of a job that runs, until `now`."""
     job, training = view["job"], view.get("training") or {}
@@ -128,12 +138,16 @@ def steps_of(view: View, step: int) -> str:
 
 def held_out(view: View) -> list[str]:
     """What each evaluated set went from and came to: accuracies where the first and the last evaluation have one by the
-    same rule, else mean rewards."""
+    same rule, else mean rewards. Of a job that went on it is from where it went on."""
     evaluations = view.get("evaluations")
+    before = int((view.get("training") or {}).get("continued_step") or 0)
     found = []
     for name, rows in evaluations.items() if isinstance(evaluations, Mapping) else ():
         if not rows:
             continue
+        if before:  # from the last one of before on
+            earlier = [row for row in rows if row["version"] <= before]
+            rows = [*earlier[-1:], *rows[len(earlier) :]]
         called = "held-out" if name == HELD_OUT else str(name)
         first, last = rows[0], rows[-1]
         both = first.get("accuracy") is not None and last.get("accuracy") is not None
@@ -168,7 +182,8 @@ def evaluated(view: View) -> list[tuple[str, str]]:
         if last.get("accuracy") is not None:
             parts.append(f"{accuracy_name(last)} {percent(last['accuracy'])}")
         if last.get("count"):
-            parts.append(f"{last['count']} answers")
+            same = ", all the same" if all_same(last) else ""
+            parts.append(f"{last['count']} answers{same}")
         found.append((str(name), f"version {last.get('version')}: {', '.join(parts)}"))
     return found
 

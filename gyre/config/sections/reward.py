@@ -73,7 +73,9 @@ class RewardSettings(Section):
         that the job has for it: `config.reward.functions[1].function`."""
         if not self.functions:
             return text
-        return re.sub(r"config\.reward\.(function|signature)\b", rf"config.reward.functions[{place}].\1", text)
+        return re.sub(
+            r"config\.reward\.(function|signature)\b", rf"config.reward.functions[{place}].\1", text
+        )
 
     @model_validator(mode="after")
     def _functions_have_names_of_their_own(self) -> RewardSettings:

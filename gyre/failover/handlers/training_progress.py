@@ -206,6 +206,7 @@ def evaluated(layout: JobLayout, draft: Draft, event: e.Evaluated, now: float) -
         best_of=event.best_of,
         by=event.by,
         right_by=event.right_by,
+        distinct=event.distinct,
         components=event.components,
     )
     if not is_known_evaluation(draft.evaluations, found.set, found.version):

@@ -36,9 +36,9 @@ _PLANE_ROLE = "rollout_manager"
 def numbers_of(
     state: JobState, telemetry: Mapping[str, Mapping[str, Any]], *, master: Mapping[str, float] | None = None
 ) -> Numbers:
-    """`telemetry` has of each running vertex what it last reported: `version`, `busy`, `fields`; of the trainer also when
-    it has ended with its job, for how the job spent its time is read from the last row. `master` are numbers that the
-    master has of itself."""
+    """`telemetry` has of each running vertex what it last reported: `version`, `busy`, `fields`; of the trainer also
+    when it has ended with its job, for how the job spent its time is read from the last row. `master` are numbers that
+    the master has of itself."""
     found: Numbers = {}
     for vertex in state.vertices.values():
         numbers: dict[str, float] = {f"phase/{vertex.phase.value}": 1.0, "restarts": float(vertex.restarts)}

@@ -13,10 +13,18 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from gyre.observe.series.frame import Frame, is_share, mean_of, only, unpack
-from gyre.observe.series.thinning import LEVELS, LONGEST_TICK_S, TICK_S, TICKS, Level, begin_of, is_meant
+from gyre.observe.series.thinning import (
+    LEVELS,
+    LONGEST_TICK_S,
+    POINTS,
+    TICK_S,
+    TICKS,
+    Level,
+    begin_of,
+    is_meant,
+)
 from gyre.store import SeriesExtent, SeriesStore
 
-POINTS = 300
 MOST_POINTS = 2000
 MOST_VALUES = 400_000
 """Some ten megabytes of JSON."""

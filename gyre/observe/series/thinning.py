@@ -19,6 +19,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+POINTS = 300
+"""Of a number over time, where nobody asks for more or fewer: about as many as a chart has pixels."""
+
 TICK_S = 5
 LONGEST_TICK_S = 30
 """A minute still has two ticks to be a mean of."""

@@ -2,10 +2,12 @@
 `gyre.workloads.trainer.wait_stats` gives.
 
     rollout; the actor waits 38 % of its time for samples
+    rollout; the actor waits 68 % of its time for samples (delivering 52 %)
 
-Of a job that has ended it is said of the whole of its last trainer's time. The role that learns comes first in these
-shares. What it waits for is what the job waits for; where it works nearly all
-the time, it is the bottleneck itself. Pure; it imports nothing of weight.
+What the wait was for is named where it is not generating, or scoring, for the most part. Of a job that has ended it is
+said of the whole of its last trainer's time. The role that learns comes first in these shares. What it waits for is
+what the job waits for; where it works nearly all the time, it is the bottleneck itself. Pure; it imports nothing of
+weight.
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ OWN = 0.25
 
 _WAITS = "waits for "
 _TRAINS = ("training", "stepping the optimizer", "computing log-probs", "computing values", "generating")
+_LEARNS = ("publishing", "stepping the optimizer", "training", "writing a checkpoint", "getting ready")
+"""What a role does that learns, and no other, the surest first: the seconds of a job's begin may have few of them."""
+_PLAIN = ("generating", "scoring", "evaluating", "")
+"""What a wait is for where nothing else is said of it."""
 _OVERHEADS = {
     "publishing": "publishing weights",
     "writing a checkpoint": "writing checkpoints",
@@ -64,14 +70,14 @@ def bottleneck_of(phase: object, progress: Mapping[str, Any]) -> str:
 
 
 def _spent(progress: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
-    """The role that learns, which publishes weights, and the shares of all of its time; ("", {}) where unknown."""
+    """The role that learns and the shares of all of its time; ("", {}) where unknown."""
     roles = progress.get("spent_s")
     known = {
         str(role): {str(what): float(s) for what, s in spent.items() if isinstance(s, int | float)}
         for role, spent in (roles.items() if isinstance(roles, Mapping) else ())
         if isinstance(spent, Mapping)
     }
-    learners = [role for mark in ("publishing", *_TRAINS) for role, spent in known.items() if mark in spent]
+    learners = [role for mark in _LEARNS for role, spent in known.items() if mark in spent]
     role = next(iter(learners), "")
     whole = sum(known.get(role, {}).values())
     return (role, {what: s / whole for what, s in known[role].items()}) if whole > 0 else ("", {})
@@ -100,23 +106,37 @@ def _sentence_of(role: str, spent: Mapping[str, float]) -> str:
     if works >= BUSY:
         return f"{role}; it trains {percent(works)} of its time"
     overheads = {what: share for what, share in spent.items() if what in _OVERHEADS}
-    waits: dict[tuple[str, str], float] = {}
+    waits: dict[tuple[str, bool], dict[str, float]] = {}
     for what, share in spent.items():
         if what.startswith(_WAITS):
-            other, _, doing = what.removeprefix(_WAITS).partition(" (")
-            kind = "evaluating" if doing.rstrip(")") == "evaluating" else ""
-            waits[other, kind] = waits.get((other, kind), 0.0) + share
-    (other, kind), waited = max(waits.items(), key=lambda item: item[1], default=(("", ""), 0.0))
+            other, _, doing = what.removeprefix(_WAITS).rstrip(")").partition(" (")
+            waits.setdefault((other, doing == "evaluating"), {})[doing] = share
+    (other, evaluates), parts = max(
+        waits.items(), key=lambda item: sum(item[1].values()), default=(("", False), {})
+    )
+    waited = sum(parts.values())
     overhead = _largest(overheads)
     if overheads.get(overhead, 0.0) >= max(OWN, waited):
         return f"{_OVERHEADS[overhead]}; it takes {percent(overheads[overhead])} of the {role}'s time"
     if waited < BALANCED:
         return f"balanced; the {role} trains {percent(works)} of its time"
-    if kind:
+    if evaluates:
         return f"evaluations; the {role} waits {percent(waited)} of its time for them"
     if other == "itself":
         return f"{role}; it is not there {percent(waited)} of the time"
-    return f"{other}; the {role} waits {percent(waited)} of its time for {_THINGS.get(other, other)}"
+    return f"{other}; the {role} waits {percent(waited)} of its time for {_THINGS.get(other, other)}{_mostly(parts)}"
+
+
+def _mostly(parts: Mapping[str, float]) -> str:
+    """` (delivering 52 %)`: the largest parts of a wait that are half of it together, at most two; "" where it is for
+    what its name says."""
+    doings = sorted(parts, key=lambda doing: -parts[doing])
+    half = sum(parts.values()) / 2
+    named = doings[: 1 if parts[doings[0]] >= half else 2]
+    if named[0] in _PLAIN and len(named) == 1:
+        return ""
+    told = ", ".join(f"{doing or 'other'} {percent(parts[doing])}" for doing in named)
+    return f" ({told})"
 
 
 def _largest(shares: Mapping[str, float]) -> str:

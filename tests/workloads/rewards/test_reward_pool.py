@@ -214,12 +214,12 @@ def test_what_fails_of_several_is_named(pool_with):
     ):
         pool.score(says("raise"))
     gone = pool_with(("length", {}), ("no_such_function", {}))
-    with pytest.raises(
-        ConfigError, match=r"^config\.reward\.functions\[1\]\.function: .*no_such_function"
-    ):
+    with pytest.raises(ConfigError, match=r"^config\.reward\.functions\[1\]\.function: .*no_such_function"):
         gone.begin()
     lacking = pool_with(("in_batches", {}), ("verl_score", {}))
-    with pytest.raises(ConfigError, match=r"^config\.reward\.functions\[1\]\.function: the data has no answer"):
+    with pytest.raises(
+        ConfigError, match=r"^config\.reward\.functions\[1\]\.function: the data has no answer"
+    ):
         lacking.score([("P", "C", {})])
 
 

@@ -19,6 +19,20 @@ GENERATING, SCORING = "waits for rollout (generating)", "waits for reward (scori
             {GENERATING: 0.2, "waits for rollout (delivering)": 0.2, SCORING: 0.3, "training": 0.3},
             "rollout; the actor waits 40 % of its time for samples",
         ),
+        (
+            {GENERATING: 0.1, "waits for rollout (delivering)": 0.5, "training": 0.4},
+            "rollout; the actor waits 60 % of its time for samples (delivering 50 %)",
+        ),
+        (
+            {
+                GENERATING: 0.2,
+                "waits for rollout (delivering)": 0.2,
+                "waits for rollout (starting an engine)": 0.3,
+                "waits for rollout (loading weights)": 0.1,
+                "training": 0.2,
+            },
+            "rollout; the actor waits 80 % of its time for samples (starting an engine 30 %, generating 20 %)",
+        ),
         ({SCORING: 0.5, "training": 0.5}, "reward; the actor waits 50 % of its time for scores"),
         (
             {"training": 0.8, "stepping the optimizer": 0.12, GENERATING: 0.08},
@@ -74,3 +88,14 @@ def test_of_a_job_that_begins_or_reports_something_else(
     phase: str, progress: dict[str, Any], sentence: str
 ) -> None:
     assert bottleneck_of(phase, progress) == sentence
+
+
+def test_the_role_that_learns_is_known_from_its_first_seconds() -> None:
+    """Of a job that ended soon, the last look saw no training yet: the rollouts' generating is none."""
+    spent = {
+        "actor": {"getting ready": 0.3, "waits for rollout (starting an engine)": 2.8, GENERATING: 0.3},
+        "reward": {"waits for rollout (starting an engine)": 2.8},
+        "rollout": {"generating": 0.3, "starting an engine": 2.8},
+    }
+    said = bottleneck_of("stopped", {"step": 3, "spent_s": spent})
+    assert said == "rollout; the actor waited 91 % of its time for samples (starting an engine 82 %)"

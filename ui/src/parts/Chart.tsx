@@ -173,11 +173,15 @@ function optionsOf(lines: readonly Line[], band: Band | undefined, group: string
   };
 }
 
-/** In pixels at a root size of 16: a label and the room beside it. */
-const MOMENT_WIDTH = 80;
+/** In pixels at a root size of 16: a label and the room beside it, of a clock and of a date with it. */
+const CLOCK_WIDTH = 60;
+const DATE_WIDTH = 84;
+const CLOCK_LENGTH = 8;
 
 function ticksOf(self: uPlot, low: number, high: number, root: number): Moment[] {
-  return moments(low, high, self.bbox.width / devicePixelRatio / (MOMENT_WIDTH * root));
+  const width = self.bbox.width / devicePixelRatio / root;
+  const found = moments(low, high, width / CLOCK_WIDTH);
+  return found.some((one) => one.label.length > CLOCK_LENGTH) ? moments(low, high, width / DATE_WIDTH) : found;
 }
 
 /** Whole decades around the values; a decade where there are none. */

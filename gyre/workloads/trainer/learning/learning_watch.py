@@ -1,7 +1,8 @@
 """Whether a job learns: its steps' metrics folded to warnings for people.
 
     code                 the job is warned when
-    equal_rewards        every reward of the first 3 steps is the same, or of any 10 steps in a row
+    equal_rewards        every reward of the first 3 steps is the same, or of any 10 steps in a row, and the prompts
+                         are not solved
     flat_groups          more than half of the groups of the last 10 steps have no gradient (3 steps are enough), and
                          the prompts are not solved
     no_gradient          the gradient's norm is exactly 0 in 3 steps in a row, and the prompts are not solved
@@ -26,8 +27,9 @@ an engine that computes a little differently is below 0.01; at 0.1 per token an 
 likely for one as for the other.
 
 Invariants:
-- *once*: a warning of a code is reported when it begins to hold and when it ends, and between once more at the end of
-  the run, where its words have changed;
+- *few*: a warning of a code is reported when it begins to hold and when it ends, and between, where its words have
+  changed, whenever the steps since the start have doubled, and at the end of the run: nobody reads of the first three
+  steps in a job's thousandth;
 - *a fold*: what holds depends on the metrics in their order alone, so a later trainer that folds the ledger's steps
   again comes to the same.
 
@@ -95,6 +97,8 @@ class LearningWatch:
         self._skipped: list[int] = []
         """The steps whose gradient was not finite."""
         self._held: dict[str, Warned] = {}
+        self._told_at: dict[str, int] = {}
+        """After how many steps each that holds was last reported."""
 
     @property
     def held(self) -> dict[str, Warned]:
@@ -153,7 +157,13 @@ class LearningWatch:
         for code in codes:
             if code in found and code not in self._held:
                 self._held[code] = Warned(code, found[code], step)
+                self._told_at[code] = self._seen
                 changes.append(self._held[code])
+            elif code in found and found[code] != self._held[code].message:
+                if self._seen >= 2 * self._told_at[code]:
+                    self._held[code] = replace(self._held[code], message=found[code])
+                    self._told_at[code] = self._seen
+                    changes.append(self._held[code])
             elif code not in found and code in self._held:
                 changes.append(Warned(code, self._held.pop(code).message, step, holds=False))
         return changes
@@ -164,7 +174,7 @@ class LearningWatch:
         seen = len(self._recent)
         solved = self._prompts_are_solved()
         at_start = self._same_for == self._seen
-        if self._same_for >= (enough if at_start else RECENT) and self._reward is not None:
+        if self._same_for >= (enough if at_start else RECENT) and self._reward is not None and not solved:
             found["equal_rewards"] = (
                 f"every reward has been {self._reward:g} since step {step - self._same_for + 1}: with equal rewards no "
                 "answer is better than another, and nothing is learnt"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,6 +82,7 @@ def test_a_row_says_what_was_earned_and_what_is_right():
         "accuracy": 0.5,
         "threshold": 1.0,
         "right_by": "",
+        "distinct": 1,
         "components": {},
         "pass_at": {"1": 0.5, "4": 1.0},
         "best_of": {"1": 0.5, "4": 1.0},
@@ -110,6 +112,13 @@ def test_accuracy_is_of_a_threshold_and_without_one_there_is_none(rewards, thres
     assert set(found["pass_at"]) == (set() if accuracy is None else {"1"})
     assert found["reward_mean"] == pytest.approx(np.mean(rewards), abs=1e-6)
     assert found["reward_std"] == pytest.approx(np.std(rewards), abs=1e-6)
+
+
+def test_answers_are_counted_by_their_tokens():
+    groups = groups_of([[1, 0], [1, 0]])
+    one, other = (replace(groups[0].samples[0], token_ids=np.array([at], np.int32)) for at in (5, 6))
+    made = [replace(groups[0], samples=[one, other]), replace(groups[1], samples=[one, one])]
+    assert row_of(Evaluation(4, "aime"), made, [{}, {}], EvaluationSettings())["distinct"] == 2
 
 
 def test_a_breakdown_has_a_part_for_each_value_of_the_column():

@@ -52,11 +52,19 @@ EQUAL = {"reward_mean": 0.5, "reward_min": 0.5, "reward_max": 0.5}
         ("not_finite", {"skipped": 1}, 1),
     ],
 )
-def test_what_is_wrong_from_the_start_is_told_at_once_and_once(
-    code: str, wrong: dict[str, Any], at: int
-) -> None:
-    steps = [healthy(step, **wrong) for step in range(1, 25)]
-    assert told_of(LearningWatch(), steps) == [(code, at, True)]
+def test_what_is_wrong_from_the_start_is_told_at_once(code: str, wrong: dict[str, Any], at: int) -> None:
+    """And again in newer words whenever the steps have doubled."""
+    watch = LearningWatch()
+    told = {step: watch.step(healthy(step, **wrong)) for step in range(1, 25)}
+    assert [one.code for one in told[at]] == [code]
+    again = {step for step, found in told.items() if found} - {at}
+    assert again in (
+        set(),
+        {step for step in range(at + 1, 25) if (step // at).bit_count() == 1 and step % at == 0},
+    )
+    assert {(one.code, one.step, one.holds) for found in told.values() for one in found} == {(code, at, True)}
+    words = [one.message for found in told.values() for one in found]
+    assert len(set(words)) == len(words)
 
 
 def test_a_short_run_is_judged_at_its_end() -> None:
@@ -143,8 +151,9 @@ def test_folding_the_same_steps_again_comes_to_the_same() -> None:
 def test_skipped_steps_are_counted_at_the_end() -> None:
     watch = LearningWatch()
     skipped = {"skipped": 1}
-    [first] = [one for step in (1, 2, 3) for one in watch.step({"step": step, **skipped})]
+    first, second = [one for step in (1, 2, 3) for one in watch.step({"step": step, **skipped})]
     assert first.message == "step 1 was skipped: its gradient was not finite"
+    assert second.message == "2 steps were skipped, last step 2: their gradients were not finite"
     [last] = watch.at_end()
     assert last.message == "3 steps were skipped, last step 3: their gradients were not finite"
 
@@ -153,6 +162,12 @@ def climbing(step: int, *, to: float) -> dict[str, Any]:
     """A reward that goes from 0.4 to `to` in 40 steps, with groups that become flat."""
     done = min(step / 40, 1.0)
     return healthy(step, reward_mean=0.4 + done * (to - 0.4), flat_groups_ratio=0.2 + 0.7 * done**2)
+
+
+def test_equal_rewards_of_solved_prompts_are_no_news() -> None:
+    steps = [healthy(step, reward_mean=0.05 * step, reward_min=0.0, reward_max=1.0) for step in range(1, 20)]
+    solved = [healthy(step, reward_mean=1.0, reward_min=1.0, reward_max=1.0) for step in range(20, 60)]
+    assert told_of(LearningWatch(), [*steps, *solved], end=True) == []
 
 
 def test_groups_that_are_flat_because_their_prompts_are_solved_are_no_news() -> None:

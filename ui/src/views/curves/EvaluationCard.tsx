@@ -20,7 +20,7 @@ export function EvaluationCard({ set, list }: { set: string; list: readonly Eval
 
 /** One number of the reward function: `name` as "reward.format". */
 export function EvaluatedComponent({ set, name, list }: { set: string; name: string; list: readonly Evaluation[] }) {
-  const there = useMemo(() => list.filter((one) => one.components[name] !== undefined), [list, name]);
+  const there = useMemo(() => list.filter((one) => one.components?.[name] !== undefined), [list, name]);
   const x = useMemo(() => there.map((one) => one.version), [there]);
   const lines = useMemo((): Line[] => [{ label: name, values: there.map((one) => one.components[name] ?? null), colour: "--c1", points: true }], [there, name]);
   return <Card title={`${set} ${name}`} list={there} lines={lines} x={x} value={short(there.at(-1)?.components[name])} />;

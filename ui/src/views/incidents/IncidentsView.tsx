@@ -1,6 +1,6 @@
 /** What went wrong: evidence, culprit, decision, outcome. Newest first; each has a way into the replay. */
 import { useState } from "react";
-import { useJob } from "../../data/job";
+import { useJob, useJobView } from "../../data/job";
 import { useLive } from "../../data/live";
 import { duration, moment, clock, plural, words } from "../../format";
 import { Badge } from "../../parts/Badge";
@@ -10,12 +10,14 @@ import { useRootSize } from "../../parts/rootSize";
 import { VirtualList } from "../../parts/VirtualList";
 import type { Incident, Tone } from "../../rest";
 import { hrefOf, setParams, useRoute } from "../../route";
+import { noIncident } from "../now/LateIncidents";
 import "./incidents.css";
 
 export default function IncidentsView() {
   const { params } = useRoute();
   const [search, setSearch] = useState(params["q"] ?? "");
   const { data, error } = useJob<{ incidents: Incident[] }>("/incidents");
+  const { data: view } = useJobView();
   const lineHeight = 2 * useRootSize();
   if (!data) return <><h1>Incidents</h1>{error ? <Refused error={error} /> : <p className="empty">Loading …</p>}</>;
   const shown = data.incidents.filter((one) => `${one.vertex} ${words(one.cause)} ${one.decision} ${one.outcome}`.toLowerCase().includes(search.trim().toLowerCase())).reverse();
@@ -27,7 +29,7 @@ export default function IncidentsView() {
         <h1>{plural(data.incidents.length, "incident")}</h1>
         <label>Search <input type="search" value={search} placeholder="vertex, cause, decision" onChange={(event) => { setSearch(event.target.value); setParams({ q: event.target.value }); }} /></label>
       </div>
-      {data.incidents.length === 0 ? <p className="empty">Nothing went wrong so far.</p> : (
+      {data.incidents.length === 0 ? <p className="empty">{noIncident(view?.job.phase ?? "")}</p> : (
         <div className="incidents">
           <VirtualList className="incident-list" count={shown.length} lineHeight={lineHeight} label="Incidents" chosen={index < 0 ? null : index} onChoose={(at) => setParams({ id: shown[at]?.id })} line={(at) => <Line incident={shown[at]} />} />
           {chosen && <Detail incident={chosen} />}

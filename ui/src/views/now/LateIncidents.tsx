@@ -6,13 +6,16 @@ import { hrefOf } from "../../route";
 
 const SHOWN = 5;
 
-export function LateIncidents({ job, incidents }: { job: string; incidents: readonly Incident[] }) {
+/** A job that failed as a whole has none of its own: what it failed of is its phase's message. */
+export const noIncident = (phase: string): string => (phase === "failed" ? "None: the job failed as a whole, not one of its processes." : "None so far.");
+
+export function LateIncidents({ job, phase, incidents }: { job: string; phase: string; incidents: readonly Incident[] }) {
   const late = incidents.slice(-SHOWN).reverse();
   return (
     <section aria-labelledby="late">
       <h2 id="late">Incidents of late</h2>
       {late.length === 0 ? (
-        <p className="empty">None so far.</p>
+        <p className="empty">{noIncident(phase)}</p>
       ) : (
         <>
           <ul className="late">

@@ -65,7 +65,7 @@ export default function NowView() {
           <p className="mono step-line">{stepLine(last)}</p>
         </section>
       )}
-      {view && <LateIncidents job={job} incidents={view.incidents} />}
+      {view && <LateIncidents job={job} phase={view.job.phase} incidents={view.incidents} />}
     </>
   );
 }
