@@ -117,8 +117,9 @@ export interface EngineList {
 /**
  * What a policy version's answers to a held-out set earned: `count` samples of `prompts`. `accuracy` is null where
  * nothing says what is right: neither a reward (`config.evaluation.threshold`) nor the reward function, by the number
- * that `right_by` names; `pass_at` and `best_of` are by k. `components` has the mean of each number that the reward
- * function returned beside the reward, as `reward.NAME`.
+ * that `right_by` names; `pass_at` and `best_of` are by k. `distinct`: how many different answers there are, 0 where
+ * that is not known. `components` has the mean of each number that the reward function returned beside the reward, as
+ * `reward.NAME`.
  */
 export interface Evaluation {
   version: number;
@@ -133,6 +134,7 @@ export interface Evaluation {
   best_of: Record<string, number>;
   by: Record<string, EvaluationPart>;
   right_by: string;
+  distinct: number;
   components: Record<string, number>;
 }
 
@@ -415,8 +417,8 @@ export interface LearningWarning {
 }
 
 /**
- * `verdict` is `yes`, `partly`, `no`, `worse`, `saturated`, `too early` or `unknown`, `words` says it; `beside` are the
- * warnings that hold, which do not change it.
+ * `verdict` is `yes`, `partly`, `no`, `worse`, `stuck`, `saturated`, `too early` or `unknown`, `words` says it;
+ * `beside` are the warnings that hold, which do not change it.
  */
 export interface Learns {
   verdict: string;
