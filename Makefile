@@ -96,7 +96,7 @@ types: install  ## mypy, strict on the core
 	$(BIN)/mypy
 
 layers: install  ## import-linter: who may import whom
-	$(BIN)/lint-imports
+	PYTHONPATH=integrations/gyre-dlrover $(BIN)/lint-imports
 
 # The site needs Gyre's source and the packages of the extra `docs`, neither torch nor Ray: an environment of its own.
 $(DOCS)/.installed: pyproject.toml constraints.txt

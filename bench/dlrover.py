@@ -2,7 +2,7 @@
 
     python bench/dlrover.py [--repeat 3] [--only rollout …] [--sides dlrover …] [--dry-run] [--json F] [--markdown F]
 
-The job (`bench/dlrover_job`) is the same text for both but for `gyre.compat.dlrover`, which is
+The job (`bench/dlrover_job`) is the same text for both but for `gyre_dlrover`, which is
 `dlrover.python.unified` for DLRover: a trainer calls two rollouts and the two ranks of an actor's process group, step
 after step. DLRover runs in the environment that `make dlrover` makes. Each run has a process of its own that starts a
 Ray cluster and then submits; runs of the sides alternate. `gyre role` is Gyre with `failover_exec_strategy=2`, which
@@ -40,6 +40,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = ROOT / "bench" / "dlrover_job"
+OWN = ROOT / "integrations" / "gyre-dlrover"
 PYTHONS = {"dlrover": ROOT / ".venv-dlrover" / "bin" / "python", "gyre": Path(sys.executable)}
 
 SIDES = ("dlrover", "gyre", "gyre role")
@@ -91,9 +92,7 @@ def copied(folder: Path, side: str) -> None:
     shutil.copytree(JOB, package, ignore=shutil.ignore_patterns("__pycache__"))
     if side == "dlrover":
         for module in package.glob("*.py"):
-            module.write_text(
-                re.sub(r"\bgyre\.compat\.dlrover\b", "dlrover.python.unified", module.read_text())
-            )
+            module.write_text(re.sub(r"\bgyre_dlrover\b", "dlrover.python.unified", module.read_text()))
 
 
 @contextlib.contextmanager
@@ -103,7 +102,7 @@ def submitted(side: str, folder: Path, config: dict[str, Any]) -> Iterator[subpr
     options: dict[str, Any] = {"failover_exec_strategy": 2} if side == "gyre role" else {}
     told = {"ray": str(folder / "r"), "config": config, "submit": options}
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "PYTHONPATH"))}
-    paths = [str(folder), *([str(ROOT)] if system == "gyre" else [])]
+    paths = [str(folder), *([str(ROOT), str(OWN)] if system == "gyre" else [])]
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
             [str(PYTHONS[system]), "-m", f"{JOB.name}.submit", json.dumps(told)],

@@ -17,9 +17,9 @@ A module that no page of the documentation names is internal: it may change with
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gyre.lazy_exports import lazy
 from gyre.version import __version__
 
 if TYPE_CHECKING:
@@ -61,9 +61,4 @@ _MODULES = {
     "operator": "gyre.workloads.base",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Exports are imported when they are first used (PEP 562), so that `import gyre` costs nothing."""
-    if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(__name__, _MODULES)

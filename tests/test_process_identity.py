@@ -17,11 +17,9 @@ from gyre.process_identity import ProcessIdentity, session_members, signal_group
 
 ALLOWED = {
     "process_identity.py": "it compares",
-    "engines/process_guard.py": "itself, its own child that it has not waited for, and descendants seen by a pidfd",
+    "engines/process_guard.py": "itself, and its own child that it has not waited for",
     "engines/process.py": "asyncio signals its own child, unless it was waited for",
-    "workloads/rewards/process.py": "the group of its own child that it has not waited for, which keeps the number",
-    "api/cli/imports.py": "Popen signals its own child, unless it was waited for",
-    "api/checks/code.py": "Popen signals its own child, unless it was waited for",
+    "engines/guarded.py": "the group of its own child that it has not waited for, which keeps the number",
     "master/sink_processes.py": "Popen signals its own child, unless it was waited for",
     "testing/in_process/job.py": "doubles of vertices, which are no processes",
     "api/local_ray/lean_start.py": "Popen signals its own child, unless it was waited for",

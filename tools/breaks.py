@@ -393,7 +393,7 @@ ROLLOUTS = (
     Break(
         "deltas-forgotten-early",
         "A delta is deleted from the ledger while open samples still have tokens in it.",
-        "gyre/rollouts/token_log/retention.py",
+        "gyre/rollouts/token_log/write_buffer.py",
         "left = keys[key_of[rows] == keys]",
         "left = keys[(key_of[rows] == keys) & (keys > key)]",
         ("tests/rollouts/core/test_token_table.py",),
@@ -1012,7 +1012,7 @@ API = (
     Break(
         "accuracy-of-a-format",
         "Rewards of a function of the user's own are taken for right and wrong.",
-        "gyre/workloads/trainer/evaluation/threshold.py",
+        "gyre/workloads/trainer/evaluation/results.py",
         '("PythonReward" in own and function in _FUNCTIONS)',
         '"PythonReward" in own',
         ("tests/workloads/trainer/evaluation/test_threshold.py",),

@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 
-from gyre.compat.dlrover.api.runtime import RoleGroup, current_worker, rpc
+from gyre_dlrover.api.runtime import RoleGroup, current_worker, rpc
 
 CALLS = 100
 

@@ -13,7 +13,7 @@ def main() -> int:
     options = json.loads(sys.argv[1])
     import ray
 
-    from gyre.compat.dlrover.api.builder import RLJobBuilder
+    from gyre_dlrover.api.builder import RLJobBuilder
 
     ray.init(
         num_cpus=8,

@@ -5,8 +5,9 @@ The names exported here are public; the modules of this package are internal.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gyre.lazy_exports import lazy
 
 if TYPE_CHECKING:
     from gyre.api.client import GyreClient
@@ -26,9 +27,4 @@ _MODULES = {
     "load_job_file": "gyre.api.definition.jobfile",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Exports are imported when they are first used (PEP 562), so that `import gyre.api` costs nothing."""
-    if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(__name__, _MODULES)

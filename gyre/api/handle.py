@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gyre.api.home import home
 from gyre.api.reader import COMMAND_DEADLINE_S, JobReader
@@ -238,14 +239,54 @@ def _handle(
     return JobHandle(job_id, store_url, token, home_path=home_path, notes=notes)
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _in_thread(
+    method: Callable[Concatenate[JobHandle, P], R],
+) -> Callable[Concatenate[AsyncJobHandle, P], Coroutine[Any, Any, R]]:
+    @wraps(method)
+    async def twin(self: AsyncJobHandle, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.to_thread(method, self._handle, *args, **kwargs)
+
+    return twin
+
+
+def _iterated(
+    method: Callable[Concatenate[JobHandle, P], Iterator[dict[str, Any]]],
+) -> Callable[Concatenate[AsyncJobHandle, P], AsyncIterator[dict[str, Any]]]:
+    @wraps(method)
+    async def twin(
+        self: AsyncJobHandle, /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncIterator[dict[str, Any]]:
+        items = method(self._handle, *args, **kwargs)
+        while (item := await asyncio.to_thread(next, items, None)) is not None:
+            yield item
+
+    return twin
+
+
 class AsyncJobHandle:
-    """The asynchronous twin: calls run in threads, waits on the loop, so that cancelling one is immediate."""
+    """The asynchronous twin: calls run in threads, waits on the loop, so that cancelling one is immediate. `events` and
+    `logs` are asynchronous iterators."""
 
     def __init__(self, handle: JobHandle) -> None:
         self._handle = handle
 
-    async def status(self) -> View:
-        return await asyncio.to_thread(self._handle.status)
+    status = _in_thread(JobHandle.status)
+    steps = _in_thread(JobHandle.steps)
+    events = _iterated(JobHandle.events)
+    logs = _iterated(JobHandle.logs)
+    scale = _in_thread(JobHandle.scale)
+    pause = _in_thread(JobHandle.pause)
+    resume = _in_thread(JobHandle.resume)
+    stop = _in_thread(JobHandle.stop)
+    drain = _in_thread(JobHandle.drain)
+    undrain = _in_thread(JobHandle.undrain)
+    create_token = _in_thread(JobHandle.create_token)
+    tokens = _in_thread(JobHandle.tokens)
+    revoke_token = _in_thread(JobHandle.revoke_token)
 
     async def wait(
         self,
@@ -267,62 +308,6 @@ class AsyncJobHandle:
             if pause_s is None:
                 return view
             await asyncio.sleep(pause_s)
-
-    async def steps(self, last: int | None = None, *, after: int = 0) -> list[dict[str, Any]]:
-        return await asyncio.to_thread(self._handle.steps, last, after=after)
-
-    async def events(self, after: int = 0, follow: bool = False) -> AsyncIterator[dict[str, Any]]:
-        """An asynchronous iterator."""
-        async for event in _in_threads(self._handle.events(after, follow)):
-            yield event
-
-    async def logs(
-        self, role: str | None = None, rank: int | None = None, **narrowed: Any
-    ) -> AsyncIterator[dict[str, Any]]:
-        """An asynchronous iterator."""
-        async for line in _in_threads(self._handle.logs(role, rank, **narrowed)):
-            yield line
-
-    async def scale(self, role: str, n: int, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
-        return await asyncio.to_thread(self._handle.scale, role, n, deadline_s=deadline_s)
-
-    async def pause(self, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
-        return await asyncio.to_thread(self._handle.pause, deadline_s=deadline_s)
-
-    async def resume(self, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
-        return await asyncio.to_thread(self._handle.resume, deadline_s=deadline_s)
-
-    async def stop(self, reason: str = "", *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
-        return await asyncio.to_thread(self._handle.stop, reason, deadline_s=deadline_s)
-
-    async def drain(self, target: str, reason: str = "", *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
-        return await asyncio.to_thread(self._handle.drain, target, reason, deadline_s=deadline_s)
-
-    async def undrain(self, target: str, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
-        return await asyncio.to_thread(self._handle.undrain, target, deadline_s=deadline_s)
-
-    async def create_token(
-        self,
-        name: str,
-        *,
-        expires_in_s: float | None = None,
-        scopes: Sequence[str] = (JOIN_SCOPE,),
-        deadline_s: float = COMMAND_DEADLINE_S,
-    ) -> str:
-        return await asyncio.to_thread(
-            self._handle.create_token, name, expires_in_s=expires_in_s, scopes=scopes, deadline_s=deadline_s
-        )
-
-    async def tokens(self) -> list[dict[str, Any]]:
-        return await asyncio.to_thread(self._handle.tokens)
-
-    async def revoke_token(self, name: str, *, deadline_s: float = COMMAND_DEADLINE_S) -> int:
-        return await asyncio.to_thread(self._handle.revoke_token, name, deadline_s=deadline_s)
-
-
-async def _in_threads(items: Iterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
-    while (item := await asyncio.to_thread(next, items, None)) is not None:
-        yield item
 
 
 class _Watch:

@@ -19,12 +19,13 @@ import csv
 import gzip
 import io
 import json
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -304,3 +305,18 @@ _READERS: dict[str, Callable[[Path, str], Iterator[Row]]] = {
     ".parquet": _parquet,
     ".arrow": _arrow,
 }
+
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_ADDRESS = re.compile(r"(?:https?:/+huggingface\.co/|hf:/+)(?:datasets/)?")
+
+
+def download_hint(path: Path | str, kind: Literal["dataset", "model"]) -> str:
+    """The command that downloads what looks like a name on the Hugging Face Hub; "" for any other path. Gyre downloads
+    nothing: a job reads what is on its machines' disks."""
+    name = _ADDRESS.sub("", str(path))
+    if not _NAME.fullmatch(name) or kind_of(Path(name)) or Path(name).parent.exists():
+        return ""
+    folder = name.partition("/")[2]
+    repo_type = "--repo-type dataset " if kind == "dataset" else ""
+    return f"If it is a name on the Hub, download it: hf download {repo_type}{name} --local-dir {folder}"

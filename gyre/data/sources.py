@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gyre.data.hub import download_hint
-from gyre.data.readers import Row, kind_of, rows_of, unreadable
+from gyre.data.readers import Row, download_hint, kind_of, rows_of, unreadable
 from gyre.data.subsets import has_split, listed_files, one_of_several
 from gyre.errors import ConfigError
 

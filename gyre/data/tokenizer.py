@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from gyre.data.hub import download_hint
+from gyre.data.readers import download_hint
 from gyre.data.templates import ChatTemplate
 from gyre.data.token_text import TokenText
 from gyre.errors import ConfigError

@@ -16,8 +16,8 @@ Invariants:
 - *the guard's death is the engine's*: the engine's first process is killed with the guard (PR_SET_PDEATHSIG). The
   guard leads the process group, so that whoever killed it can kill the rest by the group.
 
-It runs by its path, without site-packages (`python -I -S`), and imports nothing of Gyre: it starts in some 20 ms and
-takes little memory beside engines that are large.
+It runs by its path, without site-packages (`python -I -S`), and imports of Gyre who processes are, alone: it starts in
+some 20 ms and takes little memory beside engines that are large.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ import select
 import signal
 import sys
 import time
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING or __package__:
+    from gyre.process_identity import ProcessIdentity, processes
+else:
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    from process_identity import ProcessIdentity, processes
+
+    sys.path.pop()
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -61,7 +69,7 @@ def main(grace_s: float, command: list[str]) -> NoReturn:
         ready, _, _ = select.select([0, read_end], [], [], _LOOK_S)
         if time.monotonic() > look_at:  # once it is dead there is nothing to see
             look_at = time.monotonic() + _SEGMENTS_S
-            segments |= _mapped(_descendants(os.getpid()))
+            segments |= _mapped([process.pid for process in _descendants()])
         numbers = os.read(read_end, 4096) if read_end in ready else b""
         asked = any(number != signal.SIGCHLD for number in numbers)
         left_alone = os.getppid() != agent or (0 in ready and not os.read(0, 4096))
@@ -69,7 +77,7 @@ def main(grace_s: float, command: list[str]) -> NoReturn:
         if signal.SIGUSR1 in numbers:
             grace_s = 0.0
         status = _reap(engine)
-    segments |= _mapped(_descendants(os.getpid()))
+    segments |= _mapped([process.pid for process in _descendants()])
     if status is None and grace_s:
         os.kill(engine, signal.SIGTERM)
         status = _reap_within(engine, grace_s)
@@ -124,10 +132,9 @@ def _end_all(engine: int, status: int | None) -> int:
     spare_until = time.monotonic() + _TRACKERS_S
     while True:
         spare = time.monotonic() < spare_until
-        for pid in _descendants(os.getpid()):
-            if spare and _is_tracker(pid):
-                continue
-            _kill(pid)
+        for process in _descendants():
+            if not (spare and _is_tracker(process)):
+                process.signal(signal.SIGKILL)
         ended = _reap(engine)
         status = ended if status is None else status
         try:
@@ -137,26 +144,10 @@ def _end_all(engine: int, status: int | None) -> int:
         time.sleep(0.01)
 
 
-def _kill(pid: int) -> None:
-    """Kill a descendant. It may have been waited for by its own parent meanwhile, and its pid given again: the pidfd
-    holds the process while it is seen to be a descendant still."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:  # it is gone
-        return
-    try:
-        if pid in _descendants(os.getpid()):
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(descriptor)
-
-
-def _is_tracker(pid: int) -> bool:
+def _is_tracker(process: ProcessIdentity) -> bool:
     """Whether it is Python's own cleaner of shared memory and semaphores, which ends when all others have."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
+        with open(f"/proc/{process.pid}/cmdline", "rb") as file:
             return b"multiprocessing.resource_tracker" in file.read()
     except OSError:
         return False
@@ -191,28 +182,12 @@ def _remove(segments: set[str]) -> None:
             os.unlink(path)
 
 
-def _descendants(root: int) -> list[int]:
+def _descendants() -> list[ProcessIdentity]:
     """Linux: by /proc. Elsewhere the guard knows only its process group, and ends that with itself."""
-    children: dict[int, list[int]] = {}
-    try:
-        entries = os.listdir("/proc")
-    except OSError:
-        return []
-    for entry in entries:
-        if not entry.isdigit():
-            continue
-        try:
-            with open(f"/proc/{entry}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
-        except OSError:
-            continue
-        children.setdefault(int(fields[1]), []).append(int(entry))
-    found: list[int] = []
-    waiting = [root]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
+    parents, found, below = processes(), [], {os.getpid()}
+    while more := [process for process, parent in parents.items() if parent in below]:
+        found += more
+        below = {process.pid for process in more}
     return found
 
 

@@ -1,7 +1,7 @@
 """Failover: events, state, and the pure decisions between them."""
 
 from gyre.failover.coordinator import Decision, FailoverCoordinator
-from gyre.failover.folding import Difference, differences, fold, story
+from gyre.failover.folding import Difference, differences, fold
 from gyre.failover.stall import Stall, StepWatch
 from gyre.failover.state import (
     Cause,
@@ -56,5 +56,4 @@ __all__ = [
     "rows_of",
     "silent_together",
     "state_from",
-    "story",
 ]

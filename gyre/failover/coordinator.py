@@ -45,7 +45,7 @@ from gyre.failover.handlers import (
 from gyre.failover.layout import JobLayout, Regions
 from gyre.failover.state import Cause, JobPhase, JobState, JoinToken, Reason, RowKey, VertexPhase, fields_of
 from gyre.failover.vertices import roles_that_can_wait, wanted
-from gyre.graph.prices import rate_per_hour
+from gyre.graph.devices import rate_per_hour
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,3 @@ def differences(state: JobState, stored: Mapping[RowKey, Mapping[str, Any]]) -> 
         if mine != (None if theirs is None else dict(theirs)):
             out.append(Difference(key, mine, None if theirs is None else dict(theirs)))
     return out
-
-
-def story(history: Iterable[Recorded], vertex: str) -> list[Recorded]:
-    """Returns the events that name a vertex, in order."""
-    return [record for record in history if record.body.get("vertex") == vertex]

@@ -3,7 +3,7 @@
 from gyre.graph.backends import Backend
 from gyre.graph.cluster_fit import NodeCapacity, fit_to_cluster, fit_what_has_room
 from gyre.graph.compile import CompiledJob, compile_job
-from gyre.graph.device_sharing import Neighbour, neighbours_of
+from gyre.graph.devices import Neighbour, neighbours_of
 from gyre.graph.elements import (
     DURABLE,
     Bundle,

@@ -44,10 +44,9 @@ from gyre.failover.events import (
 from gyre.graph import is_instance
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
 from gyre.master.disk_watch import DiskWatch
+from gyre.master.evidence import death, last_words_of, new_memory_kills
 from gyre.master.growth_demand import GrowthDemand
 from gyre.master.job_context import JobContext
-from gyre.master.last_words import last_words_of
-from gyre.master.start_troubles import death, new_memory_kills
 from gyre.master.vertex_reports import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.process_activity import Activity, Life

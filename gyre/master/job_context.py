@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gyre.errors import Fenced, GyreError
-from gyre.failover import Decision, FailoverCoordinator, JobState, row_of, state_from
+from gyre.failover import Decision, FailoverCoordinator, JobState, fold, row_of, state_from
 from gyre.failover.commands import Command, command_body, command_from, command_kind
-from gyre.failover.events import Event, body_of, event_from, kind_of
+from gyre.failover.events import Event, body_of, kind_of
 from gyre.store import Command as StoredCommand
 from gyre.store import EncodedEntry, Entry, GroupCommitWriter, Journal, encode_entry
 
@@ -138,12 +138,7 @@ class JobContext:
         self.epoch = self.journal.take_over(now=self._clock(), pid=pid)
         rows = self.journal.snapshot()
         self.seq = self.journal.last_seq()
-        if rows:
-            state = state_from(rows)
-        else:
-            state = JobState()
-            for row in self.journal.events():
-                state = self.coordinator.decide(state, event_from(row.kind, row.body), row.at).state
+        state = state_from(rows) if rows else fold(self.coordinator, self.journal.events())
         self.state = self.committed = state
         self._next_seq = self.seq + 1
         self._writer = GroupCommitWriter(self.journal, self.epoch)

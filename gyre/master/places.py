@@ -12,8 +12,7 @@ from gyre.failover import JobPhase, JobState, Reason, VertexPhase
 from gyre.graph import SubGraph, sub_graph_id
 from gyre.master.cluster import Address, CannotPlace, Cluster, HeldBack
 from gyre.master.fitted_plans import Fitted, FittedPlans
-from gyre.master.room_queue import RoomQueue
-from gyre.master.whole_start import WholeStart
+from gyre.master.room import RoomQueue, WholeStart
 from gyre.rollouts.weight_dirs import remove_left_by_job
 from gyre.store import QueuedJob
 

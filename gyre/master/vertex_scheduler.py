@@ -35,10 +35,9 @@ from gyre.master.cluster import (
     ProcessDied,
     Spawned,
 )
+from gyre.master.evidence import last_words_of, lost, new_memory_kills, waiting
 from gyre.master.fitted_plans import Fitted, FittedPlans
-from gyre.master.last_words import last_words_of
 from gyre.master.places import Places
-from gyre.master.start_troubles import lost, new_memory_kills, waiting
 from gyre.process_activity import Activity
 from gyre.store import QueuedJob
 from gyre.workloads.plain_data import plain_text

@@ -4,8 +4,7 @@ faults in real processes. Exports are resolved on first use; none of it needs Ra
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from gyre.lazy_exports import lazy
 
 _EXPORTS = {
     "ContractBroken": "contracts",
@@ -28,8 +27,4 @@ _EXPORTS = {
 
 __all__ = sorted(_EXPORTS)  # pyright: ignore[reportUnsupportedDunderAll]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(__name__, _EXPORTS)

@@ -31,7 +31,6 @@ from gyre.errors import Conflict
 from gyre.weights.codecs.fp8 import is_rounded, round_fp8
 from gyre.weights.transfer.server import ChunkServer
 from gyre.weights.version.arena import Arena, VersionFiles
-from gyre.weights.version.hashing import hashing_threads
 from gyre.weights.version.manifest import (
     ALIGNMENT,
     CHUNK_BYTES,
@@ -42,6 +41,7 @@ from gyre.weights.version.manifest import (
     WeightManifest,
     WeightMismatch,
     checksum_of,
+    hashing_threads,
 )
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from pydantic import BaseModel
 from gyre.workloads.plain_data import PLAIN_LIMIT, measured
 
 if TYPE_CHECKING:
-    from gyre.graph.device_sharing import Neighbour
+    from gyre.graph.devices import Neighbour
 
 F = TypeVar("F", bound=Callable[..., Any])
 

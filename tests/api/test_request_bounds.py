@@ -13,8 +13,7 @@ import pytest
 from gyre.api.rest import RestServer, create_app
 from gyre.ports.bounds import PortBounds
 from gyre.ports.http_gate import HttpGate
-from gyre.ports.listener import SparseLog
-from gyre.ports.unproven import Unproven
+from gyre.ports.listener import SparseLog, Unproven
 from tests.doubles.standing_job import StandingJob
 from tests.waits import GENEROUS_S
 

@@ -9,7 +9,7 @@ from gyre.failover import events as e
 from gyre.failover.costs import cost_of, has_prices
 from gyre.failover.state import JobState, fields_of, rows_of, state_from
 from gyre.graph import compile_job
-from gyre.graph.prices import devices_of, rate_per_hour
+from gyre.graph.devices import devices_of, rate_per_hour
 from tests.doubles.standing_job import small_spec
 from tests.failover.histories import History, coordinator_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gyre.errors import StoreCorrupt
-from gyre.failover import FailoverCoordinator, JobState, differences, fold, rows_of, state_from, story
+from gyre.failover import FailoverCoordinator, JobState, differences, fold, rows_of, state_from
 from gyre.failover import events as e
 from tests.failover.histories import History, Recorded
 
@@ -62,15 +62,6 @@ def test_differences_name_the_row_and_both_sides(eventful: History) -> None:
 def test_an_empty_history_is_an_empty_state(coordinator: FailoverCoordinator) -> None:
     assert fold(coordinator, []) == JobState()
     assert state_from(rows_of(JobState())) == JobState()
-
-
-def test_the_story_of_a_vertex(eventful: History) -> None:
-    assert [record.kind for record in story(eventful.records, "actor-1")] == [
-        "VertexStarted",
-        "VertexLost",
-        "VertexStarted",
-        "VertexStopped",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gyre.master import last_words
+from gyre.master import evidence
 from gyre.master.cluster import Address, ProcessDied
-from gyre.master.last_words import BYTES, LINES, last_words_of
-from gyre.master.start_troubles import lost
+from gyre.master.evidence import BYTES, LINES, last_words_of, lost
 
 
 async def test_the_last_lines_of_that_process_alone(tmp_path: Path) -> None:
@@ -41,7 +40,7 @@ async def test_a_folder_that_does_not_answer_has_none(
     async def hangs(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(last_words, "WITHIN_S", 0.01)
+    monkeypatch.setattr(evidence, "WITHIN_S", 0.01)
     monkeypatch.setattr(asyncio, "to_thread", hangs)
     assert await last_words_of(tmp_path, Address("rollout-0", 1)) == {}
 

@@ -13,8 +13,8 @@ from gyre.failover import events as e
 from gyre.failover import vertices as vertices_module
 from gyre.failover.handlers import startup
 from gyre.graph import compile_job, elements
-from gyre.master import places, whole_start
-from gyre.master.whole_start import WholeStart
+from gyre.master import places, room
+from gyre.master.room import WholeStart
 from gyre.testing.clock import run_virtual
 from tests.doubles.standing_job import small_spec
 from tests.master.test_vertex_scheduler import Bench
@@ -49,7 +49,7 @@ def test_who_waits_for_the_others_is_woken_once() -> None:
         await asyncio.gather(*(begin(whole, str(number)) for number in range(count)))
 
     lines = {
-        count: lines_of(lambda count=count: run_virtual(begin_all(count)), whole_start)  # type: ignore[misc]
+        count: lines_of(lambda count=count: run_virtual(begin_all(count)), room)  # type: ignore[misc]
         for count in (FEW, MANY)
     }
     assert times_each(lines) < SAME

@@ -14,7 +14,7 @@ from gyre.config.spec import Elastic
 from gyre.errors import StoreError
 from gyre.failover import JobPhase, JobState
 from gyre.failover import events as e
-from gyre.master.room_queue import RoomQueue
+from gyre.master.room import RoomQueue
 from gyre.store import QueuedJob
 from gyre.testing.clock import VirtualClock, run_virtual
 from tests.master.lives import Job, Life

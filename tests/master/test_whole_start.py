@@ -12,7 +12,7 @@ import pytest
 from gyre.config.spec import Elastic
 from gyre.failover import JobPhase
 from gyre.failover import events as e
-from gyre.master.whole_start import WholeStart
+from gyre.master.room import WholeStart
 from gyre.store import QueuedJob
 from gyre.testing.clock import VirtualClock, run_virtual
 from tests.master.test_vertex_scheduler import Bench, needing, wants

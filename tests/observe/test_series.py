@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gyre.errors import StoreCorrupt
 from gyre.failover import JobPhase, JobState, VertexPhase, VertexRecord
 from gyre.observe.series import Recorder, numbers_of, read_series, tick_for
-from gyre.observe.series.frame import Frame, frame_of, mean_of, numbers_in, pack, unpack
+from gyre.observe.series.frame import Frame, frame_of, mean_of, pack, unpack
 from gyre.observe.series.numbers import MOST_NUMBERS, Numbers, flat
 from gyre.observe.series.reading import MOST_VALUES, spent_by_role
 from gyre.observe.series.thinning import (
@@ -33,6 +33,15 @@ from tests.examples import examples
 
 BASE = 1_700_000_100.0
 """The begin of a quarter of an hour."""
+
+
+def numbers_in(frame: Frame) -> Numbers:
+    return {
+        source: dict(zip(group.names, row, strict=True))
+        for group in frame
+        for source, row in zip(group.sources, group.values.tolist(), strict=True)
+    }
+
 
 NUMBERS = st.dictionaries(
     st.sampled_from(["vertex/a-0", "vertex/a-1", "instance/r-0", "trainer", "plane"]),

@@ -94,7 +94,7 @@ def _tests(*names: str) -> tuple[str, ...]:
 fast = Part(
     "fast",
     (
-        Bundle("on-ray", _tests("kill", "e2e", "compat"), 110),
+        Bundle("on-ray", _tests("kill", "e2e", "dlrover"), 110),
         Bundle("trainer", _tests("workloads/trainer"), 150),
         Bundle("documents", _tests("test_docs.py", "test_examples.py", "test_exports.py"), 35),
         Bundle("megatron", _tests("megatron"), 60),
@@ -118,7 +118,7 @@ landing = Part(
         Bundle("trainer", _tests("workloads"), 80),
         Bundle("layouts", _tests("megatron", "fsdp"), 80),
         Bundle("engines", _tests("engines", "weights", "fuzz", "api"), 70),
-        Bundle("on-ray", _tests("e2e/test_fleet.py", "compat"), 60),
+        Bundle("on-ray", _tests("e2e/test_fleet.py", "dlrover"), 60),
         Bundle("page", _tests("ui/test_real_server.py"), 15),
     ),
     limit_s=1000,
@@ -133,7 +133,7 @@ LONG_EXAMPLES = {"GYRE_TEST_EXAMPLES": "1"}
 kill = Part(
     "kill",
     (
-        Bundle("on-ray", _tests("kill", "compat/dlrover/test_kills.py"), 900),
+        Bundle("on-ray", _tests("kill", "dlrover/test_kills.py"), 900),
         Bundle("own-clusters", _tests("kill/test_nodes.py", "kill/test_killed_driver.py"), 300),
     ),
     limit_s=3000,
@@ -222,10 +222,10 @@ verl = Part(
 
 dlrover = Part(
     "dlrover",
-    (Bundle("side-by-side", _tests("compat/dlrover/test_side_by_side.py"), 300),),
+    (Bundle("side-by-side", _tests("dlrover/test_side_by_side.py"), 300),),
     limit_s=1500,
     select="dlrover",
-    guards="compat",
+    guards="integrations/gyre-dlrover",
     needs=".venv-dlrover",
 )
 
@@ -274,7 +274,7 @@ SMOKES = (
     ),
     Part(
         "dlrover-smoke",
-        (Bundle("one", _tests("compat/dlrover/test_side_by_side.py"), 20, keyword="builders"),),
+        (Bundle("one", _tests("dlrover/test_side_by_side.py"), 20, keyword="builders"),),
         limit_s=300,
         select="dlrover",
         needs=".venv-dlrover",

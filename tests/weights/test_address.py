@@ -15,7 +15,6 @@ from gyre.weights.transfer.address import (
     bracketed,
     format_address,
     is_address,
-    is_host,
     may_name,
     may_pass_on,
     parse_address,
@@ -44,7 +43,6 @@ LONG = ".".join(["a" * 63] * 3 + ["b" * 61])
 )
 def test_an_address_is_taken_apart_and_written_again(address: str, host: str, port: int) -> None:
     assert is_address(address)
-    assert is_host(host)
     assert parse_address(address) == HostPort(host, port) == split_address(address)
     assert str(HostPort(host, port)) == format_address(host, port) == format_address(bracketed(host), port)
     assert format_address(host, port) == address

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from gyre.weights.version.hashing import first_wrong
-from gyre.weights.version.manifest import Chunk
+from gyre.weights.version.manifest import Chunk, first_wrong
 from tests.waits import GENEROUS_S
 
 CHUNKS = [Chunk(index, 0, index * 8, 8, f"{index:016x}") for index in range(40)]

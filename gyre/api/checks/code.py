@@ -5,8 +5,8 @@ loaded all of it already. A job of Gyre's own classes alone imports nothing.
 
 Invariants:
 - *nobody is hung or ended*: an import that does not return, or that ends its process, is a sentence;
-- *nobody is left behind*: the process runs under a guard (`gyre.engines.process_guard`), which ends it and whatever it
-  started when its answer is there, when its time is over, and when this process dies;
+- *nobody is left behind*: the process is guarded (`gyre.engines.guarded`), and gone with whatever it started when its
+  answer is there, when its time is over, and when this process dies;
 - *named*: the sentence has the key, the module, and file and line of the user's own.
 """
 
@@ -28,7 +28,7 @@ from gyre.api.definition.entrypoints import FILE_MODULE, is_own
 from gyre.config import Entrypoint, JobSpec, parse_job
 from gyre.config.job_plugins import plugins_of
 from gyre.config.plugins import BACKEND, RECIPE
-from gyre.engines import process_guard
+from gyre.engines.guarded import Guarded
 from gyre.errors import ConfigError, GraphError, GyreError
 
 IMPORT_S = 60.0
@@ -36,9 +36,6 @@ IMPORT_S = 60.0
 
 START_S = 120.0
 """Within which the process apart must have imported Gyre's own checks: two seconds, also on a busy machine."""
-
-END_S = 10.0
-"""Within which the guard must have ended them all; then it is killed."""
 
 _POLL_S = 0.01
 _ANSWER = "from gyre.api.checks.code import answer; answer()"
@@ -149,29 +146,26 @@ def _examined_apart(spec: JobSpec, *, graph_alone: bool = False) -> list[str]:
         question.write_text(
             json.dumps({"spec": spec.model_dump(mode="json"), "path": sys.path, "graph_alone": graph_alone})
         )
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-S", process_guard.__file__, "0", sys.executable, "-c", _ANSWER, folder],
-            stdin=subprocess.PIPE,  # the guard's sign that this process lives
+        child = Guarded(
+            [sys.executable, "-c", _ANSWER, folder],
             stdout=subprocess.DEVNULL,  # what a module prints while it is imported is no answer to `gyre plan`
             stderr=subprocess.DEVNULL,
             env={**os.environ, **spec.env},
-            start_new_session=True,
         )
         try:
-            _wait(child, Path(folder) / "doing")
-        except subprocess.TimeoutExpired:
+            in_time = _wait(child, Path(folder) / "doing")
+        finally:
+            code = child.end()
+        if not in_time:
             doing = _doing(Path(folder))
             if doing.endswith(TRYING):
                 return [
                     Note(f"{doing} takes longer than {IMPORT_S:g} s, so its prompts were not looked into.")
                 ]
-            raise ConfigError(f"{doing} did not import within {IMPORT_S:g} s.", hint=_DEFINITIONS) from None
-        finally:
-            _end(child)
+            raise ConfigError(f"{doing} did not import within {IMPORT_S:g} s.", hint=_DEFINITIONS)
         try:
             answered = json.loads((Path(folder) / "answer.json").read_text())
         except (OSError, ValueError):
-            code = child.returncode
             how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
             raise ConfigError(
                 f"{_doing(Path(folder))} ended its process {how} when it was imported.", hint=_DEFINITIONS
@@ -184,17 +178,16 @@ def _examined_apart(spec: JobSpec, *, graph_alone: bool = False) -> list[str]:
     return [Note(text) for text in answered["notes"]] + list(answered["warnings"])
 
 
-def _wait(child: subprocess.Popen[bytes], doing: Path) -> None:
-    """Wait for its end, for `IMPORT_S` from when it looks into the first module. Raises subprocess.TimeoutExpired."""
-    began = time.monotonic()
-    until, looks = began + START_S, False
-    while child.poll() is None:
+def _wait(child: Guarded, doing: Path) -> bool:
+    """Wait for its end, for `IMPORT_S` from when it looks into the first module. Returns whether it came."""
+    until, looks = time.monotonic() + START_S, False
+    while not child.wait(_POLL_S):
         now = time.monotonic()
         if not looks and doing.exists():
             until, looks = now + IMPORT_S, True
         if now > until:
-            raise subprocess.TimeoutExpired(child.args, now - began)
-        time.sleep(_POLL_S)
+            return False
+    return True
 
 
 def _doing(folder: Path) -> str:
@@ -203,17 +196,6 @@ def _doing(folder: Path) -> str:
         return (folder / "doing").read_text()
     except OSError:
         return "python_path: the user's code"
-
-
-def _end(guard: subprocess.Popen[bytes]) -> None:
-    """End the process and whatever it has started."""
-    assert guard.stdin is not None
-    guard.stdin.close()
-    try:
-        guard.wait(END_S)
-    except subprocess.TimeoutExpired:  # it was stopped, say; the process ends with it
-        guard.kill()
-        guard.wait()
 
 
 def answer() -> None:

@@ -80,7 +80,7 @@ def _held_out_note(spec: JobSpec, rows: int, trained: int, where: str) -> Note:
 
 
 def _missing_folders(data: DataSettings) -> Iterator[ConfigError]:
-    from gyre.data.hub import download_hint
+    from gyre.data.readers import download_hint
 
     for key, folder in {"config.data.path": data.path, **data.held_out_keys}.items():
         if folder and not Path(folder).is_dir():

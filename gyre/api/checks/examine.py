@@ -9,7 +9,6 @@ from typing import Any
 from gyre.api.checks.code import TRYING
 from gyre.api.definition.entrypoints import check_entrypoints, is_own, load_class
 from gyre.api.definition.signatures import BROUGHT, CALLS_OF_A_CODEC, check_call
-from gyre.api.definition.users_code import said_where
 from gyre.config import TRAINER, Entrypoint, JobSpec
 from gyre.config.job_plugins import plugins_of
 from gyre.config.plugins import (
@@ -28,6 +27,7 @@ from gyre.config.sections import WorkloadSettings, read_section
 from gyre.config.sections.workload import refuse_near_names
 from gyre.errors import ConfigError, GyreError
 from gyre.graph.integrations import reads_sections
+from gyre.users_code import said_where
 from gyre.workloads.algorithms.options import with_options
 
 _SINK = ("step", "evaluation", "warning", "flush", "close")

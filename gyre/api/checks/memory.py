@@ -22,7 +22,7 @@ from gyre.config import JobSpec
 from gyre.config.sections import FsdpSettings, MegatronSettings, WorkloadSettings
 from gyre.errors import ConfigError
 from gyre.gpus import device_bytes
-from gyre.graph.device_sharing import Neighbour, neighbours_of
+from gyre.graph.devices import Neighbour, neighbours_of
 from gyre.graph.integrations import model_path, reads_sections
 from gyre.graph.rollout_roles import is_instance, rollouts_of
 from gyre.models.architecture import Architecture, read_architecture

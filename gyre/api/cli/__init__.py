@@ -233,7 +233,7 @@ def _say(error: GyreError, *, debug: bool) -> int:
         click.echo(plain(f"  {frame}"), err=True)
     text = str(error.details.get("traceback", "")).strip()
     if text and not isinstance(error, ConfigError):
-        from gyre.api.definition.users_code import users_traceback
+        from gyre.users_code import users_traceback
 
         click.echo(plain(text if debug else users_traceback(text)), err=True)
     click.echo(plain(f"error: {error.message}"), err=True)

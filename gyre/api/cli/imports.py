@@ -10,7 +10,10 @@ import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+
+from gyre.engines.guarded import Guarded
 
 WITHIN_S = 180.0
 """For all of them: torch, Ray and Megatron take ten seconds from a warm disk, and a minute from a cold one."""
@@ -35,18 +38,15 @@ def import_errors(modules: Sequence[str], within_s: float = WITHIN_S) -> dict[st
     """Why each module cannot be imported; "" where it can."""
     found: dict[str, str] = {}
     while left := [one for one in modules if one not in found]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, *left],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        try:
-            said, _ = process.communicate(timeout=within_s)
-            ended = f"its import ended the process with status {process.returncode}"
-        except subprocess.TimeoutExpired:
-            process.kill()
-            said, _ = process.communicate()
+        with tempfile.TemporaryFile("w+") as output:
+            child = [sys.executable, "-c", _CHILD, *left]
+            process = Guarded(child, stdout=output, stderr=subprocess.DEVNULL)
+            in_time = process.wait(within_s)
+            code = process.end()
+            output.seek(0)
+            said = output.read()
+        ended = f"its import ended the process with status {code}"
+        if not in_time:
             ended = f"its import did not end within {within_s:g} s"
         told: dict[str, str | None] = {}
         for line in said.splitlines():

@@ -23,13 +23,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from gyre.api.definition.signatures import check_call, check_made_without_arguments, check_method
-from gyre.api.definition.users_code import said_where
 from gyre.config import LOCAL_ROLLOUT, ROLLOUT_MANAGER, SPARE_ROLLOUT, TRAINER, Entrypoint, JobSpec
 from gyre.config.plugins import on_path
 from gyre.errors import ConfigError, nearest
 from gyre.extras import how_to_install
 from gyre.graph.compile import compile_job
 from gyre.graph.elements import Dcg, Dispatch
+from gyre.users_code import said_where
 from gyre.workloads.protocols import REQUIRED, PublishesModel, methods_of
 
 FILE_MODULE = "gyre_job_file_"

@@ -20,11 +20,11 @@ from gyre.api.definition.builder import RLJobBuilder, RoleBuilder
 from gyre.api.definition.entrypoints import import_roots, load_file
 from gyre.api.definition.rl_job import RLJob
 from gyre.api.definition.source import LOCATED, PLACE, JobSource, YamlPart
-from gyre.api.definition.users_code import is_users, words_of
 from gyre.config import Entrypoint, JobSpec, apply_overrides, parse_job
 from gyre.config.parse import with_home
 from gyre.config.yaml_text import load_yaml_text
 from gyre.errors import ConfigError, GyreError, nearest
+from gyre.users_code import is_users, words_of
 
 _YAML = (".yaml", ".yml", ".json")
 

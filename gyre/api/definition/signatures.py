@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from gyre.api.definition.users_code import is_users
 from gyre.errors import ConfigError
+from gyre.users_code import is_users
 from gyre.workloads.protocols import Learner
 
 _OFFERED = frozenset({"step", "index"})

@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
+
+from gyre.users_code import is_gyres
 
 LEAST_SHARE = 0.005
 """Smallest share of a role's time that is shown: what rounds to a percent."""
@@ -17,8 +18,6 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_GYRES = f"{Path(__file__).resolve().parents[2]}/"
-"""The folder of Gyre's own code."""
 _EXIT_DETAIL = "exit detail: "
 """The words, below several lines of ids, after which Ray says how a worker process ended."""
 
@@ -160,7 +159,7 @@ def incident_message(incident: Mapping[str, Any]) -> str:
     if _EXIT_DETAIL in error:
         error = error.partition(_EXIT_DETAIL)[2]
     message = one_line(error)
-    frames = [frame for frame in _FRAME.findall(traceback) if not frame[0].startswith(_GYRES)]
+    frames = [frame for frame in _FRAME.findall(traceback) if not is_gyres(frame[0])]
     if message and incident["user_code"] and frames and f"line {frames[-1][1]}" not in message:
         path, line = frames[-1]
         message = f"{message} ({path.rpartition('/')[2]}:{line})"

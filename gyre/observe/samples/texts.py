@@ -34,10 +34,6 @@ class Texts:
         self.problem = ""
         """What kept the last text that could not be had."""
 
-    @property
-    def has_pieces(self) -> bool:
-        return self._piece is not None
-
     def prompt(self, group: Group) -> str | None:
         return self._text(self._prompt, group)
 

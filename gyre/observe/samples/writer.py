@@ -44,7 +44,6 @@ from gyre.observe.samples.names import (
     step_of,
 )
 from gyre.observe.samples.texts import Texts
-from gyre.observe.samples.thinning import given_up
 from gyre.rollouts.samples import Group
 
 if TYPE_CHECKING:
@@ -386,3 +385,33 @@ def write_table(table: Any, path: Path) -> None:
     ) as file:
         file.write_table(table, row_group_size=rows)
         file.add_key_value_metadata({KEY: packed(narrow_of(table, None))})
+
+
+NEWEST_KEPT = 50
+"""Steps at the end of the run that are kept, however large they are."""
+
+
+def given_up(sizes: Mapping[int, int], at_most_bytes: int, *, newest: int = NEWEST_KEPT) -> list[int]:
+    """The steps to give up so that the rest takes at most so many bytes, in the order in which they go. `sizes` are the
+    bytes of each step that is there. The rest takes more where the steps that are never given up do: the first and the
+    newest.
+
+    Of the old steps first every second is kept, then every fourth, and so on, the oldest first: a long run keeps a view
+    of all of it, and the dense one of what it does now. A step goes before one whose number can be halved more often,
+    so that what is left is spread evenly whatever was given up before.
+    """
+    steps = sorted(sizes)
+    excess = sum(sizes.values()) - at_most_bytes
+    candidates = steps[1 : max(1, len(steps) - newest)]
+    found: list[int] = []
+    for step in sorted(candidates, key=lambda step: (_halvings(step), step)):
+        if excess <= 0:
+            break
+        found.append(step)
+        excess -= sizes[step]
+    return found
+
+
+def _halvings(step: int) -> int:
+    """How often the number can be halved: 0 if it is odd."""
+    return (step & -step).bit_length() - 1 if step else 64

@@ -4,8 +4,8 @@ Ten thousand vertices report under the same ten names. As columns of 64-bit floa
 and to add up that nested mappings take.
 
 Invariants:
-- *what is written is read*: `numbers_in(unpack(pack(frame_of(numbers)))) == numbers`, to the last bit; a name that a
-  source lacks it lacks afterwards;
+- *what is written is read*: what `unpack(pack(frame_of(numbers)))` holds are the numbers, to the last bit; a name that
+  a source lacks it lacks afterwards;
 - *a mean of means*: the mean of frames has every source and every name that one of them has.
 """
 
@@ -70,14 +70,6 @@ def frame_of(numbers: Numbers) -> Frame:
 
 def _kind(source: str) -> str:
     return source.partition("/")[0]
-
-
-def numbers_in(frame: Frame) -> Numbers:
-    return {
-        source: dict(zip(group.names, row, strict=True))
-        for group in frame
-        for source, row in zip(group.sources, group.values.tolist(), strict=True)
-    }
 
 
 def pack(frame: Frame) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.testing.contracts.broken import broken
-from gyre.testing.in_process.pickled import pack, unpack
+from gyre.testing.in_process.transport import pack, unpack
 from gyre.workloads.addresses import free_port
 from gyre.workloads.base import BaseWorkload, WorkloadContext
 from gyre.workloads.protocols import methods_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gyre.testing.in_process.host import InProcessHost, Killed, Moments, Outcome
-from gyre.testing.in_process.pickled import Packed, pack, unpack
 from gyre.testing.in_process.vertex import InProcessVertex, lost
 from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.messages import Failure
@@ -155,3 +155,18 @@ def _sendable(outcome: Outcome) -> Packed:
             user_code=True,
         )
         return pack(("error", failure))
+
+
+Packed = tuple[bytes, tuple[bytes, ...]]
+"""A pickle and the buffers that it refers to."""
+
+
+def pack(value: Any) -> Packed:
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return data, tuple(bytes(buffer.raw()) for buffer in buffers)
+
+
+def unpack(packed: Packed) -> Any:
+    """Arrays are backed by immutable bytes, and so read-only."""
+    return pickle.loads(packed[0], buffers=packed[1])

@@ -58,7 +58,6 @@ ADDRESS = rf"^{HOST}:{_PORT}\Z"
 """The regular expression of one, for the bounds of frames. Of an IPv6 address with a zone `is_address` sees more."""
 
 _ADDRESS = re.compile(ADDRESS)
-_HOST = re.compile(rf"^{HOST}\Z")
 
 
 class HostPort(NamedTuple):
@@ -73,11 +72,6 @@ class HostPort(NamedTuple):
 
 def is_address(text: object) -> bool:
     return isinstance(text, str) and _ADDRESS.match(text) is not None and _is_zone_right(text)
-
-
-def is_host(text: object) -> bool:
-    """Whether it is a host without brackets: a name, an IPv4 or an IPv6 address."""
-    return isinstance(text, str) and not text.startswith("[") and _is_bracketed_host(bracketed(text))
 
 
 def bracketed(host: str) -> str:
@@ -146,10 +140,6 @@ def may_pass_on(address: str, teller: str) -> bool:
     if named.is_link_local:
         return by is not None and by.is_link_local
     return not (named.is_multicast or named.is_unspecified)
-
-
-def _is_bracketed_host(text: str) -> bool:
-    return _HOST.match(text) is not None and _is_zone_right(text)
 
 
 def _is_zone_right(text: str) -> bool:

@@ -32,7 +32,6 @@ from pathlib import Path
 import xxhash
 
 from gyre.errors import GyreError
-from gyre.weights.version.hashing import first_wrong
 from gyre.weights.version.manifest import (
     CHUNK_BYTES,
     MANIFEST,
@@ -41,6 +40,7 @@ from gyre.weights.version.manifest import (
     WeightManifest,
     WeightMismatch,
     cut,
+    first_wrong,
 )
 
 STAGING = ".staging"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from gyre.weights.version.arena import read_manifest
 from gyre.weights.version.manifest import (
     CHUNK_BYTES,
     MANIFEST,
-    TENSOR_FILE,
     FileSpec,
     TensorSpec,
     WeightManifest,
@@ -103,23 +101,6 @@ def same_config(first: Path, second: Path) -> bool:
 
 def config_bytes(config: Mapping[str, Any]) -> bytes:
     return json.dumps(dict(config), indent=1).encode()
-
-
-def write_model_folder(
-    path: Path, config: Mapping[str, Any], manifest: WeightManifest, buffer: bytes | memoryview
-) -> ModelFolder:
-    """Write what `pack_weights` gave as `path`, replacing what is there."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    (partial / TENSOR_FILE).write_bytes(buffer)
-    (partial / "config.json").write_bytes(config_bytes(config))
-    folder = list_model_folder(
-        partial, version=manifest.version, step=manifest.step, tensors=manifest.tensors
-    )
-    shutil.rmtree(path, ignore_errors=True)
-    partial.rename(path)
-    return ModelFolder(path, folder.manifest)
 
 
 def list_model_folder(

@@ -7,8 +7,7 @@ the classes that it exports, imports neither torch nor transformers.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from gyre.lazy_exports import lazy
 
 _EXPORTS = {
     "FsdpActor": "actor",
@@ -19,8 +18,4 @@ _EXPORTS = {
 
 __all__ = ["FsdpActor", "FsdpCritic", "FsdpReference", "FsdpRewardModel"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(__name__, _EXPORTS)

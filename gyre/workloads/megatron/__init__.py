@@ -6,8 +6,7 @@ package, or the classes that it exports, imports neither torch nor Megatron.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from gyre.lazy_exports import lazy
 
 _EXPORTS = {
     "MegatronActor": "actor",
@@ -18,8 +17,4 @@ _EXPORTS = {
 
 __all__ = ["MegatronActor", "MegatronCritic", "MegatronReference", "MegatronRewardModel"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(__name__, _EXPORTS)

@@ -19,7 +19,7 @@ from gyre.workloads.memory.passes import CONTEXT, LEAST, need
 from gyre.workloads.memory.rank import Pass
 
 if TYPE_CHECKING:
-    from gyre.graph.device_sharing import Neighbour
+    from gyre.graph.devices import Neighbour
 
 _BACKENDS: dict[str, Backend] = {"gyre.workloads.megatron": "megatron", "gyre.workloads.fsdp": "fsdp"}
 _KINDS = {"Actor": (True, False), "Critic": (True, True), "Reference": (False, False)}

@@ -5,8 +5,7 @@ Exports are resolved on first use, so that a pool's worker process imports littl
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from gyre.lazy_exports import lazy
 
 _EXPORTS = {
     "ExactMatchReward": "workloads",
@@ -20,20 +19,6 @@ _EXPORTS = {
     "unreadable_gold": "functions",
 }
 
-__all__ = [
-    "ExactMatchReward",
-    "PythonGroupReward",
-    "PythonReward",
-    "RewardFunction",
-    "RewardPool",
-    "exact_match",
-    "load_function",
-    "math_verify",
-    "unreadable_gold",
-]
+__all__ = sorted(_EXPORTS)  # pyright: ignore[reportUnsupportedDunderAll]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(__name__, _EXPORTS)

@@ -1,8 +1,8 @@
 """One process of the reward pool, with everything that it starts.
 
 Invariants:
-- *nobody is left behind*: the process runs under a guard (`gyre.engines.process_guard`), which ends it and every
-  process that it started, also those in sessions of their own, when the pool drops it, closes or dies;
+- *nobody is left behind*: the process is guarded (`gyre.engines.guarded`), and gone with every process that it started
+  when the pool drops it, closes or dies;
 - *nobody waits for it*: what is sent and what comes does not block, whatever the process does.
 
 This module must not know of groups, samples or tokens.
@@ -15,20 +15,11 @@ import math
 import os
 import selectors
 import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
-from gyre.engines import process_guard
+from gyre.engines.guarded import END_S, Guarded
 from gyre.workloads.rewards.frames import Incoming, packed
-
-_GUARD = Path(process_guard.__file__)
-_END_S = 10.0
-"""Time for the guard to end them all; then it is killed with its group."""
-_LOOK_S = 0.005
-"""How often to see whether the guard has exited: Python waits for no process without reaping it."""
 
 
 class RewardProcess:
@@ -39,12 +30,10 @@ class RewardProcess:
         self._answers, answers = os.pipe()
         worker = f"from gyre.workloads.rewards.worker import main; main({requests}, {answers})"
         try:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_GUARD), "0", sys.executable, "-c", worker],
-                stdin=subprocess.PIPE,  # the guard's sign that the pool lives
+            self._process = Guarded(
+                [sys.executable, "-c", worker],
                 stdout=2,  # the user's prints
                 pass_fds=(requests, answers),
-                start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
         finally:
@@ -98,35 +87,16 @@ class RewardProcess:
         for fd in (self._requests, self._answers):
             with contextlib.suppress(KeyError, ValueError):  # the selector may be closed
                 self._selector.unregister(fd)
-        by_itself = self._has_exited()
-        assert self._guard.stdin is not None
-        self._guard.stdin.close()
-        self._await_exit()
-        # Before the guard is reaped: until then nothing else can have its number, or that of its group. Whoever killed
-        # the guard left the others of the group.
-        if self._guard.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._guard.pid, signal.SIGKILL)
-        returncode = self._guard.wait()
+        by_itself = self._process.has_ended()
+        returncode = self._process.end()
         for fd in (self._requests, self._answers):
             os.close(fd)
         return _ending(returncode) if by_itself else ""
 
     def ended(self) -> str:
         """How it ended, after its answers have ended. It and everything that it started is gone."""
-        self._await_exit()  # the guard ends last
+        self._process.wait(END_S)
         return self.end() or "closed the way to the pool"
-
-    def _has_exited(self) -> bool:
-        if self._guard.returncode is not None:  # reaped by whoever polled it
-            return True
-        return os.waitid(os.P_PID, self._guard.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    def _await_exit(self) -> None:
-        """Wait for the guard, for `_END_S` at most, and leave it to be reaped."""
-        until = time.monotonic() + _END_S
-        while not self._has_exited() and time.monotonic() < until:
-            time.sleep(_LOOK_S)
 
 
 def _ending(returncode: int) -> str:

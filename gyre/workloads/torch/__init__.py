@@ -6,8 +6,7 @@ compared with. Exports are resolved on first use, so that naming this package do
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from gyre.lazy_exports import lazy
 
 _EXPORTS = {
     "TorchActor": "actor",
@@ -17,16 +16,6 @@ _EXPORTS = {
     "TorchRollout": "rollout",
 }
 
-__all__ = [
-    "TorchActor",
-    "TorchCritic",
-    "TorchReference",
-    "TorchRewardModel",
-    "TorchRollout",
-]
+__all__ = sorted(_EXPORTS)  # pyright: ignore[reportUnsupportedDunderAll]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(__name__, _EXPORTS)

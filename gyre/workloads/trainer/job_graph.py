@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gyre.config import JobSpec
+from gyre.errors import GyreError
 from gyre.graph import compile_job
-from gyre.graph.elements import Dispatch, EdgeKind, Operator
+from gyre.graph.elements import Dcg, Dispatch, EdgeKind, Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.workloads.protocols import scores_each_sample
 from gyre.workloads.trainer.firings.result_checks import SCORE
-from gyre.workloads.trainer.learning.learners import learners_of
 
 _MODELS = ("gyre.workloads.torch", "gyre.workloads.megatron", "gyre.workloads.fsdp")
 """The modules of Gyre's reward models. They get whole groups, and to import them only to learn that takes seconds."""
@@ -120,3 +121,46 @@ class JobGraph:
             open_firings = {slot // size for slot in unscored_slots}
             done = (index for index in range(drawn // size) if index not in open_firings)
             flow.mark_done(operator.ref, done)
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A gang that is trained: `apply_op` steps the optimizer after `micro_batches` firings of `accumulate_op`, which
+    takes the samples, both on every rank. The graph orders the steps: a critic's step feeds the actor's, so a step of
+    the job ends when every learner has stepped."""
+
+    accumulate_op: Operator
+    apply_op: Operator
+    micro_batches: int
+    begins_with_policy: bool = False
+    """Whether its ranks are given the policy that training began with, before their first step."""
+
+    @property
+    def role(self) -> str:
+        return self.apply_op.role
+
+
+def learners_of(dcg: Dcg) -> tuple[Learner, tuple[Learner, ...]]:
+    """The leader, which weights flow out of, and the auxiliary learners. Raises GyreError where there is not exactly
+    one leader."""
+    found = [
+        Learner(accumulate, apply, edge.consume, _begins_with_policy(dcg, apply.role))
+        for apply in dcg.operators
+        for edge in dcg.into(apply.ref)
+        if apply.dispatch is Dispatch.GANG
+        and (accumulate := dcg.operator(edge.source)).dispatch is Dispatch.GANG
+        and accumulate.role == apply.role
+        and any(given.kind is EdgeKind.SAMPLES for given in dcg.into(accumulate.ref))
+    ]
+    leading = [one for one in found if any(e.kind is EdgeKind.WEIGHTS for e in dcg.out_of(one.apply_op.ref))]
+    if len(leading) != 1:
+        raise GyreError(
+            f"the graph has {len(leading)} gang operators that take samples and have weights going out; the built-in "
+            "trainer needs one.",
+            hint="Write a trainer with a fit() for other shapes.",
+        )
+    return leading[0], tuple(one for one in found if one is not leading[0])
+
+
+def _begins_with_policy(dcg: Dcg, role: str) -> bool:
+    return any(operator.initial_policy for operator in dcg.operators if operator.role == role)

@@ -19,8 +19,8 @@ from gyre.config import JobSpec
 from gyre.config.sections import HELD_OUT, LossSettings
 from gyre.errors import UserCodeError
 from gyre.graph import local_roles, pools_of
+from gyre.graph.devices import devices_of, rate_per_hour
 from gyre.graph.elements import Dispatch
-from gyre.graph.prices import devices_of, rate_per_hour
 from gyre.rollouts.sample_checks import problem_with_tokens
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
@@ -34,7 +34,7 @@ from gyre.workloads.trainer import inbox_messages
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
 from gyre.workloads.trainer.evaluation.held_out import HeldOutSets, numbered
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
-from gyre.workloads.trainer.evaluation.threshold import evaluation_of
+from gyre.workloads.trainer.evaluation.results import evaluation_of
 from gyre.workloads.trainer.firings.firing_scheduler import FiringScheduler, Runner
 from gyre.workloads.trainer.firings.plane_firings import PlaneFirings
 from gyre.workloads.trainer.firings.result_checks import SCORE, Expectations
@@ -56,11 +56,10 @@ from gyre.workloads.trainer.learning.checkpoints import Checkpoints
 from gyre.workloads.trainer.learning.gang_dispatch import GangDispatch
 from gyre.workloads.trainer.learning.learning_watch import LearningWatch
 from gyre.workloads.trainer.learning.lifecycle import GangLifecycle
-from gyre.workloads.trainer.learning.metrics_file import MetricsFile
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
 from gyre.workloads.trainer.learning.sample_writer import is_own, recorded_steps, sample_writer
-from gyre.workloads.trainer.learning.step_log import StepLog
+from gyre.workloads.trainer.learning.step_log import MetricsFile, StepLog
 from gyre.workloads.trainer.learning.step_metrics import Reserved
 from gyre.workloads.trainer.progress_report import ProgressReport
 from gyre.workloads.trainer.retries import Retries

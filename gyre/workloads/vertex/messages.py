@@ -25,14 +25,13 @@ from gyre.errors import (
     is_no_space,
     says_no_space,
 )
+from gyre.users_code import is_gyres, is_gyres_module
 from gyre.workloads.plain_data import plain_text
 from gyre.workloads.vertex.disk_room import DiskRoom
 from gyre.workloads.vertex.memory_kills import MemoryKills
 
 if TYPE_CHECKING:
-    from gyre.graph.device_sharing import Neighbour
-
-GYRE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    from gyre.graph.devices import Neighbour
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -67,14 +66,14 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
     either, whoever wrote to it.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    outside = [frame for frame in frames if not _is_gyre(frame.filename)]
+    outside = [frame for frame in frames if not is_gyres(frame.filename)]
     shown = frames[_first_beyond_host(frames) :] or frames
     text = "Traceback (most recent call last):\n" + "".join(traceback.format_list(shown))
     text += "".join(traceback.format_exception_only(error))
     own = [frame for frame in outside if not _is_library(frame.filename)]
     place = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
     theirs = bool(own)
-    if isinstance(error, UserCodeError) or not module.startswith("gyre."):
+    if isinstance(error, UserCodeError) or not is_gyres_module(module):
         theirs = True
     if isinstance(error, GyreError) and not isinstance(error, UserCodeError) and _raised_by_gyre(frames):
         theirs = False  # a store that is full, a vertex that was lost: the user's line only waited for it
@@ -112,12 +111,12 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
 
 
 def _raised_by_gyre(frames: traceback.StackSummary) -> bool:
-    return bool(frames) and _is_gyre(frames[-1].filename)
+    return bool(frames) and is_gyres(frames[-1].filename)
 
 
 def _place_in(told: str) -> str:
     """The user's last line in the text of a traceback; "" where it has none."""
-    own = [one for one in _FRAME.findall(told) if not _is_gyre(one[0]) and not _is_library(one[0])]
+    own = [one for one in _FRAME.findall(told) if not is_gyres(one[0]) and not _is_library(one[0])]
     return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
@@ -157,10 +156,6 @@ def _text_of(error: BaseException) -> str:
         return f"(its text cannot be told: str() raised {type(second).__name__})"
 
 
-def _is_gyre(filename: str) -> bool:
-    return os.path.abspath(filename).startswith(GYRE_ROOT + os.sep)
-
-
 def _is_library(filename: str) -> bool:
     return (
         filename.startswith("<")
@@ -171,7 +166,7 @@ def _is_library(filename: str) -> bool:
 
 def _first_beyond_host(frames: list[traceback.FrameSummary]) -> int:
     for index, frame in enumerate(frames):
-        if os.path.basename(frame.filename) not in ("host.py", "runtime.py") or not _is_gyre(frame.filename):
+        if os.path.basename(frame.filename) not in ("host.py", "runtime.py") or not is_gyres(frame.filename):
             return index
     return len(frames)
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.observe.samples.thinning import NEWEST_KEPT, given_up
+from gyre.observe.samples.writer import NEWEST_KEPT, given_up
 
 
 def test_nothing_goes_while_there_is_room() -> None:

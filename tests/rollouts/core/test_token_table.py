@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre.rollouts.core.token_table import PAGE_TOKENS, TokenTable
-from gyre.rollouts.token_log.retention import Retention
+from gyre.rollouts.token_log.write_buffer import Retention
 
 ROWS = 12
 

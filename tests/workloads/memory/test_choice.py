@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gyre.config.sections import WorkloadSettings
-from gyre.graph.device_sharing import Neighbour
+from gyre.graph.devices import Neighbour
 from gyre.models.architecture import Architecture
 from gyre.workloads.memory.beside import beside
 from gyre.workloads.memory.choice import ENOUGH, Asked, Choice, choose, smaller

@@ -83,7 +83,7 @@ def test_a_process_that_is_at_nothing_is_not_late_and_may_die():
         assert pool.score(says("fine")) == [1.0]
         idle = pool._processes[1]
         os.kill(idle.pid, signal.SIGKILL)
-        idle._guard.wait(GENEROUS_S)
+        idle._process._guard.wait(GENEROUS_S)
         assert pool.score(says("fine")) == [1.0]
         assert pool.score(says("fine", "fine", "fine")) == [1.0] * 3
     finally:

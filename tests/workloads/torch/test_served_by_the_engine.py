@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gyre.models.tensor_names import from_names, to_names
-from gyre.weights.version.manifest import WeightManifest, WeightMismatch
-from gyre.weights.version.model_folder import ModelFolder, fingerprint, write_model_folder
+from gyre.weights.version.manifest import TENSOR_FILE, WeightManifest, WeightMismatch
+from gyre.weights.version.model_folder import ModelFolder, config_bytes, fingerprint, list_model_folder
 from gyre.workloads.learner.padded import TokenRow, pad_rows
 from gyre.workloads.torch.actor import TorchActor
 from tests.engines.embedded.tiny import Model, ask, run
@@ -25,8 +25,12 @@ def actor() -> TorchActor:
 
 
 def exported(actor: TorchActor, folder: Path) -> ModelFolder:
-    config, manifest, buffer = actor.export_model(version=3)
-    return write_model_folder(folder, config, WeightManifest.from_dict(manifest), buffer)
+    config, described, buffer = actor.export_model(version=3)
+    manifest = WeightManifest.from_dict(described)
+    folder.mkdir(parents=True)
+    (folder / TENSOR_FILE).write_bytes(buffer)
+    (folder / "config.json").write_bytes(config_bytes(config))
+    return list_model_folder(folder, version=manifest.version, step=manifest.step, tensors=manifest.tensors)
 
 
 def test_names_there_and_back_are_the_same_bits(actor: TorchActor) -> None:

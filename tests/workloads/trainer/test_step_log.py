@@ -10,8 +10,7 @@ import pytest
 
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.trainer.learning.learning_watch import LearningWatch
-from gyre.workloads.trainer.learning.metrics_file import MetricsFile
-from gyre.workloads.trainer.learning.step_log import StepLog
+from gyre.workloads.trainer.learning.step_log import MetricsFile, StepLog
 from gyre.workloads.trainer.training_run import compares_in_group
 from tests.workloads.conftest import steps_of
 

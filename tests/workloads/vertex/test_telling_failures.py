@@ -28,6 +28,7 @@ from gyre.workloads.base import WorkloadContext
 from gyre.workloads.learner.errors import NotFinite
 from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.vertex.messages import Binding, failure_of
+from gyre_dlrover.api.runtime import current_worker
 from tests.waits import GENEROUS_S
 
 
@@ -189,3 +190,10 @@ def test_a_mistake_in_the_syntax_is_told_with_its_line() -> None:
         compile("a = 1\nb = = 2\n", "/home/me/job.py", "exec")
     failure = failure_of(raised.value, module="mine")
     assert (failure.place, failure.user_code) == ("job.py:2", True)
+
+
+def test_what_a_package_of_gyres_own_raises_is_not_the_users() -> None:
+    with pytest.raises(GyreError) as raised:
+        current_worker()  # outside of a job's workers
+    failure = failure_of(raised.value, module="gyre_dlrover.worker")
+    assert (failure.place, failure.user_code) == ("", False)

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.config.sections import EvaluationSettings
+from gyre.config import JobSpec
+from gyre.config.sections import EvaluationSettings, RewardSettings, read_section
 from gyre.rollouts.samples import MORE, Group
 from gyre.workloads.trainer.evaluation.held_out import Evaluation
 from gyre.workloads.trainer.learning.step_metrics import components
@@ -183,3 +184,27 @@ def _value(meta: Mapping[str, Any], column: str) -> str:
 
 def _count(samples: Sequence[Rewards]) -> int:
     return sum(len(of_one) for of_one in samples)
+
+
+RIGHT = 1.0
+_REWARDS = "gyre.workloads.rewards"
+_EXACT = "ExactMatchReward"
+_FUNCTIONS = ("exact_match", "math_verify")
+"""The functions of Gyre's own, which return 1.0 for a right answer and else 0.0."""
+
+
+def evaluation_of(spec: JobSpec) -> EvaluationSettings:
+    """The section `evaluation`, with `threshold` where the job does not say it and its rewards are Gyre's own of right
+    and wrong. Of any other reward nobody knows, for 1 may stand for a format that was kept. Raises ConfigError."""
+    settings = read_section(EvaluationSettings, spec.config, "evaluation")
+    if settings.threshold is None and tells_right(spec):
+        return settings.model_copy(update={"threshold": RIGHT})
+    return settings
+
+
+def tells_right(spec: JobSpec) -> bool:
+    """Whether a reward of Gyre's own says of each answer that it is right or wrong."""
+    entrypoints = [role.entrypoint for role in spec.roles.values() if role.entrypoint is not None]
+    own = {entrypoint.name for entrypoint in entrypoints if entrypoint.module == _REWARDS}
+    function = read_section(RewardSettings, spec.config, "reward").function
+    return _EXACT in own or ("PythonReward" in own and function in _FUNCTIONS)

@@ -25,7 +25,7 @@ from gyre.workloads.gang.gang import PEERS_S, Outcome, is_failure, outcome_of
 from gyre.workloads.gang.learner_gang import LearnerGang, Sent
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.groups.micro_batches import StepAssembly, is_made
-from gyre.workloads.trainer.learning.learners import Learner
+from gyre.workloads.trainer.job_graph import Learner
 from gyre.workloads.trainer.learning.lifecycle import GangLifecycle
 
 GANG_CALLS = 2

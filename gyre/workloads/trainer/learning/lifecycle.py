@@ -32,8 +32,8 @@ from gyre.workloads.gang.weight_copy import newest_copy
 from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.groups.micro_batches import is_made
+from gyre.workloads.trainer.job_graph import Learner
 from gyre.workloads.trainer.learning.checkpoints import Checkpoints
-from gyre.workloads.trainer.learning.learners import Learner
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
 from gyre.workloads.trainer.learning.pass_sizes import PassSizes
 from gyre.workloads.trainer.learning.publishing import OtherBytes, Prepared, ServedPolicies

@@ -8,7 +8,7 @@ import pytest
 
 from gyre.config import parse_job
 from gyre.graph import compile_job
-from gyre.workloads.trainer.evaluation.threshold import evaluation_of
+from gyre.workloads.trainer.evaluation.results import evaluation_of
 
 PYTHON = {"entrypoint": "gyre.workloads.rewards:PythonReward"}
 

@@ -13,8 +13,8 @@ import pytest
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.learner.cards import peak_flops
 from gyre.workloads.trainer.learning.metric_names import METRICS
-from gyre.workloads.trainer.learning.metrics_file import NAME, MetricsFile
 from gyre.workloads.trainer.learning.step_line import longest_wait, short, step_line, thousands
+from gyre.workloads.trainer.learning.step_log import NAME, MetricsFile
 from gyre.workloads.trainer.learning.step_metrics import (
     MOST_COMPONENTS,
     Reserved,
