@@ -17,8 +17,8 @@ Invariants:
 - *nobody is left behind*: whatever was started for a sample ends with the process that ran it; see
   `gyre.workloads.rewards.process`. A process that earlier samples left more than `MOST_LEFT` others under is replaced.
 
-The second and the last are why this is none of the pools that there are: pebble's, too, ends a worker that is late and leaves what
-it started, and takes the result of a child that the function forked for the sample's.
+The second and the last are why this is none of the pools that there are: pebble's, for one, leaves what a late worker
+started, and takes the result of a child that the function forked for the sample's.
 
 This module must not know of groups, samples or tokens.
 """
