@@ -122,7 +122,8 @@ ui/node_modules/.package-lock.json: ui/package-lock.json
 	cd ui && npm ci --no-audit --no-fund
 	touch $@
 
-ui: ui/node_modules/.package-lock.json  ## build the web page from ui/ into gyre/api/page; needs Node
+ui: install ui/node_modules/.package-lock.json  ## build the web page from ui/ into gyre/api/page; needs Node
+	$(BIN)/python -m tools.rest_types
 	cd ui && npm run build
 
 ui-check: ui/node_modules/.package-lock.json  ## build the web page anew, compare it with the committed files, weigh it, run its tests

@@ -14,7 +14,7 @@ inverse, so a master may load either the rows or the whole history.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -456,59 +456,49 @@ def state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
 
 
 def _state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
-    job = JobRecord()
-    vertices: dict[str, VertexRecord] = {}
-    incidents: dict[str, Incident] = {}
-    uses: dict[str, tuple[float, ...]] = {}
-    machines: dict[str, MachineRecord] = {}
-    tokens: dict[str, JoinToken] = {}
-    attempts: dict[str, int] = {}
-    evaluations: dict[str, Evaluation] = {}
-    warnings: dict[str, LearningWarning] = {}
-    training = TrainingRecord()
+    found: dict[str, dict[str, Any]] = {kind: {} for kind in _RECORDS}
     for (kind, name), row in rows.items():
-        if kind == "job":
-            outcome = row["outcome"]
-            job = JobRecord(
-                **{
-                    **row,
-                    "phase": JobPhase(row["phase"]),
-                    "reason": Reason(row["reason"]),
-                    "outcome": None if outcome is None else JobPhase(outcome),
-                }
-            )
-        elif kind == "vertex":
-            vertices[name] = VertexRecord(
-                **{**row, "phase": VertexPhase(row["phase"]), "reason": Reason(row["reason"])}
-            )
-        elif kind == "incident":
-            incidents[name] = Incident(
-                **{**row, "scope": Scope(row["scope"]), "region": tuple(row["region"])}
-            )
-        elif kind == "budget":
-            uses[name] = tuple(row["uses"])
-            if row["attempts"]:
-                attempts[name] = row["attempts"]
-        elif kind == "machine":
-            machines[name] = MachineRecord(**{**row, "deaths": tuple(row["deaths"])})
-        elif kind == JOIN_TOKEN:
-            tokens[name] = JoinToken(**{**row, "scopes": tuple(row.get("scopes", (JOIN_SCOPE,)))})
-        elif kind == "evaluation":
-            evaluations[name] = Evaluation(**row)
-        elif kind == "warning":
-            warnings[name] = LearningWarning(**row)
-        elif kind == TRAINING:
-            training = TrainingRecord(**row)
+        if kind in found:
+            found[kind][name] = _RECORDS[kind](row)
+    vertices, budgets = found["vertex"], found["budget"]
     order = sorted(vertices, key=lambda name: (vertices[name].role, vertices[name].rank))
     return JobState(
-        job,
+        found["job"].get("job", JobRecord()),
         {name: vertices[name] for name in order},
-        incidents,
-        uses,
-        attempts,
-        machines,
-        tokens,
-        evaluations,
-        warnings,
-        training,
+        found["incident"],
+        {name: tuple(row["uses"]) for name, row in budgets.items()},
+        {name: row["attempts"] for name, row in budgets.items() if row["attempts"]},
+        found["machine"],
+        found[JOIN_TOKEN],
+        found["evaluation"],
+        found["warning"],
+        found[TRAINING].get(TRAINING, TrainingRecord()),
     )
+
+
+def _job_from(row: Mapping[str, Any]) -> JobRecord:
+    outcome = row["outcome"]
+    return JobRecord(
+        **{
+            **row,
+            "phase": JobPhase(row["phase"]),
+            "reason": Reason(row["reason"]),
+            "outcome": None if outcome is None else JobPhase(outcome),
+        }
+    )
+
+
+_RECORDS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "job": _job_from,
+    "vertex": lambda row: VertexRecord(
+        **{**row, "phase": VertexPhase(row["phase"]), "reason": Reason(row["reason"])}
+    ),
+    "incident": lambda row: Incident(**{**row, "scope": Scope(row["scope"]), "region": tuple(row["region"])}),
+    "budget": dict,
+    "machine": lambda row: MachineRecord(**{**row, "deaths": tuple(row["deaths"])}),
+    JOIN_TOKEN: lambda row: JoinToken(**{**row, "scopes": tuple(row.get("scopes", (JOIN_SCOPE,)))}),
+    "evaluation": lambda row: Evaluation(**row),
+    "warning": lambda row: LearningWarning(**row),
+    TRAINING: lambda row: TrainingRecord(**row),
+}
+"""What a row of each kind is read as."""

@@ -40,7 +40,7 @@ from sqlalchemy import make_url
 from gyre.config import JobSpec
 from gyre.config.secrets import secret_values, shown_notify
 from gyre.failover import JobState, JoinToken, MachineRecord, VertexPhase
-from gyre.failover.state import fields_of
+from gyre.failover.state import JobRecord, fields_of
 from gyre.graph import NodeCapacity
 from gyre.logs.reading import LogQuery
 from gyre.master.incident_words import came_to
@@ -257,40 +257,8 @@ def view_of(
     """Returns the view of a state. `telemetry` holds the last report of each vertex, by id. `decided` is the state that
     the journal may not hold yet: which disks are full is shown from it, for it may be the journal's. `asked` are the
     steps that the job is to make, where that is known."""
-    telemetry = telemetry or {}
-    job = asdict(state.job)
     disks = (decided or state).job
-    if disks.full_disks and not state.job.full_disks and not job["phase"].ended:
-        job |= {"reason": disks.reason, "message": disks.message}
-    elif store_error and not job["phase"].ended:
-        job |= {
-            "reason": STORE_LOST,
-            "message": f"The store is out of reach, and training waits for it: {store_error}",
-        }
-    job["steps_asked"] = asked
-    for hidden in ("full_disks", "disk_had_room_at"):  # `disks` has them
-        del job[hidden]
-    vertices = []
-    for record in state.vertices.values():
-        seen = telemetry.get(record.id, {})
-        vertices.append(
-            {
-                **fields_of(record),
-                "version": seen.get("version"),
-                "busy": seen.get("busy", ""),
-                "fields": seen.get("fields", {}),
-            }
-        )
-    incidents = [
-        {
-            **fields_of(incident),
-            "region": list(incident.region),
-            "recovery_s": incident.recovery_s,
-            "came_to": came_to(fields_of(incident)),
-        }
-        for incident in state.incidents.values()
-    ]
-    incidents.sort(key=lambda incident: incident["at"])
+    job = _job(state, disks, store_error, asked)
     shown = {key: value for key, value in (progress or {}).items() if makes_steps(job) or key not in SPEEDS}
     return {
         "job": job,
@@ -301,8 +269,8 @@ def view_of(
             "node": state.job.master_node,
             "answering": answering,
         },
-        "vertices": vertices,
-        "incidents": incidents,
+        "vertices": _vertices(state, telemetry or {}),
+        "incidents": _incidents(state),
         "progress": shown,
         "evaluations": _evaluations(state),
         "training": asdict(state.training),
@@ -316,6 +284,51 @@ def view_of(
         "disks": [dict(disks.full_disks[key]) for key in sorted(disks.full_disks)],
         "store": {"error": store_error},
     }
+
+
+def _job(state: JobState, disks: JobRecord, store_error: str, asked: int | None) -> dict[str, Any]:
+    """`disks` has those that are full. What the job lacks is its reason, and its message says it."""
+    job = asdict(state.job)
+    if disks.full_disks and not state.job.full_disks and not job["phase"].ended:
+        job |= {"reason": disks.reason, "message": disks.message}
+    elif store_error and not job["phase"].ended:
+        job |= {
+            "reason": STORE_LOST,
+            "message": f"The store is out of reach, and training waits for it: {store_error}",
+        }
+    job["steps_asked"] = asked
+    for hidden in ("full_disks", "disk_had_room_at"):  # `disks` of the view has them
+        del job[hidden]
+    return job
+
+
+def _vertices(state: JobState, telemetry: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    found = []
+    for record in state.vertices.values():
+        seen = telemetry.get(record.id, {})
+        found.append(
+            {
+                **fields_of(record),
+                "version": seen.get("version"),
+                "busy": seen.get("busy", ""),
+                "fields": seen.get("fields", {}),
+            }
+        )
+    return found
+
+
+def _incidents(state: JobState) -> list[dict[str, Any]]:
+    """In the order of time."""
+    found = [
+        {
+            **fields_of(incident),
+            "region": list(incident.region),
+            "recovery_s": incident.recovery_s,
+            "came_to": came_to(fields_of(incident)),
+        }
+        for incident in state.incidents.values()
+    ]
+    return sorted(found, key=lambda incident: incident["at"])
 
 
 def _evaluations(state: JobState) -> dict[str, list[dict[str, Any]]]:

@@ -102,6 +102,7 @@ def test_evaluations_of_an_ended_job_are_the_journals(seed: Seed) -> None:
         "accuracy": None,
         "threshold": None,
         "right_by": "",
+        "distinct": 0,
         "components": {},
         "pass_at": {},
         "best_of": {"1": 0.5, "4": 0.75},

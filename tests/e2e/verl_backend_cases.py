@@ -30,7 +30,8 @@ from gyre.workloads.base import WorkloadContext
 from gyre.workloads.learner.errors import CheckpointMismatch, MicroBatchMismatch, NotFinite
 from gyre.workloads.learner.losses import policy_pass_loss, policy_rows
 from gyre.workloads.learner.packing import pack
-from gyre.workloads.learner.padded import TokenRow, pad_rows, token_logprobs
+from gyre.workloads.learner.padded import TokenRow, pad_rows
+from tests.workloads.padded_logprobs import token_logprobs
 
 CONFIG: dict[str, Any] = {
     "task": {"digits": 2},

@@ -15,7 +15,8 @@ from gyre.errors import ConfigError, UserCodeError
 from gyre.models.errors import ModelFolderError
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.torch.reward_model import TorchRewardModel, take_rewards
+from gyre.workloads.learner.frozen import take_rewards
+from gyre.workloads.torch.reward_model import TorchRewardModel
 from tests.megatron import work
 from tests.megatron.test_hugging_face import FAMILIES
 from tests.megatron.work import config_of

@@ -379,7 +379,7 @@ def reference_logprobs(
     reference.setup()
     try:
         found = reference.logprobs(groups)
-        assert not hasattr(reference.policy, "optimizer")
+        assert not hasattr(reference.backend.policy, "optimizer")
         return np.concatenate([s.extras["ref_logprobs"] for group in found for s in group.samples])
     finally:
         reference.teardown()
@@ -395,13 +395,13 @@ def reference_of_groups(
     reference.context = WorkloadContext("j", "reference", 0, 1, config=config)
     reference.setup()
     try:
-        widths, logprobs = [], reference.policy.logprobs
+        widths, logprobs = [], reference.backend.policy.logprobs
 
         def noted(passes: Any, **kwargs: Any) -> Any:
             widths.extend(len(one.tokens) for one in passes)
             return logprobs(passes, **kwargs)
 
-        reference.policy.logprobs = noted  # type: ignore[method-assign]
+        reference.backend.policy.logprobs = noted  # type: ignore[method-assign]
         found = reference.logprobs(groups)
         said = [s.extras["ref_logprobs"] for group in found for s in group.samples]
         return np.concatenate(said), sum(widths)
@@ -416,7 +416,7 @@ def scores(rank: int, ranks: int, port: int, config: dict[str, Any], groups: lis
     model.context = WorkloadContext("j", "reward", 1, 2, config=config)
     model.setup()
     try:
-        assert not hasattr(model.policy, "optimizer")
+        assert not hasattr(model.backend.policy, "optimizer")
         assert model.score([]) == []
         return [sample.reward for group in model.score(groups) for sample in group.samples]
     finally:

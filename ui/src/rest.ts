@@ -1,390 +1,95 @@
 /**
- * The REST interface's answers, as the page uses them. The server's side is gyre/api/rest/schemas.py.
+ * The REST interface's requests and answers. `python -m tools.rest_types` writes this file; its source is
+ * gyre/api/rest/schemas.py, and sample_schemas.py beside it.
  *
  * Times are seconds since 1970. An answer may have more keys than are listed here.
  */
 
 export type Json = string | number | boolean | null | Json[] | { [key: string]: Json };
 
-/** RFC 9457: what an answer with an error says. */
-export interface Problem {
-  title: string;
-  status: number;
-  detail: string;
-  code: string;
-  hint?: string;
-}
-
-export interface Job {
+/** `seq` is the event that records the request in the journal. */
+export interface Accepted {
   job_id: string;
-  name: string;
-  phase: string;
-  reason: string;
-  message: string;
-  epoch: number;
-  step: number;
-  version: number;
-  submitted_at: number;
-  started_at?: number | null;
-  ended_at: number | null;
-  paused?: boolean;
-  roles?: Record<string, number>;
-  checkpoint_step?: number;
-  steps_asked?: number | null;
-  error?: string;
-}
-
-/** The best evaluation of a held-out set, and the policy version that earned it; `last` is the newest one. */
-export interface HeldOut {
-  set: string;
-  unit: "accuracy" | "reward";
-  value: number;
-  version: number;
-  right_by: string;
-  last?: number | null;
-  last_version?: number | null;
-}
-
-/** A line of the table of runs. What is not known is null. */
-export interface Run extends Job {
-  live: boolean;
-  /** When its last run began: when it was submitted, or went on. */
-  ran_since?: number | null;
-  /** The steps asked for. */
-  steps: number | null;
-  recipe: string;
-  model: string;
-  seed: number | null;
-  /** Equal for runs that differ in their seed alone. */
-  config?: string;
-  reward: number | null;
-  rewards: (number | null)[];
-  held_out: HeldOut[];
-  tokens_per_s: number | null;
-  cost: number | null;
-  tags: string[];
-  notes: string;
-}
-
-export interface RunGroup {
-  key: string;
-  title: string;
-  /** In which they differ from the other groups. */
-  settings: string;
-  jobs: string[];
-  names: string[];
-  failed: number;
-  /** By the name of the column: mean, spread, of how many. */
-  words: Record<string, string>;
-}
-
-export interface JobList {
-  jobs: Run[];
-  groups: RunGroup[] | null;
-  total: number;
-  /** Names of several jobs, which are told apart by their ids. */
-  shared_names: string[];
-  /** What the listed ones cost together, in words. */
-  cost: string;
-}
-
-export interface Labels {
-  tags: string[];
-  notes: string;
-}
-
-export interface Master {
-  pid: number;
-  epoch: number;
-  url: string;
-  node: string;
-  answering: boolean;
-}
-
-export interface Vertex {
-  id: string;
-  role: string;
-  rank: number;
-  pid: number;
-  node: string;
-  phase: string;
-  reason: string;
-  message: string;
-  incarnation: number;
-  restarts: number;
-  since: number;
-  no_room: string;
-  /** What its process does while it reports nothing: "busy" or "hung". */
-  silent: string;
-  silent_since: number;
-  false_alarms: number;
-  version: number | null;
-  busy: string;
-  fields: Record<string, Json>;
-}
-
-export interface Incident {
-  id: string;
-  at: number;
-  vertex: string;
-  incarnation: number;
-  cause: string;
-  scope: string;
-  decision: string;
-  evidence: Record<string, Json>;
-  user_code: boolean;
-  region: string[];
-  detected_after_s: number | null;
-  recovered_at: number | null;
-  recovery_s: number | null;
-  /** The outcome in words. */
-  came_to: string;
-  outcome: string;
-}
-
-export interface Evaluation {
-  version: number;
-  set: string;
-  prompts: number;
-  count: number;
-  reward_mean: number | null;
-  reward_std: number | null;
-  accuracy: number | null;
-  /** The number of the reward function that says what is right, as "reward.acc"; empty where a threshold does. */
-  right_by: string;
-  pass_at: Record<string, number>;
-  /** What the reward function returned beside the reward, as "reward.NAME": each a mean. */
-  components: Record<string, number>;
-}
-
-export interface LearningWarning {
-  code: string;
-  step: number;
-  message: string;
-}
-
-export interface JobView {
-  job: Job;
-  master: Master;
-  vertices: Vertex[];
-  incidents: Incident[];
-  progress: Record<string, Json>;
-  evaluations: Record<string, Evaluation[]>;
-  warnings: LearningWarning[];
-  bottleneck: string;
   seq: number;
-  store: { error: string };
-}
-
-export type Tone = "good" | "attention" | "bad" | "over";
-
-export interface Now {
-  sentence: string;
-  tone: Tone;
-  learns: { verdict: string; words: string; tone: Tone; because: string; beside: string[] };
-  slow: { what: string; because: string; words: string };
-  facts: { label: string; value: string; view: string }[];
-}
-
-export interface PromptAccount {
-  drawn: number;
-  trained: number;
-  dropped: number;
-  in_flight: number;
-  lost: number;
-  twice: number;
-}
-
-/** Null: not known, for the rollout manager never counted. */
-export interface TokenAccount {
-  generated: number | null;
-  delivered: number | null;
-  in_flight: number | null;
-  /** How the tokens in flight are called, and what the count is of. */
-  waiting: string;
-  told: string;
-  discarded: Record<string, number>;
-  missing: number | null;
-  /** Delivered, and not trained on, by reason. */
-  not_trained?: Record<string, number>;
-}
-
-export interface Price {
-  role: string;
-  instances: number;
-  price_per_hour: number;
-  price_per_million_tokens: number | null;
 }
 
 export interface Account {
   prompts: PromptAccount;
   tokens: TokenAccount;
   money: Price[];
-  /** What the job costs, in words: so far, by the hour, by a million tokens. Empty without prices. */
-  cost?: { label: string; value: string }[];
+  cost: CostLine[];
 }
 
-/** The numbers of one step, by the names in docs/training.md. */
-export type Step = Record<string, number | null>;
-
-export interface Metrics {
-  steps: Step[];
-  next: number;
-  more: boolean;
-  warnings: LearningWarning[];
-  bottleneck: string;
+/** What a job costs, in words: so far, by the hour, by a million tokens. */
+export interface CostLine {
+  label: string;
+  value: string;
 }
 
-/** By source (`vertex/<id>`, `instance/<name>`, `trainer`, `plane`, `master`) and number: when, and how much. */
-export interface Series {
-  resolution_s: number;
-  series: Record<string, Record<string, [number, number | null][]>>;
+/**
+ * `digest` is the SHA-256 of the token, in hex: whoever asks makes the token, and nobody else sees it. `expires_at` is
+ * in seconds since 1970.
+ */
+export interface CreateTokenBody {
+  name: string;
+  digest: string;
+  expires_at?: number | null;
+  scopes?: ("join" | "generate" | "publish")[];
 }
 
-export type SpanState =
-  | "train"
-  | "generate"
-  | "wait"
-  | "load"
-  | "reward"
-  | "checkpoint"
-  | "evaluate"
-  | "start"
-  | "down"
-  | "idle";
-
-/** From, to, state, and for whom or why. */
-export type Span = [number, number, SpanState, string];
-
-export interface Lane {
-  id: string;
-  role: string;
-  kind: "vertex" | "instance";
-  spans: Span[];
-}
-
-export interface Flag {
-  at: number;
-  kind: "incident" | "publish" | "evaluation" | "checkpoint" | "command";
-  text: string;
-  seq: number;
-}
-
-export interface Timeline {
-  since: number;
-  until: number;
-  first: number;
-  last: number;
-  lanes: Lane[];
-  flags: Flag[];
-  /** There are more lanes than an answer holds. */
-  cut?: boolean;
-}
-
-export interface Event {
-  seq: number;
-  id: string;
-  cause: string | null;
-  kind: string;
-  at: number;
-  actor: string;
-  body: Record<string, Json>;
-}
-
-/** The journal folded to one moment. */
-export interface Moment {
-  view: JobView;
-  event: Event | null;
-  first: number;
-  last: number;
-}
-
+/** The decisions before and after an event, by their numbers: what made or settled an incident, and commands. */
 export interface Decisions {
   previous: number | null;
   next: number | null;
 }
 
-/** A version or an instance, from token `start` up to `end`. */
-export type Stretch<T> = [T, number, number];
+/** The door of a fleet. `open` requests are not answered yet, and `kept` ones can be asked for again. */
+export interface Door {
+  url: string;
+  open: number;
+  kept: number;
+  waiting: number;
+  requests: DoorRequests;
+}
 
-export interface SampleItem {
-  step: number;
-  group: number;
-  sample: number;
-  reward: number | null;
-  more: Record<string, Json>;
-  outcome: string;
-  finish_reason: string;
-  /** The texts are null where the job has no tokenizer. */
-  prompt: string | null;
-  answer: string | null;
-  /** What the data has; null where it has none. */
-  right_answer: string | null;
-  prompt_tokens: number;
+export interface DoorOfKey {
+  answered: number;
+  failed: number;
   tokens: number;
-  versions: Stretch<number>[];
-  instances: Stretch<string>[];
-  quarantined: boolean;
 }
 
-export interface SamplePage {
-  samples: SampleItem[];
-  total: number;
-  histogram: { edges: number[]; counts: number[] };
+/**
+ * What came of requests since the fleet's manager started. Of the recent ones half were answered within `median_s` and
+ * 95 % within `slow_s`, null before the first.
+ */
+export interface DoorRequests {
+  answered: number;
+  failed: number;
+  tokens: number;
+  median_s: number | null;
+  slow_s: number | null;
+  keys: Record<string, DoorOfKey>;
 }
 
-export interface SampleSteps {
-  steps: { step: number; samples: number; groups: number; bytes: number }[];
-  quarantined: number;
+export interface DrainBody {
+  target: string;
+  reason?: string;
 }
 
-export interface HeldOutSets {
-  sets: { set: string; versions: number[] }[];
+export type EdgeKind = "samples" | "weights" | "collective" | "control";
+
+/** How many there may be of a role. */
+export interface Elastic {
+  min: number;
+  max: number;
 }
 
-/** What one version answered to a prompt; `right` is null where nothing is right or wrong. */
-export interface HeldOutSide {
-  count: number;
-  right: number | null;
-  reward: number | null;
-  samples: SampleItem[];
-}
-
-export interface HeldOutPair {
-  prompt_number: number;
-  prompt: string | null;
-  right_answer: string | null;
-  changed: boolean;
-  difference: number;
-  now: HeldOutSide;
-  before: HeldOutSide | null;
-}
-
-export interface HeldOutPage {
-  set: string;
-  version: number;
-  against: number | null;
-  total: number;
-  changed: number;
-  better: number;
-  unmatched: number;
-  prompts: HeldOutPair[];
-}
-
-export interface SampleTokens extends SampleItem {
-  prompt_ids: number[];
-  prompt_pieces: string[] | null;
-  token_ids: number[];
-  pieces: string[] | null;
-  logprobs: (number | null)[] | null;
-  trainer_logprobs: (number | null)[] | null;
-  ref_logprobs: (number | null)[] | null;
-  advantage: number | (number | null)[] | null;
-  /** False where the loss does not look. */
-  mask: (number | boolean)[] | null;
-  meta: Record<string, Json>;
-}
-
+/**
+ * One instance of the rollout plane, as the rollout manager last said. `not_admitted`: why it is given no samples;
+ * `limits_why`: where `max_running` and `kv_tokens` come from; `loads`: how weights last came into the engine
+ * (`loader`, `disk`, or `start` of the engine), and `loads_why` why not by the loader; `transfer_why`: why by this
+ * transport and codec.
+ */
 export interface Engine {
   instance: string;
   engine: string;
@@ -404,29 +109,10 @@ export interface Engine {
   transport: string;
   codec: string;
   transfer_why: string;
-  silent_s?: number;
-  tokens?: number;
-}
-
-export interface Pool {
-  instances: number;
-  price_per_hour: number;
-  rate_tokens_s: number | null;
-  price_per_million_tokens: number | null;
-}
-
-export interface DoorOfKey {
-  answered: number;
-  failed: number;
-  tokens: number;
-}
-
-export interface Door {
-  url: string;
-  open: number;
-  kept: number;
-  waiting: number;
-  requests: DoorOfKey & { median_s: number | null; slow_s: number | null; keys: Record<string, DoorOfKey> };
+  /** Generated since it came; null where that is not known, as below. */
+  tokens: number | null;
+  /** Since it was last heard of. */
+  silent_s: number | null;
 }
 
 export interface EngineList {
@@ -435,6 +121,360 @@ export interface EngineList {
   door: Door | null;
 }
 
+/**
+ * What a policy version's answers to a held-out set earned: `count` samples of `prompts`. `accuracy` is null where
+ * nothing says what is right: neither a reward (`config.evaluation.threshold`) nor the reward function, by the number
+ * that `right_by` names; `pass_at` and `best_of` are by k. `distinct`: how many different answers there are, 0 where
+ * that is not known. `components` has the mean of each number that the reward function returned beside the reward, as
+ * `reward.NAME`.
+ */
+export interface Evaluation {
+  version: number;
+  set: string;
+  prompts: number;
+  count: number;
+  reward_mean: number | null;
+  reward_std: number | null;
+  accuracy: number | null;
+  threshold: number | null;
+  pass_at: Record<string, number>;
+  best_of: Record<string, number>;
+  by: Record<string, EvaluationPart>;
+  right_by: string;
+  distinct: number;
+  components: Record<string, number>;
+}
+
+/** What the prompts with one value of a column earned. */
+export interface EvaluationPart {
+  count: number;
+  reward_mean: number | null;
+  accuracy: number | null;
+}
+
+/** One event of the journal; `seq` is the id of its server-sent form. */
+export interface Event {
+  seq: number;
+  id: string;
+  cause: string | null;
+  kind: string;
+  at: number;
+  actor: string;
+  body: Record<string, Json>;
+}
+
+/** `next` is the `after` of the following page; `more`: whether this one is full. */
+export interface EventPage {
+  events: Event[];
+  next: number;
+  more: boolean;
+}
+
+/** `view` is the view of the page that has more of it. */
+export interface Fact {
+  label: string;
+  value: string;
+  view: string;
+}
+
+/** `seq` is the event that made it. */
+export interface Flag {
+  at: number;
+  kind: "incident" | "publish" | "evaluation" | "checkpoint" | "command";
+  text: string;
+  seq: number;
+}
+
+/**
+ * A disk without room. `where` is a folder on it, `node` its machine ("": the master's). `said`: a write that failed is
+ * all that is known of it.
+ */
+export interface FullDisk {
+  where: string;
+  node: string;
+  required_bytes: number;
+  available_bytes: number;
+  since: number;
+  said: boolean;
+}
+
+/**
+ * The compiled graph; besides these keys its machines, cycles, regions and notes, and unless it is left out where each
+ * vertex stands (`sub_graphs`, `placement`).
+ */
+export interface Graph {
+  name: string;
+  recipe: string | null;
+  roles: Role[];
+  operators: Operator[];
+  edges: GraphEdge[];
+  role_edges: GraphEdge[];
+}
+
+/**
+ * What flows from one operator, or role, to another: of `source` firings every `produce`, for `target` `consume`,
+ * `delay` of them ahead; with a `capacity`, so many at most.
+ */
+export interface GraphEdge {
+  source: string;
+  target: string;
+  kind: EdgeKind;
+  produce: number;
+  consume: number;
+  delay: number;
+  capacity: number | null;
+}
+
+export interface Health {
+  ok: boolean;
+}
+
+/**
+ * The best evaluation of a held-out set, and the policy version that earned it; `last` is the newest one, of
+ * `last_version`. `unit`: `accuracy`, or `reward` where there is no accuracy. `right_by` and `components` as in an
+ * evaluation.
+ */
+export interface HeldOut {
+  set: string;
+  unit: "accuracy" | "reward";
+  value: number;
+  version: number;
+  right_by: string;
+  components: Record<string, number>;
+  last: number | null;
+  last_version: number | null;
+}
+
+/**
+ * Of `total` prompts `changed` have another verdict than the version `against` got, `better` of them a better one; of
+ * `unmatched` ones it had no answer.
+ */
+export interface HeldOutPage {
+  set: string;
+  version: number;
+  against: number | null;
+  total: number;
+  changed: number;
+  better: number;
+  unmatched: number;
+  prompts: HeldOutPair[];
+}
+
+/**
+ * A prompt with its answers, those `before` by the version that they are compared with: null where that had no such
+ * prompt. `difference`: by how much a larger share is right, or, where nothing is right or wrong, by how much more was
+ * earned.
+ */
+export interface HeldOutPair {
+  prompt_number: number;
+  prompt: string | null;
+  right_answer: string | null;
+  changed: boolean;
+  difference: number;
+  now: HeldOutSide;
+  before: HeldOutSide | null;
+}
+
+export interface HeldOutSet {
+  set: string;
+  versions: number[];
+}
+
+/** The held-out sets of which answers are kept, and of which versions, oldest first. */
+export interface HeldOutSets {
+  sets: HeldOutSet[];
+}
+
+/**
+ * What one version answered to a prompt: `right` of the `count` samples are right, null where that has no meaning;
+ * `reward` is their mean.
+ */
+export interface HeldOutSide {
+  count: number;
+  right: number | null;
+  reward: number | null;
+  samples: SampleItem[];
+}
+
+/** `counts[i]` samples earned from `edges[i]` to `edges[i + 1]`. */
+export interface Histogram {
+  edges: number[];
+  counts: number[];
+}
+
+/** One thing that went wrong: evidence, culprit, decision, outcome. */
+export interface Incident {
+  id: string;
+  at: number;
+  vertex: string;
+  incarnation: number;
+  cause: string;
+  scope: string;
+  decision: string;
+  evidence: Record<string, Json>;
+  user_code: boolean;
+  region: string[];
+  detected_after_s: number | null;
+  recovered_at: number | null;
+  recovery_s: number | null;
+  outcome: string;
+  /** The outcome in words: a call that is made again, and the job's own code that raised, have not recovered. */
+  came_to: string;
+}
+
+export interface IncidentList {
+  incidents: Incident[];
+}
+
+/** The job's record as the journal keeps it. */
+export interface Job {
+  job_id: string;
+  name: string;
+  phase: string;
+  reason: string;
+  message: string;
+  epoch: number;
+  step: number;
+  version: number;
+  submitted_at: number;
+  ended_at: number | null;
+  started_at: number | null;
+  paused: boolean;
+  roles: Record<string, number>;
+  checkpoint_step: number;
+  checkpoint_path: string;
+  result: Record<string, Json>;
+  /** The traceback or sentence that ended the job. */
+  error: string;
+  /** The steps that it is to make; null where its trainer says what a step is. */
+  steps_asked: number | null;
+  /** Whose weights it began with, if not its model's. */
+  weights_from: string;
+  /** Since `priced_at`, in the currency of its prices; until then it `spent` that. `/now` has what it costs so far. */
+  price_per_hour: number;
+  priced_at: number;
+  spent: number;
+}
+
+/**
+ * `total`: how many jobs there are, of which a list has the newest. `shared_names`: those of several jobs, whether the
+ * filter lets them through or not, which are told apart by their ids. `cost`: what the jobs that are listed cost
+ * together, in words; "" where none has prices.
+ */
+export interface JobList {
+  jobs: Run[];
+  groups: RunGroup[] | null;
+  total: number;
+  shared_names: string[];
+  cost: string;
+}
+
+/** All there is to see of a job at one moment. */
+export interface JobView {
+  job: Job;
+  master: Master;
+  vertices: Vertex[];
+  incidents: Incident[];
+  progress: Record<string, Json>;
+  /** By the held-out set's name, in the order of versions. */
+  evaluations: Record<string, Evaluation[]>;
+  training: Training;
+  warnings: LearningWarning[];
+  /** What the job's speed depends on, in one sentence; empty where that is not known. */
+  bottleneck: string;
+  seq: number;
+  /** The disks without room, for which the job waits. */
+  disks: FullDisk[];
+  store: StoreHealth;
+}
+
+/** A token with which machines join the rollout plane; the token itself is nowhere. Times in seconds since 1970. */
+export interface JoinToken {
+  name: string;
+  by: string;
+  created_at: number;
+  expires_at: number | null;
+  revoked_at: number | null;
+  scopes: string[];
+}
+
+export interface JoinTokenList {
+  tokens: JoinToken[];
+}
+
+/** Tags to add and to remove, and the note; null leaves it as it is. */
+export interface LabelBody {
+  add?: string[];
+  remove?: string[];
+  notes?: string | null;
+}
+
+export interface Labels {
+  tags: string[];
+  notes: string;
+}
+
+/**
+ * `kind` is `vertex` or `instance`. `spans` are from, to (seconds since 1970), state and cause: whom it waited for, or
+ * why it was down.
+ */
+export interface Lane {
+  id: string;
+  role: string;
+  kind: "vertex" | "instance";
+  spans: Span[];
+}
+
+/** What says that the job does not learn as it should, since `step`; it holds now. `code` is stable. */
+export interface LearningWarning {
+  code: string;
+  step: number;
+  message: string;
+}
+
+/**
+ * `verdict` is `yes`, `partly`, `no`, `worse`, `stuck`, `saturated`, `too early` or `unknown`, `words` says it;
+ * `beside` are the warnings that hold, which do not change it.
+ */
+export interface Learns {
+  verdict: string;
+  words: string;
+  tone: Tone;
+  because: string;
+  beside: string[];
+}
+
+/**
+ * `at` is by the clock of the machine that wrote the line, in seconds since 1970; of a line without a time it is that
+ * of the line before. `level` is D, I, W or E.
+ */
+export interface LogLine {
+  at: number;
+  level: string;
+  vertex: string;
+  incarnation: number;
+  file: string;
+  text: string;
+}
+
+/**
+ * `lines` in the order of time; `cursor` is where the next page begins, and `more` whether it can be read at once. What
+ * is older than `searched_from` was not looked at; null: there is nothing older. `missing` says, in a first page, whose
+ * logs are not to be had, and why.
+ */
+export interface LogPage {
+  lines: LogLine[];
+  cursor: string;
+  more: boolean;
+  searched_from: number | null;
+  missing: string[];
+}
+
+/**
+ * A machine of the cluster, by Ray's id. `cpu`, `gpu` and `memory_bytes` are what the job may use of it; `there` is
+ * false for one that has gone and of which something is remembered. `deaths` are those that count; until `left_until`,
+ * and while it is `draining`, nobody new is placed there. `found` is what its pre-flight found wrong.
+ */
 export interface Machine {
   id: string;
   ip: string;
@@ -453,16 +493,46 @@ export interface MachineList {
   nodes: Machine[];
 }
 
-export type EdgeKind = "samples" | "weights" | "collective" | "control";
+export interface Master {
+  pid: number;
+  epoch: number;
+  url: string;
+  node: string;
+  answering: boolean;
+}
 
-export interface GraphEdge {
-  source: string;
-  target: string;
-  kind: EdgeKind;
-  produce: number;
-  consume: number;
-  delay: number;
-  capacity: number | null;
+/**
+ * `steps` are the metrics of each step, by the names in docs/training.md; `next` is the `since` of the following page,
+ * and `more` whether this one is full. `progress` is what the trainer last reported.
+ */
+export interface Metrics {
+  steps: Step[];
+  next: number;
+  more: boolean;
+  warnings: LearningWarning[];
+  bottleneck: string;
+  job_id: string;
+  seq: number;
+  step: number;
+  version: number;
+  progress: Record<string, Json>;
+}
+
+/** The job after `event`, which is null before the first one. `first` and `last` are the journal's. */
+export interface Moment {
+  view: JobView;
+  event: Event | null;
+  first: number;
+  last: number;
+}
+
+/** What the job does now, in a sentence, and whether that is as it should be. */
+export interface Now {
+  sentence: string;
+  tone: Tone;
+  learns: Learns;
+  slow: Slow;
+  facts: Fact[];
 }
 
 export interface Operator {
@@ -472,48 +542,321 @@ export interface Operator {
   dispatch: string;
 }
 
+export type Point = [number, number | null];
+
+/**
+ * A role of instances that has its own price. `price_per_hour` is for one instance, in the user's currency.
+ * `rate_tokens_s` is the rate of one instance, measured on those that generate; it gives `price_per_million_tokens`.
+ * The last two are null while none generates.
+ */
+export interface Pool {
+  instances: number;
+  price_per_hour: number;
+  rate_tokens_s: number | null;
+  price_per_million_tokens: number | null;
+}
+
+export interface Price {
+  role: string;
+  instances: number;
+  price_per_hour: number;
+  price_per_million_tokens: number | null;
+}
+
+/** RFC 9457. `code` is stable across releases. */
+export interface Problem {
+  type: string;
+  title: string;
+  status: number;
+  detail: string;
+  code: string;
+  hint: string;
+  details: Record<string, Json>;
+}
+
+/** Groups. `drawn` = `trained` + `dropped` + `in_flight` + `lost`. */
+export interface PromptAccount {
+  drawn: number;
+  trained: number;
+  dropped: number;
+  in_flight: number;
+  lost: number;
+  twice: number;
+}
+
+export interface RevokeTokenBody {
+  name: string;
+}
+
 export interface Role {
   name: string;
   entrypoint: string;
   total: number;
   gang: boolean;
-  elastic: { min: number; max: number } | null;
+  elastic: Elastic | null;
 }
 
-export interface Graph {
-  name: string;
-  recipe: string;
-  roles: Role[];
-  operators: Operator[];
-  edges: GraphEdge[];
-  role_edges: GraphEdge[];
-}
-
-export interface EventPage {
-  events: Event[];
-  next: number;
-  more: boolean;
-}
-
-export interface LogLine {
-  at: number;
-  /** D, I, W or E. */
-  level: string;
-  vertex: string;
-  incarnation: number;
-  file: string;
-  text: string;
-}
-
-export interface LogPage {
-  lines: LogLine[];
-  cursor: string;
-  more: boolean;
-  searched_from: number | null;
-  missing: string[];
-}
-
-export interface Accepted {
+/**
+ * A line of the table of runs. `ran_since`: when its last run began, which is when it went on where it had ended.
+ * `steps`: those asked for. `config`: equal for runs that differ in their seed alone. `reward`: of the last step;
+ * `rewards`: of some forty steps. Null is what is not known.
+ */
+export interface Run {
   job_id: string;
-  seq: number;
+  name: string;
+  phase: string;
+  reason: string;
+  message: string;
+  epoch: number;
+  step: number;
+  version: number;
+  submitted_at: number;
+  ended_at: number | null;
+  started_at: number | null;
+  ran_since: number | null;
+  live: boolean;
+  steps: number | null;
+  recipe: string;
+  model: string;
+  seed: number | null;
+  config: string;
+  reward: number | null;
+  rewards: (number | null)[];
+  held_out: HeldOut[];
+  tokens_per_s: number | null;
+  cost: number | null;
+  tags: string[];
+  notes: string;
+}
+
+/**
+ * What runs have in common (`key`, "" for those that have none of it), what they are called (`title`), the `settings`
+ * in which they differ from the other groups, how many of them failed, and what they come to by the name of the column:
+ * as numbers, and in `words`. `held_out`: of which set, and in which unit, that value is.
+ */
+export interface RunGroup {
+  key: string;
+  title: string;
+  settings: string;
+  jobs: string[];
+  names: string[];
+  failed: number;
+  values: Record<string, Spread>;
+  words: Record<string, string>;
+  held_out: [string, string] | null;
+}
+
+/**
+ * One sample in a list. `prompt`, `answer` and `right_answer`, which is the data's, are cut at 2,000 characters.
+ * `versions` and `instances` are `[which, start, end]`: tokens `start` to `end`, the latter exclusive.
+ */
+export interface SampleItem {
+  step: number;
+  group: number;
+  sample: number;
+  reward: number | null;
+  more: Record<string, number | null>;
+  outcome: string;
+  finish_reason: string;
+  prompt: string | null;
+  answer: string | null;
+  right_answer: string | null;
+  prompt_tokens: number;
+  tokens: number;
+  versions: [number, number, number][];
+  instances: [string, number, number][];
+  quarantined: boolean;
+}
+
+/** `total` samples match; `histogram` is of all of them. */
+export interface SamplePage {
+  samples: SampleItem[];
+  total: number;
+  histogram: Histogram;
+}
+
+export interface SampleStep {
+  step: number;
+  samples: number;
+  groups: number;
+  bytes: number;
+}
+
+/** The steps whose samples are kept, oldest first, and how many groups are quarantined. */
+export interface SampleSteps {
+  steps: SampleStep[];
+  quarantined: number;
+}
+
+/**
+ * One sample with all that is kept of it: its texts are whole. What has a value for each token is null where the job
+ * has none.
+ */
+export interface SampleTokens {
+  step: number;
+  group: number;
+  sample: number;
+  reward: number | null;
+  more: Record<string, number | null>;
+  outcome: string;
+  finish_reason: string;
+  prompt: string | null;
+  answer: string | null;
+  right_answer: string | null;
+  prompt_tokens: number;
+  tokens: number;
+  versions: [number, number, number][];
+  instances: [string, number, number][];
+  quarantined: boolean;
+  prompt_ids: number[];
+  prompt_pieces: string[] | null;
+  token_ids: number[];
+  pieces: string[] | null;
+  logprobs: (number | null)[] | null;
+  trainer_logprobs: (number | null)[] | null;
+  ref_logprobs: (number | null)[] | null;
+  values: (number | null)[] | null;
+  advantage: number | null;
+  mask: boolean[] | null;
+  meta: Record<string, Json>;
+  extras: Record<string, Json>;
+}
+
+/** `count` vertices of `role`. */
+export interface ScaleBody {
+  role: string;
+  count: number;
+}
+
+/**
+ * Numbers over time: by source and name, pairs of a time (seconds since 1970) and a value, which is of the
+ * `resolution_s` seconds from there on. `cut`: there are more sources than an answer holds; ask for fewer.
+ */
+export interface Series {
+  resolution_s: number;
+  series: Record<string, Record<string, Point[]>>;
+  cut: boolean;
+}
+
+/** `needs_token`: whether this server asks for one at all. `lasts_s`: for how long the cookie is good. */
+export interface Session {
+  needs_token: boolean;
+  lasts_s: number;
+}
+
+export interface SessionBody {
+  token: string;
+}
+
+/**
+ * The role that the job's speed depends on, and in which way; both empty where that is not known. `words` are a
+ * sentence, also then.
+ */
+export interface Slow {
+  what: string;
+  because: string;
+  words: string;
+}
+
+export type Span = [number, number, SpanState, string];
+
+export type SpanState = "train" | "generate" | "wait" | "load" | "reward" | "checkpoint" | "evaluate" | "start" | "down" | "idle";
+
+/** Of `count` runs that have the value; `std` is their standard deviation, null of one alone. */
+export interface Spread {
+  count: number;
+  mean: number;
+  std: number | null;
+  sum: number;
+}
+
+export type Step = Record<string, number | null>;
+
+/** `at_once` does not wait for the step of the trainer. */
+export interface StopBody {
+  reason?: string;
+  at_once?: boolean;
+}
+
+export interface StoreHealth {
+  /** Why the journal cannot be written, or an empty string. */
+  error: string;
+}
+
+/** `first` and `last` are the job's own ends. `cut`: there are more lanes than an answer holds. */
+export interface Timeline {
+  since: number;
+  until: number;
+  first: number;
+  last: number;
+  lanes: Lane[];
+  flags: Flag[];
+  cut: boolean;
+}
+
+/**
+ * `generated` = `delivered` + `in_flight` + `discarded` + `missing`, all of one moment; null where no rollout manager
+ * has counted. `told` says what the count is of, `waiting` how what is in flight is called. `not_trained` are those
+ * that the trainer left out after their delivery, by reason.
+ */
+export interface TokenAccount {
+  generated: number | null;
+  delivered: number | null;
+  in_flight: number | null;
+  waiting: string;
+  told: string;
+  discarded: Record<string, number>;
+  missing: number | null;
+  not_trained: Record<string, number>;
+}
+
+export type Tone = "good" | "attention" | "bad" | "over";
+
+/**
+ * What the steps of the job say together: the metrics of its first and last step, and the tokens of all. Where an ended
+ * job went on: when (seconds since 1970), at which step, and the reward of the first step since.
+ */
+export interface Training {
+  first: Record<string, Json>;
+  last: Record<string, Json>;
+  tokens: number;
+  continued_at: number | null;
+  continued_step: number;
+  continued_reward: number | null;
+}
+
+/** A vertex, or a machine by its address or the beginning of its id. */
+export interface UndrainBody {
+  target: string;
+}
+
+/**
+ * One instance of a role. `version`: of the weights that it serves. `no_room`: what it waits for, since
+ * `no_room_since`, while no machine has room for it. `silent`: what its process does (`busy` or `hung`) while it
+ * reports nothing, since `silent_since`; `false_alarms`: how often it was heard again.
+ */
+export interface Vertex {
+  id: string;
+  role: string;
+  rank: number;
+  pid: number;
+  node: string;
+  phase: string;
+  reason: string;
+  message: string;
+  incarnation: number;
+  restarts: number;
+  since: number;
+  no_room: string;
+  no_room_since: number;
+  silent: string;
+  silent_since: number;
+  false_alarms: number;
+  version: number | null;
+  busy: string;
+  fields: Record<string, Json>;
+}
+
+export interface VertexList {
+  vertices: Vertex[];
 }

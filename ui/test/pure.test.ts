@@ -119,7 +119,7 @@ describe("the moments of an axis", () => {
 
 describe("the promise", () => {
   const prompts = { drawn: 0, trained: 0, dropped: 0, in_flight: 0, lost: 0, twice: 0 };
-  const tokens = { generated: null, delivered: null, in_flight: null, discarded: {}, missing: null, waiting: "in flight", told: "" };
+  const tokens = { generated: null, delivered: null, in_flight: null, discarded: {}, missing: null, waiting: "in flight", told: "", not_trained: {} };
   const told = (p: Partial<typeof prompts>, t: object = {}) => {
     const { tone, words } = promiseOf({ prompts: { ...prompts, ...p }, tokens: { ...tokens, ...t } });
     return `${tone}: ${read(words)}`;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gyre.api.checks.code import TRYING
@@ -32,6 +32,9 @@ from gyre.workloads.algorithms.options import with_options
 
 _SINK = ("step", "evaluation", "warning", "flush", "close")
 _TASK = {"prompt": ("index",), "held_out": ("count",), "prompt_text": ("group",), "answer_of": ("sample",)}
+
+_METHODS: Mapping[PluginKind, Iterable[str]] = {TASK: _TASK, CODEC: CALLS_OF_A_CODEC, SINK: _SINK}
+"""What each must have."""
 
 
 def examine(spec: JobSpec, doing: Callable[[str], None] = lambda text: None) -> list[str]:
@@ -119,29 +122,26 @@ def check_plugins(spec: JobSpec, doing: Callable[[str], None] = lambda text: Non
             check_call(
                 kind.setting, found, name, positional, [*keywords, *more], hint="See docs/bring-your-own.md."
             )
-        methods = (
-            _TASK
-            if kind is TASK
-            else CALLS_OF_A_CODEC
-            if kind is CODEC
-            else dict.fromkeys(_SINK)
-            if kind is SINK
-            else {}
+        _check_shape(kind, name, found, task)
+
+
+def _check_shape(kind: PluginKind, name: str, found: Any, task: Mapping[str, Any]) -> None:
+    """Raises ConfigError where a task, codec or sink lacks a method that it must have, or has one that cannot be called
+    as Gyre calls it. `task` are the task's options."""
+    for method in _METHODS.get(kind, ()):
+        if not callable(getattr(found, method, None)):
+            raise ConfigError(f"{kind.setting}: {name} has no {method}(), which a {kind.noun} must have.")
+    if kind is SINK and hasattr(found, "incident") != hasattr(found, "ended"):
+        raise ConfigError(
+            f"{kind.setting}: {name} has one of incident() and ended().",
+            hint="A sink that is told of incidents is told of the job's end too: give it both.",
         )
-        for method in methods:
-            if not callable(getattr(found, method, None)):
-                raise ConfigError(f"{kind.setting}: {name} has no {method}(), which a {kind.noun} must have.")
-        if kind is SINK and hasattr(found, "incident") != hasattr(found, "ended"):
-            raise ConfigError(
-                f"{kind.setting}: {name} has one of incident() and ended().",
-                hint="A sink that is told of incidents is told of the job's end too: give it both.",
-            )
-        if kind is TASK:
-            check_call(kind.setting, found, name, ("config",), task, hint="See docs/bring-your-own.md.")
-            _check_methods(kind.setting, found, _TASK)
-        if kind is CODEC:
-            for method, (positional, keywords) in CALLS_OF_A_CODEC.items():
-                check_call(kind.setting, getattr(found, method), f"{name}.{method}", positional, keywords)
+    if kind is TASK:
+        check_call(kind.setting, found, name, ("config",), task, hint="See docs/bring-your-own.md.")
+        _check_methods(kind.setting, found, _TASK)
+    if kind is CODEC:
+        for method, (positional, keywords) in CALLS_OF_A_CODEC.items():
+            check_call(kind.setting, getattr(found, method), f"{name}.{method}", positional, keywords)
 
 
 def _check_methods(key: str, cls: type, methods: Mapping[str, tuple[str, ...]]) -> None:

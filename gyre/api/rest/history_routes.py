@@ -59,7 +59,7 @@ def show_timeline(
     return Response(orjson.dumps(found), media_type="application/json")
 
 
-@reads.get("/jobs/{job:gyre_job}/at", response_model=schemas.MomentView)
+@reads.get("/jobs/{job:gyre_job}/at", response_model=schemas.Moment)
 def show_moment(
     port: Port,
     seq: Annotated[

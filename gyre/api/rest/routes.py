@@ -207,7 +207,7 @@ def show_job(view: Found) -> Any:
     return view
 
 
-@reads.get("/jobs/{job:gyre_job}/graph", response_model=dict[str, Any])
+@reads.get("/jobs/{job:gyre_job}/graph", response_model=schemas.Graph)
 def show_graph(
     port: Port,
     placement: Annotated[
@@ -296,7 +296,7 @@ def show_metrics(
     }
 
 
-@reads.get("/jobs/{job:gyre_job}/now", response_model=schemas.NowView)
+@reads.get("/jobs/{job:gyre_job}/now", response_model=schemas.Now)
 def show_now(view: Found, port: Port) -> Any:
     """Is it well, does it learn, what is slow, and because of what: in sentences."""
     last = int((view["training"]["last"] or {}).get("step", 0))
@@ -306,7 +306,7 @@ def show_now(view: Found, port: Port) -> Any:
     return now_of(view, steps, time.time())
 
 
-@reads.get("/jobs/{job:gyre_job}/account", response_model=schemas.AccountView)
+@reads.get("/jobs/{job:gyre_job}/account", response_model=schemas.Account)
 def show_account(view: Found, port: Port) -> Any:
     """Where every prompt and every token is, and what pools with a price cost."""
     return account_of(view, port.audit(), port.plane_account, now=time.time())

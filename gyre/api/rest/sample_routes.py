@@ -81,7 +81,7 @@ def list_samples(
     return port.samples().find(wanted, order=order, limit=limit, offset=offset)
 
 
-@samples.get("/jobs/{job:gyre_job}/samples/{step}/{group}/{sample}", response_model=schemas.WholeSample)
+@samples.get("/jobs/{job:gyre_job}/samples/{step}/{group}/{sample}", response_model=schemas.SampleTokens)
 def show_sample(port: Port, step: Natural, group: Number, sample: Natural) -> Any:
     """One sample with all that is kept of it."""
     return port.samples().sample(step, group, sample)

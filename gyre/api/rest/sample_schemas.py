@@ -23,7 +23,7 @@ class SampleSteps(BaseModel):
     quarantined: int
 
 
-class Item(Out):
+class SampleItem(Out):
     """One sample in a list. `prompt`, `answer` and `right_answer`, which is the data's, are cut at 2,000 characters.
     `versions` and `instances` are `[which, start, end]`: tokens `start` to `end`, the latter exclusive."""
 
@@ -54,12 +54,12 @@ class Histogram(BaseModel):
 class SamplePage(BaseModel):
     """`total` samples match; `histogram` is of all of them."""
 
-    samples: list[Item]
+    samples: list[SampleItem]
     total: int
     histogram: Histogram
 
 
-class WholeSample(Item):
+class SampleTokens(SampleItem):
     """One sample with all that is kept of it: its texts are whole. What has a value for each token is null
     where the job has none."""
 
@@ -95,10 +95,10 @@ class HeldOutSide(BaseModel):
     count: int
     right: int | None = None
     reward: float | None = None
-    samples: list[Item]
+    samples: list[SampleItem]
 
 
-class HeldOutPrompt(BaseModel):
+class HeldOutPair(BaseModel):
     """A prompt with its answers, those `before` by the version that they are compared with: null where that had no such
     prompt. `difference`: by how much a larger share is right, or, where nothing is right or wrong, by how much more was
     earned."""
@@ -123,4 +123,4 @@ class HeldOutPage(BaseModel):
     changed: int
     better: int
     unmatched: int
-    prompts: list[HeldOutPrompt]
+    prompts: list[HeldOutPair]

@@ -1,4 +1,5 @@
-"""The types of the REST interface's requests and answers: the source of its OpenAPI.
+"""The types of the REST interface's requests and answers: the source of its OpenAPI, and of the page's own types
+(`ui/src/rest.ts`, which `python -m tools.rest_types` writes).
 
 Bodies that come in are strict: an unknown key is refused. What goes out lists the keys that clients may build
 on; a workload's own report and later additions pass through beside them.
@@ -8,11 +9,32 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from typing_extensions import TypeAliasType
+
+from gyre.api.now import Tone as _Tone
+from gyre.graph.elements import EdgeKind
+
+Tone = TypeAliasType("Tone", _Tone)
+
+_NUMBER = {"anyOf": [{"type": "number"}, {"type": "null"}]}
+Step = TypeAliasType(
+    "Step",
+    Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": _NUMBER})],
+)
+"""The numbers of one step, by the names in docs/training.md."""
+
+Point = TypeAliasType("Point", tuple[float, float | None])
+
+SpanState = TypeAliasType(
+    "SpanState",
+    Literal["train", "generate", "wait", "load", "reward", "checkpoint", "evaluate", "start", "down", "idle"],
+)
+Span = TypeAliasType("Span", tuple[float, float, SpanState, str])
 
 
 class Out(BaseModel):
-    model_config = ConfigDict(extra="allow", ser_json_inf_nan="null")
+    model_config = ConfigDict(extra="allow", ser_json_inf_nan="null", use_attribute_docstrings=True)
 
 
 class In(BaseModel):
@@ -56,7 +78,7 @@ class HeldOut(Out):
     evaluation."""
 
     set: str
-    unit: str
+    unit: Literal["accuracy", "reward"]
     value: float
     version: int
     right_by: str = ""
@@ -192,6 +214,53 @@ class Vertex(Out):
     fields: dict[str, Any] = Field(default_factory=dict)
 
 
+class GraphEdge(Out):
+    """What flows from one operator, or role, to another: of `source` firings every `produce`, for `target` `consume`,
+    `delay` of them ahead; with a `capacity`, so many at most."""
+
+    source: str
+    target: str
+    kind: EdgeKind
+    produce: int
+    consume: int
+    delay: int
+    capacity: int | None
+
+
+class Operator(Out):
+    ref: str
+    role: str
+    method: str
+    dispatch: str
+
+
+class Elastic(Out):
+    """How many there may be of a role."""
+
+    min: int
+    max: int
+
+
+class Role(Out):
+    name: str
+    entrypoint: str
+    total: int
+    gang: bool
+    elastic: Elastic | None
+
+
+class Graph(Out):
+    """The compiled graph; besides these keys its machines, cycles, regions and notes, and unless it is left out where
+    each vertex stands (`sub_graphs`, `placement`)."""
+
+    name: str
+    recipe: str | None
+    roles: list[Role]
+    operators: list[Operator]
+    edges: list[GraphEdge]
+    role_edges: list[GraphEdge]
+
+
 class VertexList(BaseModel):
     vertices: list[Vertex]
 
@@ -220,6 +289,10 @@ class Engine(Out):
     transport: str = ""
     codec: str = ""
     transfer_why: str = ""
+    tokens: int | None = None
+    """Generated since it came; null where that is not known, as below."""
+    silent_s: float | None = None
+    """Since it was last heard of."""
 
 
 class Machine(Out):
@@ -286,7 +359,7 @@ class EngineList(BaseModel):
     door: Door | None = None
 
 
-class IncidentItem(Out):
+class Incident(Out):
     """One thing that went wrong: evidence, culprit, decision, outcome."""
 
     id: str
@@ -308,7 +381,7 @@ class IncidentItem(Out):
 
 
 class IncidentList(BaseModel):
-    incidents: list[IncidentItem]
+    incidents: list[Incident]
 
 
 class EvaluationPart(Out):
@@ -385,7 +458,7 @@ class JobView(Out):
     job: Job
     master: Master
     vertices: list[Vertex]
-    incidents: list[IncidentItem]
+    incidents: list[Incident]
     progress: dict[str, Any]
     evaluations: dict[str, list[Evaluation]] = Field(default_factory=dict)
     """By the held-out set's name, in the order of versions."""
@@ -416,25 +489,25 @@ class Series(BaseModel):
     `resolution_s` seconds from there on. `cut`: there are more sources than an answer holds; ask for fewer."""
 
     resolution_s: float
-    series: dict[str, dict[str, list[list[float]]]]
+    series: dict[str, dict[str, list[Point]]]
     cut: bool = False
 
 
 class Lane(BaseModel):
     """`kind` is `vertex` or `instance`. `spans` are from, to (seconds since 1970), state and cause: whom it waited for,
-    or why it was down. States are train, generate, wait, load, reward, checkpoint, evaluate, start, down and idle."""
+    or why it was down."""
 
     id: str
     role: str
-    kind: str
-    spans: list[list[float | str]]
+    kind: Literal["vertex", "instance"]
+    spans: list[Span]
 
 
 class Flag(BaseModel):
-    """`kind` is incident, publish, evaluation, checkpoint or command; `seq` the event that made it."""
+    """`seq` is the event that made it."""
 
     at: float
-    kind: str
+    kind: Literal["incident", "publish", "evaluation", "checkpoint", "command"]
     text: str
     seq: int
 
@@ -451,7 +524,7 @@ class Timeline(BaseModel):
     cut: bool = False
 
 
-class MomentView(BaseModel):
+class Moment(BaseModel):
     """The job after `event`, which is null before the first one. `first` and `last` are the journal's."""
 
     view: JobView
@@ -503,7 +576,7 @@ class Metrics(BaseModel):
     """`steps` are the metrics of each step, by the names in docs/training.md; `next` is the `since` of the following
     page, and `more` whether this one is full. `progress` is what the trainer last reported."""
 
-    steps: list[dict[str, Any]]
+    steps: list[Step]
     next: int
     more: bool
     warnings: list[LearningWarning]
@@ -521,7 +594,7 @@ class Learns(Out):
 
     verdict: str
     words: str
-    tone: str
+    tone: Tone
     because: str
     beside: list[str]
 
@@ -543,11 +616,11 @@ class Fact(Out):
     view: str
 
 
-class NowView(BaseModel):
-    """`tone` is `good`, `attention`, `bad` or `over`."""
+class Now(BaseModel):
+    """What the job does now, in a sentence, and whether that is as it should be."""
 
     sentence: str
-    tone: str
+    tone: Tone
     learns: Learns
     slow: Slow
     facts: list[Fact]
@@ -579,7 +652,7 @@ class TokenAccount(Out):
     not_trained: dict[str, int]
 
 
-class PoolCost(Out):
+class Price(Out):
     role: str
     instances: int
     price_per_hour: float
@@ -593,10 +666,10 @@ class CostLine(BaseModel):
     value: str
 
 
-class AccountView(BaseModel):
+class Account(BaseModel):
     prompts: PromptAccount
     tokens: TokenAccount
-    money: list[PoolCost]
+    money: list[Price]
     cost: list[CostLine] = Field(default_factory=list)
 
 

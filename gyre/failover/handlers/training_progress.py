@@ -6,7 +6,7 @@ Invariant *the version never falls*: the published policy version only grows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from gyre.failover import commands as c
 from gyre.failover import events as e
@@ -193,22 +193,7 @@ def gang_restored(layout: JobLayout, draft: Draft, event: e.GangRestored, now: f
 
 def evaluated(layout: JobLayout, draft: Draft, event: e.Evaluated, now: float) -> Iterable[c.Command]:
     """Keep the first result of a set by a version, for people."""
-    found = Evaluation(
-        version=event.version,
-        set=event.set,
-        prompts=event.prompts,
-        count=event.count,
-        reward_mean=event.reward_mean,
-        reward_std=event.reward_std,
-        accuracy=event.accuracy,
-        threshold=event.threshold,
-        pass_at=event.pass_at,
-        best_of=event.best_of,
-        by=event.by,
-        right_by=event.right_by,
-        distinct=event.distinct,
-        components=event.components,
-    )
+    found = Evaluation(**{one.name: getattr(event, one.name) for one in fields(Evaluation)})
     if not is_known_evaluation(draft.evaluations, found.set, found.version):
         draft.add_evaluation(found)
         kept = _versions_of(draft.evaluations, found.set)

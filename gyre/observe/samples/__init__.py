@@ -8,7 +8,6 @@
 | `right_answer` | the right answer, in what the data says of a prompt |
 | `writer` | the thread that writes |
 | `narrow` | what filters and sorts of a file |
-| `footer` | what a file says of itself at its end |
 | `thinning` | which steps go when there are too many bytes |
 | `query` | which samples are asked for, and who answers |
 | `files` | the reader |

@@ -13,7 +13,6 @@ This module must not know who asks.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -28,10 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.errors import NotFound
-from gyre.observe.samples.footer import footer_of, value_in
 from gyre.observe.samples.held_out import HeldOutFiles
 from gyre.observe.samples.names import HELD_OUT_FOLDER, QUARANTINED, TRAINED, is_quarantined, step_of
-from gyre.observe.samples.narrow import KEY, NARROW, Narrow, narrow_of, unpacked
+from gyre.observe.samples.narrow import KEY, NARROW, Narrow, narrow_of, packed_at_end, unpacked
 from gyre.observe.samples.query import Order, SampleFilter
 from gyre.observe.samples.right_answer import shown_right_answer
 
@@ -62,8 +60,6 @@ _SHOWN = (
     "meta",
 )
 
-
-_GROUPS = b"gyre.groups"
 
 _Key = tuple[str, int, int]
 
@@ -246,16 +242,15 @@ class SampleFiles:
                 with self._lock:
                     known = self._known(file.key) if file.key in self._counts else None
                 if known is None:
-                    if (ended := self._tried(file, partial(_read_end, file))) is None:
+                    if (known := self._tried(file, partial(_read_end, file))) is None:
                         continue
-                    known, groups = ended
-                    self._keep(file.key, known, groups)
+                    self._keep(file.key, known)
                 read[file.key] = known
         return read
 
-    def _keep(self, key: _Key, narrow: Narrow, groups: int) -> None:
+    def _keep(self, key: _Key, narrow: Narrow) -> None:
         with self._lock:
-            self._counts[key] = len(narrow), groups
+            self._counts[key] = len(narrow), len(np.unique(narrow.groups))
             if key not in self._narrow:
                 self._kept_samples += len(narrow)
             self._narrow[key] = narrow
@@ -329,24 +324,18 @@ def _ordered(
     return candidates[np.argsort(keys[candidates], kind="stable")][:most]
 
 
-def _read_end(file: _File) -> tuple[Narrow, int]:
-    """What filters and sorts of the file, and how many groups it has. Raises what pyarrow does."""
+def _read_end(file: _File) -> Narrow:
+    """What filters and sorts of the file. Raises what pyarrow does."""
+    if (narrow := packed_at_end(file.path, file.step)) is not None:
+        return narrow
     import pyarrow.parquet as pq
 
-    footer = footer_of(file.path)
-    packed = value_in(footer, KEY) if footer is not None else None
-    if footer is not None and packed is not None:
-        with contextlib.suppress(ValueError):  # pyarrow will say whether it is damaged
-            if (narrow := unpacked(packed, file.step)) is not None:
-                return narrow, int(value_in(footer, _GROUPS) or 0)
     with pq.ParquetFile(file.path) as opened:
-        metadata = opened.metadata.metadata or {}
-        groups = int(metadata.get(_GROUPS, 0))
-        if KEY in metadata and (narrow := unpacked(metadata[KEY], file.step)) is not None:
-            return narrow, groups
+        packed = (opened.metadata.metadata or {}).get(KEY)
+        if packed is not None and (narrow := unpacked(packed, file.step)) is not None:
+            return narrow
         # Somebody wrote it anew, or another version of Gyre wrote it.
-        table = opened.read(columns=list(NARROW), use_threads=False)
-        return narrow_of(table, file.step), groups
+        return narrow_of(opened.read(columns=list(NARROW), use_threads=False), file.step)
 
 
 def _is_kept(name: str) -> bool:

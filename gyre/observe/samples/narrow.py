@@ -1,13 +1,14 @@
 """What filters and sorts of a file's samples: a few columns, which a file also has packed at its end.
 
-A reader looks at every file of a job, and opening columns takes milliseconds for each; the end of a file has to be read
-anyway.
+A reader looks at every file of a job, which may have thousands. What is packed says itself where it ends, so it is
+found by its key: pyarrow parses all that an end says of row groups and columns too, which takes four times as long.
 
 Invariant *the same*: what is packed is what the columns say.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,12 @@ _FORM = 2
 
 _MOST_BYTES = 1 << 28
 """Of one file, unpacked."""
+
+_AT_FIRST = 1 << 14
+"""Bytes of a file's end that are read at first: most ends are shorter."""
+
+_PARQUET, _TAIL = b"PAR1", 8
+"""How a file of Parquet ends: the length of its footer in four bytes, and these four."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +161,27 @@ def unpacked(data: bytes, step: int | None) -> Narrow | None:
     if step is not None:
         found["steps"] = np.full(len(found["groups"]), step, np.int32)
     return Narrow(**found, outcomes=outcomes, finishes=finishes, instance_values=instances)
+
+
+def packed_at_end(path: str, step: int | None) -> Narrow | None:
+    """What is packed at the end of a Parquet file; None where there is nothing that is whole and of this form. Raises
+    OSError."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - _AT_FIRST, 0))
+        end = file.read()
+        length = int.from_bytes(end[-_TAIL : -len(_PARQUET)], "little") + _TAIL
+        if len(end) < length <= size:
+            file.seek(size - length)
+            end = file.read()
+    if length > size or not end.endswith(_PARQUET):
+        return None
+    _, _, behind = end[-length:].rpartition(KEY)
+    start = behind.find(zstandard.FRAME_HEADER)
+    try:
+        return unpacked(behind[start:], step) if start >= 0 else None
+    except ValueError:  # pyarrow will say whether it is damaged
+        return None
 
 
 _COLUMNS = (

@@ -93,57 +93,12 @@ def table_of(
     the trainer's own of trained samples, by group and sample, as far as they are known."""
     of = list(observed)
     rows = [row for one in of for row in _rows_of(one)]
-    samples = [row.sample for row in rows]
-    prompt_ids = [_ids(one.group.prompt_ids) for one in of]
-    tokens = [_ids(sample.token_ids) for sample in samples]
-    of_groups: dict[str, Any] = {
-        "step": [step] * len(of),
-        "group": [one.group.id for one in of],
-        "outcome": [one.outcome for one in of],
-        "quarantined": [one.outcome == QUARANTINED for one in of],
-        "prompt_tokens": [len(ids) for ids in prompt_ids],
-        "prompt": [texts.prompt(one.group) for one in of],
-        "meta": [_meta(one) for one in of],
+    tokens = [_ids(row.sample.token_ids) for row in rows]
+    arrays = {
+        **_of_groups(step, of, texts),
+        **_of_samples(rows, tokens, texts, advantages),
+        **_of_tokens(rows, tokens, texts, logprobs),
     }
-    of_samples: dict[str, Any] = {
-        "sample": [row.index for row in rows],
-        "reward": [_number(sample.reward) for sample in samples],
-        "more": [_more(sample) for sample in samples],
-        "advantage": _advantages(rows, advantages),
-        "finish_reason": [row.finish_reason for row in rows],
-        "tokens": [len(ids) for ids in tokens],
-        "answer": [texts.answer(sample) if len(sample.token_ids) else "" for sample in samples],
-        "extras": [_extras(sample) for sample in samples],
-    }
-    # What is one group's is made once, and stands in the rows of all its samples.
-    places = pa.array(np.repeat(np.arange(len(of)), [len(one.group.samples) or 1 for one in of]))
-    once = {name: pa.array(values, SCHEMA.field(name).type) for name, values in of_groups.items()}
-    once["prompt_ids"] = _lists(prompt_ids, np.int32, pa.int32())
-    once["prompt_pieces"] = _piece_lists(prompt_ids, texts)
-    arrays = {name: values.take(places) for name, values in once.items()}
-    arrays |= {name: pa.array(values, SCHEMA.field(name).type) for name, values in of_samples.items()}
-    arrays["versions"] = _run_lists(
-        "versions", [sample.versions for sample in samples], lambda run: run.version
-    )
-    arrays["instances"] = _run_lists(
-        "instances", [sample.instances for sample in samples], lambda run: as_text(run.name)
-    )
-    arrays["token_ids"] = _lists(tokens, np.int32, pa.int32())
-    arrays["pieces"] = _piece_lists(tokens, texts)
-    arrays["logprobs"] = _lists(
-        [_floats(sample.logprobs, len(ids)) for sample, ids in zip(samples, tokens, strict=True)],
-        np.float32,
-        pa.float32(),
-    )
-    for name, key in _TOKEN_EXTRAS.items():
-        of_tokens = [sample.extras.get(key) for sample in samples]
-        if key == OLD_LOGPROBS:
-            of_tokens = [
-                logprobs.get((row.of.group.id, row.index), old) if row.of.outcome == TRAINED else old
-                for row, old in zip(rows, of_tokens, strict=True)
-            ]
-        found = [_floats(values, len(ids)) for values, ids in zip(of_tokens, tokens, strict=True)]
-        arrays[name] = _lists(found, np.float32, pa.float32())
     schema = SCHEMA.with_metadata(
         {
             "gyre.format": FORMAT,
@@ -168,6 +123,77 @@ def _rows_of(observed: Observed) -> Iterator[_Row]:
     if not observed.group.samples:
         nothing = Sample(np.empty(0, np.int32), np.empty(0, np.float32), ())
         yield _Row(observed, 0, nothing, None)
+
+
+def _of_groups(step: int, of: Sequence[Observed], texts: Texts) -> dict[str, pa.Array]:
+    """What is one group's is made once, and stands in the rows of all its samples."""
+    prompt_ids = [_ids(one.group.prompt_ids) for one in of]
+    columns: dict[str, Any] = {
+        "step": [step] * len(of),
+        "group": [one.group.id for one in of],
+        "outcome": [one.outcome for one in of],
+        "quarantined": [one.outcome == QUARANTINED for one in of],
+        "prompt_tokens": [len(ids) for ids in prompt_ids],
+        "prompt": [texts.prompt(one.group) for one in of],
+        "meta": [_meta(one) for one in of],
+    }
+    once = _arrays(columns)
+    once["prompt_ids"] = _lists(prompt_ids, np.int32, pa.int32())
+    once["prompt_pieces"] = _piece_lists(prompt_ids, texts)
+    places = pa.array(np.repeat(np.arange(len(of)), [len(one.group.samples) or 1 for one in of]))
+    return {name: values.take(places) for name, values in once.items()}
+
+
+def _of_samples(
+    rows: Sequence[_Row], tokens: Sequence[NDArray[np.int32]], texts: Texts, advantages: Advantages
+) -> dict[str, pa.Array]:
+    samples = [row.sample for row in rows]
+    columns: dict[str, Any] = {
+        "sample": [row.index for row in rows],
+        "reward": [_number(sample.reward) for sample in samples],
+        "more": [_more(sample) for sample in samples],
+        "advantage": _advantages(rows, advantages),
+        "finish_reason": [row.finish_reason for row in rows],
+        "tokens": [len(ids) for ids in tokens],
+        "answer": [texts.answer(sample) if len(sample.token_ids) else "" for sample in samples],
+        "extras": [_extras(sample) for sample in samples],
+    }
+    versions = [sample.versions for sample in samples]
+    instances = [sample.instances for sample in samples]
+    return {
+        **_arrays(columns),
+        "versions": _run_lists("versions", versions, lambda run: run.version),
+        "instances": _run_lists("instances", instances, lambda run: as_text(run.name)),
+    }
+
+
+def _of_tokens(
+    rows: Sequence[_Row],
+    tokens: Sequence[NDArray[np.int32]],
+    texts: Texts,
+    logprobs: Mapping[tuple[int, int], NDArray[np.float32]],
+) -> dict[str, pa.Array]:
+    """Of each row a list with a value for each token."""
+    columns: dict[str, list[Any]] = {"logprobs": [row.sample.logprobs for row in rows]}
+    for name, key in _TOKEN_EXTRAS.items():
+        columns[name] = [row.sample.extras.get(key) for row in rows]
+        if key == OLD_LOGPROBS:
+            columns[name] = [
+                logprobs.get((row.of.group.id, row.index), old) if row.of.outcome == TRAINED else old
+                for row, old in zip(rows, columns[name], strict=True)
+            ]
+    arrays = {
+        "token_ids": _lists(tokens, np.int32, pa.int32()),
+        "pieces": _piece_lists(tokens, texts),
+    }
+    for name, of_rows in columns.items():
+        found = [_floats(values, len(ids)) for values, ids in zip(of_rows, tokens, strict=True)]
+        arrays[name] = _lists(found, np.float32, pa.float32())
+    return arrays
+
+
+def _arrays(columns: Mapping[str, Any]) -> dict[str, pa.Array]:
+    return {name: pa.array(values, SCHEMA.field(name).type) for name, values in columns.items()}
 
 
 def _advantages(rows: Sequence[_Row], advantages: Advantages) -> list[float | None]:

@@ -1,7 +1,6 @@
-"""Samples as padded tensors, and the log-probs and values that models give to their tokens.
+"""Rows as padded tensors, and the logits that predict their tokens: what the warm start reads.
 
-Actor, reference and critic share it, so all see a sample's tokens at the same positions. This module must not know
-about advantages, losses or optimizers.
+This module must not know about advantages, losses or optimizers.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gyre.models.modules import Decoder, ValueModel
+from gyre.models.modules import Decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,34 +55,7 @@ def pad_rows(rows: Sequence[TokenRow]) -> TokenBatch:
     return TokenBatch(*(torch.from_numpy(array) for array in (inputs, targets, mask, columns)))
 
 
-def pad_values(values: Sequence[NDArray[np.float32]], batch: TokenBatch) -> Tensor:
-    """Per-token values of the batch's rows as float32 `[rows, t]`, zero where there is no token."""
-    padded = torch.zeros(batch.mask.shape)
-    padded[batch.mask] = torch.from_numpy(np.concatenate(values).astype(np.float32))
-    return padded
-
-
 def token_logits(model: Decoder, batch: TokenBatch) -> Tensor:
     """The logits that predict each target, float32 `[rows, t, vocab]`."""
     logits: Tensor = model(batch.inputs)
     return logits.gather(1, batch.columns[:, :, None].expand(-1, -1, logits.shape[-1]))
-
-
-def token_logprobs(
-    model: Decoder, batch: TokenBatch, temperature: float, *, entropy_gradient: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Log-probs float32 `[rows, t]` under `softmax(logits / temperature)` (at 1 when it is 0), and the entropies.
-
-    Values where `batch.mask` is False are meaningless. The entropies carry a gradient only where asked for.
-    """
-    logits = token_logits(model, batch)
-    everything = torch.log_softmax(logits / temperature if temperature > 0 else logits, dim=-1)
-    counted = everything if entropy_gradient else everything.detach()
-    entropies = -(counted.exp() * counted).sum(dim=-1)
-    return everything.gather(2, batch.targets[:, :, None])[:, :, 0], entropies
-
-
-def token_values(model: ValueModel, batch: TokenBatch) -> Tensor:
-    """What each target was expected to lead to before it was drawn, float32 `[rows, t]`."""
-    values: Tensor = model(batch.inputs)
-    return values.gather(1, batch.columns)

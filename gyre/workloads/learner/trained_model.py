@@ -55,6 +55,11 @@ class TrainedModel:
     config: dict[str, Any]
     folder: Path | None
 
+    @classmethod
+    def of_folder(cls, folder: Path) -> TrainedModel:
+        """Raises ModelFolderError where it holds no model that Gyre's own decoder knows."""
+        return cls(read_architecture(folder), read_config(folder), folder)
+
     @property
     def small(self) -> Architecture | None:
         """The small decoder's shape, unless the model is a folder's."""
@@ -87,10 +92,10 @@ def trained_model(config: Mapping[str, Any], task: Task | None = None) -> Traine
         return TrainedModel(architecture, config_of(architecture, eos_id=task.tokenizer.eos_id), None)
     folder = Path(settings.model_path)
     refuse_no_folder(folder, "config.model_path")
-    architecture = read_architecture(folder)
+    model = TrainedModel.of_folder(folder)
     refuse_other_tokenizer(config, folder, "config.model_path")
-    refuse_other_tokens(config, architecture.vocab, folder)
-    return TrainedModel(architecture, read_config(folder), folder)
+    refuse_other_tokens(config, model.architecture.vocab, folder)
+    return model
 
 
 def first_source(

@@ -33,6 +33,7 @@ from gyre.workloads.learner.losses import detached
 from gyre.workloads.learner.memory_choice import choice_of, now_said
 from gyre.workloads.learner.packing import Pass
 from gyre.workloads.learner.trained_model import TrainedModel
+from gyre.workloads.memory.learners import whole
 from gyre.workloads.memory.parameters import parameters_of
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 
 class MegatronBackend:
     """A `gyre.workloads.learner.backend.Backend`. `first` gives the weights that training begins with, for the device;
-    they are asked for later where ranks are started again, and where a checkpoint says that it is of those."""
+    they are asked for later where ranks are started again, and where a checkpoint says that it is of those. Unless it
+    `trains` the model is whole on this rank, has no optimizer, and `forward` is all that it does."""
 
     def __init__(
         self,
@@ -53,9 +55,10 @@ class MegatronBackend:
         first: Callable[[torch.device], TensorSource],
         *,
         values: bool,
+        trains: bool = True,
     ) -> None:
         laps = Laps()
-        self.layout = layout = settings.megatron
+        self.layout = layout = settings.megatron if trains else whole(settings.megatron)
         self.settings, self.values, self.context = settings, values, context
         self.device = device_of(layout)
         self._first, self._model = first, model
@@ -78,12 +81,12 @@ class MegatronBackend:
         if values:  # the head is a value's, and shares nothing
             architecture = replace(architecture, tied=False)
         # Where it is refused, nobody is waited for.
-        source = first(self.device) if context.incarnation == 1 else None
+        source = first(self.device) if context.incarnation == 1 or not trains else None
         seed_everything(settings.seed)
         self.ranks = Ranks(
             context, layout, device=self.device, timeout_s=settings.collective_timeout_s, seed=settings.seed
         )
-        self.has_weights = begin_anew(context, self.ranks)
+        self.has_weights = not trains or begin_anew(context, self.ranks)
         laps.lap("ranks")
         dtype = dtype_of(layout, self.device)
         self.dtype = str(dtype).removeprefix("torch.")
@@ -97,6 +100,7 @@ class MegatronBackend:
                 self.device,
                 ranks=context.world_size,
                 exchange=self.ranks.exchange,
+                trains=trains,
                 values=values,
             )
             self.pass_tokens, self.may_recompute = self._choice.tokens, self._choice.may_change
@@ -109,6 +113,7 @@ class MegatronBackend:
                 device=self.device,
                 dtype=dtype,
                 seam=self._seam,
+                trains=trains,
                 values=values,
             )
             self.recompute(on=self._choice.recompute)
@@ -120,7 +125,7 @@ class MegatronBackend:
         self.writer = CheckpointWriter(self.ranks, self.device)
         laps.lap("model and weights" if self.has_weights else "model")
         self.memory: MemoryCheckpoints[Part] | None = None
-        if layout.memory_checkpoint_share:
+        if trains and layout.memory_checkpoint_share:
             from gyre.workloads.learner.memory_checkpoints import MemoryCheckpoints, purpose_of
             from gyre.workloads.megatron.checkpoints.parts import MegatronState
 

@@ -259,7 +259,8 @@ class MegatronPolicy:
         """Cut the tie that keeps a model that trains in memory, and with it the groups of its ranks: autograd's nodes
         hold hooks that hold the model, which holds the nodes, and Python's collector does not see through autograd.
         Call nothing afterwards."""
-        self.ddp.grad_accs.clear()
+        if hasattr(self, "ddp"):  # of a model that trains
+            self.ddp.grad_accs.clear()
 
     def step(self, *, count: float, lr: float) -> float:
         """Divide the gradient by `count`, clip it and step; its norm before the clip. All gradients are zero then.

@@ -42,10 +42,7 @@ def ranks_of(
     if backend == "megatron":
         layout = settings.megatron
         if not trains:
-            ranks = 1
-            layout = layout.model_copy(
-                update={"tensor_parallel": 1, "pipeline_parallel": 1, "sequence_parallel": False}
-            )
+            ranks, layout = 1, whole(layout)
         width = width_of(layout, on_gpu=on_gpu)
         if values:
             shape = replace(shape, tied=False)
@@ -61,3 +58,10 @@ def ranks_of(
         values=values,
     )
     return [replace(rank, path_keys=path_keys)]
+
+
+def whole(layout: MegatronSettings) -> MegatronSettings:
+    """The layout of a model that is not trained: all of it on each vertex."""
+    return layout.model_copy(
+        update={"tensor_parallel": 1, "pipeline_parallel": 1, "sequence_parallel": False}
+    )

@@ -17,6 +17,9 @@ Invariants:
 - *nobody is left behind*: whatever was started for a sample ends with the process that ran it; see
   `gyre.workloads.rewards.process`. A process that earlier samples left more than `MOST_LEFT` others under is replaced.
 
+The second and the last are why this is none of the pools that there are: pebble's, for one, leaves what a late worker
+started, and takes the result of a child that the function forked for the sample's.
+
 This module must not know of groups, samples or tokens.
 """
 
@@ -132,8 +135,7 @@ class RewardPool:
                     for place, one in zip(asked.places, self._read(work, asked, answer), strict=True):
                         found[asked.part, place] = one
                         on_scored()
-                for process in [one for one in self._processes if self._clock() >= one.deadline]:
-                    failed(process.work, self._late(process))
+                self._end_late(failed)
         except BaseException:
             for process in [one for one in self._processes if one.work is not None or not one.ready]:
                 self._drop(process)  # nobody wants its result any more
@@ -161,8 +163,7 @@ class RewardPool:
                 self._start()
             for process in self._heard(on_wait):
                 self._answer_of(process, failed)
-            for process in [one for one in self._processes if self._clock() >= one.deadline]:
-                failed(None, self._late(process))
+            self._end_late(failed)
 
     def _calls(self, samples: int) -> list[_Work]:
         """What is to be called for so many samples: of each function of a batch one call, which begins first, for it
@@ -253,6 +254,10 @@ class RewardPool:
             f"{self._named(part)} cannot be loaded: {sentence}.",
             details={"traceback": traceback},
         )
+
+    def _end_late(self, failed: Callable[[_Work | None, str], None]) -> None:
+        for process in [one for one in self._processes if self._clock() >= one.deadline]:
+            failed(process.work, self._late(process))
 
     def _late(self, process: RewardProcess) -> str:
         """End a process whose deadline has passed, and say so."""

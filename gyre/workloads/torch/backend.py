@@ -39,7 +39,8 @@ from gyre.workloads.torch.served_policy import load_parameters
 
 
 class TorchBackend(BaseBackend):
-    """A `gyre.workloads.learner.backend.Backend`. With `values` the model says values instead of log-probs."""
+    """A `gyre.workloads.learner.backend.Backend`. With `values` the model says values instead of log-probs.
+    Unless it `trains` it has no optimizer and no gradient, and `forward` is all that it does."""
 
     ranks: Peers
 
@@ -52,6 +53,7 @@ class TorchBackend(BaseBackend):
         source: TensorSource,
         *,
         values: bool,
+        trains: bool = True,
     ) -> None:
         self.settings = settings
         self.optim = optim
@@ -61,6 +63,10 @@ class TorchBackend(BaseBackend):
         self.model: Decoder | ValueModel
         self.model = ValueModel(self.architecture) if values else Decoder(self.architecture)
         load_parameters(self.model, self._own(source))
+        self.ranks = Peers(context, settings.collective_timeout_s)
+        if not trains:
+            self.model.eval().requires_grad_(False)
+            return
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=optim.rate,
@@ -71,7 +77,6 @@ class TorchBackend(BaseBackend):
         )
         self.gradient = torch.zeros(sum(parameter.numel() for parameter in self.model.parameters()))
         """Flat, in the order of the parameters."""
-        self.ranks = Peers(context, settings.collective_timeout_s)
 
     def _own(self, source: TensorSource) -> dict[str, Tensor]:
         """The source's tensors as this model's parameters."""

@@ -16,11 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gyre.observe.samples import files as files_module
-from gyre.observe.samples import footer as footer_module
+from gyre.observe.samples import narrow as narrow_module
 from gyre.observe.samples.files import SampleFiles, histogram
-from gyre.observe.samples.footer import footer_of, value_in
 from gyre.observe.samples.names import step_of
-from gyre.observe.samples.narrow import KEY
+from gyre.observe.samples.narrow import KEY, narrow_of, packed, packed_at_end
 from gyre.observe.samples.query import Condition, Order, SampleFilter
 from gyre.observe.samples.writer import SampleWriter
 from gyre.rollouts.samples import Group, InstanceRun, Sample, VersionRun
@@ -151,47 +150,34 @@ def test_what_is_found_is_what_a_plain_read_finds(
     assert kept.problems == {}
 
 
-@settings(max_examples=examples(200), deadline=None)
-@given(
-    pairs=st.dictionaries(st.text(min_size=1, max_size=200), st.text(max_size=300), max_size=6),
-    bytes_at_first=st.integers(8, 2000),
-)
-def test_a_value_at_the_end_is_what_pyarrow_finds(
-    tmp_path_factory: pytest.TempPathFactory, pairs: dict[str, str], bytes_at_first: int
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(made=members, more=st.dictionaries(st.text(min_size=1), st.text()), first=st.integers(8, 5000))
+def test_what_is_packed_at_an_end_is_what_the_columns_say(
+    tmp_path_factory: pytest.TempPathFactory, made: Any, more: dict[str, str], first: int
 ) -> None:
-    path = tmp_path_factory.mktemp("file") / "one.parquet"
-    table = pa.table({"step": [1, 2]}).replace_schema_metadata(pairs)
+    """However much of the end is read at first, whoever wrote it anew, whatever else an end says, also of the key."""
+    folder = tmp_path_factory.mktemp("job") / "samples"
+    keep(folder, [[made]], is_last_quarantined=False)
+    (path,) = folder.iterdir()
+    table = pq.read_table(path)
+    wanted = narrow_of(table, 1)
+    again = {**{key: value for key, value in more.items() if key.encode() != KEY}, KEY: packed(wanted)}
+    pq.write_table(table.replace_schema_metadata(again), folder / "again")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(footer_module, "_AT_FIRST", bytes_at_first)
-        pq.write_table(table, path)
-        footer = footer_of(str(path))
-    assert footer is not None
-    metadata = pq.read_metadata(path).metadata
-    for key in (*(one.encode() for one in pairs), KEY):
-        assert value_in(footer, key) == metadata.get(key)
-
-
-@pytest.mark.parametrize("size", [1, 127, 128, 16_383, 16_384, 100_000])
-def test_a_long_value_is_whole(tmp_path: Path, size: int) -> None:
-    path = tmp_path / "one.parquet"
-    pq.write_table(pa.table({"step": [1]}).replace_schema_metadata({"a": "x" * size, "b": "y"}), path)
-    footer = footer_of(str(path))
-    assert footer is not None
-    assert (value_in(footer, b"a"), value_in(footer, b"b")) == (b"x" * size, b"y")
+        patch.setattr(narrow_module, "_AT_FIRST", first)
+        found = [packed_at_end(str(one), 1) for one in (path, folder / "again")]
+    for one in found:
+        assert one is not None
+        assert packed(one) == packed(wanted)
+    pq.write_table(table.replace_schema_metadata({"gyre.step": KEY}), path)
+    assert packed_at_end(str(path), 1) is None, "the key alone is nothing that is packed"
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"\xff\xff\xff\x7fPAR1", b"x" * 100])
-def test_what_does_not_end_as_parquet_has_no_footer(tmp_path: Path, data: bytes) -> None:
+def test_what_does_not_end_as_parquet_has_nothing_packed(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "one.parquet"
     path.write_bytes(data)
-    assert footer_of(str(path)) is None
-
-
-@pytest.mark.parametrize("cut", range(1, 7))
-def test_a_value_that_is_cut_off_is_not_there(cut: int) -> None:
-    whole = b"\x18\x03key\x18\x05value\x00"
-    assert value_in(whole, b"key") == b"value"
-    assert value_in(whole[:-cut], b"key") is None
+    assert packed_at_end(str(path), 1) is None
 
 
 def test_each_end_is_read_once_whatever_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

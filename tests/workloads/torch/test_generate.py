@@ -8,11 +8,12 @@ import torch
 
 from gyre.weights import WeightMismatch
 from gyre.workloads.learner.errors import OlderWeights, WeightsNotLoaded
-from gyre.workloads.learner.padded import TokenRow, pad_rows, token_logprobs
+from gyre.workloads.learner.padded import TokenRow, pad_rows
 from gyre.workloads.tasks.arithmetic import ArithmeticTask
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.reference import TorchReference
 from gyre.workloads.torch.rollout import TorchRollout
+from tests.workloads.padded_logprobs import token_logprobs
 from tests.workloads.torch_workloads import CONFIG, bind
 
 

@@ -178,7 +178,7 @@ def test_actor_critic_and_reference_begin_with_the_folders_weights(tmp_path: Pat
     critic = bound(TorchCritic(), "critic", config, tmp_path)
     reference = bound(TorchReference(), "reference", config, tmp_path)
     assert reference.version == 0
-    for held in (actor.backend.model, critic.backend.model.decoder, reference._own):
+    for held in (actor.backend.model, critic.backend.model.decoder, reference.backend.model):
         found = dict(held.named_parameters())
         assert all(torch.equal(found[name], wanted[name]) for name in found if name != "head.weight")
     actor.save_model(tmp_path / "saved")

@@ -11,9 +11,10 @@ import torch
 from gyre.models.tensor_names import from_names, to_names
 from gyre.weights.version.manifest import TENSOR_FILE, WeightManifest, WeightMismatch
 from gyre.weights.version.model_folder import ModelFolder, config_bytes, fingerprint, list_model_folder
-from gyre.workloads.learner.padded import TokenRow, pad_rows, token_logprobs
+from gyre.workloads.learner.padded import TokenRow, pad_rows
 from gyre.workloads.torch.actor import TorchActor
 from tests.engines.embedded.tiny import Model, ask, run
+from tests.workloads.padded_logprobs import token_logprobs
 from tests.workloads.torch_workloads import CONFIG, bind
 
 

@@ -125,7 +125,7 @@ function Instances({ job, engines, published }: { job: string; engines: readonly
                 <span className="n">{one.running}/{one.max_running}</span>
                 <span className="n">{short(one.rate_tokens_s)}</span>
                 <span className="n">{one.kv_tokens > 0 ? percent(one.kv_used_tokens / one.kv_tokens) : "–"}</span>
-                <span className="n">{one.silent_s === undefined ? "–" : duration(one.silent_s)}</span>
+                <span className="n">{one.silent_s === null ? "–" : duration(one.silent_s)}</span>
                 <span>{one.node}</span>
                 <span className="muted">{one.engine}</span>
               </div>

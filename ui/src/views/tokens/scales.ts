@@ -4,7 +4,10 @@
  * A scale gives each token a class of its own palette: `q0` … `q8` from low over the middle to high, `k0` … `k5` for
  * kinds. Where a token has no value, it has no class.
  */
-import type { SampleTokens, Stretch } from "../../rest";
+import type { SampleTokens } from "../../rest";
+
+/** A version or an instance, from token `start` up to `end`. */
+type Stretch<T> = [T, number, number];
 
 export type Mode = "version" | "instance" | "engine" | "trainer" | "difference" | "reference" | "advantage";
 

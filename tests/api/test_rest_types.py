@@ -1,0 +1,62 @@
+"""The page's types are those of the interface's OpenAPI, and that lists what is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from gyre.api.rest import schemas
+from gyre.failover import state
+from tests.doubles.standing_job import StandingJob
+from tools.rest_types import FILE, written
+
+JOBS_OWN = {
+    *("master_pid", "master_node", "master_url"),  # of `master`
+    *("full_disks", "disk_had_room_at"),  # of `disks`
+    *("trainer_started", "outcome", "serial", "restored", "halved"),
+}
+"""What the coordinator keeps of a job for itself."""
+
+VERTEXS_OWN = {"avoids", "reported"}
+
+
+def test_the_pages_types_are_what_the_interface_says() -> None:
+    assert FILE.read_text() == written(), "run `python -m tools.rest_types`, then `make ui`"
+
+
+def unlisted(found: Any, at: str = "") -> Iterator[str]:
+    """The keys of an answer that its type does not list."""
+    if isinstance(found, BaseModel):
+        yield from (f"{at}{key}" for key in found.model_extra or {})
+        for name in type(found).model_fields:
+            yield from unlisted(getattr(found, name), f"{at}{name}.")
+    elif isinstance(found, dict | list):
+        for one in found.values() if isinstance(found, dict) else found:
+            yield from unlisted(one, at)
+
+
+def test_a_jobs_view_has_no_key_that_is_not_listed(shared_job: StandingJob) -> None:
+    view = shared_job.master.view()
+    assert view["vertices"]
+    own = {f"job.{key}" for key in JOBS_OWN} | {f"vertices.{key}" for key in VERTEXS_OWN}
+    assert set(unlisted(schemas.JobView.model_validate(view))) - own == set()
+
+
+@pytest.mark.parametrize(
+    ("record", "schema", "elsewhere"),
+    [
+        (state.JobRecord, schemas.Job, JOBS_OWN),
+        (state.VertexRecord, schemas.Vertex, VERTEXS_OWN),
+        (state.Incident, schemas.Incident, set()),
+        (state.Evaluation, schemas.Evaluation, set()),
+        (state.TrainingRecord, schemas.Training, set()),
+        (state.LearningWarning, schemas.LearningWarning, {"holds"}),  # those that hold are told
+        (state.JoinToken, schemas.JoinToken, {"digest"}),  # it is nobody's business
+    ],
+)
+def test_what_the_state_has_is_listed(record: Any, schema: type[BaseModel], elsewhere: set[str]) -> None:
+    assert {one.name for one in fields(record)} - schema.model_fields.keys() == elsewhere
