@@ -313,15 +313,15 @@ ROLLOUTS = (
     Break(
         "first-takes-all",
         "What the first instance got that had loaded a version stays there when others have loaded it.",
-        "gyre/rollouts/manager/dispatch.py",
-        "self._move(self._groups.deal(self._now()))",
-        "self._move({})",
+        "gyre/rollouts/plane/placement.py",
+        "_move(plane, plane.groups.deal(plane.now))",
+        "_move(plane, {})",
         ("tests/rollouts/manager/test_dealing.py",),
     ),
     Break(
         "spare-not-held-back",
         "A spare gets samples while the instances that are wanted serve.",
-        "gyre/rollouts/manager/sessions.py",
+        "gyre/rollouts/plane/sessions.py",
         "session.not_admitted = session.not_admitted or NotAdmitted.SPARE",
         "session.not_admitted = session.not_admitted or None",
         ("tests/rollouts/core/test_spares.py", "tests/rollouts/manager/test_spares.py"),
@@ -361,7 +361,7 @@ ROLLOUTS = (
     Break(
         "group-is-trimmed",
         "A group that is too large for one frame arrives without the samples of its last part.",
-        "gyre/rollouts/manager/delivery.py",
+        "gyre/rollouts/plane/delivery.py",
         "for samples in portions[1:]]",
         "for samples in portions[1:-1]]",
         ("tests/rollouts/manager/test_delivery.py",),
@@ -369,7 +369,7 @@ ROLLOUTS = (
     Break(
         "not-delivered-again",
         "A group that was sent to a trainer is not sent again when it asks for it.",
-        "gyre/rollouts/manager/delivery.py",
+        "gyre/rollouts/plane/delivery.py",
         "        self._sent.difference_update(ready[group_id].number for group_id in ids if group_id in ready)\n",
         "",
         ("tests/rollouts/manager/test_delivery.py",),
@@ -428,7 +428,7 @@ FLEET = (
     Break(
         "published-early",
         "Instances are told to load a version before the commit that holds it.",
-        "gyre/rollouts/manager/policy_versions.py",
+        "gyre/rollouts/plane/versions.py",
         "limit = self.durable if pinned is None else min(pinned, self.durable)",
         "limit = self.newest if pinned is None else min(pinned, self.durable)",
         ("tests/rollouts/manager/test_policy_push.py",),
@@ -436,7 +436,7 @@ FLEET = (
     Break(
         "pin-ignored",
         "A newer version is served while a request waits for exactly the one before.",
-        "gyre/rollouts/manager/policy_versions.py",
+        "gyre/rollouts/plane/versions.py",
         "limit = self.durable if pinned is None else min(pinned, self.durable)",
         "limit = self.durable if pinned is None else max(pinned, self.durable)",
         ("tests/rollouts/manager/test_policy_push.py",),
@@ -444,7 +444,7 @@ FLEET = (
     Break(
         "one-number-two-policies",
         "A version that is published again with other bytes is taken.",
-        "gyre/rollouts/manager/policy_versions.py",
+        "gyre/rollouts/plane/versions.py",
         "if frame.version == newest.version and frame.checksum != newest.checksum:",
         "if frame.version > newest.version and frame.checksum != newest.checksum:",
         ("tests/rollouts/manager/test_policy_push.py",),

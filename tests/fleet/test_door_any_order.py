@@ -16,7 +16,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from gyre.rollouts.core.door_ledger import ANY, Asked, DoorLedger, DoorRefused, DoorRequest, Wish
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.core.requests import seed_of
-from gyre.rollouts.manager.policy_versions import PolicyVersions
+from gyre.rollouts.plane.versions import PolicyVersions
 from gyre.rollouts.protocol.frames import Publish
 from gyre.rollouts.token_log.write_buffer import WriteBatch
 from tests.examples import examples

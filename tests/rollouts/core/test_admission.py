@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from gyre.rollouts.core.admission import DeviceUse, NotAdmitted, PolicyBounds, why_not_admitted
-from gyre.rollouts.manager.sessions import AgentSession, AgentSessions
+from gyre.rollouts.plane.sessions import AgentSession, AgentSessions
 from tests.examples import examples
 from tests.rollouts.core.fleet import EVERYTHING, NAMES, SEEN, Fleet, went_through
 from tests.rollouts.core.simulated_agents import SimAgent

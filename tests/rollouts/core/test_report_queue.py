@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.manager import report_queue
-from gyre.rollouts.manager.report_queue import ReportQueue
+from gyre.rollouts.plane import report_queue
+from gyre.rollouts.plane.report_queue import ReportQueue
 from gyre.rollouts.protocol.codec import encode, unpack
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import Hello, Request
@@ -137,8 +137,7 @@ def test_together_they_do_what_they_do_one_by_one(seed: int) -> None:
             assert isinstance(report, Report)
             if report.columns[0]:
                 reports.append((name, report))
-        refused_now: dict[str, FrameError] = {}
-        taken_in = ReportQueue(together, refused_now.__setitem__)
+        taken_in = ReportQueue(together)
         for name, report in reports:
             taken_in.add(name, report)
             try:
@@ -146,7 +145,7 @@ def test_together_they_do_what_they_do_one_by_one(seed: int) -> None:
             except FrameError as error:
                 refused[name] = error.details["reason"]
         taken_in.take_in()
-        assert {name: error.details["reason"] for name, error in refused_now.items()} == refused
+        assert {name: error.details["reason"] for name, error in taken_in.refused} == refused
         assert seen(together) == seen(one_by_one)
     assert restored(together) == restored(one_by_one)
 
@@ -208,7 +207,7 @@ def test_what_is_sound_is_taken_in_by_one_pass(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(open_groups, "progress_of_many", counted)
     monkeypatch.setattr(open_groups, "progress", None)
-    taken_in = ReportQueue(open_groups, lambda name, error: pytest.fail(f"{name}: {error}"))
+    taken_in = ReportQueue(open_groups)
     for name in INSTANCES:
         taken_in.add(name, plain(open_groups, name, 1))
     assert not passes
@@ -220,7 +219,7 @@ def test_what_is_sound_is_taken_in_by_one_pass(monkeypatch: pytest.MonkeyPatch) 
 def test_no_more_waits_than_a_freed_slot_may_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_queue, "MOST_ROWS", 20)
     open_groups = opened()
-    taken_in = ReportQueue(open_groups, lambda name, error: None)
+    taken_in = ReportQueue(open_groups)
     for name in INSTANCES:
         taken_in.add(name, plain(open_groups, name, 1))
         assert sum(map(taken_in.has, INSTANCES)) * 5 < 20 + 5
@@ -229,10 +228,11 @@ def test_no_more_waits_than_a_freed_slot_may_wait_for(monkeypatch: pytest.Monkey
 
 def test_one_instance_s_report_can_be_taken_in_before_the_others() -> None:
     open_groups = opened()
-    taken_in = ReportQueue(open_groups, lambda name, error: pytest.fail(f"{name}: {error}"))
+    taken_in = ReportQueue(open_groups)
     for name in INSTANCES[:3]:
         taken_in.add(name, plain(open_groups, name, 1))
     taken_in.take_in_of("r1")
+    assert not taken_in.refused
     assert not taken_in.has("r1")
     assert all(state.length == 1 for state in open_groups.held_by("r1"))
     assert all(state.length == 0 for state in open_groups.held_by("r0"))

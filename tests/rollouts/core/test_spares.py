@@ -15,8 +15,8 @@ from gyre.config import SPARE_ROLLOUT
 from gyre.rollouts.core.admission import DeviceUse, NotAdmitted
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.core.spares import PlacedInstance, substitute
-from gyre.rollouts.manager.join_tokens import Caller
-from gyre.rollouts.manager.sessions import AgentSession, AgentSessions
+from gyre.rollouts.plane.peers import Caller
+from gyre.rollouts.plane.sessions import AgentSession, AgentSessions
 from tests.examples import examples
 from tests.rollouts.core.simulated_agents import SimAgent
 from tests.rollouts.core.small_groups import asked

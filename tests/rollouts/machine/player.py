@@ -6,10 +6,8 @@ frames sent to a connection, connections that end, events told, commits asked fo
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,14 +15,50 @@ import numpy as np
 
 from gyre.config import JOIN_SCOPE
 from gyre.rollouts.core.door_ledger import Asked, DoorRefused, Wish
-from gyre.rollouts.manager import rollout_manager
-from gyre.rollouts.manager.door.door import WRITTEN_WITHIN_S
-from gyre.rollouts.manager.join_tokens import Caller
-from gyre.rollouts.manager.rollout_manager import RolloutManager
-from gyre.rollouts.manager.settings import DoorSettings, ManagerSettings
+from gyre.rollouts.manager.peer_events import PeerEvents
+from gyre.rollouts.plane.events import (
+    AgentDialled,
+    AgentGone,
+    AgentSent,
+    AgentUnadmitted,
+    Committed,
+    DispatchDue,
+    DrainRequested,
+    LedgerFree,
+    PeerRefused,
+    Published,
+    ReportsDue,
+    Restored,
+    RolesWanted,
+    RoomFor,
+    Ticked,
+)
+from gyre.rollouts.plane.instructions import (
+    Answer,
+    Close,
+    Commit,
+    CommitWithin,
+    Deliver,
+    DispatchSoon,
+    Instruction,
+    Refuse,
+    ReportEvent,
+    Send,
+    Write,
+)
+from gyre.rollouts.plane.keys import Keys, RequestDeleted, RequestsAborted, SamplesAsked
+from gyre.rollouts.plane.machine import handle
+from gyre.rollouts.plane.peers import Caller
+from gyre.rollouts.plane.requesters import Requester
+from gyre.rollouts.plane.sessions import AgentSession
+from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings
+from gyre.rollouts.plane.state import Plane
+from gyre.rollouts.plane.status import plane_status
+from gyre.rollouts.plane.trainer import Trainer, TrainerDialled, TrainerGone, TrainerSent
 from gyre.rollouts.protocol.codec import encode, unpack
+from gyre.rollouts.protocol.credentials import weights_key
 from gyre.rollouts.protocol.fields import FrameError
-from gyre.rollouts.protocol.frames import Frame
+from gyre.rollouts.protocol.frames import Frame, Hello, Publish
 from gyre.rollouts.scheduling.elasticity import ElasticSettings
 from gyre.rollouts.scheduling.pools import Pool
 from gyre.rollouts.token_log.write_buffer import WriteBatch
@@ -67,7 +101,6 @@ class Rows:
 class FakeConnection:
     """A peer that reads at once."""
 
-    transport = None
     waiting_bytes = 0
 
     def __init__(self, player: Player, number: int, name: str, host: str) -> None:
@@ -75,34 +108,11 @@ class FakeConnection:
         self.closing = False
 
     def send(self, frame: Frame) -> None:
-        if not self.closing:
-            self.player.done.append(["send", self.number, packed(encode(frame))])
+        self.player.done.append(["send", self.number, packed(encode(frame))])
 
     def close(self) -> None:
-        if not self.closing:
-            self.closing = True
-            self.player.done.append(["close", self.number])
-
-
-class Commits:
-    """In the place of `GroupCommit`: commits come when the history has them."""
-
-    told: Callable[[str], None] = staticmethod(lambda how: None)
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        pass
-
-    def soon(self) -> None:
-        self.told("soon")
-
-    def now(self) -> None:
-        self.told("now")
-
-    def at_once(self) -> None:
-        self.told("at_once")
-
-    def within(self, seconds: float) -> None:
-        self.told(f"within {seconds}")
+        self.closing = True
+        self.player.done.append(["close", self.number])
 
 
 def settings_of(kind: str) -> ManagerSettings:
@@ -127,32 +137,61 @@ class Player:
         self.done: list[Step] = []
         self.kind, self.rows, self.now = kind, rows, now
         self.connections: dict[int, FakeConnection] = {}
-        self.sessions: dict[int, Any] = {}
+        self.sessions: dict[int, AgentSession] = {}
         self.batch: WriteBatch | None = None
-        real, rollout_manager.GroupCommit = rollout_manager.GroupCommit, Commits  # type: ignore[misc,assignment]
-        try:
-            self.manager = RolloutManager(
-                rows,  # type: ignore[arg-type]
-                term=term,
-                token="secret",
-                settings=settings_of(kind),
-                on_event=lambda event, fields: self.done.append(["event", event, _plain(fields)]),
-                monotonic=lambda: self.now,
-                clock=lambda: self.now,
-            )
-        finally:
-            rollout_manager.GroupCommit = real  # type: ignore[misc]
-        self.manager._commits.told = lambda how: self.done.append(["commit", how])  # type: ignore[attr-defined]
-        self.manager._restore(rows.load())
+        self.is_dispatch_due = False
+        settings = settings_of(kind)
+        requesters: list[type[Requester]] = [Keys] if kind == "door" else [Trainer]
+        key = weights_key("secret")
+        self.plane = Plane(settings, requesters, epoch=term, now=now, weights_key=key, node="here")
+        self.folded = PeerEvents(self._is_ours)
+        self.happens(Restored(rows.load()))
         self.restored, self.done = self.done, []
+
+    def _is_ours(self, name: str) -> bool:
+        return (session := self.plane.sessions.get(name)) is not None and session.caller.is_ours
+
+    def happens(self, event: object) -> list[Instruction]:
+        """Raises GyreError where the event is refused."""
+        instructions = handle(self.plane, event, self.now)
+        for one in instructions:
+            self.carry_out(one)
+        return instructions
+
+    def carry_out(self, one: Instruction) -> None:
+        if isinstance(one, Send):
+            one.peer.send(one.frame)  # type: ignore[attr-defined]
+        elif isinstance(one, Close):
+            one.peer.close()  # type: ignore[attr-defined]
+        elif isinstance(one, Deliver):
+            while self.happens(RoomFor(one.peer)):
+                pass
+        elif isinstance(one, ReportEvent):
+            self.tell_counted()
+            if (event := self.folded.add(one.kind, one.fields, self.now)) is not None:
+                self.done.append(["event", event[0], _plain(event[1])])
+        elif isinstance(one, Commit):
+            self.done.append(["commit", one.name.lower()])
+        elif isinstance(one, CommitWithin):
+            self.done.append(["commit", f"within {one.seconds}"])
+        elif isinstance(one, DispatchSoon):
+            self.is_dispatch_due = True
+        elif isinstance(one, Refuse):
+            raise one.error
+
+    def tell_counted(self) -> None:
+        for kind, fields in self.folded.due(self.now):
+            self.done.append(["event", kind, _plain(fields)])
 
     async def play(self, event: Step, now: float) -> list[Step]:
         """What is done of the event, and of what it makes due in this turn of the loop."""
         self.now, self.done = now, []
         kind, *arguments = event
         await getattr(self, kind)(*arguments)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        for _ in range(2):
+            if self.is_dispatch_due:
+                self.is_dispatch_due = False
+                self.happens(DispatchDue())
         return self.done
 
     def connection(self, number: int, name: str, host: str) -> FakeConnection:
@@ -164,9 +203,11 @@ class Player:
     async def dial(self, number: int, host: str, joined: bool, frame: str) -> None:
         connection = self.connection(number, "an agent", host)
         caller = SPOT if joined else Caller()
+        first = unpack(unpacked(frame))
         try:
-            first = unpack(unpacked(frame))
-            self.sessions[number] = self.manager.instances.join(first, connection, caller)  # type: ignore[arg-type]
+            self.happens(AgentDialled(connection, first, caller))
+            assert isinstance(first, Hello)
+            self.sessions[number] = self.plane.sessions[first.instance]
         except FrameError as error:
             self._reject(number, error)
 
@@ -175,116 +216,110 @@ class Player:
         if session.connection is not connection or connection.closing:
             return
         try:
-            self.manager.instances.received(session, unpack(unpacked(frame)))
+            self.happens(AgentSent(session, unpack(unpacked(frame))))
         except FrameError as error:
             self._reject(number, error)
             await self.left(number)
 
     def _reject(self, number: int, error: FrameError) -> None:
-        self.manager._reject(self.connections[number], error)  # type: ignore[arg-type]
-        self.connections[number].close()
+        self.happens(PeerRefused(self.connections[number], error))
+        self._end(number)
+
+    def _end(self, number: int) -> None:
+        """The shell ends the connection, if the machine has not."""
+        if not self.connections[number].closing:
+            self.connections[number].close()
 
     async def left(self, number: int) -> None:
         session = self.sessions.pop(number, None)
         if session is not None and session.connection is self.connections[number]:
-            self.manager.instances.disconnected(session)
-        self.connections[number].close()
+            self.happens(AgentGone(session))
+        self._end(number)
 
     async def drain(self, name: str, deadline_s: float, reason: str) -> None:
-        self.done.append(["found", self.manager.instances.drain(name, deadline_s, reason)])
+        session = self.plane.sessions.get(name)
+        if session is not None:
+            self.happens(DrainRequested(session, deadline_s, reason))
+        self.done.append(["found", session is not None])
 
     async def revoke(self, token: str) -> None:
-        self.manager.instances.cut_unadmitted(lambda caller: "revoked" if caller.token == token else "")
+        for session in list(self.plane.sessions.values()):
+            if session.caller.token == token:
+                self.happens(AgentUnadmitted(session, "revoked"))
 
     # -- requesters ---------------------------------------------------------------------------------
+
+    @property
+    def asks(self) -> Any:
+        """The one kind of requester that it has."""
+        return self.plane.requesters[0]
 
     async def attach(self, number: int, frame: str) -> None:
         connection = self.connection(number, "the trainer", "")
         try:
-            self.manager.trainer.attach(unpack(unpacked(frame)), connection)  # type: ignore[arg-type]
+            self.happens(TrainerDialled(connection, unpack(unpacked(frame))))
         except FrameError as error:
             self._reject(number, error)
 
     async def trainer(self, number: int, frame: str) -> None:
         connection = self.connections[number]
-        if self.manager.trainer.connection is not connection:
+        if self.asks.peer is not connection:
             return
+        told = unpack(unpacked(frame))
+        is_newer = isinstance(told, Publish) and told.version > self.plane.versions.newest
         try:
-            await self.manager.trainer.received(connection, unpack(unpacked(frame)))  # type: ignore[arg-type]
+            self.happens(TrainerSent(connection, told, told.model if is_newer else ""))  # type: ignore[union-attr]
         except FrameError as error:
             self._reject(number, error)
             await self.trainer_left(number)
 
     async def trainer_left(self, number: int) -> None:
-        self.manager.trainer.left(self.connections[number])  # type: ignore[arg-type]
-        self.connections[number].close()
+        self.happens(TrainerGone(self.connections[number]))
+        self._end(number)
 
-    async def ask(self, owner: str, request_id: str, prompt: list[int], n: int, most: int, wish: Step) -> None:
-        door = self.manager.door
-        assert door is not None
-        asked = Asked(
-            request_id, np.array(prompt, np.int32), n, {"max_new_tokens": most}, Wish(*wish), stops=(3,)
-        )
-        try:
-            _, is_new = door.ledger.ask(owner, asked, newest=self.manager.weights.newest, now=self.now)
-        except DoorRefused as error:
-            self.done.append(["refused", str(error)])
-            return
-        if is_new:
-            door._commits.within(WRITTEN_WITHIN_S)
-            door._dispatch.soon()
+    async def ask(
+        self, owner: str, request_id: str, prompt: list[int], n: int, most: int, wish: Step
+    ) -> None:
+        tokens = np.array(prompt, np.int32)
+        asked = Asked(request_id, tokens, n, {"max_new_tokens": most}, Wish(*wish), stops=(3,))
+        self._by_door(SamplesAsked(owner, asked, self.now))
 
     async def delete(self, owner: str, request_id: str) -> None:
-        door = self.manager.door
-        assert door is not None
-        try:
-            known = door.ledger.find(owner, request_id)
-        except DoorRefused as error:
-            self.done.append(["refused", str(error)])
-            return
-        door.ledger.close([known])
-        door._closed([known])
-
-    async def abort(self, owner: str, request_id: str | None) -> None:
-        door = self.manager.door
-        assert door is not None
-        some = door.ledger.abort(owner, request_id)
-        if some:
-            door._closed(some)
-        self.done.append(["aborted", [known.id for known in some]])
+        self._by_door(RequestDeleted(owner, request_id))
 
     async def publish(self, frame: str) -> None:
         told = unpack(unpacked(frame))
+        assert isinstance(told, Publish)
+        self._by_door(Published(told, told.model))
+
+    def _by_door(self, event: object) -> None:
         try:
-            self.manager.trainer.publish(told, told.model)  # type: ignore[union-attr,arg-type]
-        except FrameError as error:
+            self.happens(event)
+        except (DoorRefused, FrameError) as error:
             self.done.append(["refused", str(error)])
 
+    async def abort(self, owner: str, request_id: str | None) -> None:
+        done = self.happens(RequestsAborted(owner, request_id))
+        some = [known.id for one in done if isinstance(one, Answer) for known in one.requests]
+        self.done.append(["aborted", some])
+
     async def looked_at(self, wanted: dict[str, int]) -> None:
-        self.done.append(["looked", self.manager.looked_at(wanted)])
+        self.happens(RolesWanted(wanted))
+        serving = sum(one.admitted for one in self.plane.groups.instances.values())
+        generated = self.plane.groups.account.generated
+        looked = {"serving": serving, "open": self.asks.open_count, "generated": generated}
+        self.done.append(["looked", looked])
 
     # -- time and the ledger ------------------------------------------------------------------------
 
     async def tick(self) -> None:
-        manager, now = self.manager, self.now
-        manager._reports.take_in()
-        manager._tell_counted(now)
-        manager.instances.look(now)
-        manager.policies.tell_service()
-        settings = manager.settings
-        manager.dispatch.look(
-            now,
-            rebalance_every_s=settings.rebalance_every_s,
-            recall_timeout_s=settings.recall_timeout_s,
-        )
-        manager.windows.look(now)
-        if manager.door is not None:
-            manager.door.look(now)
-        manager._advise(now)
+        self.happens(ReportsDue())
+        self.tell_counted()
+        self.happens(Ticked())
 
     async def collect(self) -> None:
-        self.batch = self.manager._batch()
-        batch = self.batch
+        done = self.happens(LedgerFree())
+        self.batch = batch = next((one.batch for one in done if isinstance(one, Write)), None)
         if batch is None:
             return
         self.done.append(
@@ -307,21 +342,20 @@ class Player:
         if batch is None:
             return
         self.rows.commit(batch)
-        self.manager._committed(batch)
+        self.happens(Committed(batch))
         if self.kind == "door":
             self.done.append(["told", self._told()])
 
     def _told(self) -> list[Step]:
         """What clients of the door may be told."""
-        door = self.manager.door
-        assert door is not None
         return [
             [known.id, known.owner, known.failed, known.is_over, [list(one[:2]) for one in known.told]]
-            for known in door.ledger.requests().values()
+            for known in self.asks.ledger.requests().values()
         ]
 
     async def status(self) -> None:
-        self.done.append(["status", _plain(self.manager.status())])
+        self.happens(ReportsDue())
+        self.done.append(["status", _plain(plane_status(self.plane))])
 
 
 def _plain(fields: Any) -> Any:

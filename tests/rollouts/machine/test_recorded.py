@@ -54,16 +54,51 @@ def test_histories_have_what_matters() -> None:
             seen[event[0]] += 1
             for steps in done.values():
                 seen.update(str(step[1]) for step in steps if step[0] == "event")
-                seen.update(
-                    type(decode(unpacked(step[2]))).__name__ for step in steps if step[0] == "send"
-                )
-    wanted = """
-        Assign Cancel Weights Ack Welcome Reject Sleep Wake Done Failed Finished WindowStatus DevicesReturned
-        SampleCounts InstanceJoined InstanceLeft InstanceDraining InstanceSuspended WeightsLoaded WeightsRefused
-        EngineStartFailed EngineDied EngineStarted EngineLimited LoaderFallback TransferChosen AddressIgnored
-        SparePromoted SpareRelieved WindowOpened WindowClosed DevicesFree ScaleAdvised PeerRefused PolicyServed
-        killed ask delete abort publish revoke looked_at
-    """.split()
+                seen.update(type(decode(unpacked(step[2]))).__name__ for step in steps if step[0] == "send")
+    wanted = [
+        "Assign",
+        "Cancel",
+        "Weights",
+        "Ack",
+        "Welcome",
+        "Reject",
+        "Sleep",
+        "Wake",
+        "Done",
+        "Failed",
+        "Finished",
+        "WindowStatus",
+        "DevicesReturned",
+        "SampleCounts",
+        "InstanceJoined",
+        "InstanceLeft",
+        "InstanceDraining",
+        "InstanceSuspended",
+        "WeightsLoaded",
+        "WeightsRefused",
+        "EngineStartFailed",
+        "EngineDied",
+        "EngineStarted",
+        "EngineLimited",
+        "LoaderFallback",
+        "TransferChosen",
+        "AddressIgnored",
+        "SparePromoted",
+        "SpareRelieved",
+        "WindowOpened",
+        "WindowClosed",
+        "DevicesFree",
+        "ScaleAdvised",
+        "PeerRefused",
+        "PolicyServed",
+        "killed",
+        "ask",
+        "delete",
+        "abort",
+        "publish",
+        "revoke",
+        "looked_at",
+    ]
     assert not [one for one in wanted if not seen[one]]
 
 

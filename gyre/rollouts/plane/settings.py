@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from gyre.config import DoorSpec, WeightsSpec
 from gyre.models.adapters import AdapterLimits
-from gyre.rollouts.manager.door.words import Tokenizer
 from gyre.rollouts.protocol.connection import HEARTBEAT_S
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.scheduling.pools import Pool
+
+
+class Tokenizer(Protocol):
+    """A tokenizer as the door needs it."""
+
+    def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
+        """The tokens of each text; with `special`, also those that the tokenizer adds."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        """The text, without special tokens, or with them."""
+        ...
+
+    def settled(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        """What of that text stays, whatever tokens follow."""
+        ...
+
+    def written(self, token_ids: Sequence[int]) -> list[str]:
+        """What each token adds to a text, and of a special token its name."""
+        ...
+
+    def offsets(self, token_ids: Sequence[int], *, special: bool = False) -> list[int]:
+        """Where in their text each token begins, in characters."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gyre.rollouts.core.admission import NotAdmitted
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.core.stored_account import account_in
-from gyre.rollouts.manager.sessions import AgentSession
+from gyre.rollouts.plane.sessions import AgentSession
 from gyre.rollouts.protocol.frames import Loaded, SampleCounts
 from gyre.rollouts.scheduling.fleet import Instance
 from gyre.rollouts.scheduling.pools import token_price
+
+if TYPE_CHECKING:
+    from gyre.rollouts.plane.state import Plane
 
 
 def groups_status(groups: OpenGroups) -> dict[str, Any]:
@@ -142,3 +145,23 @@ def _state(session: AgentSession, instance: Instance) -> str:
     if session.loading is not None:
         return "loading"
     return "working" if instance.held else "idle"
+
+
+def plane_status(plane: Plane) -> dict[str, Any]:
+    """All of it, but what fronts know."""
+    return {
+        "epoch": plane.epoch,
+        "version": plane.versions.newest,
+        "served_version": plane.groups.served_version,
+        **groups_status(plane.groups),
+        "refused": plane.refused,
+        "local_window": plane.windows.status(plane.now),
+        "pools": pools_status(plane.sessions.values(), plane.settings.prices),
+        "instances": [
+            instance_status(
+                session, instance, plane.now, checksum=plane.versions.checksum_of(instance.version)
+            )
+            for session in plane.sessions.values()
+            if (instance := plane.groups.instances.get(session.name)) is not None
+        ],
+    }

@@ -10,7 +10,7 @@ This module must not know about sockets or when a report is acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.protocol.columns import ColumnFault, join_columns
@@ -23,11 +23,10 @@ MOST_ROWS = 512
 
 
 class ReportQueue:
-    """`refused(name, error)` is called for an instance whose report cannot be true."""
-
-    def __init__(self, groups: OpenGroups, refused: Callable[[str, FrameError], None]) -> None:
+    def __init__(self, groups: OpenGroups) -> None:
+        self.refused: list[tuple[str, FrameError]] = []
+        """Instances whose reports cannot be true, which the caller has not yet cut and cleared."""
         self._groups = groups
-        self._refused = refused
         self._waiting: dict[str, Report] = {}
         self._rows = 0
 
@@ -65,4 +64,4 @@ class ReportQueue:
         try:
             self._groups.progress(names[0], reports[0].unfold())
         except FrameError as error:
-            self._refused(names[0], error)
+            self.refused.append((names[0], error))

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gyre.rollouts.core.requests import InFlightRequest, InFlightSample
-from gyre.rollouts.manager.sessions import Connection
 from gyre.rollouts.protocol.frames import Done, Finished, FinishedSample
 from gyre.rollouts.samples import Group, Sample, pack_groups
 
@@ -50,7 +49,6 @@ class Delivery:
 
     def __init__(self, open_requests: dict[int, InFlightRequest]) -> None:
         self._requests = open_requests
-        self._trainer: Connection | None = None
         self._samples_ahead = False
         self._ready: dict[str, dict[int, InFlightRequest]] = defaultdict(dict)
         """Complete groups in the ledger that the trainer has not taken, by purpose and group."""
@@ -60,13 +58,16 @@ class Delivery:
         self._parts: deque[_Portion] = deque()
         """The rest of a group that is too large for one frame; nothing else is sent before it."""
 
-    def attached(self, trainer: Connection | None, *, samples_ahead: bool = False) -> None:
-        """Another trainer has attached, which was sent nothing yet; or None: the trainer left. `samples_ahead`: it
-        wants to be told of finished samples."""
-        self._trainer = trainer
+    def attached(self, *, samples_ahead: bool = False) -> None:
+        """Another trainer has attached, which was sent nothing yet. `samples_ahead`: it wants to be told of finished
+        samples."""
         self._samples_ahead = samples_ahead
-        if trainer is not None:
-            self._outbox, self._sent, self._parts = {}, set(), deque()
+        self._outbox, self._sent, self._parts = {}, set(), deque()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self._outbox or self._parts)
 
     def complete(self, requests: Iterable[InFlightRequest]) -> None:
         """Deliver these groups, which are complete in the ledger."""
@@ -75,10 +76,9 @@ class Delivery:
             self._ready[request.purpose][request.group.id] = request
         self._deliver(open_ones)
 
-    def finished(self, samples: Iterable[InFlightSample]) -> None:
-        """These samples have finished: the trainer gets notice, unless it does not read that fast."""
-        trainer = self._trainer
-        if trainer is None or not self._samples_ahead:
+    def finished(self, samples: Iterable[InFlightSample]) -> Iterator[Finished]:
+        """These samples have finished: the notice of it, for a trainer that wants it and reads that fast."""
+        if not self._samples_ahead:
             return
         by_purpose: dict[str, list[FinishedSample]] = defaultdict(list)
         for sample in samples:
@@ -90,8 +90,7 @@ class Delivery:
                 by_purpose[sample.request.purpose].append(told)
         for purpose, told_samples in by_purpose.items():
             for portion in _portions_of(told_samples):
-                if trainer.waiting_bytes < WINDOW_BYTES:
-                    trainer.send(Finished(purpose=purpose, samples=portion))
+                yield Finished(purpose=purpose, samples=portion)
 
     def holds(self, purpose: str) -> bool:
         """Whether anything of it is complete and not taken."""
@@ -116,15 +115,12 @@ class Delivery:
         self._outbox.update(
             {request.number: request for request in requests if request.number not in self._sent}
         )
-        self.pump()
 
-    def pump(self) -> None:
-        """Send complete groups as fast as the trainer reads them, a portion of one purpose at a time."""
-        while (trainer := self._trainer) is not None and trainer.waiting_bytes < WINDOW_BYTES:
-            frame = self._parts.popleft() if self._parts else self._next_portion()
-            if frame is None:
-                return
-            trainer.send(_frame_of(frame))
+    def next_frame(self) -> Done | None:
+        """The next portion of complete groups, of one purpose; None where there is none. To be asked for as fast as
+        the trainer reads."""
+        portion = self._parts.popleft() if self._parts else self._next_portion()
+        return _frame_of(portion) if portion is not None else None
 
     def _next_portion(self) -> _Portion | None:
         groups: list[Group] = []

@@ -14,16 +14,12 @@ This module must not know about samples, sessions or who loads a version.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Loaded, Publish, Weights
-from gyre.weights.version.arena import is_folder
-from gyre.weights.version.manifest import MANIFEST, WeightMismatch
-from gyre.weights.version.model_folder import ModelFolder
 
 CHECKSUMS_KEPT = 64
 
@@ -115,8 +111,8 @@ class PolicyVersions:
         return {"instance": instance, "version": frame.version, **told}
 
     def publish(self, frame: Publish, model: str) -> bool:
-        """Take a published version; returns whether it is new. `model` is the result of `model_of`. Raises FrameError
-        if the version was published with other bytes before."""
+        """Take a published version; returns whether it is new. `model` is the fingerprint of its shape. Raises
+        FrameError if the version was published with other bytes before."""
         newest = self.published
         if newest is not None and frame.version <= newest.version:
             if frame.version == newest.version and frame.checksum != newest.checksum:
@@ -139,24 +135,6 @@ class PolicyVersions:
             self.model = model
         self.changed = True
         return True
-
-    @staticmethod
-    def model_of(frame: Publish) -> str:
-        """The model's fingerprint, read from the version's folder if that is on this machine. A manifest of 90,000
-        tensors takes a second to read: do not call it on an event loop. Raises FrameError if the folder has another
-        version than the trainer says."""
-        if frame.sources and not (frame.path and is_folder(frame.path)):
-            return frame.model
-        try:
-            folder = ModelFolder.read(Path(frame.path))
-        except WeightMismatch as error:
-            raise refuse("weights", str(error)) from None
-        if folder.checksum != frame.checksum:
-            raise refuse(
-                "checksum",
-                f"{frame.path}/{MANIFEST} says {folder.checksum}, the trainer published {frame.checksum}",
-            )
-        return folder.fingerprint()
 
     def _move(self, frame: Publish) -> None:
         """Take the new address of a publisher that was restarted."""
