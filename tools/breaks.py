@@ -237,7 +237,7 @@ ROLLOUTS = (
     Break(
         "token-beyond-the-vocabulary",
         "A token that the model does not have enters the ledger.",
-        "gyre/rollouts/core/report_checks.py",
+        "gyre/rollouts/plane/report_checks.py",
         "if highest >= vocabulary:",
         "if highest > vocabulary:",
         ("tests/rollouts/manager/test_peers.py",),
@@ -245,10 +245,10 @@ ROLLOUTS = (
     Break(
         "sample-beyond-its-limit",
         "A sample that is longer than was asked for enters the ledger.",
-        "gyre/rollouts/core/report_checks.py",
+        "gyre/rollouts/plane/report_checks.py",
         "if (mine & (ends > rows.limits[numbers])).any():",
         "if (mine & (starts > rows.limits[numbers])).any():",
-        ("tests/rollouts/core/test_groups.py",),
+        ("tests/rollouts/machine/test_groups.py",),
     ),
     Break(
         "version-never-loaded",
@@ -261,35 +261,35 @@ ROLLOUTS = (
     Break(
         "stale-report-accepted",
         "What an instance reports under a lease that it has lost is taken for the sample's tokens.",
-        "gyre/rollouts/core/report_checks.py",
+        "gyre/rollouts/plane/report_checks.py",
         "mine = (rows.leases[numbers] == columns.leases) & (rows.owners[numbers] == owners)",
         "mine = rows.owners[numbers] == owners",
-        ("tests/rollouts/core/test_groups.py",),
+        ("tests/rollouts/machine/test_groups.py",),
     ),
     Break(
         "sample-given-twice",
         "An instance that is back gets its sample, and the one that has it meanwhile is not told to stop.",
-        "gyre/rollouts/core/groups.py",
+        "gyre/rollouts/plane/groups.py",
         "            self.cancelled.append((sample.instance, sample.row, sample.lease))\n        self._detach(sample)\n"
         "        if self._lost",
         "            self.placement.recall(sample.placed)\n        self._detach(sample)\n        if self._lost",
-        ("tests/rollouts/core/test_claims.py",),
+        ("tests/rollouts/machine/test_claims.py",),
     ),
     Break(
         "claim-unchecked",
         "Any instance is believed to have a sample, under whatever lease.",
-        "gyre/rollouts/core/leases.py",
+        "gyre/rollouts/plane/leases.py",
         "        return self._may_be_unstored(claim.lease) and sample.placed.holder is None",
         "        return sample.placed.holder is None",
-        ("tests/rollouts/core/test_claims.py",),
+        ("tests/rollouts/machine/test_claims.py",),
     ),
     Break(
         "work-before-weights",
         "An instance gets work before it has acknowledged any policy version.",
-        "gyre/rollouts/core/admission.py",
+        "gyre/rollouts/plane/admission.py",
         "return 0 <= version <= self.served",
         "return version <= self.served",
-        ("tests/rollouts/core/test_admission.py",),
+        ("tests/rollouts/machine/test_admission.py",),
     ),
     Break(
         "wish-ignored",
@@ -297,7 +297,7 @@ ROLLOUTS = (
         "gyre/rollouts/scheduling/router.py",
         "elif version >= min_version and (best is None or heap[0] < best):",
         "elif best is None or heap[0] < best:",
-        ("tests/rollouts/scheduling/test_router_properties.py", "tests/rollouts/core/test_groups.py"),
+        ("tests/rollouts/scheduling/test_router_properties.py", "tests/rollouts/machine/test_groups.py"),
     ),
     Break(
         "waits-beside-a-free-slot",
@@ -324,15 +324,15 @@ ROLLOUTS = (
         "gyre/rollouts/plane/sessions.py",
         "session.not_admitted = session.not_admitted or NotAdmitted.SPARE",
         "session.not_admitted = session.not_admitted or None",
-        ("tests/rollouts/core/test_spares.py", "tests/rollouts/manager/test_spares.py"),
+        ("tests/rollouts/machine/test_spares.py", "tests/rollouts/manager/test_spares.py"),
     ),
     Break(
         "spare-waits-for-the-agent",
         "A spare does not take over from an instance whose engine died and whose agent lives.",
-        "gyre/rollouts/core/spares.py",
+        "gyre/rollouts/plane/spares.py",
         "        NotAdmitted.NO_POLICY,\n",
         "",
-        ("tests/rollouts/core/test_spares.py", "tests/rollouts/manager/test_spares.py"),
+        ("tests/rollouts/machine/test_spares.py", "tests/rollouts/manager/test_spares.py"),
     ),
     Break(
         "continuation-drops-a-token",
@@ -356,7 +356,7 @@ ROLLOUTS = (
         "gyre/rollouts/agent/held_samples.py",
         "if wrong is not None and wrong < self.sent:",
         "if wrong is not None and wrong < 0:",
-        ("tests/rollouts/core/test_token_labels.py",),
+        ("tests/rollouts/machine/test_token_labels.py",),
     ),
     Break(
         "group-is-trimmed",
@@ -377,10 +377,10 @@ ROLLOUTS = (
     Break(
         "never-quarantined",
         "A sample that has killed three engines goes to the next one.",
-        "gyre/rollouts/core/quarantine.py",
+        "gyre/rollouts/plane/quarantine.py",
         'return [on_trial] if record_failure(on_trial, "") else []',
         'return [on_trial] if record_failure(on_trial, "", most=QUARANTINE_AFTER - 1) else []',
-        ("tests/rollouts/core/test_quarantine.py",),
+        ("tests/rollouts/machine/test_quarantine.py",),
     ),
     Break(
         "told-before-committed",
@@ -396,15 +396,15 @@ ROLLOUTS = (
         "gyre/rollouts/token_log/retention.py",
         "left = keys[key_of[rows] == keys]",
         "left = keys[(key_of[rows] == keys) & (keys > key)]",
-        ("tests/rollouts/core/test_token_table.py",),
+        ("tests/rollouts/machine/test_token_table.py",),
     ),
     Break(
         "restored-without-a-reset",
         "The next manager gives a sample that was begun anew the tokens that were thrown away.",
-        "gyre/rollouts/core/sample_store.py",
+        "gyre/rollouts/plane/sample_store.py",
         '    if kind == "reset":\n        sample.forget_tokens()\n        sample.resets += 1\n    elif',
         '    if kind == "reset":\n        sample.resets += 1\n    elif',
-        ("tests/rollouts/core/test_quarantine.py",),
+        ("tests/rollouts/machine/test_quarantine.py",),
     ),
     Break(
         "stale-sample-trained",
@@ -452,7 +452,7 @@ FLEET = (
     Break(
         "prompts-count-for-nothing",
         "What a key asks for takes no bytes of its bound.",
-        "gyre/rollouts/core/door_ledger.py",
+        "gyre/rollouts/plane/door_ledger.py",
         "if taken + more <= self._key_bytes:",
         "if taken + more <= self._key_bytes or taken:",
         ("tests/fleet/test_door.py",),
@@ -460,7 +460,7 @@ FLEET = (
     Break(
         "retry-gets-other-bytes",
         "The door tells tokens that are not in the ledger yet; whoever asks again may get others.",
-        "gyre/rollouts/core/door_ledger.py",
+        "gyre/rollouts/plane/door_ledger.py",
         "SampleView(ids[: told.length], logprobs[: told.length], told.versions, told.finish)",
         "SampleView(ids, logprobs, told.versions, told.finish)",
         ("tests/fleet/test_door_any_order.py",),
@@ -468,7 +468,7 @@ FLEET = (
     Break(
         "id-taken-for-another-request",
         "The door answers a request with what was asked before under the same id, though something else is asked now.",
-        "gyre/rollouts/core/door_ledger.py",
+        "gyre/rollouts/plane/door_ledger.py",
         "        if known.digest != asked.digest:",
         "        if known.digest != asked.digest and known.ended_at is None:",
         ("tests/fleet/test_door.py",),
@@ -476,7 +476,7 @@ FLEET = (
     Break(
         "key-unchecked",
         "Whoever has a key may look at the answers of all others.",
-        "gyre/rollouts/core/door_ledger.py",
+        "gyre/rollouts/plane/door_ledger.py",
         'if known.owner != owner:\n            raise refused(403, "not_yours", f"The id {request_id!r}',
         "if known.owner != owner and known.ended_at is None:\n"
         '            raise refused(403, "not_yours", f"The id {request_id!r}',

@@ -57,7 +57,7 @@ from gyre.observe.series import read_series
 from gyre.observe.series.reading import POINTS
 from gyre.observe.timeline import read_timeline
 from gyre.redaction import KNOWN
-from gyre.rollouts.core.stored_account import stored_account
+from gyre.rollouts.plane.stored_account import stored_account
 from gyre.store import JobRow, ListedJob, Store, open_store
 
 if TYPE_CHECKING:

@@ -116,7 +116,7 @@ class MasterApi(Protocol):
         ...
 
     def plane_account(self) -> dict[str, Any] | None:
-        """The rollout plane's token account as it was committed last (`gyre.rollouts.core.stored_account`); None where
+        """The rollout plane's token account as it was committed last (`gyre.rollouts.plane.stored_account`); None where
         it has written nothing."""
         ...
 

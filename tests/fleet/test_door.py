@@ -15,16 +15,16 @@ from aiohttp import web
 
 from gyre.data import TextTokenizer
 from gyre.ports.bounds import PortBounds
-from gyre.rollouts.core.door_ledger import Asked, DoorLedger
 from gyre.rollouts.manager.door.door import BODIES_BYTES
 from gyre.rollouts.plane import updates
+from gyre.rollouts.plane.door_ledger import Asked, DoorLedger
 from gyre.rollouts.protocol.credentials import digest_of
 from gyre.rollouts.protocol.frames import LoadFailed, Weights
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import VersionRun
 from tests.data.small import write_tokenizer
 from tests.fleet.fleet_plane import PROMPT, FleetPlane, finish, fleet_plane, generate_body
-from tests.rollouts.core.small_groups import groups_with, report
+from tests.rollouts.machine.small_groups import groups_with, report
 from tests.rollouts.plane import small_folder, until
 
 

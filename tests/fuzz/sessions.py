@@ -19,12 +19,12 @@ import msgpack
 import msgspec
 import numpy as np
 
-from gyre.rollouts.core.requests import InFlightSample
 from gyre.rollouts.manager.connections import Connection
 from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.manager.trainer_front import TrainerFront
 from gyre.rollouts.plane.events import AgentGone, AgentSent, DispatchDue, PeerRefused, ReportsDue
 from gyre.rollouts.plane.peers import Caller
+from gyre.rollouts.plane.requests import InFlightSample
 from gyre.rollouts.plane.sessions import AgentSession
 from gyre.rollouts.plane.settings import ManagerSettings
 from gyre.rollouts.plane.trainer import TrainerDialled, TrainerGone

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from aiohttp import web
 
 from gyre.ports.bounds import PortBounds
-from gyre.rollouts.core.door_ledger import DoorRequest
 from gyre.rollouts.manager.callers import Callers
 from gyre.rollouts.manager.connections import Connection
+from gyre.rollouts.plane.door_ledger import DoorRequest
 from gyre.rollouts.plane.requesters import Requester
 from gyre.rollouts.plane.settings import ManagerSettings
 

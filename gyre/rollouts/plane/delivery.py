@@ -19,7 +19,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from gyre.rollouts.core.requests import InFlightRequest, InFlightSample
+from gyre.rollouts.plane.requests import InFlightRequest, InFlightSample
 from gyre.rollouts.protocol.frames import Done, Finished, FinishedSample
 from gyre.rollouts.samples import Group, Sample, pack_groups
 

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from gyre.rollouts.core.admission import NotAdmitted
+from gyre.rollouts.plane.admission import NotAdmitted
 from gyre.rollouts.plane.autoscaler import Fleet
 from gyre.rollouts.plane.sessions import AgentSession
 from gyre.rollouts.plane.status import rates_by_role

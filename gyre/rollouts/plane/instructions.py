@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from gyre.errors import GyreError
-from gyre.rollouts.core.door_ledger import DoorRequest
+from gyre.rollouts.plane.door_ledger import DoorRequest
 from gyre.rollouts.plane.peers import Peer
 from gyre.rollouts.protocol.frames import Frame
 from gyre.rollouts.token_log.write_buffer import WriteBatch

@@ -1,7 +1,7 @@
 """The keys of a fleet's door, as a requester: their requests over the open groups.
 
 Invariants:
-- *written before answered*, *same id same tokens*, *a key sees its own*: see `gyre.rollouts.core.door_ledger`;
+- *written before answered*, *same id same tokens*, *a key sees its own*: see `gyre.rollouts.plane.door_ledger`;
 - *every wait has an end*: where others are served, and for as long as clients wait no instance had the version that a
   request asks for, it has failed.
 
@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from gyre.rollouts.core.door_ledger import PURPOSE, Asked, DoorLedger, DoorRequest
-from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.core.requests import InFlightRequest, InFlightSample
 from gyre.rollouts.plane import elasticity, placement, updates
+from gyre.rollouts.plane.door_ledger import PURPOSE, Asked, DoorLedger, DoorRequest
+from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.instructions import Answer, Commit, CommitWithin
 from gyre.rollouts.plane.requesters import Handler, Requester
+from gyre.rollouts.plane.requests import InFlightRequest, InFlightSample
 from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings
 from gyre.rollouts.protocol.frames import TrainerStatus
 from gyre.rollouts.token_log.write_buffer import WriteBatch

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gyre.rollouts.core.admission import NotAdmitted
-from gyre.rollouts.core.groups import Given, Recalled
-from gyre.rollouts.core.requests import InFlightSample
+from gyre.rollouts.plane.admission import NotAdmitted
+from gyre.rollouts.plane.groups import Given, Recalled
 from gyre.rollouts.plane.instructions import DISPATCH_SOON, Commit
+from gyre.rollouts.plane.requests import InFlightSample
 from gyre.rollouts.plane.sessions import AgentSession
 from gyre.rollouts.protocol.frames import Assign, Assignment, Cancel, Frame
 

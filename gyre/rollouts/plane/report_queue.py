@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.protocol.columns import ColumnFault, join_columns
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.progress import Report

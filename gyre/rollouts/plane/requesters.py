@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gyre.rollouts.core.groups import MOST_RESETS, OpenGroups
-from gyre.rollouts.core.requests import InFlightRequest, InFlightSample
 from gyre.rollouts.plane import placement
+from gyre.rollouts.plane.groups import MOST_RESETS, OpenGroups
 from gyre.rollouts.plane.instructions import Commit
+from gyre.rollouts.plane.requests import InFlightRequest, InFlightSample
 from gyre.rollouts.plane.settings import ManagerSettings
 from gyre.rollouts.protocol.frames import LoadFailed
 from gyre.rollouts.token_log.write_buffer import WriteBatch

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gyre.config import SPARE_ROLLOUT
-from gyre.rollouts.core.admission import DeviceUse, NotAdmitted, why_not_admitted
-from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.core.spares import PlacedInstance, Substitution, substitute
+from gyre.rollouts.plane.admission import DeviceUse, NotAdmitted, why_not_admitted
+from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.peers import Caller, Peer
+from gyre.rollouts.plane.spares import PlacedInstance, Substitution, substitute
 from gyre.rollouts.protocol.frames import EngineLimits, Frame, Hello, Loaded
 from gyre.rollouts.scheduling.fleet import Instance
 

@@ -1,6 +1,6 @@
 """The state of the rollout plane: what all subjects read, and each changes its own part of.
 
-    groups      open groups, the tokens and leases of their samples      gyre.rollouts.core
+    groups      open groups, the tokens and leases of their samples      gyre.rollouts.plane
     sessions    the instances that have joined
     versions    the policies that are published                          versions, updates
     placing     what goes to whom                                        placement
@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.plane.autoscaler import Autoscaler
+from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.instances import Life
 from gyre.rollouts.plane.instructions import Close, Commit, Instruction, ReportEvent, Send
 from gyre.rollouts.plane.peers import Peer

@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gyre.rollouts.core.admission import NotAdmitted
-from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.core.stored_account import account_in
+from gyre.rollouts.plane.admission import NotAdmitted
+from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.sessions import AgentSession
+from gyre.rollouts.plane.stored_account import account_in
 from gyre.rollouts.protocol.frames import Loaded, SampleCounts
 from gyre.rollouts.scheduling.fleet import Instance
 from gyre.rollouts.scheduling.pools import token_price

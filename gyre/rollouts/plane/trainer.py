@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.core.requests import InFlightRequest, InFlightSample
 from gyre.rollouts.plane import elasticity, placement, updates, windows
 from gyre.rollouts.plane.delivery import Delivery
 from gyre.rollouts.plane.events import RoomFor
+from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.instructions import Commit, Deliver, Send
 from gyre.rollouts.plane.peers import Peer
 from gyre.rollouts.plane.requesters import Handler, Requester, report_failures
+from gyre.rollouts.plane.requests import InFlightRequest, InFlightSample
 from gyre.rollouts.plane.settings import ManagerSettings
 from gyre.rollouts.plane.status import underway
 from gyre.rollouts.protocol.fields import FrameError, refuse

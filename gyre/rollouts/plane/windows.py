@@ -27,8 +27,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gyre.rollouts.core.admission import DeviceUse
 from gyre.rollouts.plane import leaving, placement
+from gyre.rollouts.plane.admission import DeviceUse
 from gyre.rollouts.plane.peers import Peer
 from gyre.rollouts.plane.sessions import AgentSession
 from gyre.rollouts.protocol.frames import (
@@ -58,6 +58,9 @@ each other; the trainer should not wait for one that takes longer."""
 
 TRAINER_AWAY_S = 3.0
 """Absence of a trainer after which the window closes: when it is back, it brings its ranks up on the devices."""
+
+NO_LOCAL = "there is no local instance"
+"""Why a window does not open."""
 
 
 @dataclass(slots=True)
@@ -144,7 +147,10 @@ def lend(plane: Plane, frame: LendDevices) -> None:
         return
     windows.lent = Lent(frame, plane.now, plane.groups.account.delivered)
     if not _locals(plane):
-        _hand_back(plane, "there is no local instance")
+        if windows.window is not None:  # of a window before, which the trainer does not know any more
+            _close(plane, NO_LOCAL)
+        else:
+            _hand_back(plane, NO_LOCAL)
         return
     if windows.closing_since is not None:
         return  # the last window is still closing; decided when it is closed

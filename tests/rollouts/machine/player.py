@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from gyre.config import JOIN_SCOPE
-from gyre.rollouts.core.door_ledger import Asked, DoorRefused, Wish
 from gyre.rollouts.manager.peer_events import PeerEvents
+from gyre.rollouts.plane.door_ledger import Asked, DoorRefused, Wish
 from gyre.rollouts.plane.events import (
     AgentDialled,
     AgentGone,

@@ -44,8 +44,8 @@ from gyre.rollouts.protocol.frames import (
 )
 from gyre.rollouts.protocol.progress import Progress
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
-from tests.rollouts.core.simulated_agents import SimAgent
 from tests.rollouts.machine.player import Player, Rows, Step, in_order, packed, unpacked
+from tests.rollouts.machine.simulated_agents import SimAgent
 
 OURS = ("rollout-0", "rollout-1", "spare_rollout-0")
 OWNERS, IDS = ("lab:1", "lab:1", "other:2"), ("one", "two", "three", "four", "five")

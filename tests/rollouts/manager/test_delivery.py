@@ -16,7 +16,7 @@ from gyre.rollouts.protocol import connection as connection_module
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.samples import Group, Sample, SampleKey, unpack_groups
 from gyre.rollouts.trainer.plane_client import LONGEST_SAMPLE_TOKENS, RolloutClient
-from tests.rollouts.core.small_groups import asked, groups_with, report
+from tests.rollouts.machine.small_groups import asked, groups_with, report
 from tests.rollouts.plane import TOKEN, live_plane, small_folder, until
 
 

@@ -534,3 +534,17 @@ def follow(world: World, lending: DeviceLending, seconds: float) -> None:
             lending.on_frame(answer)
         world.answers.clear()
         lending.observe(world.now, training=False, could_train=False, waits=True)
+
+
+def test_who_lends_again_where_no_local_instance_is_left_has_its_devices_back(world: World) -> None:
+    """The window before is open still, and its last instance is gone: there is nothing to plan any more."""
+    world.join("local-0", local=True, rate=40.0)
+    world.ask(4, 1000)
+    world.lend(1)
+    world.run(1.0)
+    assert world.plane.windows.is_open
+    world.do(leaving.lose, world.sessions["local-0"], "silent")
+    world.lend(2)
+    assert world.until_back(1.0).window == 2
+    assert not world.plane.windows.is_open
+    world.run(1.0)

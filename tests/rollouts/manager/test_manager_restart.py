@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from gyre.errors import Fenced
-from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.rollout_manager import RolloutManager
+from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.protocol.frames import Assign, Cancel, GroupsStored
 from tests.rollouts.plane import QUICK, TOKEN, Plane, until
 

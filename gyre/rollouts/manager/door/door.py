@@ -15,7 +15,7 @@ A request is a group like a trainer's: admission, balance, continuation and the 
 requester `Keys` knows whose it is and what may be told.
 
 Invariants:
-- *written before answered*, *same id same tokens*, *a key sees its own*: see `gyre.rollouts.core.door_ledger`;
+- *written before answered*, *same id same tokens*, *a key sees its own*: see `gyre.rollouts.plane.door_ledger`;
 - *published means durable*: a publish is answered after the commit that holds it, and so is a delete;
 - *every wait has an end*: a client that waited so long is told to ask again with the same id; what it asked for goes
   on;
@@ -40,7 +40,6 @@ from aiohttp import web
 from gyre.config import GENERATE_SCOPE, PUBLISH_SCOPE
 from gyre.errors import GyreError, Unauthorized
 from gyre.ports.bounds import PortBounds
-from gyre.rollouts.core.door_ledger import Asked, DoorRefused, DoorRequest, refused
 from gyre.rollouts.manager.callers import Callers
 from gyre.rollouts.manager.door.bodies import decoded
 from gyre.rollouts.manager.door.counts import KEYS_TOLD, DoorCounts, key_of
@@ -50,6 +49,7 @@ from gyre.rollouts.manager.door.words import ModelWords
 from gyre.rollouts.manager.front import Front
 from gyre.rollouts.manager.refusals import error_body
 from gyre.rollouts.manager.shell import PlaneShell
+from gyre.rollouts.plane.door_ledger import Asked, DoorRefused, DoorRequest, refused
 from gyre.rollouts.plane.events import Published
 from gyre.rollouts.plane.instructions import Answer
 from gyre.rollouts.plane.keys import Keys, RequestDeleted, RequestsAborted, SamplesAsked

@@ -23,8 +23,8 @@ from typing import Any
 
 from gyre.config import WeightsSpec
 from gyre.errors import GyreError
-from gyre.rollouts.core.door_ledger import refused
 from gyre.rollouts.manager.door.words import ModelWords, words_of
+from gyre.rollouts.plane.door_ledger import refused
 from gyre.rollouts.plane.settings import Tokenizer
 from gyre.rollouts.plane.versions import PolicyVersions
 from gyre.rollouts.protocol.codec import checked

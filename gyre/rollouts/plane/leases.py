@@ -27,8 +27,8 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gyre.rollouts.core.requests import EarlierLease, InFlightSample
-from gyre.rollouts.core.sample_rows import SampleRows
+from gyre.rollouts.plane.requests import EarlierLease, InFlightSample
+from gyre.rollouts.plane.sample_rows import SampleRows
 from gyre.rollouts.protocol.frames import Held
 from gyre.rollouts.scheduling.fleet import Instance
 from gyre.rollouts.token_log.records import LeaseRecord

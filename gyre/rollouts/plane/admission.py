@@ -43,7 +43,7 @@ class NotAdmitted(StrEnum):
     GATHERING = "gathering"
     """It is on the trainer's devices, and waits for the others that wake for this window."""
     SPARE = "spare"
-    """It is a spare (`gyre.rollouts.core.spares`), and the instances that are wanted serve."""
+    """It is a spare (`gyre.rollouts.plane.spares`), and the instances that are wanted serve."""
 
 
 class DeviceUse(StrEnum):

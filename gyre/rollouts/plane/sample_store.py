@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from gyre.rollouts.core.accounting import TokenAccount
-from gyre.rollouts.core.leases import Leases
-from gyre.rollouts.core.report_checks import check_versions, match, trim
-from gyre.rollouts.core.requests import FailureRecord, InFlightRequest, InFlightSample
-from gyre.rollouts.core.sample_rows import SampleRows
+from gyre.rollouts.plane.accounting import TokenAccount
+from gyre.rollouts.plane.leases import Leases
+from gyre.rollouts.plane.report_checks import check_versions, match, trim
+from gyre.rollouts.plane.requests import FailureRecord, InFlightRequest, InFlightSample
+from gyre.rollouts.plane.sample_rows import SampleRows
 from gyre.rollouts.protocol.columns import ReportColumns
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.sample_checks import MOST_TOKENS

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from gyre.rollouts.core.groups import MOST_RESETS
-from gyre.rollouts.core.quarantine import QUARANTINE_AFTER
+from gyre.rollouts.plane.groups import MOST_RESETS
+from gyre.rollouts.plane.quarantine import QUARANTINE_AFTER
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import Held, Request
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import Group, pack_groups
 from tests.examples import examples
-from tests.rollouts.core.fleet import EVERYTHING, SEEN, Fleet, went_through
-from tests.rollouts.core.simulated_agents import Rows, SimAgent, picture
-from tests.rollouts.core.small_groups import asked, groups_with, join, report
+from tests.rollouts.machine.fleet import EVERYTHING, SEEN, Fleet, went_through
+from tests.rollouts.machine.simulated_agents import Rows, SimAgent, picture
+from tests.rollouts.machine.small_groups import asked, groups_with, join, report
 
 
 class TestFleet(Fleet.TestCase):

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.core.requests import InFlightSample
+from gyre.rollouts.plane.groups import OpenGroups
+from gyre.rollouts.plane.requests import InFlightSample
 from gyre.rollouts.protocol.frames import Held, Keep
-from tests.rollouts.core.simulated_agents import Rows, SimAgent, picture
-from tests.rollouts.core.small_groups import asked, groups_with, join, report
+from tests.rollouts.machine.simulated_agents import Rows, SimAgent, picture
+from tests.rollouts.machine.small_groups import asked, groups_with, join, report
 
 LIMIT = 1000
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.rollouts.core.requests import InFlightSample
-from gyre.rollouts.core.token_table import TokenTable
+from gyre.rollouts.plane.requests import InFlightSample
+from gyre.rollouts.plane.token_table import TokenTable
 
 _FIRST_ROWS = 1024
 """Doubled whenever all are taken."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.plane import report_queue
+from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.report_queue import ReportQueue
 from gyre.rollouts.protocol.codec import encode, unpack
 from gyre.rollouts.protocol.fields import FrameError

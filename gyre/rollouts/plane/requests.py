@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.philox import words
-from gyre.rollouts.core.token_table import TokenTable
+from gyre.rollouts.plane.token_table import TokenTable
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Request
 from gyre.rollouts.samples import Group, GroupRequest, InstanceRun, Sample, VersionRun, unpack_groups
@@ -30,7 +30,7 @@ INDEX_BITS = 16
 
 
 class FailureRecord(NamedTuple):
-    """A sample's failures: their number, and where the last one was; see `gyre.rollouts.core.quarantine`."""
+    """A sample's failures: their number, and where the last one was; see `gyre.rollouts.plane.quarantine`."""
 
     deaths: int
     died_at: int

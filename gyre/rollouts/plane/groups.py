@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from gyre.rollouts.core.accounting import TokenAccount
-from gyre.rollouts.core.admission import PolicyBounds
-from gyre.rollouts.core.quarantine import (
+from gyre.rollouts.plane.accounting import TokenAccount
+from gyre.rollouts.plane.admission import PolicyBounds
+from gyre.rollouts.plane.quarantine import (
     QUARANTINE_AFTER,
     LostIncarnations,
     clear,
@@ -35,8 +35,8 @@ from gyre.rollouts.core.quarantine import (
     record_engine_death,
     record_failure,
 )
-from gyre.rollouts.core.report_checks import check_ends, check_runs
-from gyre.rollouts.core.requests import (
+from gyre.rollouts.plane.report_checks import check_ends, check_runs
+from gyre.rollouts.plane.requests import (
     INDEX_BITS,
     InFlightRequest,
     InFlightSample,
@@ -45,7 +45,7 @@ from gyre.rollouts.core.requests import (
     sampling_of,
     seed_of,
 )
-from gyre.rollouts.core.sample_store import SampleStore
+from gyre.rollouts.plane.sample_store import SampleStore
 from gyre.rollouts.protocol.columns import JoinedColumns, lineage
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Assignment, Held, Hello, Keep, Prompt, Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
-from gyre.rollouts.core.leases import EndedLease, EndedLeases
+from gyre.rollouts.plane.leases import EndedLease, EndedLeases
 
 EPOCH = 3 << 40
 LIMIT = 100

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from gyre.rollouts.core.admission import DeviceUse, NotAdmitted, PolicyBounds, why_not_admitted
+from gyre.rollouts.plane.admission import DeviceUse, NotAdmitted, PolicyBounds, why_not_admitted
 from gyre.rollouts.plane.sessions import AgentSession, AgentSessions
 from tests.examples import examples
-from tests.rollouts.core.fleet import EVERYTHING, NAMES, SEEN, Fleet, went_through
-from tests.rollouts.core.simulated_agents import SimAgent
+from tests.rollouts.machine.fleet import EVERYTHING, NAMES, SEEN, Fleet, went_through
+from tests.rollouts.machine.simulated_agents import SimAgent
 
 
 @pytest.mark.parametrize(

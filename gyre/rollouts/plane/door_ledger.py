@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.errors import GyreError
-from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.core.requests import INDEX_BITS, InFlightRequest
+from gyre.rollouts.plane.groups import OpenGroups
+from gyre.rollouts.plane.requests import INDEX_BITS, InFlightRequest
 from gyre.rollouts.protocol.codec import checked
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import Request

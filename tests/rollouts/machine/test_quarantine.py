@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gyre.rollouts.core.groups import MOST_RESETS, OpenGroups
-from gyre.rollouts.core.quarantine import CLEARED_AFTER_TOKENS, QUARANTINE_AFTER
+from gyre.rollouts.plane.groups import MOST_RESETS, OpenGroups
+from gyre.rollouts.plane.quarantine import CLEARED_AFTER_TOKENS, QUARANTINE_AFTER
 from gyre.rollouts.protocol.frames import Held
-from tests.rollouts.core.simulated_agents import Rows, SimAgent, picture
-from tests.rollouts.core.small_groups import asked, die, groups_with, join, report
+from tests.rollouts.machine.simulated_agents import Rows, SimAgent, picture
+from tests.rollouts.machine.small_groups import asked, die, groups_with, join, report
 
 
 def test_what_takes_a_whole_machine_down_is_found_too() -> None:

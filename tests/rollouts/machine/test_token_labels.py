@@ -23,14 +23,14 @@ from gyre.engines.dialect import Finish, FinishKind, StreamChunk, VersionSpan
 from gyre.rollouts.agent.generation import Generation
 from gyre.rollouts.agent.held_samples import HeldSample, request_id
 from gyre.rollouts.agent.reports import Reports
-from gyre.rollouts.core.groups import Given
+from gyre.rollouts.plane.groups import Given
 from gyre.rollouts.protocol.codec import decode, encode
 from gyre.rollouts.protocol.frames import Assignment, Held, Hello, Prompt
 from gyre.rollouts.protocol.progress import Progress
 from tests.examples import examples
-from tests.rollouts.core.fleet import went_through
-from tests.rollouts.core.simulated_agents import Rows
-from tests.rollouts.core.small_groups import asked
+from tests.rollouts.machine.fleet import went_through
+from tests.rollouts.machine.simulated_agents import Rows
+from tests.rollouts.machine.small_groups import asked
 
 LIMIT = 24
 SEEN: Counter[str] = Counter()

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.core.requests import seed_of
+from gyre.rollouts.plane.groups import OpenGroups
+from gyre.rollouts.plane.requests import seed_of
 from gyre.rollouts.protocol.codec import encode
 from gyre.rollouts.protocol.columns import lineage
 from gyre.rollouts.protocol.frames import Held, Hello, Keep

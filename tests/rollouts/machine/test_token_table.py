@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.rollouts.core.token_table import PAGE_TOKENS, TokenTable
+from gyre.rollouts.plane.token_table import PAGE_TOKENS, TokenTable
 from gyre.rollouts.token_log.retention import Retention
 
 ROWS = 12

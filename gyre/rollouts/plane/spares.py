@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from gyre.rollouts.core.admission import NotAdmitted
+from gyre.rollouts.plane.admission import NotAdmitted
 
 _CANNOT_SERVE = frozenset(
     (

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.rollouts.core.sample_rows import SampleRows
+from gyre.rollouts.plane.sample_rows import SampleRows
 from gyre.rollouts.protocol.columns import ReportColumns
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.progress import End

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.plane.groups import OpenGroups
 from gyre.store import RolloutRows
 
 

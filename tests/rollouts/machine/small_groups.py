@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.core.requests import InFlightSample
+from gyre.rollouts.plane.groups import OpenGroups
+from gyre.rollouts.plane.requests import InFlightSample
 from gyre.rollouts.protocol.frames import Request
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import Group, pack_groups
-from tests.rollouts.core.simulated_agents import SimAgent
+from tests.rollouts.machine.simulated_agents import SimAgent
 
 
 def asked(groups: int, n: int = 1, limit: int = 1000, **other: Any) -> Request:

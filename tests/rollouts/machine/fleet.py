@@ -10,14 +10,22 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gyre.rollouts.core.requests import EarlierLease, InFlightSample, seed_of
-from gyre.rollouts.core.stored_account import account_in, stored_account
+from gyre.rollouts.plane.requests import EarlierLease, InFlightSample, seed_of
+from gyre.rollouts.plane.stored_account import account_in, stored_account
 from gyre.rollouts.protocol.codec import decode
 from gyre.rollouts.protocol.frames import Assignment, Prompt, Request
 from gyre.rollouts.protocol.progress import Progress
 from gyre.rollouts.samples import Group, pack_groups
 from gyre.store import RolloutRows
-from tests.rollouts.core.simulated_agents import Rows, SimAgent, goal_of, logprob_of, mix, picture, token_of
+from tests.rollouts.machine.simulated_agents import (
+    Rows,
+    SimAgent,
+    goal_of,
+    logprob_of,
+    mix,
+    picture,
+    token_of,
+)
 
 NAMES = st.sampled_from(["a", "b"])
 

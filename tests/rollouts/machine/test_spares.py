@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gyre.config import SPARE_ROLLOUT
-from gyre.rollouts.core.admission import DeviceUse, NotAdmitted
-from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.core.spares import PlacedInstance, substitute
+from gyre.rollouts.plane.admission import DeviceUse, NotAdmitted
+from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.peers import Caller
 from gyre.rollouts.plane.sessions import AgentSession, AgentSessions
+from gyre.rollouts.plane.spares import PlacedInstance, substitute
 from tests.examples import examples
-from tests.rollouts.core.simulated_agents import SimAgent
-from tests.rollouts.core.small_groups import asked
+from tests.rollouts.machine.simulated_agents import SimAgent
+from tests.rollouts.machine.small_groups import asked
 
 SPARES = tuple(f"{SPARE_ROLLOUT}-{rank}" for rank in range(2))
 INSTANCES = ("rollout-0", "rollout-1", "rollout_spot-0")

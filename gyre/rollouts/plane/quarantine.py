@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gyre.rollouts.core.requests import FailureRecord, InFlightSample
+from gyre.rollouts.plane.requests import FailureRecord, InFlightSample
 
 QUARANTINE_AFTER = 3
 """Engines that died with a sample, or failed at it, before it is quarantined."""
