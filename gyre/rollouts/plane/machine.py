@@ -15,7 +15,8 @@ not know what a requester is like: each kind adds its own events to the table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gyre.errors import GyreError
 from gyre.rollouts.plane import (
@@ -46,8 +47,13 @@ def handle(plane: Plane, event: object, now: float) -> list[Instruction]:
     return done
 
 
-def _agent_sent(plane: Plane, event: e.AgentSent) -> None:
-    instances.received(plane, event.session, event.frame)
+def _with_fields(do: Callable[..., object]) -> Handler:
+    """Gives `do` the event's fields, one by one."""
+
+    def handler(plane: Plane, event: Any) -> None:
+        do(plane, *event)
+
+    return handler
 
 
 def _roles_wanted(plane: Plane, event: e.RolesWanted) -> None:
@@ -71,15 +77,15 @@ _HANDLERS: Mapping[type, Handler] = {
     e.Restored: ledger.restore,
     e.LedgerFree: ledger.collect,
     e.Committed: ledger.committed,
-    e.AgentDialled: lambda plane, event: joining.join(plane, *event),
-    e.AgentSent: _agent_sent,
-    e.AgentGone: lambda plane, event: leaving.disconnected(plane, *event),
-    e.PeerRefused: lambda plane, event: plane.reject(*event),
-    e.AgentUnadmitted: lambda plane, event: leaving.cut(plane, *event),
-    e.DrainRequested: lambda plane, event: instances.drain(plane, *event),
-    e.Published: lambda plane, event: updates.publish(plane, *event),
+    e.AgentDialled: _with_fields(joining.join),
+    e.AgentSent: _with_fields(instances.received),
+    e.AgentGone: _with_fields(leaving.disconnected),
+    e.AgentUnadmitted: _with_fields(leaving.cut),
+    e.PeerRefused: _with_fields(Plane.reject),
+    e.DrainRequested: _with_fields(instances.drain),
+    e.Published: _with_fields(updates.publish),
     e.RolesWanted: _roles_wanted,
-    e.ReportsDue: lambda plane, event: plane.take_in(),
-    e.DispatchDue: lambda plane, event: placement.dispatch(plane),
+    e.ReportsDue: _with_fields(Plane.take_in),
+    e.DispatchDue: _with_fields(placement.dispatch),
     e.Ticked: _ticked,
 }

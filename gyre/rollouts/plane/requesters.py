@@ -33,6 +33,9 @@ class Requester:
     most_resets: ClassVar[int] = MOST_RESETS
     """Times that a sample may be begun anew; 0 where tokens are told as they come, and never taken back."""
 
+    trains: ClassVar[bool] = False
+    """Whether it publishes a version after each of its steps, and waits for samples between them."""
+
     def __init__(self, groups: OpenGroups, settings: ManagerSettings) -> None:
         self.groups = groups
 

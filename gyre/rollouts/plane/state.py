@@ -1,7 +1,7 @@
 """The state of the rollout plane: what all subjects read, and each changes its own part of.
 
-    groups      open groups, the tokens and leases of their samples      gyre.rollouts.plane
-    sessions    the instances that have joined
+    groups      open groups, the tokens and leases of their samples      groups, sample_store, leases, quarantine
+    sessions    the instances that have joined, and who is admitted      sessions, admission, spares
     versions    the policies that are published                          versions, updates
     placing     what goes to whom                                        placement
     windows     when the trainer's devices generate                      windows
@@ -73,7 +73,9 @@ class Plane:
         self.life = Life(looked_at=now)
         self.windows = Windows(now, grace_s=settings.restart_grace_s + TRAINER_AWAY_S)
         pools = settings.pools
-        self.autoscaler = Autoscaler(pools, of_fleet=settings.door is not None) if pools else None
+        self.autoscaler = (
+            Autoscaler(pools, of_fleet=not any(kind.trains for kind in requesters)) if pools else None
+        )
         """None where people decide how many instances there are."""
         self.requesters = [kind(self.groups, settings) for kind in requesters]
         self.own_handlers = {

@@ -69,6 +69,8 @@ class TrainerGone(NamedTuple):
 
 
 class Trainer(Requester):
+    trains = True
+
     def __init__(self, groups: OpenGroups, settings: ManagerSettings) -> None:
         super().__init__(groups, settings)
         self.peer: Peer | None = None
