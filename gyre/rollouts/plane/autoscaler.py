@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gyre.rollouts.protocol.frames import TrainerStatus
-from gyre.rollouts.scheduling.elasticity import ElasticPolicy, Observation, Scale
+from gyre.rollouts.scheduling.elasticity import ElasticPolicy, ElasticSettings, Observation, Scale
 from gyre.rollouts.scheduling.pools import Pool, in_all, share_out
 
 NO_STEP_S = 60.0
@@ -71,11 +71,12 @@ class _Asked:
 
 
 class Autoscaler:
-    """`pools` by role, in the order of preference where they cost the same. `of_fleet`: there is no trainer."""
+    """`pools` by role, in the order of preference where they cost the same; none where people decide how many instances
+    there are. `of_fleet`: there is no trainer."""
 
     def __init__(self, pools: Mapping[str, Pool], *, of_fleet: bool = False) -> None:
         self._pools = pools
-        settings = in_all(pools)
+        settings = in_all(pools) if pools else ElasticSettings(min=0, max=1)
         self._policy = ElasticPolicy(settings, of_fleet=of_fleet)
         self._of_fleet = of_fleet
         self._shortest_s = settings.up_cooldown_s / settings.evidence

@@ -13,34 +13,15 @@ from gyre.rollouts.plane.admission import NotAdmitted
 from gyre.rollouts.plane.autoscaler import Fleet
 from gyre.rollouts.plane.sessions import AgentSession
 from gyre.rollouts.plane.status import rates_by_role
-from gyre.rollouts.protocol.frames import TrainerStatus
 
 if TYPE_CHECKING:
     from gyre.rollouts.plane.state import Plane
 
 
-def pulse(plane: Plane, status: TrainerStatus) -> None:
-    """A trainer says how long it has waited in all, or a fleet's requests have."""
-    if plane.autoscaler is not None:
-        plane.autoscaler.pulse(status, plane.now)
-
-
-def step_done(plane: Plane) -> None:
-    """A step ended: the trainer published a version."""
-    if plane.autoscaler is not None:
-        plane.autoscaler.step_done(plane.now)
-
-
-def detached(plane: Plane) -> None:
-    """There is no trainer."""
-    if plane.autoscaler is not None:
-        plane.autoscaler.detached()
-
-
 def look(plane: Plane, cores_busy: float | None) -> None:
-    """Ask the policy, if there is one, how many instances there should be."""
-    if plane.autoscaler is None:
-        return
+    """Ask the policy how many instances there should be."""
+    if not plane.settings.pools:
+        return  # people decide
     here = [s for s in plane.sessions.values() if not s.draining and not s.hello.local]
     serving = [
         (session, one)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from gyre.rollouts.plane import elasticity, placement, updates
+from gyre.rollouts.plane import placement, updates
 from gyre.rollouts.plane.door_ledger import PURPOSE, Asked, DoorLedger, DoorRequest
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.instructions import Answer, Commit, CommitWithin
@@ -135,7 +135,7 @@ class Keys(Requester):
     def looked_at(self, plane: Plane, wanted: Mapping[str, int]) -> None:
         """Keys are to the elasticity policy what a trainer is: it waits while one of their samples has no place."""
         status = TrainerStatus(at_s=plane.now, waited_s=self.waited_s, wanted=dict(wanted))
-        elasticity.pulse(plane, status)
+        plane.autoscaler.pulse(status, plane.now)
 
     def look(self, plane: Plane) -> None:
         """Forget what was kept for long enough, and count the time in which samples wait for a place."""

@@ -72,11 +72,7 @@ class Plane:
         self.service = Service()
         self.life = Life(looked_at=now)
         self.windows = Windows(now, grace_s=settings.restart_grace_s + TRAINER_AWAY_S)
-        pools = settings.pools
-        self.autoscaler = (
-            Autoscaler(pools, of_fleet=not any(kind.trains for kind in requesters)) if pools else None
-        )
-        """None where people decide how many instances there are."""
+        self.autoscaler = Autoscaler(settings.pools, of_fleet=not any(kind.trains for kind in requesters))
         self.requesters = [kind(self.groups, settings) for kind in requesters]
         self.own_handlers = {
             kind: handler for one in self.requesters for kind, handler in one.handlers().items()

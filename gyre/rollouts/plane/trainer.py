@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from gyre.rollouts.plane import elasticity, placement, updates, windows
+from gyre.rollouts.plane import placement, updates, windows
 from gyre.rollouts.plane.delivery import Delivery
 from gyre.rollouts.plane.events import RoomFor
 from gyre.rollouts.plane.groups import OpenGroups
@@ -149,7 +149,7 @@ class Trainer(Requester):
         if self.peer is event.peer:
             self.peer = None
             windows.trainer_left(plane)
-            elasticity.detached(plane)
+            plane.autoscaler.detached()
 
     def _sent(self, plane: Plane, event: TrainerSent) -> None:
         """Raises FrameError for what a trainer does not send, or what cannot be."""
@@ -164,7 +164,7 @@ class Trainer(Requester):
             self._stored(plane, frame)
         elif isinstance(frame, Publish):
             if updates.publish(plane, frame, model):
-                elasticity.step_done(plane)
+                plane.autoscaler.step_done(plane.now)
         elif isinstance(frame, LendDevices):
             windows.lend(plane, frame)
         elif isinstance(frame, ReclaimDevices):
@@ -172,7 +172,7 @@ class Trainer(Requester):
         elif isinstance(frame, TrainerStatus):
             plane.send(peer, underway(plane.groups, plane.sessions.values(), plane.now))
             placement.set_wanted(plane, frame.wanted)
-            elasticity.pulse(plane, frame)
+            plane.autoscaler.pulse(frame, plane.now)
         else:
             raise refuse("unexpected", f"a trainer does not send {type(frame).__name__}")
 

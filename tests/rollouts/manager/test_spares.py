@@ -179,7 +179,6 @@ async def test_a_spare_is_no_capacity_until_it_serves(tmp_path: Any) -> None:
     pools = {"rollout": Pool(ElasticSettings(min=0, max=2))}
     async with live_plane(tmp_path, pools=pools) as plane:
         seen: list[Fleet] = []
-        assert plane.manager.plane.autoscaler is not None
         plane.manager.plane.autoscaler.look = lambda fleet, now, **_: seen.append(fleet) or []  # type: ignore[method-assign]
         trainer, instance, _ = await with_a_spare(plane)
         await until(lambda: seen[-1].serving == 1)
