@@ -3,7 +3,6 @@ its instructions out.
 
 Invariants:
 - *in order*: the instructions of an event are carried out, in order, before the next event is given;
-- *nobody fills the journal*: events that one peer brings about are folded;
 - *reporting never fails the manager*: an event that cannot be reported is left out.
 
 This module must not know about HTTP, or what is decided.
@@ -22,7 +21,6 @@ from gyre.errors import StoreError
 from gyre.rollouts.core_usage import CoreUsage
 from gyre.rollouts.manager.connections import Connection
 from gyre.rollouts.manager.front import Front
-from gyre.rollouts.manager.peer_events import PeerEvents
 from gyre.rollouts.plane import delivery
 from gyre.rollouts.plane.events import Committed, DispatchDue, LedgerFree, Restored, RoomFor, Ticked
 from gyre.rollouts.plane.instructions import (
@@ -88,7 +86,6 @@ class PlaneShell:
         )
         self._term = term
         self._on_event = on_event
-        self._folded = PeerEvents(self._is_ours)
         self._cores = CoreUsage() if settings.pools and settings.on_cores else None
 
     # -- events and instructions --------------------------------------------------------------------
@@ -118,25 +115,10 @@ class PlaneShell:
             pass
 
     def _report(self, one: ReportEvent) -> None:
-        """Report an event, or count it where its source brings about too many."""
-        now = self.plane.now
-        self.report_counted(now)
-        if (event := self._folded.add(one.kind, one.fields, now)) is not None:
-            self._report_now(*event)
-
-    def report_counted(self, now: float) -> None:
-        for event in self._folded.due(now):
-            self._report_now(*event)
-
-    def _report_now(self, kind: str, fields: dict[str, Any]) -> None:
         try:
-            self._on_event(kind, fields)
+            self._on_event(one.kind, one.fields)
         except Exception as error:  # the listener may fail in any way on what a peer sent
-            print(f"the event {kind} could not be told: {error!r}"[:1000], file=sys.stderr, flush=True)
-
-    def _is_ours(self, name: str) -> bool:
-        session = self.plane.sessions.get(name)
-        return session is not None and session.caller.is_ours
+            print(f"the event {one.kind} could not be told: {error!r}"[:1000], file=sys.stderr, flush=True)
 
     def _commit(self, one: Commit) -> None:
         if one is Commit.SOON:
@@ -231,5 +213,4 @@ class PlaneShell:
             self.tick()
 
     def tick(self) -> None:
-        self.report_counted(self.now())
         self.handle(Ticked(self._cores.look() if self._cores is not None else None))

@@ -64,6 +64,7 @@ def _roles_wanted(plane: Plane, event: e.RolesWanted) -> None:
 
 def _ticked(plane: Plane, event: e.Ticked) -> None:
     plane.take_in()
+    plane.report_counted()
     instances.look(plane)
     updates.report_service(plane)
     placement.look(plane)

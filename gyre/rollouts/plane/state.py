@@ -7,6 +7,8 @@
     windows     when the trainer's devices generate                      windows
     life        how instances behave                                     instances, joining, leaving
     requesters  who asks for samples                                     requesters, trainer, keys
+    folded      events that one source brings about, so that nobody      peer_events
+                fills the journal
 
 A subject says what is to be done by adding to `instructions`. It imports only subjects below it: machine, ledger,
 trainer and keys, instances, windows, joining, leaving, requesters, updates, placement, in this order.
@@ -23,6 +25,7 @@ from gyre.rollouts.plane.autoscaler import Autoscaler
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.instances import Life
 from gyre.rollouts.plane.instructions import Close, Commit, Instruction, ReportEvent, Send
+from gyre.rollouts.plane.peer_events import PeerEvents
 from gyre.rollouts.plane.peers import Peer
 from gyre.rollouts.plane.placement import Placing
 from gyre.rollouts.plane.report_queue import ReportQueue
@@ -68,6 +71,7 @@ class Plane:
         self.sessions = AgentSessions(self.groups, settings.wanted)
         self.versions = PolicyVersions()
         self.reports = ReportQueue(self.groups)
+        self.folded = PeerEvents(self._is_ours)
         self.placing = Placing()
         self.service = Service()
         self.life = Life(looked_at=now)
@@ -95,7 +99,18 @@ class Plane:
         self.instructions.append(urgency)
 
     def report_event(self, kind: str, fields: dict[str, Any]) -> None:
-        self.instructions.append(ReportEvent(kind, fields))
+        """Report an event, or count it where its source brings about too many."""
+        self.report_counted()
+        if (event := self.folded.add(kind, fields, self.now)) is not None:
+            self.instructions.append(ReportEvent(*event))
+
+    def report_counted(self) -> None:
+        """Report what was counted for long enough."""
+        self.instructions += [ReportEvent(*event) for event in self.folded.due(self.now)]
+
+    def _is_ours(self, name: str) -> bool:
+        session = self.sessions.get(name)
+        return session is not None and session.caller.is_ours
 
     def reject(self, peer: Peer, error: FrameError) -> None:
         """Tell the peer the reason, and people once; no other peer notices. Its connection is to end."""

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from gyre.config import JOIN_SCOPE
-from gyre.rollouts.manager.peer_events import PeerEvents
 from gyre.rollouts.plane.door_ledger import Asked, DoorRefused, Wish
 from gyre.rollouts.plane.events import (
     AgentDialled,
@@ -144,12 +143,8 @@ class Player:
         requesters: list[type[Requester]] = [Keys] if kind == "door" else [Trainer]
         key = weights_key("secret")
         self.plane = Plane(settings, requesters, epoch=term, now=now, weights_key=key, node="here")
-        self.folded = PeerEvents(self._is_ours)
         self.happens(Restored(rows.load()))
         self.restored, self.done = self.done, []
-
-    def _is_ours(self, name: str) -> bool:
-        return (session := self.plane.sessions.get(name)) is not None and session.caller.is_ours
 
     def happens(self, event: object) -> list[Instruction]:
         """Raises GyreError where the event is refused."""
@@ -167,9 +162,7 @@ class Player:
             while self.happens(RoomFor(one.peer)):
                 pass
         elif isinstance(one, ReportEvent):
-            self.tell_counted()
-            if (event := self.folded.add(one.kind, one.fields, self.now)) is not None:
-                self.done.append(["event", event[0], _plain(event[1])])
+            self.done.append(["event", one.kind, _plain(one.fields)])
         elif isinstance(one, Commit):
             self.done.append(["commit", one.name.lower()])
         elif isinstance(one, CommitWithin):
@@ -178,10 +171,6 @@ class Player:
             self.is_dispatch_due = True
         elif isinstance(one, Refuse):
             raise one.error
-
-    def tell_counted(self) -> None:
-        for kind, fields in self.folded.due(self.now):
-            self.done.append(["event", kind, _plain(fields)])
 
     async def play(self, event: Step, now: float) -> list[Step]:
         """What is done of the event, and of what it makes due in this turn of the loop."""
@@ -313,8 +302,6 @@ class Player:
     # -- time and the ledger ------------------------------------------------------------------------
 
     async def tick(self) -> None:
-        self.happens(ReportsDue())
-        self.tell_counted()
         self.happens(Ticked())
 
     async def collect(self) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gyre.rollouts.manager import peer_events
 from gyre.rollouts.manager.connections import Connection
 from gyre.rollouts.manager.rollout_manager import RolloutManager
+from gyre.rollouts.plane import peer_events
 from gyre.rollouts.plane.events import AgentGone, AgentSent, PeerRefused, ReportsDue
 from gyre.rollouts.plane.peers import Caller
 from gyre.rollouts.plane.sessions import AgentSession

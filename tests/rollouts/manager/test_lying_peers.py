@@ -9,8 +9,8 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gyre.rollouts.manager import peer_events, rollout_manager
-from gyre.rollouts.plane import placement
+from gyre.rollouts.manager import rollout_manager
+from gyre.rollouts.plane import peer_events, placement
 from gyre.rollouts.plane.events import DispatchDue
 from gyre.rollouts.plane.instances import LONGEST_DRAIN_S
 from gyre.rollouts.plane.peer_limits import RateLimit
