@@ -206,7 +206,7 @@ class Agent:
 
 
 class Manager:
-    """What `gyre.rollouts.manager.dispatch` does, over simulated agents."""
+    """What `gyre.rollouts.plane.placement` does, over simulated agents."""
 
     def __init__(self, case: Case, *, dealing: bool) -> None:
         self.case, self.clock, self.deals = case, Clock(), dealing

@@ -53,7 +53,7 @@ FIRST_MEASURED = 1_000_000
 async def serve_door(options: dict[str, Any]) -> None:
     from gyre.malloc_tuning import calm_collector
     from gyre.rollouts.manager.rollout_manager import RolloutManager
-    from gyre.rollouts.manager.settings import DoorSettings, ManagerSettings
+    from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings
     from gyre.store import open_store
 
     folder = Path(options["folder"])

@@ -225,7 +225,7 @@ class Plane:
     async def running(self) -> Any:
         from gyre.config import SPARE_ROLLOUT
         from gyre.rollouts.manager.rollout_manager import RolloutManager
-        from gyre.rollouts.manager.settings import ManagerSettings
+        from gyre.rollouts.plane.settings import ManagerSettings
         from gyre.rollouts.trainer.plane_client import RolloutClient
         from gyre.store import open_store
         from gyre.weights.version.model_folder import list_model_folder

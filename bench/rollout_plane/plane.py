@@ -24,10 +24,12 @@ from aiohttp import WSMsgType, web
 
 from gyre.malloc_tuning import calm_collector
 from gyre.rollouts.manager.rollout_manager import RolloutManager
-from gyre.rollouts.manager.sessions import AgentSession, Connection
-from gyre.rollouts.manager.settings import ManagerSettings
+from gyre.rollouts.plane.events import AgentSent
+from gyre.rollouts.plane.instructions import Instruction
+from gyre.rollouts.plane.settings import ManagerSettings
+from gyre.rollouts.plane.trainer import TrainerSent
 from gyre.rollouts.protocol.codec import encode
-from gyre.rollouts.protocol.frames import Ack, Frame, Request
+from gyre.rollouts.protocol.frames import Ack, Request
 from gyre.rollouts.protocol.progress import Report
 from gyre.rollouts.token_log.write_buffer import WriteBatch
 from gyre.store import open_store
@@ -75,31 +77,32 @@ class MeasuredManager(RolloutManager):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._take_in, self._take_request = self.instances.received, self.trainer.received
-        self.instances.received = self._from_agent  # type: ignore[method-assign]
-        self.trainer.received = self._from_trainer  # type: ignore[method-assign]
+        self._handle = self.shell.handle
+        self.shell.handle = self._happens  # type: ignore[method-assign]
+        self._write = self.shell.write
+        self.shell.commits._write = self._timed_write
 
-    def _from_agent(self, session: AgentSession, frame: Frame | Report) -> None:
-        now = time.monotonic()
-        if isinstance(frame, Report):
-            self.figures.reports += 1
-            if frame.ends and self._freed_at is None:
-                self._freed_at = now
-            if self._first_at is None and (frame.columns[0] or frame.ends):
-                self._first_at = now
-            self.figures.finished += len(frame.ends)
-        self._take_in(session, frame)
-
-    async def _from_trainer(self, connection: Connection, frame: Frame | Report) -> None:
-        if isinstance(frame, Request) and self._asked_at is None:
+    def _happens(self, event: object) -> list[Instruction]:
+        if isinstance(event, AgentSent) and isinstance(event.frame, Report):
+            self._reported(event.frame)
+        elif isinstance(event, TrainerSent) and isinstance(event.frame, Request) and self._asked_at is None:
             self._asked_at = time.monotonic()
-        await self._take_request(connection, frame)
+        return self._handle(event)
 
-    def _write(self, batch: WriteBatch) -> None:
+    def _reported(self, frame: Report) -> None:
+        now = time.monotonic()
+        self.figures.reports += 1
+        if frame.ends and self._freed_at is None:
+            self._freed_at = now
+        if self._first_at is None and (frame.columns[0] or frame.ends):
+            self._first_at = now
+        self.figures.finished += len(frame.ends)
+
+    def _timed_write(self, batch: WriteBatch) -> None:
         first, self._first_at = self._first_at, None
         tokens = sum(len(frame.tokens) for delta in batch.deltas for frame in delta.reports)
         began = time.monotonic()
-        super()._write(batch)
+        self._write(batch)
         now = time.monotonic()
         self.figures.write_s.append(now - began)
         if first is not None:

@@ -387,7 +387,7 @@ class JobReader:
         job_id = view["job"]["job_id"]
         if self._url is not None:
             return self._client(self._url).account(job_id)
-        from gyre.rollouts.core.stored_account import stored_account
+        from gyre.rollouts.plane.stored_account import stored_account
 
         audit = asdict(self.store.ledger(job_id).audit())
         return account_of(

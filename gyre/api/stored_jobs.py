@@ -20,7 +20,7 @@ from gyre.graph import CompiledJob, as_dict, compile_job
 from gyre.logs.reading import LogQuery
 from gyre.master.master_api import MasterApi, View, spec_of
 from gyre.observe.samples.query import SampleReader
-from gyre.rollouts.core.stored_account import stored_account
+from gyre.rollouts.plane.stored_account import stored_account
 
 POLL_S = 0.25
 """Between two looks for new events, of a job that somebody watches."""

@@ -65,7 +65,7 @@ from gyre.observe.samples.names import folder_of
 from gyre.observe.series import read_series
 from gyre.observe.timeline import read_timeline
 from gyre.redaction import KNOWN
-from gyre.rollouts.core.stored_account import stored_account
+from gyre.rollouts.plane.stored_account import stored_account
 from gyre.store import JobFields, Store
 from gyre.workloads.vertex.disk_room import DiskLook
 

@@ -117,7 +117,7 @@ class MasterApi(Protocol):
         ...
 
     def plane_account(self) -> dict[str, Any] | None:
-        """The rollout plane's token account as it was committed last (`gyre.rollouts.core.stored_account`); None where
+        """The rollout plane's token account as it was committed last (`gyre.rollouts.plane.stored_account`); None where
         it has written nothing."""
         ...
 
@@ -194,7 +194,7 @@ ENGINES_OF = "rollout_manager"
 
 def engines_of(view: View) -> list[dict[str, Any]]:
     """What the rollout manager last said of each instance: its state, the limits in force and why, and how weights come
-    to it (`gyre.rollouts.manager.status`). Empty where there is no rollout plane, or it has not reported."""
+    to it (`gyre.rollouts.plane.status`). Empty where there is no rollout plane, or it has not reported."""
     found = plane_of(view).get("instances")
     if not isinstance(found, list):
         return []

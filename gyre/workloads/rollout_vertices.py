@@ -34,7 +34,7 @@ from gyre.models.adapters import AdapterLimits
 from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
 from gyre.rollouts.agent.join import engine_commands
 from gyre.rollouts.manager.rollout_manager import RolloutManager
-from gyre.rollouts.manager.settings import DoorSettings, ManagerSettings
+from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings
 from gyre.rollouts.protocol.credentials import new_secret, server_context
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_join_endpoint, read_trust, write_endpoint
 from gyre.rollouts.sample_checks import MOST_TOKENS
@@ -252,8 +252,8 @@ class RolloutManagerVertex(BaseWorkload):
     def _publish_first(self) -> None:
         """Of a fleet: the model's folder is version 0, unless something was published."""
         folder = _base_model(self.context.config)
-        if self.manager.door is not None and folder is not None:
-            self._loop.call(self.manager.door.publish_first(folder.absolute()), START_TIMEOUT_S)
+        if folder is not None:
+            self._loop.call(self.manager.publish_first(folder.absolute()), START_TIMEOUT_S)
 
     def _tell(self, what: str, details: dict[str, Any]) -> None:
         print(f"{what} {json.dumps(details)[:2000]}", flush=True)

@@ -9,9 +9,9 @@ import pytest
 
 from gyre.api.account import account_of, lines_of
 from gyre.failover import JobPhase
-from gyre.rollouts.core.stored_account import account_in, stored_account
+from gyre.rollouts.plane.stored_account import account_in, stored_account
 from gyre.store import open_store
-from tests.rollouts.core.small_groups import asked, groups_with, report
+from tests.rollouts.machine.small_groups import asked, groups_with, report
 
 AUDIT = {
     "counts": {"queued": 3, "done": 2, "trained": 90, "dropped": 1},

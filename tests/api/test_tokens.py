@@ -42,7 +42,7 @@ class Job:
     async def token(self, name: str, *options: str) -> str:
         """A new token that the manager has heard of."""
         made = await self.gyre("token", "create", "standing-1", "--name", name, *options)
-        await until(lambda: name in self.plane.manager._tokens._tokens)
+        await until(lambda: name in self.plane.manager.callers.tokens._tokens)
         return str(made["token"])
 
 
@@ -137,9 +137,9 @@ async def test_a_token_expires(job: Job) -> None:
     token = await job.token("lent", "--expires-in", "1h")
     (lent,) = (one for one in await job.gyre("token", "ls", "standing-1") if one["name"] == "lent")
     assert "digest" not in lent
-    plane.manager._clock = lambda: lent["expires_at"] - 1.0
+    plane.manager.callers.clock = lambda: lent["expires_at"] - 1.0
     agent = await plane.agent("a", token=token)
-    plane.manager._clock = lambda: lent["expires_at"]
+    plane.manager.callers.clock = lambda: lent["expires_at"]
     assert "has expired" in (await agent.wire.expect(Reject)).message
     with pytest.raises(aiohttp.WSServerHandshakeError):
         await plane.agent("a", token=token)
@@ -173,7 +173,7 @@ async def test_a_machine_that_joins_cannot_be_the_trainer(job: Job) -> None:
     assert isinstance(errors[0], Unauthorized)
     assert "The token 'spot' is an instance's: it may not attach as the trainer." in str(errors[0])
     await (await plane.trainer(term=1)).publish(0)
-    await until(lambda: plane.manager.weights.newest == 0)
+    await until(lambda: plane.manager.versions.newest == 0)
 
 
 async def test_a_machine_that_joins_sees_and_drains_only_its_own(job: Job) -> None:

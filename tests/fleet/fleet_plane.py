@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gyre.ports.bounds import PortBounds
-from gyre.rollouts.manager.settings import DoorSettings
+from gyre.rollouts.manager.door.door import Door
+from gyre.rollouts.plane.settings import DoorSettings
 from gyre.rollouts.protocol.credentials import digest_of
 from gyre.store import open_store
 from tests.rollouts.plane import QUICK, Plane, ScriptedAgent, small_folder, until
@@ -38,9 +39,13 @@ class FleetPlane(Plane):
         }
         self.store.snapshot_rows = lambda kind: self.rows  # type: ignore[method-assign]
 
+    @property
+    def door(self) -> Door:
+        return next(front for front in self.manager.fronts if isinstance(front, Door))
+
     async def revoke(self, name: str) -> None:
         self.rows = {**self.rows, name: {**self.rows[name], "revoked_at": 1.0}}
-        tokens = self.manager._tokens
+        tokens = self.manager.callers.tokens
         await until(lambda: tokens._tokens[name].revoked_at is not None)
 
     async def publish(self, version: int, key: str = "lab", **folder: Any) -> tuple[int, Any]:
@@ -84,15 +89,13 @@ class FleetPlane(Plane):
 
     async def told_tokens(self, request_id: str, count: int) -> None:
         """So many tokens of the request are in the ledger."""
-        door = self.manager.door
-        assert door is not None
+        door = self.door
         await until(lambda: request_id in door.ledger.requests())
         known = door.ledger.requests()[request_id]
         await until(lambda: known.tokens == count)
 
     async def open(self, count: int) -> None:
-        door = self.manager.door
-        assert door is not None
+        door = self.door
         await until(lambda: door.ledger.open_count == count)
 
 

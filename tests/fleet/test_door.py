@@ -15,21 +15,22 @@ from aiohttp import web
 
 from gyre.data import TextTokenizer
 from gyre.ports.bounds import PortBounds
-from gyre.rollouts.core.door_ledger import Asked, DoorLedger
 from gyre.rollouts.manager.door.door import BODIES_BYTES
+from gyre.rollouts.plane import updates
+from gyre.rollouts.plane.door_ledger import Asked, DoorLedger
 from gyre.rollouts.protocol.credentials import digest_of
 from gyre.rollouts.protocol.frames import LoadFailed, Weights
 from gyre.rollouts.protocol.progress import End, Progress
 from gyre.rollouts.samples import VersionRun
 from tests.data.small import write_tokenizer
 from tests.fleet.fleet_plane import PROMPT, FleetPlane, finish, fleet_plane, generate_body
-from tests.rollouts.core.small_groups import groups_with, report
+from tests.rollouts.machine.small_groups import groups_with, report
 from tests.rollouts.plane import small_folder, until
 
 
 def hold_commits(plane: FleetPlane) -> asyncio.Event:
     """From now on nothing is written to the ledger until the event is set."""
-    written = plane.manager._write
+    written = plane.manager.shell.write
     held = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -37,7 +38,7 @@ def hold_commits(plane: FleetPlane) -> asyncio.Event:
         asyncio.run_coroutine_threadsafe(held.wait(), loop).result(60.0)
         written(batch)
 
-    plane.manager._write = write  # type: ignore[method-assign]
+    plane.manager.shell.commits._write = write
     return held
 
 
@@ -224,7 +225,7 @@ async def test_a_version_that_nobody_can_load_fails_who_asks_for_it_and_nobody_e
         waits = plane.asking("waits", "other", policy={"at_least": 1})
         status, told = await waits
         if told["code"] == "unfinished":  # it asked a moment before its request had waited for as long
-            await until(lambda: plane.manager.door.ledger.requests()["waits"].failed != "")
+            await until(lambda: plane.door.ledger.requests()["waits"].failed != "")
             status, told = await plane.generate("waits", "other", policy={"at_least": 1})
         assert (status, told["code"]) == (500, "cannot_generate")
         assert "No instance has version 1" in told["message"]
@@ -249,7 +250,7 @@ async def test_whoever_published_can_ask_who_serves_the_version_and_why_nobody_d
     assert (told["state"], told["loading"], told["served_by"]) == ("loading", ["a", "b"], [])
     assert (await look("/v1/policies"))["served"] == 0
     await first.wire.send(LoadFailed(version=1, error="norm.weight holds NaN"))
-    await until(lambda: plane.manager.policies.refusals(1) != {})
+    await until(lambda: updates.refusals(plane.manager.plane, 1) != {})
     assert (await look("/v1/policies/1"))["state"] == "loading"
     assert not plane.told("PolicyNotServed")
     await second.wire.send(LoadFailed(version=1, error="norm.weight holds NaN"))
@@ -309,8 +310,7 @@ async def test_what_one_key_asks_for_takes_so_many_bytes_and_keeps_no_other_out(
 
 
 async def test_bodies_of_one_key_are_read_so_many_at_a_time(plane: FleetPlane) -> None:
-    door = plane.manager.door
-    assert door is not None
+    door = plane.door
     (agent,) = await plane.serving("a")
     whose = plane.asking("whose")
     await finish(agent, 1)
@@ -330,14 +330,14 @@ async def test_a_publish_is_durable_when_it_is_answered(plane: FleetPlane) -> No
     status, told = await plane.publish(3)
     assert status == 200
     assert told["version"] == 3
-    assert plane.manager.weights.durable == 3
+    assert plane.manager.versions.durable == 3
     assert await plane.publish(3) == (200, told)
     assert (await plane.publish(2))[1]["code"] == "policy_old"
     (plane.tmp_path / "v3" / "model.safetensors").write_bytes(b"other")
     assert (await plane.publish(3))[0] == 409
     await plane.kill()
     await plane.start()
-    assert plane.manager.weights.newest == 3
+    assert plane.manager.versions.newest == 3
 
 
 async def test_a_source_on_the_weight_plane_is_a_publish(plane: FleetPlane) -> None:
@@ -353,12 +353,12 @@ async def test_a_source_on_the_weight_plane_is_a_publish(plane: FleetPlane) -> N
 
 async def test_a_folder_is_served_to_other_machines(plane: FleetPlane) -> None:
     await plane.publish(0)
-    published = plane.manager.weights.published
+    published = plane.manager.versions.published
     assert published is not None
     (source,) = published.sources
     await plane.kill()
     await plane.start()
-    weights = plane.manager.weights
+    weights = plane.manager.versions
     await until(lambda: weights.published is not None and weights.published.sources != [source])
 
 
@@ -477,8 +477,7 @@ async def test_a_stream_tells_what_came_while_it_was_written(
     """The end is committed while an earlier event is on its way."""
     (agent,) = await plane.serving("a")
     written = web.StreamResponse.write
-    door = plane.manager.door
-    assert door is not None
+    door = plane.door
     ended = asyncio.Event()
 
     async def slow(response: web.StreamResponse, data: Any) -> None:
@@ -537,10 +536,9 @@ async def test_ten_thousand_of_one_id_are_one_sample(plane: FleetPlane) -> None:
     (agent,) = await plane.serving("a")
     first = [plane.asking("one") for _ in range(60)]
     (sample,) = await agent.work(1)
-    door = plane.manager.door
-    assert door is not None
+    door = plane.door
     await until(lambda: sum(task.done() for task in first) >= 52)
-    assert door.status()["waiting"] <= 8
+    assert door.status()["door"]["waiting"] <= 8
     assert door.ledger.open_count == 1
     await agent.report({sample.work.row: 1}, {sample.work.row: "stop"})
     statuses = [(await task)[0] for task in first]
@@ -694,8 +692,7 @@ async def test_a_delete_is_answered_after_its_commit(plane: FleetPlane) -> None:
     deleting = asyncio.ensure_future(
         plane.session().delete(f"{plane.url}/v1/requests/one", headers=headers).__aenter__()
     )
-    door = plane.manager.door
-    assert door is not None
+    door = plane.door
     await until(lambda: "one" not in door.ledger.requests())
     for _ in range(5):
         ticks = plane.ticks

@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from gyre.rollouts.core.door_ledger import ANY, Asked, DoorLedger, DoorRefused, DoorRequest, Wish
-from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.core.requests import seed_of
-from gyre.rollouts.manager.policy_versions import PolicyVersions
+from gyre.rollouts.plane.door_ledger import ANY, Asked, DoorLedger, DoorRefused, DoorRequest, Wish
+from gyre.rollouts.plane.groups import OpenGroups
+from gyre.rollouts.plane.requests import seed_of
+from gyre.rollouts.plane.versions import PolicyVersions
 from gyre.rollouts.protocol.frames import Publish
 from gyre.rollouts.token_log.write_buffer import WriteBatch
 from tests.examples import examples
-from tests.rollouts.core.fleet import Fleet, went_through
-from tests.rollouts.core.simulated_agents import SimAgent, logprob_of, mix, token_of
+from tests.rollouts.machine.fleet import Fleet, went_through
+from tests.rollouts.machine.simulated_agents import SimAgent, logprob_of, mix, token_of
 
 NEWEST = 6
 OWNERS = st.sampled_from(["lab", "lab", "lab", "other"])

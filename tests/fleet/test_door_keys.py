@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from openai.types import completion_create_params as openai_params
 
-from gyre.rollouts.core.door_ledger import DoorRefused
 from gyre.rollouts.manager.door import bodies
 from gyre.rollouts.manager.door.dialects import DIALECTS, OpenaiDialect, SglangDialect, Told
 from gyre.rollouts.manager.door.keys import (
@@ -21,6 +20,7 @@ from gyre.rollouts.manager.door.keys import (
     Keys,
 )
 from gyre.rollouts.manager.door.words import ModelWords
+from gyre.rollouts.plane.door_ledger import DoorRefused
 from tools.door_keys import PAGE, page
 
 FALSE: tuple[Any, ...] = (False, 0, 0.0, "", [], {})

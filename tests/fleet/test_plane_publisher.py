@@ -130,7 +130,7 @@ async def test_a_version_outlives_the_trainer_that_served_it(
         trainer.wait()
         _, second, _ = await fetched(plane, "b")
         second.weights.close()
-        told = plane.manager.weights.published
+        told = plane.manager.versions.published
         assert told is not None
         assert loaded.source not in told.sources, "the manager knows the instance's by its own word"
         for one in first, second:
@@ -175,7 +175,7 @@ async def test_a_source_that_the_manager_cannot_reach_is_refused(plane: FleetPla
         ):
             with pytest.raises(DoorError, match=why):
                 await asyncio.to_thread(door.publish, 1, {**told, **changed})
-        assert plane.manager.weights.newest == -1
+        assert plane.manager.versions.newest == -1
         published = await asyncio.to_thread(
             door.publish, 1, {**told, "sources": ["127.0.0.1:9", source.address]}
         )
@@ -185,7 +185,7 @@ async def test_a_source_that_the_manager_cannot_reach_is_refused(plane: FleetPla
 
 
 async def test_a_source_outside_of_the_senders_networks_is_refused(plane: FleetPlane, place: Path) -> None:
-    publishing = plane.manager.door._publishing  # type: ignore[union-attr]
+    publishing = plane.door._publishing
     assert publishing._plane is not None
     publishing._plane._weights = WeightsSpec(sender_networks=["10.0.0.0/8"])
     for address, why in (("127.0.0.1:9", "none of weights.sender_networks"), ("host:9", "no IP address")):
@@ -201,11 +201,10 @@ async def test_a_new_manager_knows_the_models_end_tokens_again(plane: FleetPlane
     model.mkdir()
     (model / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": 2}))
     (model / "model.safetensors").write_bytes(b"0" * 100)
-    assert plane.manager.door is not None
-    await plane.manager.door.publish_first(model)
+    await plane.door.publish_first(model)
     body = {"version": 1, "checksum": "c" * 32, "sources": ["10.0.0.5:7000"]}
     assert (await plane.post("/v1/policies", body, "trainer-key"))[0] == 200
     await plane.kill()
     await plane.start()
-    await plane.manager.door.publish_first(model)
-    assert plane.manager.door._publishing.words.stops == (2,)
+    await plane.door.publish_first(model)
+    assert plane.door._publishing.words.stops == (2,)

@@ -127,8 +127,7 @@ async def test_a_sample_is_drawn_and_drawn_on(plane: FleetPlane, example: Any) -
     assert [len(told["log_probs"]) for told in sample.appended] == [3, 5]
     assert sample.appended[0]["meta_info"]["weight_version"] == "2"
     assert params == params_of(100)
-    door = plane.manager.door
-    assert door is not None
+    door = plane.door
     assert not door.ledger.requests()
     assert (await example.generate(args_of(plane), sample, params_of(8))).status == "truncated"
 
@@ -176,16 +175,16 @@ async def test_versions_are_published_in_order_and_the_newest_folders_stay(
         os.utime(folder, (at, at))
     example.rank = 1
     example.publish(args_of(plane), str(folders[0]), [])
-    assert plane.manager.weights.newest == -1
+    assert plane.manager.versions.newest == -1
     example.rank = 0
     for newest, folder in enumerate(folders):
         await asyncio.to_thread(example.publish, args_of(plane), str(folder), [])
-        assert plane.manager.weights.durable == newest
+        assert plane.manager.versions.durable == newest
     assert [folder.exists() for folder in folders] == [False, True, True, True]
     await plane.kill()
     publishing = asyncio.create_task(asyncio.to_thread(example.publish, args_of(plane), str(folders[-1]), []))
     await plane.start()
     await publishing
-    await until(lambda: plane.manager.weights.durable == 4)
+    await until(lambda: plane.manager.versions.durable == 4)
     with pytest.raises(RuntimeError, match="no_policy"):
         await asyncio.to_thread(example.publish, args_of(plane), str(plane.tmp_path / "nothing"), [])

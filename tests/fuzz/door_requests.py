@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from gyre.rollouts.core.door_ledger import DoorLedger, DoorRefused
-from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.door.dialects import DIALECTS, encode
 from gyre.rollouts.manager.door.words import ModelWords
+from gyre.rollouts.plane.door_ledger import DoorLedger, DoorRefused
+from gyre.rollouts.plane.groups import OpenGroups
 from tests.fuzz.inputs import as_json, damaged, noise, twisted
 from tests.fuzz.target import Broken, Target
 

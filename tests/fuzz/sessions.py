@@ -19,10 +19,15 @@ import msgpack
 import msgspec
 import numpy as np
 
-from gyre.rollouts.core.requests import InFlightSample
-from gyre.rollouts.manager.join_tokens import Caller
+from gyre.rollouts.manager.connections import Connection
 from gyre.rollouts.manager.rollout_manager import RolloutManager
-from gyre.rollouts.manager.sessions import AgentSession, Connection
+from gyre.rollouts.manager.trainer_front import TrainerFront
+from gyre.rollouts.plane.events import AgentGone, AgentSent, DispatchDue, PeerRefused, ReportsDue
+from gyre.rollouts.plane.peers import Caller
+from gyre.rollouts.plane.requests import InFlightSample
+from gyre.rollouts.plane.sessions import AgentSession
+from gyre.rollouts.plane.settings import ManagerSettings
+from gyre.rollouts.plane.trainer import TrainerDialled, TrainerGone
 from gyre.rollouts.protocol.codec import decode, encode, unpack
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import (
@@ -120,6 +125,12 @@ class Wire(asyncio.WriteTransport):
         return next((frame for frame in self.got if isinstance(frame, kind)), None)
 
 
+def front_of(manager: RolloutManager) -> TrainerFront:
+    (front,) = manager.fronts
+    assert isinstance(front, TrainerFront)
+    return front
+
+
 class Plane:
     """A manager without sockets, an honest trainer that asked for two groups, and an honest agent that works."""
 
@@ -137,12 +148,12 @@ class Plane:
 
     async def open(self) -> None:
         manager = self.manager
-        manager.trainer.attach(Attach(protocol=PROTOCOL, term=TERM), self.at_trainer)
+        manager.shell.handle(TrainerDialled(self.at_trainer, Attach(protocol=PROTOCOL, term=TERM)))
         await self.tell_trainer(published(0))
         await self.turn()
         honest = hello("good", incarnation="honest", max_running=2)
-        self.session = manager.instances.join(honest, self.at_agent, Caller())
-        manager.instances.received(self.session, LOADED)
+        self.session = manager.join(honest, self.at_agent, Caller())
+        manager.shell.handle(AgentSent(self.session, LOADED))
         await self.turn()
         await self.tell_trainer(asked(range(2)))
         await self.turn()
@@ -156,6 +167,7 @@ class Plane:
             self.rows,  # type: ignore[arg-type]
             term=term,
             token="secret",
+            settings=ManagerSettings(rebalance_every_s=1e9),
             join_token="join",
             on_event=self._told,
             monotonic=lambda: self.now,
@@ -169,30 +181,28 @@ class Plane:
             self.untold.append(f"{kind}: {error!r}")
 
     async def tell_trainer(self, frame: Frame | Report) -> None:
-        await self.manager.trainer.received(self.at_trainer, frame)
+        await front_of(self.manager).received(self.at_trainer, frame)
 
     async def turn(self) -> None:
         """What a turn of the loop, a commit and a tick bring."""
         manager = self.manager
         await asyncio.sleep(0)
-        if (batch := manager._batch()) is not None:
-            manager._write(batch)
-            manager._committed(batch)
-        manager.dispatch.at_once()
-        manager._delivery.pump()
+        if (batch := manager.shell.collect()) is not None:
+            manager.shell.write(batch)
+            manager.shell.committed(batch)
+        manager.shell.handle(DispatchDue())
+        manager.shell.read(self.at_trainer)
         self.trainer.flush(self.at_trainer)
         self.agent.flush(self.at_agent)
 
     def look(self) -> None:
         self.now += 0.1
-        self.manager.instances.look(self.now)
-        self.manager.dispatch.look(self.now, rebalance_every_s=1e9, recall_timeout_s=10.0)
-        self.manager.windows.look(self.now)
+        self.manager.shell.tick()
         msgspec.json.encode(self.manager.status())
 
     def known(self) -> dict[int, tuple[int, int, str | None, str]]:
         """What the manager has of each sample."""
-        self.manager._reports.take_in()
+        self.manager.shell.handle(ReportsDue())
         return {
             one.key: (one.length, one.lease, one.instance, one.finish)
             for one in self.manager.groups.samples()
@@ -206,17 +216,18 @@ class Plane:
             raise Broken("the account lacks tokens")
         if self.untold:
             raise Broken(self.untold[0])
-        self._manager(2)._restore(self.rows.load())
+        self._manager(2).shell.restore(self.rows.load())
 
     def close(self) -> None:
-        self.manager._commits.close()
+        self.manager.shell.commits.close()
 
     async def serve_the_honest(self) -> None:
         """The honest agent ends its samples, and the honest trainer gets their group."""
         mine = sorted(self.manager.groups.held_by("good"), key=lambda one: one.row)
         if {one.key for one in mine} < {one.key for one in self.work} or self.session.connection is None:
             raise Broken("the honest agent lost its samples")
-        self.manager.instances.received(self.session, unpack(encode(report(mine, 1, stop=True))))
+        told = unpack(encode(report(mine, 1, stop=True)))
+        self.manager.shell.handle(AgentSent(self.session, told))
         await self.turn()
         if self.trainer.first(Done) is None:
             raise Broken("the honest trainer did not get its group")
@@ -323,7 +334,7 @@ class Sessions(Target, ABC):
                     raise Broken("a refusal without a code") from error
                 if plane.known() != before:
                     raise Broken(f"a refused frame changed what is known: {error}") from error
-                plane.manager._reject(dialled.connection, error)
+                plane.manager.shell.handle(PeerRefused(dialled.connection, error))
                 self.hang_up(plane, dialled)
                 dialled = self.dial(plane)
             if draw.randrange(3):
@@ -393,15 +404,15 @@ class AgentSessions(Sessions):
                 return draw.choice(FROM_AGENTS)
 
     async def send(self, plane: Plane, dialled: Dialled, frame: Frame | Report) -> None:
-        instances = plane.manager.instances
         if dialled.session is None:
-            dialled.session = instances.join(frame, dialled.connection, Caller("machine", "its digest"))
+            caller = Caller("machine", "its digest")
+            dialled.session = plane.manager.join(frame, dialled.connection, caller)
         elif dialled.session.connection is dialled.connection and not dialled.connection.closing:
-            instances.received(dialled.session, frame)
+            plane.manager.shell.handle(AgentSent(dialled.session, frame))
 
     def hang_up(self, plane: Plane, dialled: Dialled) -> None:
         if dialled.session is not None and dialled.session.connection is dialled.connection:
-            plane.manager.instances.disconnected(dialled.session)
+            plane.manager.shell.handle(AgentGone(dialled.session))
 
     async def at_the_end(self, plane: Plane) -> None:
         await plane.serve_the_honest()
@@ -431,15 +442,15 @@ class TrainerSessions(Sessions):
                 return draw.choice(FROM_TRAINERS)
 
     async def send(self, plane: Plane, dialled: Dialled, frame: Frame | Report) -> None:
-        trainer = plane.manager.trainer
+        front = front_of(plane.manager)
         if not dialled.attached:
-            trainer.attach(frame, dialled.connection)
+            plane.manager.shell.handle(TrainerDialled(dialled.connection, frame))
             dialled.attached = True
-        elif trainer.connection is dialled.connection:
-            await trainer.received(dialled.connection, frame)
+        elif front.connection is dialled.connection:
+            await front.received(dialled.connection, frame)
 
     def hang_up(self, plane: Plane, dialled: Dialled) -> None:
-        plane.manager.trainer.left(dialled.connection)
+        plane.manager.shell.handle(TrainerGone(dialled.connection))
 
 
 FROM_AGENTS = [

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.rollouts.manager.rollout_manager import RolloutManager
-from gyre.rollouts.manager.settings import ManagerSettings
+from gyre.rollouts.plane.settings import ManagerSettings
 from gyre.store import open_store
 
 TOKEN = "secret"

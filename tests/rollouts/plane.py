@@ -11,15 +11,17 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import aiohttp
 import msgspec
 import numpy as np
 
 from gyre.ports.bounds import PortBounds
+from gyre.rollouts.manager.connections import Connection
 from gyre.rollouts.manager.rollout_manager import RolloutManager
-from gyre.rollouts.manager.settings import ManagerSettings
+from gyre.rollouts.plane.settings import ManagerSettings
+from gyre.rollouts.plane.trainer import Trainer
 from gyre.rollouts.protocol.codec import decode, encode
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
@@ -118,11 +120,13 @@ class Plane:
     def change(self, **changed: Any) -> None:
         """Settings of the manager that runs, and of those that come after it."""
         self.settings = replace(self.settings, **changed)
-        self.manager.settings = self.settings
+        self.manager.plane.settings = self.settings
 
     def end_restart_grace(self) -> None:
         """As if it had passed: samples that nobody came back with are given out anew."""
-        self.manager.dispatch.hold_until = min(self.manager.dispatch.hold_until, self.manager._now())
+        self.manager.plane.placing.hold_until = min(
+            self.manager.plane.placing.hold_until, self.manager.shell.now()
+        )
 
     async def start(self, **changed: Any) -> RolloutManager:
         self.term += 1
@@ -142,13 +146,22 @@ class Plane:
         return self.manager
 
     def _count_ticks(self, manager: RolloutManager) -> None:
-        advise = manager._advise  # the last thing that a tick does
+        tick = manager.shell.tick
 
-        def counted(now: float) -> None:
-            advise(now)
+        def counted() -> None:
+            tick()
             self.ticks += 1
 
-        manager._advise = counted  # type: ignore[method-assign]
+        manager.shell.tick = counted  # type: ignore[method-assign]
+
+    @property
+    def requester(self) -> Trainer:
+        """Of a job that has a trainer."""
+        return next(one for one in self.manager.plane.requesters if isinstance(one, Trainer))
+
+    @property
+    def trainer_connection(self) -> Connection | None:
+        return cast("Connection | None", self.requester.peer)
 
     async def settled(self) -> None:
         """The manager has handled every frame that was sent to it, and has sent whatever that leads to.
@@ -164,7 +177,7 @@ class Plane:
         for _ in range(ROUNDS):
             ticks = self.ticks
             await until(lambda ticks=ticks: self.ticks >= ticks + 2)  # the first may have begun before
-            await loop.run_in_executor(self.manager._commits.thread, lambda: None)
+            await loop.run_in_executor(self.manager.shell.commits.thread, lambda: None)
 
     async def kill(self) -> None:
         """As SIGKILL would: nothing is written or said any more, and every connection breaks."""
@@ -172,15 +185,16 @@ class Plane:
         for task in manager._tasks:
             task.cancel()
         await asyncio.gather(*manager._tasks, return_exceptions=True)
-        manager._write = lambda batch: None  # type: ignore[method-assign]
+        manager.shell.commits._write = lambda batch: None
         assert manager._runner is not None
         for session in manager.sessions.values():
-            if session.connection is not None and session.connection.transport is not None:
-                session.connection.transport.abort()  # type: ignore[attr-defined]
-        if manager.trainer.connection is not None:
-            manager.trainer.connection.transport.abort()  # type: ignore[union-attr]
+            if session.connection is not None:
+                cut(session.connection)
+        for front in manager.fronts:
+            for connection in front.connections():
+                cut(connection)
         manager.groups.take_batch()
-        manager.weights.changed = False
+        manager.versions.changed = False
         await manager.stop()
 
     @property
@@ -247,6 +261,11 @@ class Plane:
     def exact(self) -> None:
         assert self.manager.groups.missing_tokens() == 0
         assert not self.fatal
+
+
+def cut(connection: Any) -> None:
+    """As a dead process's."""
+    connection.transport.abort()
 
 
 class Wire:

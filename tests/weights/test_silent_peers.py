@@ -42,7 +42,7 @@ KINDS = [
     Silent(0.0, False, True),
 ]
 NAMED_BY_THE_MANAGER = 16
-"""At one time (`gyre.rollouts.manager.policy_push.SOURCES_TOLD`)."""
+"""At one time (`gyre.rollouts.plane.updates.SOURCES_TOLD`)."""
 
 
 class VirtualFetch:

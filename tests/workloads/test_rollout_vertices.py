@@ -64,7 +64,7 @@ def test_the_token_that_people_copy_is_not_the_trainers_and_both_stay(
         for incarnation in (1, 2):
             vertex = started(tmp_path, incarnation)
             try:
-                assert vertex.manager._store._database._hold_s == 3.0, "as long as the context says"
+                assert vertex.manager.shell.store._database._hold_s == 3.0, "as long as the context says"
                 found.append(told(tmp_path))
                 assert status_of(found[-1], found[-1]["secret"]) == 200
                 assert status_of(found[-1], found[-1]["token"]) == 401

@@ -20,6 +20,7 @@ from typing import Any
 
 from gyre.config import DEFAULT_TOKEN, JOIN_SCOPE
 from gyre.errors import Unauthorized
+from gyre.rollouts.plane.peers import Caller
 from gyre.rollouts.protocol.credentials import digest_of
 
 SCHEME = "Bearer "
@@ -29,24 +30,6 @@ UNKNOWN = "The token is not one of this job."
 
 class UnknownToken(Unauthorized):
     """A token that is none of those that were read: it may be newer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who dials. `token` is the name of the join token, "" for the job's own processes."""
-
-    token: str = ""
-    digest: str = ""
-    scopes: frozenset[str] = frozenset({JOIN_SCOPE})
-
-    @property
-    def is_ours(self) -> bool:
-        return not self.token
-
-    def check(self, scope: str, what: str) -> None:
-        """Raises Unauthorized where its token has not this scope. The job's own processes may do everything."""
-        if not self.is_ours and scope not in self.scopes:
-            raise Unauthorized(f"The token {self.token!r} may not {what}: it has not the scope {scope}.")
 
 
 @dataclass(frozen=True, slots=True)

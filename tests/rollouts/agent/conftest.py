@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gyre.rollouts.manager import rollout_manager as manager_module
+from gyre.rollouts.manager import shell as shell_module
 from tests.rollouts.agent.crew import Crew
 from tests.rollouts.plane import live_plane
 
 
 @pytest.fixture
 def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_module, "TICK_S", 0.02)
+    monkeypatch.setattr(shell_module, "TICK_S", 0.02)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 from gyre.engines.process import EngineCommand
 from gyre.rollouts.agent.agent import Agent, AgentSettings
 from gyre.rollouts.protocol.credentials import weights_key
-from tests.rollouts.plane import SOON_S, TOKEN, Plane, until
+from tests.rollouts.plane import SOON_S, TOKEN, Plane, cut, until
 
 ENGINE = Path(__file__).parents[2] / "engines" / "plane_engine.py"
 
@@ -84,10 +84,7 @@ class Crew:
         await until(lambda: self.plane.manager.groups.account.generated >= tokens)
 
     def cut(self, name: str) -> None:
-        peer = self.plane.manager.sessions[name].connection
-        assert peer is not None
-        assert peer.transport is not None
-        peer.transport.abort()  # type: ignore[attr-defined]
+        cut(self.plane.manager.sessions[name].connection)
 
     async def stop(self) -> None:
         for task in self.tasks.values():

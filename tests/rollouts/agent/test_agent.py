@@ -25,7 +25,7 @@ from gyre.errors import Unauthorized, Unreachable
 from gyre.rollouts.agent.agent import Agent, JobWishes
 from gyre.rollouts.agent.held_samples import HeldSample
 from gyre.rollouts.agent.join import NotTaken, engine_commands, run_agent
-from gyre.rollouts.manager import policy_push
+from gyre.rollouts.plane import leaving, updates
 from gyre.rollouts.protocol.connection import Refused
 from gyre.rollouts.protocol.frames import Publish
 from gyre.rollouts.samples import Group, VersionRun
@@ -277,7 +277,7 @@ async def test_an_update_that_fails_ends_the_engine_and_not_the_samples(crew: Cr
 async def test_an_engine_that_did_not_start_is_told_with_its_last_words_and_forgotten(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_push, "START_FIRST_S", 0.01)
+    monkeypatch.setattr(updates, "START_FIRST_S", 0.01)
     trainer = await crew.plane.trainer()
     broken = [EngineCommand((sys.executable, "-c", "import no_such_engine"))]
     works = crew.command("a", 0.01)
@@ -326,8 +326,8 @@ async def test_engines_are_started_as_the_job_wishes_whoever_started_the_agent(c
 async def test_an_agent_that_is_nobodys_vertex_gives_up_with_the_last_words(
     crew: Crew, monkeypatch: pytest.MonkeyPatch, starts: int | None
 ) -> None:
-    monkeypatch.setattr(policy_push, "START_FIRST_S", 0.01)
-    monkeypatch.setattr(policy_push, "RELOAD_FIRST_S", 0.01)
+    monkeypatch.setattr(updates, "START_FIRST_S", 0.01)
+    monkeypatch.setattr(updates, "RELOAD_FIRST_S", 0.01)
     trainer = await crew.plane.trainer()
 
     def command(folder: Path, version: str) -> EngineCommand:
@@ -422,13 +422,13 @@ async def test_what_is_fetched_ahead_is_served_when_it_is_told_to_be_and_not_fet
     await published_far_away(trainer, publisher, 0)
     agent = crew.start("a")
     await crew.serving("a")
-    plane.manager.windows.may_load = lambda session: False  # type: ignore[method-assign]
+    plane.manager.plane.windows.may_load = lambda session: False  # type: ignore[method-assign]
     await published_far_away(trainer, publisher, 1)
     await until(lambda: agent._weights._ahead is not None)
     assert agent.version == 0
     publisher.close()  # there is nobody to fetch it from any more
-    del plane.manager.windows.may_load  # type: ignore[method-assign]
-    plane.manager.instances.refresh(plane.manager.sessions["a"])
+    del plane.manager.plane.windows.may_load  # type: ignore[method-assign]
+    leaving.refresh(plane.manager.plane, plane.manager.sessions["a"])
     await crew.serving("a", version=1)
     loaded = plane.told("WeightsLoaded")[-1]
     assert loaded["version"] == 1
@@ -450,13 +450,13 @@ async def test_what_could_not_be_fetched_ahead_is_fetched_when_it_is_to_be_loade
         raise OSError("no space left on device")
 
     monkeypatch.setattr(agent._weights, "_fetch", broken)
-    plane.manager.windows.may_load = lambda session: False  # type: ignore[method-assign]
+    plane.manager.plane.windows.may_load = lambda session: False  # type: ignore[method-assign]
     await published_far_away(trainer, publisher, 1)
     await until(lambda: refused)
     assert agent.version == 0
     monkeypatch.setattr(agent._weights, "_fetch", fetch)
-    del plane.manager.windows.may_load  # type: ignore[method-assign]
-    plane.manager.instances.refresh(plane.manager.sessions["a"])
+    del plane.manager.plane.windows.may_load  # type: ignore[method-assign]
+    leaving.refresh(plane.manager.plane, plane.manager.sessions["a"])
     await crew.serving("a", version=1)
     assert not plane.told("WeightsRefused")
 

@@ -129,7 +129,7 @@ async def test_it_starts_while_a_version_is_fetched_from_another_machine(
     told = far.publish({"x": torch.full((999,), 1.0)}, config, version=0, step=0)
     trainer = await crew.plane.trainer()
     await trainer.wire.send(Publish(version=0, checksum=told["checksum"], path="", sources=[far.address]))
-    await until(lambda: crew.plane.manager.weights.served is not None)
+    await until(lambda: crew.plane.manager.versions.served is not None)
     fetch, comes = AgentWeights._fetch, threading.Event()
 
     def slowly(weights: AgentWeights, *given: Any) -> Any:

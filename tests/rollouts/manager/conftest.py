@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gyre.rollouts.manager import rollout_manager as manager_module
+from gyre.rollouts.manager import shell as shell_module
 from tests.rollouts.plane import Plane, live_plane
 
 
 @pytest.fixture(autouse=True)
 def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_module, "TICK_S", 0.02)
+    monkeypatch.setattr(shell_module, "TICK_S", 0.02)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gyre.rollouts.manager.autoscaler import (
+from gyre.rollouts.plane.autoscaler import (
     ASK_AGAIN_S,
     FIRST_STEPS_WITHIN_S,
     FOLLOW_S,

@@ -5,43 +5,44 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
-from gyre.rollouts.manager import delivery as delivery_module
-from gyre.rollouts.manager.delivery import Delivery
-from gyre.rollouts.manager.sessions import Connection
+from gyre.rollouts.plane import delivery as delivery_module
+from gyre.rollouts.plane.delivery import Delivery
 from gyre.rollouts.protocol import connection as connection_module
 from gyre.rollouts.protocol.fields import FrameError
-from gyre.rollouts.protocol.frames import Done
 from gyre.rollouts.samples import Group, Sample, SampleKey, unpack_groups
 from gyre.rollouts.trainer.plane_client import LONGEST_SAMPLE_TOKENS, RolloutClient
-from tests.rollouts.core.small_groups import asked, groups_with, report
+from tests.rollouts.machine.small_groups import asked, groups_with, report
 from tests.rollouts.plane import TOKEN, live_plane, small_folder, until
 
 
 class Trainer:
     """Reads at once, and has what it was sent."""
 
-    waiting_bytes = 0
+    def __init__(self, delivery: Delivery) -> None:
+        self.delivery = delivery
+        self.delivery.attached()
+        self._came: list[int] = []
 
-    def __init__(self) -> None:
-        self.came: list[int] = []
-
-    def send(self, frame: Done) -> None:
-        self.came += [group.id for group in unpack_groups(frame.groups)]
+    @property
+    def came(self) -> list[int]:
+        while (frame := self.delivery.next_frame()) is not None:
+            self._came += [group.id for group in unpack_groups(frame.groups)]
+        return self._came
 
 
 def test_a_group_is_sent_once_and_again_to_whoever_asks_for_it_again() -> None:
-    open_groups, trainer = groups_with("a"), Trainer()
+    open_groups = groups_with("a")
     requests = open_groups.open(asked(3))
     open_groups.assign()
     samples = list(open_groups.samples())
     report(open_groups, "a", dict.fromkeys(samples, 2), dict.fromkeys(samples, "stop"))
     delivery = Delivery(open_groups.requests)
-    delivery.attached(cast(Connection, trainer))
+    trainer = Trainer(delivery)
     delivery.complete(requests)
     delivery.complete(requests[:1])
     assert trainer.came == [0, 1, 2]
@@ -50,8 +51,7 @@ def test_a_group_is_sent_once_and_again_to_whoever_asks_for_it_again() -> None:
     delivery.taken("train", [1])
     delivery.again("train", [1])
     assert trainer.came == [0, 1, 2, 1], "the trainer has it in its own ledger"
-    later = Trainer()
-    delivery.attached(cast(Connection, later))
+    later = Trainer(delivery)
     delivery.again("train", [0, 1])
     assert later.came == [0, 2], "what it has not is sent, whatever the one before it was sent"
 
@@ -162,13 +162,13 @@ async def test_a_finished_sample_is_told_ahead_to_a_trainer_that_wants_it_and_de
             assert (told.finish_reason, told.reward) == ("stop", None)
             assert told.token_ids.tolist() == [1, 2, 3, 4, 5]
             may_write = threading.Event()
-            write = plane.manager._write
+            write = plane.manager.shell.write
 
             def waits(batch: Any) -> None:
                 assert may_write.wait(20.0)
                 write(batch)
 
-            monkeypatch.setattr(plane.manager._commits, "_write", waits)
+            monkeypatch.setattr(plane.manager.shell.commits, "_write", waits)
             await agent.report({second: 1, third: 4}, {second: "length", third: "stop"})
             await until(lambda: len(ahead) == 3)  # nobody waits for the ledger to score them
             assert came == {}

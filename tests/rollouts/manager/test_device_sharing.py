@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.core.requests import InFlightSample
-from gyre.rollouts.manager.device_sharing import CLOSE_WITHIN_S, TOGETHER_S, TRAINER_AWAY_S, DeviceSharing
-from gyre.rollouts.manager.sessions import AgentSession, AgentSessions
+from gyre.rollouts.plane import leaving, windows
+from gyre.rollouts.plane.instructions import ReportEvent, Send
+from gyre.rollouts.plane.sessions import AgentSession
+from gyre.rollouts.plane.settings import ManagerSettings
+from gyre.rollouts.plane.state import Plane
+from gyre.rollouts.plane.trainer import Trainer
+from gyre.rollouts.plane.windows import CLOSE_WITHIN_S, TOGETHER_S, TRAINER_AWAY_S, Windows
 from gyre.rollouts.protocol.frames import (
     Asleep,
     Awake,
+    Cancel,
     DevicesReturned,
     Frame,
     Hello,
@@ -39,56 +43,56 @@ class World:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.book = OpenGroups(epoch=1)
+        self.plane = Plane(ManagerSettings(), [Trainer], epoch=1, now=self.now)
+        self.book, self.sessions = self.plane.groups, self.plane.sessions
         self.book.newest_version = 0
         self.book.promote(0)
-        self.sessions = AgentSessions(self.book)
         self.rates: dict[str, float] = {}
         self.told: list[tuple[str, Frame]] = []
         self.answers: list[Frame] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.lost: list[tuple[str, str]] = []
         self.stuck: set[str] = set()
         """Instances that do not do what they are told."""
         self.grown: dict[int, float] = {}
         self.seq = 0
-        self.windows = self.sharing()
+        self.trainer: Any = SimpleNamespace(closing=False, name="the trainer")
+        self.start_anew()
 
     # -- what the manager does ----------------------------------------------------------------------
 
-    def sharing(self, **options: Any) -> DeviceSharing:
-        """That of a manager which starts now."""
-        return DeviceSharing(
-            self.book,
-            self.sessions,
-            tell=self._tell,
-            recall=self._recall,
-            lose=self._lose,
-            refresh=self._refresh,
-            answer=self.answers.append,
-            on_event=lambda kind, fields: self.events.append((kind, fields)),
-            now=self.now,
-            **options,
-        )
+    def start_anew(self, grace_s: float = 0.0) -> Windows:
+        """As a manager that starts now."""
+        self.plane.windows = fresh = Windows(self.now, grace_s=grace_s)
+        fresh.lender = self.trainer
+        return fresh
 
-    def _refresh(self, session: AgentSession) -> None:
-        self.sessions.admit(self.windows.device_use, handover=False)
+    def do(self, what: Callable[..., object], *given: Any, **named: Any) -> None:
+        """What the machine does, and what comes of it at once."""
+        self.plane.now = self.now
+        what(self.plane, *given, **named)
+        done, self.plane.instructions = self.plane.instructions, []
+        self._refresh()
+        for one in done:
+            if isinstance(one, ReportEvent):
+                self.events.append((one.kind, one.fields))
+            elif isinstance(one, Send) and one.peer is self.trainer:
+                self.answers.append(one.frame)
+            elif isinstance(one, Send) and isinstance(one.frame, Cancel):
+                self._give_back(one.peer.name, one.frame)
+            elif isinstance(one, Send):
+                self.told.append((one.peer.name, one.frame))
 
-    def _tell(self, session: AgentSession, frame: Frame) -> None:
-        self.told.append((session.name, frame))
+    def _refresh(self) -> None:
+        self.sessions.admit(self.plane.windows.device_use, handover=False)
 
-    def _lose(self, session: AgentSession, reason: str) -> None:
-        self.lost.append((session.name, reason))
-        del self.sessions[session.name]
-        self.book.leave(session.name)
+    def _give_back(self, name: str, frame: Cancel) -> None:
+        if name not in self.stuck:
+            ends = [End(row, lease, "released", "", ()) for row, lease in frame.rows]
+            self.book.progress(name, self._frame({}, ends))
 
-    def _recall(self, states: Iterable[InFlightSample]) -> None:
-        for state in list(states):
-            if state.instance in self.stuck:
-                continue
-            for name, rows in self.book.recall([state]).items():
-                ends = [End(row, lease, "released", "", ()) for row, lease in rows]
-                self.book.progress(name, self._frame({}, ends))
+    @property
+    def lost(self) -> list[tuple[str, str]]:
+        return [(told["instance"], told["reason"]) for kind, told in self.events if kind == "InstanceLeft"]
 
     # -- peers --------------------------------------------------------------------------------------
 
@@ -105,12 +109,12 @@ class World:
         )
         self.book.join(hello)
         number = self.book.instances[name].number
-        peer: Any = SimpleNamespace(closing=False)
+        peer: Any = SimpleNamespace(closing=False, name=name)
         session = AgentSession(hello, peer, number, heard_at=self.now)
         self.sessions[name] = session
         self.rates[name] = rate
         self.book.serve(name, version)
-        self._refresh(session)
+        self._refresh()
         return session
 
     def ask(self, samples: int, tokens: int, purpose: str = "train") -> None:
@@ -134,7 +138,7 @@ class World:
             train_s_per_token=train_s_per_token,
             last_share=0.25,
         )
-        self.windows.lend(frame, self.now)
+        self.do(windows.lend, frame)
 
     # -- time ---------------------------------------------------------------------------------------
 
@@ -146,7 +150,7 @@ class World:
                 self._generate(name)
             while self.told:
                 self._obey(*self.told.pop(0))
-            self.windows.look(self.now)
+            self.do(windows.look)
 
     def until_back(self, within_s: float = 300.0) -> DevicesReturned:
         end = self.now + within_s
@@ -164,9 +168,9 @@ class World:
             return
         if isinstance(frame, Sleep):
             assert not self.book.instances[name].held
-            self.windows.asleep(session, Asleep(seconds=0.1), self.now)
+            self.do(windows.asleep, session, Asleep(seconds=0.1))
         elif isinstance(frame, Wake):
-            self.windows.awake(session, Awake(seconds=0.1), self.now)
+            self.do(windows.awake, session, Awake(seconds=0.1))
 
     def _generate(self, name: str) -> None:
         running = self.book.held_by(name)[:SLOTS]
@@ -284,7 +288,7 @@ def test_nothing_of_a_window_waits_for_the_next_look(world: World) -> None:
     """Who lends, ends a last sample, or gives the last one back is answered in the same moment."""
     session = world.join("local-0", local=True, rate=40.0)
     world.ask(1, 8)
-    world.windows.look(world.now)
+    world.do(windows.look)
     world.told.clear()
     session.resting = "asleep"
     world.lend()
@@ -295,8 +299,8 @@ def test_nothing_of_a_window_waits_for_the_next_look(world: World) -> None:
     world.book.progress(
         "local-0", world._frame({state.row: 8}, [End(state.row, state.lease, "length", "", ())])
     )
-    world.windows.ended(session, world.now)
-    assert not world.windows.is_open
+    world.do(windows.ended, session)
+    assert not world.plane.windows.is_open
     assert [type(frame) for _, frame in world.told] == [Sleep]
     world._obey(*world.told.pop())
     assert any(isinstance(answer, DevicesReturned) for answer in world.answers)
@@ -313,8 +317,8 @@ def test_a_sample_that_ended_while_others_run_does_not_end_the_window(world: Wor
     world.book.progress(
         "local-0", world._frame({state.row: rest}, [End(state.row, state.lease, "length", "", ())])
     )
-    world.windows.ended(session, world.now)
-    assert world.windows.is_open
+    world.do(windows.ended, session)
+    assert world.plane.windows.is_open
 
 
 def two_that_wake(world: World) -> list[AgentSession]:
@@ -335,34 +339,34 @@ def held(world: World) -> list[int]:
 def test_local_instances_begin_together_and_share_the_work(world: World) -> None:
     """Else the first of them has more than its slots hold while the other one stands idle."""
     first, second = two_that_wake(world)
-    world.windows.awake(first, Awake(seconds=0.1), world.now)
+    world.do(windows.awake, first, Awake(seconds=0.1))
     assert held(world) == [0, 0]
     second.loading = 1
-    world.windows.awake(second, Awake(seconds=0.1), world.now)
+    world.do(windows.awake, second, Awake(seconds=0.1))
     assert held(world) == [0, 0]
-    assert world.windows.may_load(first)  # that waits for nobody
+    assert world.plane.windows.may_load(first)  # that waits for nobody
     second.loading = None
-    world.windows.loaded(second, world.now)
+    world.do(windows.loaded, second)
     assert held(world) == [SLOTS // 2 + 1, SLOTS // 2 + 1]
 
 
 def test_no_local_instance_waits_long_for_another(world: World) -> None:
     first, _ = two_that_wake(world)
-    world.windows.awake(first, Awake(seconds=0.1), world.now)
+    world.do(windows.awake, first, Awake(seconds=0.1))
     world.now += TOGETHER_S - 0.01
-    world.windows.look(world.now)
+    world.do(windows.look)
     assert held(world) == [0, 0]
     world.now += 0.02
-    world.windows.look(world.now)
+    world.do(windows.look)
     assert held(world)[0] >= SLOTS
 
 
 def test_nobody_waits_for_a_local_instance_that_is_gone_or_has_no_engine(world: World) -> None:
     first, second = two_that_wake(world)
-    world.windows.awake(first, Awake(seconds=0.1), world.now)
+    world.do(windows.awake, first, Awake(seconds=0.1))
     world.book.engine_died(second.name)
-    world.windows.engine_died(second)
-    world.windows.look(world.now)
+    second.resting = ""
+    world.do(windows.look)
     assert held(world)[0] >= SLOTS
 
 
@@ -387,7 +391,7 @@ def test_what_runs_at_the_end_goes_on_elsewhere_from_its_last_token(world: World
     world.sessions["remote-0"].rate_tokens_s = 1000.0
     generated = world.book.account.generated
     assert generated > 100
-    world.windows.reclaim(1, world.now)
+    world.do(windows.reclaim, 1)
     assert world.until_back(5.0).reason == "the trainer needs its devices"
     lengths = [state.length for state in world.book.unfinished()]
     assert sum(lengths) >= generated - 8  # nothing is thrown away
@@ -406,7 +410,7 @@ def test_an_instance_that_does_not_give_back_in_time_is_lost_and_the_trainer_has
     world.lend()
     world.run(3.0)
     world.stuck.add("local-0")
-    world.windows.reclaim(1, world.now)
+    world.do(windows.reclaim, 1)
     began = world.now
     world.until_back(60.0)
     assert CLOSE_WITHIN_S <= world.now - began < CLOSE_WITHIN_S + 1.0
@@ -420,7 +424,7 @@ def test_an_instance_that_dies_in_its_window_is_missed_by_nobody(world: World) -
     world.ask(32, 100)
     world.lend(train_s_per_token=0.001)
     world.run(3.0)
-    world._lose(world.sessions["local-0"], "silent")
+    world.do(leaving.lose, world.sessions["local-0"], "silent")
     world.until_back()
     while world.left:
         world.run(1.0)
@@ -432,19 +436,19 @@ def test_a_trainer_that_is_gone_gets_its_devices_back_before_it_is_there_again(w
     world.ask(4, 1000)
     world.lend()
     world.run(3.0)
-    world.windows.trainer_left(world.now)
+    world.do(windows.trainer_left)
     world.run(TRAINER_AWAY_S / 2)
-    assert world.windows.is_open  # a short cut costs nothing
-    world.windows.trainer_attached(world.now, other=False)
+    assert world.plane.windows.is_open  # a short cut costs nothing
+    world.do(windows.trainer_attached, world.trainer, other=False)
     world.run(TRAINER_AWAY_S)
-    assert world.windows.is_open
-    world.windows.trainer_left(world.now)
+    assert world.plane.windows.is_open
+    world.do(windows.trainer_left)
     world.run(TRAINER_AWAY_S + 1.0)
-    assert not world.windows.is_open
+    assert not world.plane.windows.is_open
     assert world.sessions["local-0"].resting == "asleep"
     assert not any(isinstance(answer, DevicesReturned) for answer in world.answers)
-    world.windows.trainer_attached(world.now, other=True)
-    world.windows.reclaim(0, world.now)
+    world.do(windows.trainer_attached, world.trainer, other=True)
+    world.do(windows.reclaim, 0)
     assert world.until_back(1.0).window == 0
 
 
@@ -457,16 +461,16 @@ def test_a_new_manager_goes_on_with_a_window_that_is_lent_again_and_ends_one_tha
     world.run(2.0)
     held = len(world.book.instances["local-0"].held)
     assert held == 4
-    fresh = world.windows = world.sharing(grace_s=5.0)
-    world._refresh(session)  # it has dialled this one
+    fresh = world.start_anew(grace_s=5.0)
+    world._refresh()  # it has dialled this one
     world.run(3.0)
     assert not session.resting  # what it has goes on: its trainer may be about to say so
     assert len(world.book.instances["local-0"].held) == held
     world.lend()
     world.run(5.0)
     assert fresh.is_open
-    world.windows = world.sharing(grace_s=5.0)
-    world._refresh(session)
+    world.start_anew(grace_s=5.0)
+    world._refresh()
     world.run(6.0)
     assert session.resting == "asleep"
     assert not world.book.instances["local-0"].held
@@ -499,9 +503,9 @@ def test_a_trainer_whose_instance_loads_for_a_minute_leaves_it_its_devices(world
 
     def hear(frame: LendDevices | ReclaimDevices) -> bool:
         if isinstance(frame, LendDevices):
-            world.windows.lend(frame, world.now)
+            world.do(windows.lend, frame)
         else:
-            world.windows.reclaim(frame.window, world.now)
+            world.do(windows.reclaim, frame.window)
         return True
 
     lending = DeviceLending(hear, last_share=0.25, now=world.now)
@@ -510,7 +514,7 @@ def test_a_trainer_whose_instance_loads_for_a_minute_leaves_it_its_devices(world
     world.ask(40, 400)
     follow(world, lending, 20.0)
     assert lending.is_lent
-    assert world.windows.window is not None
+    assert world.plane.windows.window is not None
     local.loading = 1
     assert not lending.take_back(world.now)
     follow(world, lending, 60.0)
@@ -530,3 +534,17 @@ def follow(world: World, lending: DeviceLending, seconds: float) -> None:
             lending.on_frame(answer)
         world.answers.clear()
         lending.observe(world.now, training=False, could_train=False, waits=True)
+
+
+def test_who_lends_again_where_no_local_instance_is_left_has_its_devices_back(world: World) -> None:
+    """The window before is open still, and its last instance is gone: there is nothing to plan any more."""
+    world.join("local-0", local=True, rate=40.0)
+    world.ask(4, 1000)
+    world.lend(1)
+    world.run(1.0)
+    assert world.plane.windows.is_open
+    world.do(leaving.lose, world.sessions["local-0"], "silent")
+    world.lend(2)
+    assert world.until_back(1.0).window == 2
+    assert not world.plane.windows.is_open
+    world.run(1.0)

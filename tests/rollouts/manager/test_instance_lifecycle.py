@@ -251,11 +251,11 @@ async def test_reports_without_news_cost_no_commit_and_keep_an_instance_alive(tm
         agent = await plane.working("a")
         manager = plane.manager
         await until(
-            lambda: plane.told("WeightsLoaded") and not (manager.groups.is_dirty or manager.weights.changed)
+            lambda: plane.told("WeightsLoaded") and not (manager.groups.is_dirty or manager.versions.changed)
         )
         await plane.settled()  # what was being written has been counted
         session = manager.sessions["a"]
-        heard_at, commits = session.heard_at, manager._commits.count
+        heard_at, commits = session.heard_at, manager.shell.commits.count
         for seq in range(1, 21):
             report = empty_progress(seq)
             report.running = seq
@@ -263,7 +263,7 @@ async def test_reports_without_news_cost_no_commit_and_keep_an_instance_alive(tm
         await until(lambda: session.running == 20)
         await plane.settled()
         assert session.heard_at > heard_at
-        assert manager._commits.count == commits
+        assert manager.shell.commits.count == commits
         # What an instance of nothing says of samples that it has not is refused all the same.
         wrong = empty_progress(21)
         wrong.tokens = np.zeros(1, np.int32)

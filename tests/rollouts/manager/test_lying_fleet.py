@@ -12,11 +12,14 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gyre.rollouts.manager import peer_events
-from gyre.rollouts.manager.join_tokens import Caller
+from gyre.rollouts.manager.connections import Connection
 from gyre.rollouts.manager.rollout_manager import RolloutManager
-from gyre.rollouts.manager.sessions import AgentSession, Connection
-from gyre.rollouts.manager.settings import ManagerSettings
+from gyre.rollouts.plane import peer_events
+from gyre.rollouts.plane.events import AgentGone, AgentSent, PeerRefused, ReportsDue
+from gyre.rollouts.plane.peers import Caller
+from gyre.rollouts.plane.sessions import AgentSession
+from gyre.rollouts.plane.settings import ManagerSettings
+from gyre.rollouts.plane.trainer import TrainerDialled, TrainerSent
 from gyre.rollouts.protocol.codec import decode, encode, unpack
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import (
@@ -74,28 +77,27 @@ class Peer:
         self.work, self.session = {}, None
         try:
             first = unpack(hello if isinstance(hello, bytes) else encode(hello))
-            self.session = self.world.manager.instances.join(first, self.connection, caller)
+            self.session = self.world.manager.join(first, self.connection, caller)
         except FrameError as error:
-            self.world.manager._reject(self.connection, error)
+            self.world.manager.shell.handle(PeerRefused(self.connection, error))
             self.connection.close()
 
     def say(self, frame: Frame | Progress | bytes) -> None:
         """What the route of agents does with a frame."""
         if not self.is_up or self.session is None:
             return
-        manager = self.world.manager
+        shell = self.world.manager.shell
         try:
-            manager.instances.received(
-                self.session, unpack(frame if isinstance(frame, bytes) else encode(frame))
-            )
+            told = unpack(frame if isinstance(frame, bytes) else encode(frame))
+            shell.handle(AgentSent(self.session, told))
         except FrameError as error:
-            manager._reject(self.connection, error)
+            shell.handle(PeerRefused(self.connection, error))
             self.hang_up()
 
     def hang_up(self) -> None:
         if self.session is not None and self.session.connection is self.connection:
             self.connection.close()
-            self.world.manager.instances.disconnected(self.session)
+            self.world.manager.shell.handle(AgentGone(self.session))
 
     def hear(self) -> list[Frame]:
         heard = []
@@ -196,14 +198,18 @@ class World:
             term=1,
             token="secret",
             settings=ManagerSettings(
-                stall_timeout_s=STALL_S, vocabulary=VOCABULARY, silence_timeout_s=3.0, load_timeout_s=10.0
+                stall_timeout_s=STALL_S,
+                vocabulary=VOCABULARY,
+                silence_timeout_s=3.0,
+                load_timeout_s=10.0,
+                recall_timeout_s=2.0,
             ),
             on_event=lambda kind, fields: self.events.append((kind, fields)),
             monotonic=lambda: self.now,
             clock=lambda: self.now,
         )
         self.trainer = Connection(None, "the trainer")  # type: ignore[arg-type]
-        self.manager.trainer.attach(Attach(protocol=PROTOCOL, term=1), self.trainer)
+        self.manager.shell.handle(TrainerDialled(self.trainer, Attach(protocol=PROTOCOL, term=1)))
         self.honest = [Honest(self, name) for name in ("a", "b")]
         self.liar = Liar(self, "liar")
 
@@ -211,35 +217,34 @@ class World:
         frame = Publish(
             version=version, checksum=f"sum-{version}", path="", sources=["10.0.0.1:1"], model="unset"
         )
-        await self.manager.trainer.received(self.trainer, frame)
+        self.manager.shell.handle(TrainerSent(self.trainer, frame, frame.model))
         await self.settle()
 
     async def ask(self, first: int) -> None:
         groups = [Group(first + at, np.array([7, 8], np.int32)) for at in range(GROUPS)]
-        await self.manager.trainer.received(
-            self.trainer,
-            Request(
-                purpose="train", groups=pack_groups(groups), n=N, sampling={"max_new_tokens": LIMIT}, seed=3,
-                min_version=0,
-            ),
-        )  # fmt: skip
+        asked = Request(
+            purpose="train",
+            groups=pack_groups(groups),
+            n=N,
+            sampling={"max_new_tokens": LIMIT},
+            seed=3,
+            min_version=0,
+        )
+        self.manager.shell.handle(TrainerSent(self.trainer, asked))
         await self.settle()
 
     async def settle(self) -> None:
         """Everything that is due, and a commit."""
         for _ in range(3):
             await asyncio.sleep(0)
-            if (batch := self.manager._batch()) is not None:
-                self.manager._committed(batch)
+            if (batch := self.manager.shell.collect()) is not None:
+                self.manager.shell.committed(batch)
 
     async def step(self) -> None:
         self.now += STEP_S
         for one in self.honest:
             one.step()
-        self.manager._reports.take_in()
-        self.manager._tell_counted(self.now)
-        self.manager.instances.look(self.now)
-        self.manager.dispatch.look(self.now, rebalance_every_s=1.0, recall_timeout_s=2.0)
+        self.manager.shell.tick()
         await self.settle()
 
     def done(self) -> bool:
@@ -320,7 +325,7 @@ class Liar(Peer):
             for here, row, version in zip(mine, report.rows.tolist(), report.versions.tolist(), strict=True)
         )
         self.say(report)
-        self.world.manager._reports.take_in()
+        self.world.manager.shell.handle(ReportsDue())
         assert not (lies and self.is_up), "tokens of a version that it never loaded are believed"
 
     def _anything(self, data: st.DataObject) -> bytes:
@@ -435,7 +440,7 @@ def test_one_that_says_anything_harms_nobody(data: st.DataObject) -> None:
     assert len(done) == 2 * GROUPS
     assert unpack_groups(pack_groups(done))
     for group in done:
-        assert not problem_with_group(group, vocabulary=VOCABULARY, newest=manager.weights.newest)
+        assert not problem_with_group(group, vocabulary=VOCABULARY, newest=manager.versions.newest)
     windows = (world.now - 100.0) / peer_events.WINDOW_S + 1
     for kind, count in Counter(kind for kind, _ in world.events).items():
         if kind not in ("SamplesMoved", "SampleQuarantined"):

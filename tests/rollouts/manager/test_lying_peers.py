@@ -9,9 +9,11 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gyre.rollouts.manager import peer_events, rollout_manager
-from gyre.rollouts.manager.instance_lifecycle import LONGEST_DRAIN_S
-from gyre.rollouts.manager.peer_limits import RateLimit
+from gyre.rollouts.manager import rollout_manager
+from gyre.rollouts.plane import peer_events, placement
+from gyre.rollouts.plane.events import DispatchDue
+from gyre.rollouts.plane.instances import LONGEST_DRAIN_S
+from gyre.rollouts.plane.peer_limits import RateLimit
 from gyre.rollouts.protocol.frames import (
     Assign,
     Cancel,
@@ -170,7 +172,8 @@ async def test_a_recalled_sample_is_taken_back_from_who_keeps_it(tmp_path: Path)
         await liar.acknowledged(await liar.report({sample.work.row: 4}))
         good = await joined(plane, "good")
         plane.manager.sessions["liar"].draining = True  # so that it does not come back here
-        plane.manager.dispatch.recall(plane.manager.groups.held_by("liar"))
+        placement.recall(plane.manager.plane, plane.manager.groups.held_by("liar"))
+        plane.manager.shell.handle(DispatchDue())  # which sends what is to be sent
         await liar.wire.expect(Cancel)
         (again,) = await good.work(1)
         assert again.tokens == [1, 2, 3, 4]

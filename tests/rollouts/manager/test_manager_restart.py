@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from gyre.errors import Fenced
-from gyre.rollouts.core.groups import OpenGroups
 from gyre.rollouts.manager.rollout_manager import RolloutManager
+from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.protocol.frames import Assign, Cancel, GroupsStored
 from tests.rollouts.plane import QUICK, TOKEN, Plane, until
 
@@ -29,7 +29,7 @@ async def test_acknowledged_means_durable_and_what_was_not_is_handed_over_again(
     await until(lambda: not plane.manager.groups.is_dirty)
     kept = {sample.work.key: list(sample.tokens) for sample in samples}
     # These come in, and are gone with the manager before they are committed.
-    plane.manager._write = lambda batch: time.sleep(0.05)  # type: ignore[method-assign]
+    plane.manager.shell.commits._write = lambda batch: time.sleep(0.05)
     await agent.report({one: 3, two: 1})
     await until(lambda: plane.manager.groups.account.generated == 10)
     await plane.kill()
@@ -41,8 +41,8 @@ async def test_acknowledged_means_durable_and_what_was_not_is_handed_over_again(
         key: len(tokens) for key, tokens in kept.items()
     }
     assert welcome.weights is None  # it has what is served, which the new manager knows
-    assert plane.manager.weights.served is not None
-    assert plane.manager.weights.served.checksum == folder.checksum
+    assert plane.manager.versions.served is not None
+    assert plane.manager.versions.served.checksum == folder.checksum
     for row, sample in agent.samples.items():
         sample.tokens = sample.tokens[: len(kept[sample.work.key])]
         await agent.report({row: 3})
@@ -76,7 +76,7 @@ async def test_after_a_restart_nothing_is_given_out_before_its_holder_had_time_t
     (keep,) = (await agent.back()).keep
     assert keep.known == 4
     plane.end_restart_grace()
-    await until(lambda: not plane.manager.dispatch.hold_until)
+    await until(lambda: not plane.manager.plane.placing.hold_until)
     await other.wire.nothing(Assign)
 
 
@@ -134,13 +134,13 @@ async def test_a_sample_goes_on_elsewhere_after_its_tokens_are_committed(plane: 
     _, agent, sample = await plane.one_sample()
     other = await plane.working("b")
     await until(lambda: not plane.manager.groups.is_dirty)
-    write = plane.manager._store.write
+    write = plane.manager.shell.store.write
 
     def slow(*args: Any, **named: Any) -> None:
         time.sleep(0.15)
         write(*args, **named)
 
-    plane.manager._store.write = slow  # type: ignore[method-assign]
+    plane.manager.shell.store.write = slow  # type: ignore[method-assign]
     await plane.post("/v1/drain", {"instance": "a"})
     await agent.report({sample.work.row: 4}, {sample.work.row: "released"})
     (theirs,) = await other.work(1)

@@ -11,8 +11,8 @@ import aiohttp
 import numpy as np
 import pytest
 
+from gyre.rollouts.manager import connections as sessions_module
 from gyre.rollouts.manager import rollout_manager as manager_module
-from gyre.rollouts.manager import sessions as sessions_module
 from gyre.rollouts.protocol.codec import encode
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
@@ -56,7 +56,7 @@ async def test_a_header_that_is_no_text_is_refused(plane: Plane, header: bytes) 
     )
     assert b" 422 " in await asyncio.wait_for(reader.readline(), GENEROUS_S)
     writer.close()
-    assert plane.manager.refused == 1
+    assert plane.manager.plane.refused == 1
 
 
 def hello(**changed: Any) -> bytes:
@@ -295,8 +295,8 @@ async def test_a_trainer_that_does_not_read_slows_nobody_and_is_cut(tmp_path: Pa
         )
         attach = encode(Attach(protocol=PROTOCOL, term=2))
         raw.sendall(bytes([0x82, 0x80 | len(attach), 0, 0, 0, 0]) + attach)
-        await until(lambda: plane.manager.trainer.term == 2)
-        slow = plane.manager.trainer.connection
+        await until(lambda: plane.requester.term == 2)
+        slow = plane.trainer_connection
         rows = [sample.work.row for sample in samples]
         for row in rows:
             await agent.report({row: 20_000}, {row: "length"})
@@ -304,7 +304,7 @@ async def test_a_trainer_that_does_not_read_slows_nobody_and_is_cut(tmp_path: Pa
         with within(2.0):
             await agent.acknowledged(seq)
         assert slow is not None
-        await until(lambda: plane.manager.trainer.connection is not slow)
+        await until(lambda: plane.trainer_connection is not slow)
         raw.close()
         plane.change(send_timeout_s=60.0)
         # A trainer that reads gets all of it.

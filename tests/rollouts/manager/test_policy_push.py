@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gyre.rollouts.manager import policy_push, policy_versions
-from gyre.rollouts.manager.policy_versions import CHECKSUMS_KEPT, PolicyVersions
+from gyre.rollouts.manager import trainer_front
+from gyre.rollouts.plane import updates
+from gyre.rollouts.plane.state import Plane as PlaneState
+from gyre.rollouts.plane.versions import CHECKSUMS_KEPT, PolicyVersions
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import (
     Asleep,
@@ -129,7 +131,9 @@ async def test_an_instance_whose_engine_starts_for_many_versions_works_when_it_h
     first = agent.weights or await agent.wire.expect(Weights)  # with its welcome, if it was durable by then
     newest = CHECKSUMS_KEPT + 1
     for version in range(1, newest + 1):
-        plane.manager.weights.add(msgspec.structs.replace(first, version=version, checksum=f"{version:032x}"))
+        plane.manager.versions.add(
+            msgspec.structs.replace(first, version=version, checksum=f"{version:032x}")
+        )
     await agent.loaded(first)
     await agent.wire.nothing(Reject)
     await trainer.publish(newest + 1)
@@ -142,13 +146,13 @@ async def test_an_instance_whose_engine_starts_for_many_versions_works_when_it_h
 
 
 async def test_a_policy_is_in_the_ledger_before_anybody_hears_of_it(plane: Plane) -> None:
-    write = plane.manager._store.write
+    write = plane.manager.shell.store.write
 
     def slow(*args: Any, **named: Any) -> None:
         time.sleep(0.1)
         write(*args, **named)
 
-    plane.manager._store.write = slow  # type: ignore[method-assign]
+    plane.manager.shell.store.write = slow  # type: ignore[method-assign]
     agent = await plane.agent("a")
     trainer = await plane.trainer()
     folder = await trainer.publish(0)
@@ -194,7 +198,7 @@ async def test_a_manifest_that_takes_long_to_read_holds_up_nobody(
 
     trainer = await plane.trainer()
     folder = small_folder(plane.tmp_path / "v0", 0)
-    monkeypatch.setattr(policy_versions, "ModelFolder", SimpleNamespace(read=slow))
+    monkeypatch.setattr(trainer_front, "ModelFolder", SimpleNamespace(read=slow))
     await trainer.wire.send(Publish(version=0, checksum=folder.checksum, path=str(folder.path)))
     agent = await plane.agent("a")
     assert (await plane.get("/v1/status"))[0] == 200
@@ -206,10 +210,13 @@ async def test_who_has_a_version_is_looked_up_once_for_all(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = []
-    with_sources = plane.manager.policies.with_sources
-    monkeypatch.setattr(
-        plane.manager.policies, "with_sources", lambda weights: looked.append(1) or with_sources(weights)
-    )
+    with_sources = updates.with_sources
+
+    def looks(plane: PlaneState, weights: Weights) -> Weights:
+        looked.append(1)
+        return with_sources(plane, weights)
+
+    monkeypatch.setattr(updates, "with_sources", looks)
     agents = [await plane.agent(name) for name in ("a", "b", "c", "d")]
     trainer = await plane.trainer()
     await trainer.publish(0)
@@ -223,7 +230,7 @@ async def test_a_version_that_was_published_stays_what_it_was(plane: Plane) -> N
     await trainer.publish(0)
     folder = await trainer.publish(1)
     await until(
-        lambda: plane.manager.weights.served is not None and plane.manager.weights.served.version == 1
+        lambda: plane.manager.versions.served is not None and plane.manager.versions.served.version == 1
     )
     await trainer.publish(0)  # said again after a reconnect: nothing happens
     await trainer.publish(1)
@@ -233,8 +240,8 @@ async def test_a_version_that_was_published_stays_what_it_was(plane: Plane) -> N
     list_model_folder(folder.path, version=1)
     await trainer.publish(1)
     assert (await trainer.wire.expect(Reject)).code == "checksum"
-    assert plane.manager.weights.served is not None
-    assert plane.manager.weights.served.checksum == folder.checksum
+    assert plane.manager.versions.served is not None
+    assert plane.manager.versions.served.checksum == folder.checksum
 
 
 async def test_a_folder_that_is_none_is_refused(plane: Plane, tmp_path: Path) -> None:
@@ -265,7 +272,7 @@ async def test_a_pinned_request_never_sees_a_newer_policy(plane: Plane) -> None:
     trainer = await plane.trainer()
     await trainer.publish(0)
     agent = await plane.working("a")
-    await until(lambda: plane.manager.weights.served is not None)
+    await until(lambda: plane.manager.versions.served is not None)
     await trainer.ask([0], purpose="eval", pinned=True, min_version=0)
     (sample,) = await agent.work(1)
     await trainer.publish(1)
@@ -279,8 +286,8 @@ async def test_a_pinned_request_never_sees_a_newer_policy(plane: Plane) -> None:
     welcome = await agent.back()
     plane.end_restart_grace()
     assert welcome.weights is None
-    assert plane.manager.weights.published is not None
-    assert plane.manager.weights.published.version == 1
+    assert plane.manager.versions.published is not None
+    assert plane.manager.versions.published.version == 1
     await agent.report({sample.work.row: 1}, {next(iter(agent.samples)): "stop"})
     weights = await agent.wire.expect(Weights)
     assert weights.version == 1
@@ -293,7 +300,7 @@ async def test_a_pinned_request_that_comes_too_late_is_told_so(plane: Plane) -> 
     await trainer.publish(0)
     await trainer.publish(1)
     await until(
-        lambda: plane.manager.weights.served is not None and plane.manager.weights.served.version == 1
+        lambda: plane.manager.versions.served is not None and plane.manager.versions.served.version == 1
     )
     await trainer.ask([0], purpose="eval", pinned=True, min_version=0)
     failed = await trainer.wire.expect(Failed)
@@ -303,12 +310,12 @@ async def test_a_pinned_request_that_comes_too_late_is_told_so(plane: Plane) -> 
 async def test_a_failed_load_is_told_and_given_again_after_a_while(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_push, "RELOAD_FIRST_S", 3600.0)
-    monkeypatch.setattr(policy_push, "RELOAD_MAX_S", 3600.0)
+    monkeypatch.setattr(updates, "RELOAD_FIRST_S", 3600.0)
+    monkeypatch.setattr(updates, "RELOAD_MAX_S", 3600.0)
     trainer = await plane.trainer()
     await trainer.publish(0)
     agent = await plane.agent("a")
-    await until(lambda: plane.manager.weights.served is not None)
+    await until(lambda: plane.manager.versions.served is not None)
     await agent.wire.send(LoadFailed(version=0, error="a byte was flipped"))
     await until(lambda: plane.told("WeightsRefused"))
     assert plane.told("WeightsRefused")[0]["error"] == "a byte was flipped"
@@ -326,8 +333,8 @@ async def test_a_failed_load_is_told_and_given_again_after_a_while(
 async def test_no_version_is_given_to_whose_engine_does_not_start_before_a_while(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_push, "START_FIRST_S", 3600.0)
-    monkeypatch.setattr(policy_push, "START_MAX_S", 3600.0)
+    monkeypatch.setattr(updates, "START_FIRST_S", 3600.0)
+    monkeypatch.setattr(updates, "START_MAX_S", 3600.0)
     trainer = await plane.trainer()
     await trainer.publish(0)
     works = await plane.working("b")
@@ -353,7 +360,7 @@ async def test_a_newer_version_is_given_at_once_to_who_could_not_load_the_last(p
     trainer = await plane.trainer()
     await trainer.publish(0)
     agent = await plane.agent("a")
-    await until(lambda: plane.manager.weights.served is not None)
+    await until(lambda: plane.manager.versions.served is not None)
     await agent.wire.send(LoadFailed(version=0, error="a byte was flipped"))
     await until(lambda: plane.told("WeightsRefused"))
     plane.manager.sessions["a"].refused[0].retry_at = float("inf")
@@ -408,7 +415,7 @@ async def test_a_publisher_that_has_moved_is_told_to_those_who_fetch(plane: Plan
         await trainer.wire.send(frame)
         told = await agent.wire.expect(Weights)
         assert told.sources == [f"10.0.0.5:{port}"]
-    assert plane.manager.weights.model == "qwen3-1234"
+    assert plane.manager.versions.model == "qwen3-1234"
     assert not plane.told("PeerRefused")
 
 
@@ -423,34 +430,34 @@ async def test_a_dead_publisher_is_nobody_s_source_for_any_version(plane: Plane)
         await trainer.wire.send(frame)
 
     await publish(0, 1000)
-    await until(lambda: plane.manager.weights.served is not None)
+    await until(lambda: plane.manager.versions.served is not None)
     await trainer.ask([0], purpose="eval", pinned=True, min_version=0)
     await publish(1, 1000)
     await publish(1, 2000)  # the publisher was replaced; version 0 is what instances are to have
-    await until(lambda: plane.manager.weights.published.sources == ["10.0.0.5:2000"])
+    await until(lambda: plane.manager.versions.published.sources == ["10.0.0.5:2000"])
     first = await plane.agent("a")
     assert first.weights is not None
     assert (first.weights.version, first.weights.sources) == (0, ["10.0.0.5:2000"])
     await publish(0, 1000)  # what a client says again to a manager that it has dialled anew: oldest first
     await publish(1, 2000)
     await publish(2, 3000)  # and one that was replaced between two versions
-    await until(lambda: plane.manager.weights.newest == 2)
+    await until(lambda: plane.manager.versions.newest == 2)
     second = await plane.agent("b")
     assert second.weights is not None
     assert (second.weights.version, second.weights.sources) == (0, ["10.0.0.5:3000"])
     await publish(2, 4000, "other-bytes")
     assert (await trainer.wire.expect(Reject)).code == "checksum"
-    assert plane.manager.weights.published.sources == ["10.0.0.5:3000"]
+    assert plane.manager.versions.published.sources == ["10.0.0.5:3000"]
 
 
 async def test_a_pinned_request_for_a_version_that_nobody_has_any_more_fails(plane: Plane) -> None:
     trainer = await plane.trainer()
     await trainer.publish(0)
-    await until(lambda: plane.manager.weights.served is not None)
+    await until(lambda: plane.manager.versions.served is not None)
     await trainer.ask([0], purpose="eval", pinned=True, min_version=0)
     holder = await plane.working("a")
     await trainer.publish(1)
-    await until(lambda: plane.manager.weights.durable == 1)
+    await until(lambda: plane.manager.versions.durable == 1)
     other = await plane.agent("b")
     await other.wire.send(LoadFailed(version=0, error="nobody has the manifest"))
     await until(lambda: len(plane.told("WeightsRefused")) == 1)

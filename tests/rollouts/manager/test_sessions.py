@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gyre.rollouts.manager.sessions import AT_ONCE_BYTES, Connection
+from gyre.rollouts.manager.connections import AT_ONCE_BYTES, Connection
 from gyre.rollouts.protocol.codec import decode
 from gyre.rollouts.protocol.frames import Ack, Reject
 from tests.waits import GENEROUS_S

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from gyre.config import SPARE_ROLLOUT
-from gyre.rollouts.manager.autoscaler import Fleet
+from gyre.rollouts.plane.autoscaler import Fleet
 from gyre.rollouts.protocol.frames import Assign, EngineDied, Loaded, TrainerStatus, Weights
 from gyre.rollouts.scheduling.elasticity import ElasticSettings
 from gyre.rollouts.scheduling.pools import Pool
@@ -34,7 +34,7 @@ async def finish_all(agent: ScriptedAgent) -> None:
 
 async def with_a_spare(plane: Plane, **wanted: int) -> tuple[ScriptedTrainer, ScriptedAgent, ScriptedAgent]:
     """A trainer, `rollout-0`, and a spare, each with version 0."""
-    plane.manager.dispatch.wants({"rollout": 1, **wanted})
+    plane.manager.looked_at({"rollout": 1, **wanted})
     trainer = await plane.trainer()
     await trainer.publish(0)
     instance, spare = await plane.working("rollout-0"), await plane.working(SPARE)
@@ -179,8 +179,7 @@ async def test_a_spare_is_no_capacity_until_it_serves(tmp_path: Any) -> None:
     pools = {"rollout": Pool(ElasticSettings(min=0, max=2))}
     async with live_plane(tmp_path, pools=pools) as plane:
         seen: list[Fleet] = []
-        assert plane.manager._autoscaler is not None
-        plane.manager._autoscaler.look = lambda fleet, now, **_: seen.append(fleet) or []  # type: ignore[method-assign]
+        plane.manager.plane.autoscaler.look = lambda fleet, now, **_: seen.append(fleet) or []  # type: ignore[method-assign]
         trainer, instance, _ = await with_a_spare(plane)
         await until(lambda: seen[-1].serving == 1)
         assert (seen[-1].placed["rollout"], seen[-1].others) == (1, 0)

@@ -122,9 +122,9 @@ async def test_a_manager_that_takes_the_connection_and_says_nothing_is_dialled_a
 async def test_a_connection_that_answers_pings_stands_however_quiet_it_is(plane: Plane) -> None:
     async with swallowing_proxy(plane.port) as proxy, trainer_behind(proxy, WATCHFUL) as client:
         await until(lambda: client.connected)
-        trainer = plane.manager.trainer.connection
+        trainer = plane.trainer_connection
         await asyncio.sleep(5 * QUICK_S)
-        assert plane.manager.trainer.connection is trainer
+        assert plane.trainer_connection is trainer
         assert proxy.accepted == 1
 
 
@@ -138,7 +138,7 @@ async def test_the_manager_drops_a_trainer_and_an_agent_that_are_silent(plane: P
         await until(lambda: agent.connected and client.connected)
         session = plane.manager.sessions["a"]
         proxy.swallow(new_too=True)
-        await until(lambda: session.connection is None and plane.manager.trainer.connection is None)
+        await until(lambda: session.connection is None and plane.trainer_connection is None)
 
 
 async def test_a_defect_in_the_clients_thread_is_told() -> None:

@@ -19,7 +19,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.rollouts.core.groups import OpenGroups
+from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.protocol import codec, frames
 from gyre.rollouts.protocol.codec import checked, decode, encode
 from gyre.rollouts.protocol.fields import FrameError

@@ -111,7 +111,7 @@ async def test_who_does_not_trust_it_says_what_to_do_and_sends_no_token(secured:
         assert caught.value.details["reason"] == "certificate"
         assert "--ca" in (caught.value.hint or "")
     assert not secured.manager.sessions
-    assert secured.manager.refused == 0
+    assert secured.manager.plane.refused == 0
 
 
 async def test_without_tls_there_is_nothing_to_talk_to(secured: Secured) -> None:

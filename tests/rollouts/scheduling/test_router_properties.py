@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gyre.rollouts.scheduling.routing_settings import RoutingSettings
 from tests.examples import examples
-from tests.rollouts.core.fleet import went_through
+from tests.rollouts.machine.fleet import went_through
 from tests.rollouts.scheduling.routed_fleet import Moved, RoutedFleet
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])

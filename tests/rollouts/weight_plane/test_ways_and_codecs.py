@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gyre.config import WeightsSpec
-from gyre.rollouts.manager import policy_versions as manager_weights
-from gyre.rollouts.manager.policy_versions import PolicyVersions
+from gyre.rollouts.plane import versions as manager_weights
+from gyre.rollouts.plane.versions import PolicyVersions
 from gyre.rollouts.protocol.frames import Loaded, LoadFailed, Weights
 from gyre.weights.codecs.fp8 import round_fp8
 from gyre.workloads.rollout_vertices import JOURNALLED

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gyre.config import WeightsSpec
-from gyre.rollouts.manager import rollout_manager as manager_module
+from gyre.rollouts.manager import shell as shell_module
 from gyre.weights.version.arena import read_manifest
 from gyre.workloads.gang.weight_copy import FetchedCopy, newest_copy
 from tests.rollouts.agent.test_agent import Crew
@@ -21,7 +21,7 @@ from tests.rollouts.plane import TOKEN, live_plane
 async def test_a_policy_is_found_and_fetched_from_the_instance_that_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager_module, "TICK_S", 0.02)
+    monkeypatch.setattr(shell_module, "TICK_S", 0.02)
     job = tmp_path / "job"
     job.mkdir()
     assert newest_copy(job) is None, "nobody knows where the manager is"

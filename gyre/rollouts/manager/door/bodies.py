@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from gyre.rollouts.core.door_ledger import DoorRefused
 from gyre.rollouts.manager.door.keys import Keys, invalid, shown
+from gyre.rollouts.plane.door_ledger import DoorRefused
 
 
 class Body:

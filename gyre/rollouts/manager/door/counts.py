@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
-from gyre.rollouts.core.door_ledger import DoorRequest
+from gyre.rollouts.plane.door_ledger import DoorRequest
 
 RECENT = 512
 """Requests whose times are told: what a page shows is of late."""

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from gyre.rollouts.core.door_ledger import Asked, DoorRefused, DoorRequest, SampleView, Wish, refused
 from gyre.rollouts.manager.door.bodies import Body, decoded, token_ids
 from gyre.rollouts.manager.door.keys import (
     ABORT,
@@ -34,6 +33,7 @@ from gyre.rollouts.manager.door.keys import (
     shown,
 )
 from gyre.rollouts.manager.door.words import ModelWords
+from gyre.rollouts.plane.door_ledger import Asked, DoorRefused, DoorRequest, SampleView, Wish, refused
 
 MOST_SAMPLES = 128
 """Of one request."""

@@ -1,4 +1,4 @@
-"""The door of a fleet, a front of the rollout manager: the HTTP routes by which others' trainers ask for samples and
+"""The door of a fleet, the front of its keys: the HTTP routes by which others' trainers ask for samples and
 publish policies.
 
     POST /generate, /v1/completions    a request, answered whole or streamed
@@ -11,14 +11,14 @@ publish policies.
     POST /abort_request                SGLang's: end requests, and answer them with what is there
     GET /workers, /v1/loads            SGLang's router's and engines': the door is one worker; what runs there
 
-A request is a group like a trainer's: admission, balance, continuation and the ledger are the manager's, and
-`DoorLedger` knows whose it is and what may be told.
+A request is a group like a trainer's: admission, balance, continuation and the ledger are the machine's, and its
+requester `Keys` knows whose it is and what may be told.
 
 Invariants:
-- *written before answered*, *same id same tokens*, *a key sees its own*: see `gyre.rollouts.core.door_ledger`;
+- *written before answered*, *same id same tokens*, *a key sees its own*: see `gyre.rollouts.plane.door_ledger`;
 - *published means durable*: a publish is answered after the commit that holds it, and so is a delete;
 - *every wait has an end*: a client that waited so long is told to ask again with the same id; what it asked for goes
-  on. Where others are served, and for as long no instance had the version that it asks for, it has failed;
+  on;
 - *the newest hears*: of many that wait for one id the oldest are sent away, so that nobody who is gone is in the way.
 
 This module must not know how samples are generated or given out.
@@ -29,7 +29,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,21 +39,24 @@ from aiohttp import web
 
 from gyre.config import GENERATE_SCOPE, PUBLISH_SCOPE
 from gyre.errors import GyreError, Unauthorized
-from gyre.rollouts.core.door_ledger import Asked, DoorLedger, DoorRefused, DoorRequest, refused
-from gyre.rollouts.core.groups import OpenGroups
-from gyre.rollouts.manager.dispatch import Dispatch
+from gyre.ports.bounds import PortBounds
+from gyre.rollouts.manager.callers import Callers
 from gyre.rollouts.manager.door.bodies import decoded
 from gyre.rollouts.manager.door.counts import KEYS_TOLD, DoorCounts, key_of
 from gyre.rollouts.manager.door.dialects import DIALECTS, Dialect, Told, aborted_id, encode
-from gyre.rollouts.manager.door.publishing import DURABLE_WITHIN_S, Publishing
+from gyre.rollouts.manager.door.publishing import DURABLE_WITHIN_S, FolderServer, PlaneKey, Publishing
 from gyre.rollouts.manager.door.words import ModelWords
-from gyre.rollouts.manager.join_tokens import Caller
-from gyre.rollouts.manager.policy_push import PolicyPush
-from gyre.rollouts.manager.policy_versions import PolicyVersions
+from gyre.rollouts.manager.front import Front
 from gyre.rollouts.manager.refusals import error_body
-from gyre.rollouts.manager.settings import DoorSettings
-from gyre.rollouts.token_log.group_commit import GroupCommit
-from gyre.rollouts.token_log.write_buffer import WriteBatch
+from gyre.rollouts.manager.shell import PlaneShell
+from gyre.rollouts.plane.door_ledger import Asked, DoorRefused, DoorRequest, refused
+from gyre.rollouts.plane.events import Published
+from gyre.rollouts.plane.instructions import Answer
+from gyre.rollouts.plane.keys import Keys, RequestDeleted, RequestsAborted, SamplesAsked
+from gyre.rollouts.plane.peers import Caller
+from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings
+from gyre.rollouts.plane.updates import standing
+from gyre.rollouts.protocol.frames import Publish
 
 BODY_BYTES = 8 << 20
 """Largest body of a request: a prompt of a million tokens."""
@@ -65,9 +68,6 @@ before it is read."""
 MOST_WAITING = 8
 """Most clients that wait for one id; one more, and the oldest is sent away."""
 
-REFUSALS_TOLD = 4
-"""Instances whose words stand in the error of a request for a version that none could load."""
-
 KEEP_ALIVE_S = 15.0
 """Silence of a stream after which a comment is sent, so that nobody between cuts it; a key is looked at as often."""
 
@@ -75,10 +75,9 @@ READ_APART_BYTES = 64 << 10
 """A body of this size is read on a thread of its own: the loop has other work."""
 
 
-WRITTEN_WITHIN_S = 0.02
-"""For a new request, of which nothing is told before it is written: the commit of an end takes it along, so that ends
-wait for half as many commits. Where the manager dies before, whoever asks again begins anew, and what an engine has
-generated in that time is lost."""
+DOOR_BOUNDS = PortBounds(unproven=8192, unproven_per_address=4096)
+"""A trainer asks a fleet for all prompts of a step at once, from one address, and its connections are there before its
+loop has written the first token. As many as one key may have open, by default."""
 
 
 @dataclass(eq=False, slots=True)
@@ -89,43 +88,31 @@ class _Waiter:
     sent_away: bool = False
 
 
-class Door:
-    """`caller(request)` says who asks, and raises Unauthorized; `why_not(caller)` says why its key is good no longer.
-    `now` is monotonic, `clock` seconds since 1970."""
+class Door(Front):
+    requester = Keys
+    bounds = DOOR_BOUNDS
+    body_bytes = {dialect.path: BODY_BYTES for dialect in DIALECTS}  # noqa: RUF012 - nobody changes it
 
-    def __init__(
-        self,
-        groups: OpenGroups,
-        versions: PolicyVersions,
-        dispatch: Dispatch,
-        policies: PolicyPush,
-        commits: GroupCommit[WriteBatch],
-        publishing: Publishing,
-        settings: DoorSettings,
-        *,
-        caller: Callable[[web.Request], Awaitable[Caller]],
-        why_not: Callable[[Caller], str],
-        now: Callable[[], float],
-        clock: Callable[[], float],
-    ) -> None:
-        self.ledger = DoorLedger(
-            groups,
-            keep_s=settings.keep_s,
-            keep_tokens=settings.keep_tokens,
-            key_bytes=settings.key_bytes,
-            most_open=settings.most_open,
+    def __init__(self, shell: PlaneShell, callers: Callers, *, weights_key: str) -> None:
+        super().__init__(shell, callers, weights_key=weights_key)
+        plane = shell.plane
+        self.keys = next(one for one in plane.requesters if isinstance(one, Keys))
+        self.ledger = self.keys.ledger
+        self._groups = plane.groups
+        self._versions = plane.versions
+        self._settings = settings = plane.settings.door or DoorSettings()
+        server = FolderServer(
+            f"manager of {weights_key}", weights_key, plane.settings.weights, root=settings.cache
         )
-        self._groups = groups
-        self._versions = versions
-        self._dispatch = dispatch
-        self._policies = policies
-        self._commits = commits
-        self._publishing = publishing
-        self._settings = settings
-        self._caller = caller
-        self._why_not = why_not
-        self._now = now
-        self._clock = clock
+        self._publishing = Publishing(
+            plane.versions,
+            self._take,
+            server=server if settings.serves_folders else None,
+            plane=PlaneKey(weights_key, plane.settings.weights),
+            tokenizer=settings.tokenizer,
+            context_length=settings.context_length,
+            folders=settings.policy_folders,
+        )
         self._waiting: dict[int, deque[_Waiter]] = {}
         """By the number of the request."""
         self._deleted: list[asyncio.Event] = []
@@ -136,11 +123,14 @@ class Door:
         self._counts = DoorCounts()
         self._reading: Counter[str] = Counter()
         """Bytes of the bodies that are read, by key."""
-        self.waited_s = 0.0
-        """How long in all a sample has waited for a place."""
-        self._looked_at = now()
-        self._unserved_since: dict[int, float] = {}
-        """Since when no instance has the version that a request asks for, by the request's number."""
+
+    @classmethod
+    def urgent_commit_s(cls, settings: ManagerSettings) -> float:
+        return (settings.door or DoorSettings()).urgent_commit_s
+
+    def _take(self, frame: Publish, model: str) -> None:
+        """Raises FrameError."""
+        self.shell.handle(Published(frame, model))
 
     def routes(self) -> list[web.RouteDef]:
         asks = [web.post(dialect.path, self._route(partial(self._ask, dialect))) for dialect in DIALECTS]
@@ -162,9 +152,7 @@ class Door:
 
     # -- what the manager tells ---------------------------------------------------------------------
 
-    def restore(self) -> None:
-        """The groups are restored."""
-        self.ledger.restore(self._now())
+    def restored(self) -> None:
         published = self._versions.published
         if published is not None and published.local_path:
             self._publishing.learn(Path(published.local_path))
@@ -181,48 +169,21 @@ class Door:
         elif self._versions.published is not None and not self._versions.published.local_path:
             self._publishing.learn(folder)  # a publisher's sources say nothing of the model's end tokens
 
-    def collect(self, batch: WriteBatch) -> None:
-        self.ledger.collect(batch)
+    def collected(self) -> None:
         self._deleting, self._deleted = self._deleted, []
 
-    def committed(self) -> None:
-        now = self._now()
-        changed = self.ledger.committed(now)
-        self._counts.ended((known for known in changed if known.ended_at == now), self._clock())
-        for known in changed:
+    def answer(self, requests: Sequence[DoorRequest]) -> None:
+        now = self.plane.now
+        self._counts.ended((known for known in requests if known.ended_at == now), self.callers.clock())
+        for known in requests:
             for waiter in self._waiting.get(known.request.number, ()):
                 waiter.wake.set()
-        if any(known.failed and known.request.pinned for known in changed):
-            self._policies.promote()
+
+    def committed(self) -> None:
         self._publishing.committed()
         for event in self._deleting:
             event.set()
         self._deleting = []
-
-    def look(self, now: float) -> None:
-        """Periodic: forget what was kept for long enough, and count the time in which samples wait for a place."""
-        if len(self._groups.placement.queue):
-            self.waited_s += now - self._looked_at
-        self._looked_at = now
-        self._give_up_unserved(now)
-        over = self.ledger.forget(now)
-        if over:
-            self._closed(over)
-
-    def _give_up_unserved(self, now: float) -> None:
-        """Fail the requests for a version that no instance has had for as long as anybody waits for an answer."""
-        waiting = self._groups.out_of_reach
-        self._unserved_since = {one.number: self._unserved_since.get(one.number, now) for one in waiting}
-        within_s = self._settings.answer_within_s
-        over = [one for one in waiting if now - self._unserved_since[one.number] > within_s]
-        for request in over:
-            version = request.min_version
-            said = [f"{name}: {error}" for name, error in self._policies.refusals(version).items()]
-            why = f"No instance has version {version} or a newer one after {within_s:g} s."
-            self._groups.give_up(request, " ".join((why, *said[:REFUSALS_TOLD])))
-        if over:
-            self._dispatch.cancel_superseded()
-            self._commits.soon()
 
     def close(self) -> None:
         """Send everybody away: they ask the next manager."""
@@ -235,24 +196,17 @@ class Door:
     def status(self) -> dict[str, Any]:
         """How many requests are open and kept, the tokens of those that have ended, and what came of all."""
         return {
-            "open": self.ledger.open_count,
-            "kept": len(self.ledger),
-            "kept_tokens": self.ledger.kept_tokens,
-            "key_bytes": {
-                key_of(owner): taken for owner, taken in self.ledger.bytes_of.most_common(KEYS_TOLD)
-            },
-            "waiting": sum(map(len, self._waiting.values())),
-            "requests": self._counts.status(),
+            "door": {
+                "open": self.ledger.open_count,
+                "kept": len(self.ledger),
+                "kept_tokens": self.ledger.kept_tokens,
+                "key_bytes": {
+                    key_of(owner): taken for owner, taken in self.ledger.bytes_of.most_common(KEYS_TOLD)
+                },
+                "waiting": sum(map(len, self._waiting.values())),
+                "requests": self._counts.status(),
+            }
         }
-
-    def _closed(self, some: list[DoorRequest]) -> None:
-        """These requests were closed."""
-        for known in some:
-            for waiter in self._waiting.get(known.request.number, ()):
-                waiter.wake.set()
-        self._dispatch.cancel_superseded()
-        self._commits.soon()
-        self._policies.promote()
 
     # -- samples ------------------------------------------------------------------------------------
 
@@ -260,7 +214,7 @@ class Door:
         self, handler: Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            caller = await self._caller(request)
+            caller = await self.callers.admitted(request)
             try:
                 return await handler(request, caller)
             except DoorRefused as error:
@@ -277,12 +231,8 @@ class Door:
         # An id that is there was taken once, whatever the model is by now.
         if told.asked.id not in self.ledger.requests():
             self._check_fits(told.asked, words)
-        known, is_new = self.ledger.ask(
-            _owner(caller), told.asked, newest=self._versions.newest, now=self._clock()
-        )
-        if is_new:
-            self._commits.within(WRITTEN_WITHIN_S)
-            self._dispatch.soon()
+        self.shell.handle(SamplesAsked(_owner(caller), told.asked, self.callers.clock()))
+        known = self.ledger.requests()[told.asked.id]
         with self._waits(known) as waiter:
             if told.stream:
                 return await self._stream(request, caller, dialect, told, known, waiter, words)
@@ -358,7 +308,7 @@ class Door:
         self._check_waits(caller, known, waiter)
 
     def _check_waits(self, caller: Caller, known: DoorRequest, waiter: _Waiter) -> None:
-        if why := self._why_not(caller):
+        if why := self.callers.why_not(caller):
             raise Unauthorized(why)
         if self._is_closed:
             raise _unfinished("The manager is being replaced", status=503)
@@ -390,7 +340,7 @@ class Door:
         )
         await response.prepare(request)
         sent, ended = [0] * known.request.n, [False] * known.request.n
-        until = self._now() + self._settings.answer_within_s
+        until = self.shell.now() + self._settings.answer_within_s
         try:
             while True:
                 if known.failed:
@@ -400,7 +350,7 @@ class Door:
                     await response.write(b"data: " + encode(event) + b"\n\n")
                 if is_over:
                     break
-                left_s = until - self._now()
+                left_s = until - self.shell.now()
                 if left_s <= 0:
                     raise _unfinished(f"It is not whole after {self._settings.answer_within_s:g} s")
                 try:
@@ -437,16 +387,15 @@ class Door:
     async def _delete(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         caller.check(GENERATE_SCOPE, "delete requests")
         known = self.ledger.find(_owner(caller), request.match_info["id"])
-        self.ledger.close([known])
-        self._closed([known])
+        self.shell.handle(RequestDeleted(known.owner, known.id))
         await self._forgotten()
         return _json({"id": known.id, "deleted": True}, known.id)
 
     async def _abort(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         caller.check(GENERATE_SCOPE, "end requests")
-        some = self.ledger.abort(_owner(caller), aborted_id(await _body_of(request)))
+        done = self.shell.handle(RequestsAborted(_owner(caller), aborted_id(await _body_of(request))))
+        some = [known for one in done if isinstance(one, Answer) for known in one.requests]
         if some:
-            self._closed(some)
             await self._forgotten()
         return _json({"aborted": [known.id for known in some]})
 
@@ -454,7 +403,7 @@ class Door:
         """Wait until what was closed is so in the ledger."""
         written = asyncio.Event()
         self._deleted.append(written)
-        self._commits.now()
+        self.shell.commits.now()
         try:
             async with asyncio.timeout(DURABLE_WITHIN_S):
                 await written.wait()
@@ -505,7 +454,7 @@ class Door:
     async def _look_at_policy(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         told = request.match_info["version"]
         found = (
-            self._policies.standing(int(told))
+            standing(self.plane, int(told))
             if told.isascii() and told.isdecimal() and len(told) < 11
             else None
         )

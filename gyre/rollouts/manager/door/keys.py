@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gyre.errors import nearest
-from gyre.rollouts.core.door_ledger import DoorRefused, refused
+from gyre.rollouts.plane.door_ledger import DoorRefused, refused
 
 
 class _Anything:

@@ -23,9 +23,10 @@ from typing import Any
 
 from gyre.config import WeightsSpec
 from gyre.errors import GyreError
-from gyre.rollouts.core.door_ledger import refused
-from gyre.rollouts.manager.door.words import ModelWords, Tokenizer, words_of
-from gyre.rollouts.manager.policy_versions import PolicyVersions
+from gyre.rollouts.manager.door.words import ModelWords, words_of
+from gyre.rollouts.plane.door_ledger import refused
+from gyre.rollouts.plane.settings import Tokenizer
+from gyre.rollouts.plane.versions import PolicyVersions
 from gyre.rollouts.protocol.codec import checked
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import Publish

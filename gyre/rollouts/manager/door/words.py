@@ -3,34 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-
-class Tokenizer(Protocol):
-    """A tokenizer as the door needs it."""
-
-    def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-        """The tokens of each text; with `special`, also those that the tokenizer adds."""
-        ...
-
-    def decode(self, token_ids: Sequence[int], *, special: bool = False) -> str:
-        """The text, without special tokens, or with them."""
-        ...
-
-    def settled(self, token_ids: Sequence[int], *, special: bool = False) -> str:
-        """What of that text stays, whatever tokens follow."""
-        ...
-
-    def written(self, token_ids: Sequence[int]) -> list[str]:
-        """What each token adds to a text, and of a special token its name."""
-        ...
-
-    def offsets(self, token_ids: Sequence[int], *, special: bool = False) -> list[int]:
-        """Where in their text each token begins, in characters."""
-        ...
+from gyre.rollouts.plane.settings import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""The rollout plane as a machine: events in, instructions out. Pure."""

@@ -1,0 +1,354 @@
+"""The life of an instance: what it says, what it is acknowledged, and when it is given up.
+
+Invariants:
+- *acknowledged means durable*: an agent's progress is acknowledged after the commit that holds it (`committed`), and an
+  agent keeps what was not acknowledged;
+- *alive is not enough*: an instance that has samples and sends no token of them is suspended, whatever it reports.
+
+This module must not know about sockets, Ray, graphs or how a trainer trains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gyre.engines.last_words import last_words
+from gyre.engines.weight_loading import NO_LOADER
+from gyre.rollouts.plane import leaving, placement, requesters, updates, windows
+from gyre.rollouts.plane.instructions import Commit
+from gyre.rollouts.plane.joining import believed_address
+from gyre.rollouts.plane.peer_limits import RateLimit, Suspensions
+from gyre.rollouts.plane.sessions import AgentSession
+from gyre.rollouts.plane.settings import ManagerSettings
+from gyre.rollouts.protocol.fields import refuse
+from gyre.rollouts.protocol.frames import (
+    Ack,
+    Asleep,
+    Awake,
+    Drain,
+    Draining,
+    EngineDied,
+    EngineLimits,
+    FetchFault,
+    Frame,
+    Loaded,
+    LoadFailed,
+)
+from gyre.rollouts.protocol.progress import Progress, Report
+from gyre.rollouts.token_log.write_buffer import WriteBatch
+
+if TYPE_CHECKING:
+    from gyre.rollouts.plane.state import Plane
+
+ACK_WITHIN_S = 10.0
+"""Longest time to the acknowledgement of a report that ended nothing: an agent only wants to know which of its ends are
+in the ledger, and a thousand instances would each read several a second. Others are acknowledged with their commit."""
+
+JOINS_AT_ONCE, JOINS_S = 16, 1
+"""Of one name, for machines that joined."""
+
+STRETCH_S, RATE_SLACK = 2.0, 4.0
+"""A rate is proven over so long, and believed up to so many times that: its samples may just have begun."""
+
+LONGEST_DRAIN_S = 3600.0
+"""A drain ends after this, whatever deadline the instance gave itself."""
+
+LONGEST_LOOK_S = 1.0
+"""What counts at most between two looks: this process may have been stopped, and reports wait in its sockets."""
+
+OTHERS_TOLD = 16
+"""Most names of other instances at work in the event of an engine that does not start."""
+
+DRAIN_GRACE_S = 1.0
+"""Beyond the deadline that an instance was given to drain: its last report may be under way."""
+
+
+@dataclass(slots=True)
+class Life:
+    """What is remembered of instances beyond their sessions."""
+
+    looked_at: float
+    stalled: Suspensions = field(default_factory=Suspensions)
+    joins: RateLimit = field(default_factory=lambda: RateLimit(JOINS_AT_ONCE, JOINS_S))
+
+
+def received(plane: Plane, session: AgentSession, frame: Frame | Report) -> None:
+    """A frame of this instance. Raises FrameError for what an agent does not send, or what cannot be."""
+    session.heard_at = plane.now
+    if isinstance(frame, Report):
+        _report(plane, session, frame)
+        return
+    plane.take_in()
+    if session.connection is None or session.connection.closing:
+        return  # for what it said before
+    if isinstance(frame, Loaded):
+        _loaded(plane, session, frame)
+    elif isinstance(frame, LoadFailed):
+        _load_failed(plane, session, frame)
+    elif isinstance(frame, EngineLimits):
+        _limited(plane, session, frame)
+    elif isinstance(frame, FetchFault):
+        told = {"instance": session.name, "version": frame.version, "what": frame.what}
+        plane.report_event("FetchFault", {**told, "evidence": frame.evidence[:4000]})
+    elif isinstance(frame, Draining):
+        _drain(plane, session, frame.deadline_s, frame.reason)
+    elif isinstance(frame, EngineDied):
+        _engine_died(plane, session, frame)
+    elif isinstance(frame, Asleep):
+        windows.asleep(plane, session, frame)
+    elif isinstance(frame, Awake):
+        windows.awake(plane, session, frame)
+    else:
+        raise refuse("unexpected", f"an agent does not send {type(frame).__name__}")
+
+
+def _believed_rate(plane: Plane, session: AgentSession, said: float) -> float:
+    """Samples go where they end soonest, so a machine that joined is believed no rate far above that of the tokens
+    that came from it. Before any came it counts as a typical instance (0)."""
+    if session.caller.is_ours:
+        return said
+    tokens, now = plane.groups.instances[session.name].generated_tokens, session.heard_at
+    if session.stretch is None:
+        session.stretch = (now, tokens)
+    began, before = session.stretch
+    if now - began >= STRETCH_S:
+        session.proven_tokens_s = (tokens - before) / (now - began)
+        session.stretch = (now, tokens)
+    return min(said, RATE_SLACK * session.proven_tokens_s)
+
+
+def _report(plane: Plane, session: AgentSession, report: Report) -> None:
+    *load, said = report.load
+    report.load = (*load, _believed_rate(plane, session, said))  # type: ignore[assignment]
+    session.running, session.waiting, session.used_tokens, session.rate_tokens_s = report.load
+    if plane.reports.has(session.name):
+        if report.ends:
+            plane.take_in(session.name)
+        else:
+            plane.take_in()
+        if session.connection is None or session.connection.closing:
+            return  # for what it said before
+    if report.ends:
+        _ended(plane, session, report.unfold())
+    elif report.columns[0]:
+        plane.add_report(session.name, report)
+    elif any(report.columns):
+        report.unfold()  # which refuses it: something of no sample
+    else:
+        plane.groups.nothing_new(session.name, report)
+        return  # nothing for the ledger: an idle fleet costs no commits
+    plane.commit(Commit.SOON)
+
+
+def _ended(plane: Plane, session: AgentSession, frame: Progress) -> None:
+    placement.compute_admission(plane)
+    placement.send_work(plane, plane.groups.progress(session.name, frame))
+    placement.dispatch(plane)  # at once: what else this turn of the loop brings may take milliseconds
+    requesters.report_failures(plane)
+    if session.draining and not plane.groups.instances[session.name].held:
+        _drained(plane)
+    if plane.groups.has_complete:
+        if any(one.held for one in plane.groups.instances.values()):
+            plane.commit(Commit.NOW)
+        else:
+            plane.commit(Commit.AT_ONCE)  # nobody generates anything that could be written along
+    windows.ended(plane, session)
+
+
+def _loaded(plane: Plane, session: AgentSession, frame: Loaded) -> None:
+    if session.loading is not None and frame.version >= session.loading:
+        session.loading = None  # else it is on its way to a newer one already
+    if frame.version > plane.groups.newest_version:
+        raise refuse("unknown_version", f"{session.name} loaded version {frame.version}, never published")
+    if plane.versions.is_forgotten(frame.version):
+        # Its engine took that long to start; it works when it has a newer one.
+        updates.update(plane, session)
+        return
+    if not plane.versions.is_known(frame.version, frame.checksum):
+        raise refuse(
+            "checksum", f"{session.name} loaded version {frame.version} with checksum {frame.checksum}"
+        )
+    session.source = believed_address(plane, session, frame.source)
+    plane.groups.serve(session.name, frame.version)
+    plane.report_event(
+        "WeightsLoaded",
+        {
+            "instance": session.name,
+            "version": frame.version,
+            "fetch_s": frame.fetch_s,
+            "load_s": frame.load_s,
+            "fetched": frame.fetched,
+            "pause_s": frame.pause_s,
+            "how": frame.how,
+            "note": frame.note,
+        },
+    )
+    if frame.how:
+        before, session.loaded = session.loaded, frame
+        if frame.note not in ("", NO_LOADER) and (before is None or before.note != frame.note):
+            what = "weights are loaded from the disk"
+            plane.report_event("LoaderFallback", {"instance": session.name, "what": what, "why": frame.note})
+    if frame.how == "start":
+        updates.started(plane, session)
+        told = {"instance": session.name, "version": frame.version, "seconds": frame.load_s}
+        plane.report_event("EngineStarted", told)
+    chosen = plane.versions.way_changed(session.name, frame, plane.now)
+    if chosen is not None:
+        plane.report_event("TransferChosen", chosen)
+    session.refused.pop(frame.version, None)
+    updates.update(plane, session)
+    windows.loaded(plane, session)
+    placement.dispatch_soon(plane)
+
+
+def _limited(plane: Plane, session: AgentSession, frame: EngineLimits) -> None:
+    known, session.limits = session.limits, frame
+    plane.groups.resize(session.name, max_running=frame.max_running, kv_tokens=frame.kv_tokens)
+    if frame != known:  # else it only dialled again
+        plane.report_event(
+            "EngineLimited",
+            {
+                "instance": session.name,
+                "max_running": frame.max_running,
+                "kv_tokens": frame.kv_tokens,
+                "why": frame.why,
+            },
+        )
+    placement.dispatch_soon(plane)
+
+
+def _load_failed(plane: Plane, session: AgentSession, frame: LoadFailed) -> None:
+    updates.refused(plane, session, frame.version, frame.error)
+    told = {"instance": session.name, "version": frame.version, "error": frame.error[:4000]}
+    if frame.starting:
+        updates.not_started(plane, session)
+        others = sorted(one.name for one in plane.sessions.values() if _works(plane, one))
+        plane.report_event(
+            "EngineStartFailed",
+            {
+                **told,
+                "said": frame.said[:500],
+                "words": frame.words[:4000],
+                "others": others[:OTHERS_TOLD],
+            },
+        )
+    else:
+        plane.report_event("WeightsRefused", told)
+    requesters.give_up_pinned(plane, frame)
+    placement.dispatch_soon(plane)
+
+
+def _works(plane: Plane, session: AgentSession) -> bool:
+    """Whether the instance has an engine that serves a version."""
+    here = session.connection is not None and not session.draining
+    return here and plane.groups.instances[session.name].version >= 0
+
+
+def _engine_died(plane: Plane, session: AgentSession, frame: EngineDied) -> None:
+    session.resting = ""
+    plane.groups.engine_died(session.name)
+    plane.report_event(
+        "EngineDied",
+        {
+            "instance": session.name,
+            "error": frame.message[:2000],
+            "tail": frame.tail[-8000:],
+            "words": last_words(frame.tail).text,
+        },
+    )
+    session.loading = None
+    updates.update(plane, session)
+    plane.commit(Commit.SOON)
+    placement.dispatch_soon(plane)
+
+
+def _stands_still(plane: Plane, session: AgentSession, elapsed_s: float, settings: ManagerSettings) -> bool:
+    """Whether it has samples, and no token of them came for too long. While it loads a version, the time for that
+    is added."""
+    instance = plane.groups.instances[session.name]
+    if instance.generated_tokens != session.seen_tokens:
+        session.seen_tokens, session.still_s = instance.generated_tokens, 0.0
+    elif instance.held and session.connection is not None:
+        session.still_s += elapsed_s
+    loading_s = settings.load_timeout_s if session.loading is not None else 0.0
+    return session.still_s > settings.stall_timeout_s + loading_s
+
+
+def _suspend(plane: Plane, session: AgentSession, first_s: float) -> None:
+    """Its samples go on elsewhere, and it gets no others for a while."""
+    instance = plane.groups.instances[session.name]
+    by = "" if not session.caller.is_ours else session.hello.incarnation
+    pause_s = plane.life.stalled.add(session.name, by, first_s, plane.now)
+    plane.report_event(
+        "InstanceSuspended",
+        {
+            "instance": session.name,
+            "still_s": round(session.still_s, 1),
+            "samples": len(instance.held),
+            "version": instance.version,
+            "running": session.running,
+            "waiting": session.waiting,
+            "rate_tokens_s": session.rate_tokens_s,
+            "for_s": pause_s,
+        },
+    )
+    leaving.lose(plane, session, "stalled")
+
+
+def drain(plane: Plane, session: AgentSession, deadline_s: float, reason: str) -> None:
+    """Ask an instance to hand its samples over and leave."""
+    if session.connection is not None:
+        plane.send(session.connection, Drain(deadline_s=deadline_s, reason=reason))
+    _drain(plane, session, deadline_s, reason)
+
+
+def _drain(plane: Plane, session: AgentSession, deadline_s: float, reason: str) -> None:
+    if session.draining:
+        return
+    session.draining = True
+    deadline_s = min(deadline_s, LONGEST_DRAIN_S)
+    session.drain_until = plane.now + deadline_s
+    placement.dispatch_soon(plane)
+    plane.report_event(
+        "InstanceDraining", {"instance": session.name, "reason": reason, "deadline_s": deadline_s}
+    )
+    if not plane.groups.instances[session.name].held:
+        _drained(plane)
+
+
+def _drained(plane: Plane) -> None:
+    # Its last progress must be durable before it may forget: the acknowledgement goes out with the commit.
+    plane.commit(Commit.NOW)
+
+
+def committed(plane: Plane, batch: WriteBatch) -> None:
+    """Acknowledge what is in the ledger, and send what waited for that."""
+    now = plane.now
+    for session in list(plane.sessions.values()):
+        seq = batch.sessions.get(session.number)
+        due = session.number in batch.ended or now - session.acked_at >= ACK_WITHIN_S
+        if seq is not None and session.connection is not None and due:
+            session.acked_at = now
+            plane.send(session.connection, Ack(seq=seq))
+        placement.send_committed(plane, session)
+
+
+def look(plane: Plane) -> None:
+    """Every so often: who is gone, silent or too slow is lost."""
+    settings, now = plane.settings, plane.now
+    elapsed_s, plane.life.looked_at = min(now - plane.life.looked_at, LONGEST_LOOK_S), now
+    for session in list(plane.sessions.values()):
+        if session.lost_at is not None and session.connection is None:
+            if now - session.lost_at > settings.reconnect_grace_s:
+                leaving.lose(plane, session, "connection_lost")
+        elif now - session.heard_at > settings.silence_timeout_s:
+            leaving.lose(plane, session, "silent")
+        elif session.drain_until is not None and now > session.drain_until + DRAIN_GRACE_S:
+            leaving.lose(plane, session, "drain_deadline")
+        elif session.loading is not None and now - session.loading_since > settings.load_timeout_s:
+            leaving.lose(plane, session, "weights_not_loaded")
+        elif _stands_still(plane, session, elapsed_s, settings):
+            _suspend(plane, session, settings.stall_timeout_s)
+        elif session.refused:
+            updates.update(plane, session)
