@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from gyre.api.checks.engines import check as check_engines
+from gyre.config import parse_job
 from gyre.config.plugins import BACKEND, ENGINE
 from gyre.engines.kind import EngineKind, markdown_table
+from gyre.errors import ConfigError
+from gyre.graph import compile_job
 from gyre.graph.backends import back_ends
 from gyre.rollouts.engines import engines
 
@@ -105,3 +109,28 @@ def test_what_an_engine_cannot_is_a_sentence_about_the_key() -> None:
     ]
     none = {"deterministic": False, "pause": "abort", "adapters": False, "local": False}
     assert list(least.refusals(**none)) == []
+
+
+def test_a_local_instance_of_an_engine_that_keeps_its_memory_is_refused() -> None:
+    def checked(engine: str, device: str) -> None:
+        spec = parse_job(
+            {
+                "name": "local",
+                "recipe": "grpo",
+                "node_num": 1,
+                "device_per_node": 1,
+                "device_type": device,
+                "roles": {"actor": {}, "reward": {"entrypoint": "gyre.workloads.rewards:ExactMatchReward"}},
+                "config": {"task": {"digits": 1}, "model_path": "m", "optim": {"lr": 1e-6}},
+                "rollouts": {"engine": engine, "local": 1},
+            }
+        )
+        list(check_engines(compile_job(spec).spec, here=False))
+
+    with pytest.raises(
+        ConfigError, match=r"rollouts\.local: vLLM keeps its memory between windows"
+    ) as caught:
+        checked("vllm", "GPU")
+    assert "docs/rollouts.md" in caught.value.hint
+    checked("sglang", "GPU")
+    checked("vllm", "CPU")

@@ -37,8 +37,8 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 @dataclass(frozen=True, slots=True)
 class PluginKind:
-    """`noun` is what one is called, `setting` where a job names it, `group` that of the entry points. `built_in` are the
-    names of Gyre's own; where they are loaded as the user's are, each with its import path."""
+    """`noun` is what one is called, `setting` where a job names it, `group` that of the entry points. `built_in` are
+    the names of Gyre's own; where they are loaded as the user's are, each with its import path."""
 
     noun: str
     setting: str
@@ -58,8 +58,8 @@ class PluginKind:
         )
 
     def load(self, name: str, python_path: Iterable[str] = ()) -> Any:
-        """What `name` stands for: the user's own, or one of Gyre's that has an import path. `python_path` are folders to
-        import from besides. Raises ConfigError with the module's own error."""
+        """What `name` stands for: the user's own, or one of Gyre's that has an import path. `python_path` are folders
+        to import from besides. Raises ConfigError with the module's own error."""
         own = self.built_in.get(name) if isinstance(self.built_in, Mapping) else None
         module, _, attribute = (own or _installed(self.group).get(name, name)).partition(":")
         with on_path(python_path):

@@ -481,8 +481,8 @@ class RolloutsSpec(Model):
     """Tokens of an engine's KV memory to count on; None for all that it says it has."""
     deterministic: bool = False
     """A sample's tokens depend on its seed and the weights alone, so that a run can be repeated bit by bit. SGLang,
-    and vLLM on GPUs, are slower then; the embedded engine always works so with models of Gyre's own decoder, and never with those of
-    transformers."""
+    and vLLM on GPUs, are slower then; the embedded engine always works so with models of Gyre's own decoder, and never
+    with those of transformers."""
     context_length: PositiveInt | None = None
     """Most tokens of prompt and output together; None takes the model's limit."""
     host: str = "127.0.0.1"

@@ -1,8 +1,8 @@
 """What a kind of engine is and can, as a record: asked wherever somebody would compare its name.
 
 An engine is a process that serves the dialect (`gyre.engines.dialect`), by itself or by a server of Gyre's in its own
-Python, and `EngineClient` talks to all of them. Its record says how it is started and what it needs, can and lacks. What
-a job asks beyond that, `gyre plan` refuses by `refusals`.
+Python, and `EngineClient` talks to all of them. Its record says how it is started and what it needs, can and lacks.
+What a job asks beyond that, `gyre plan` refuses by `refusals`.
 
 Invariant *light*: a record is read wherever jobs are planned, so neither its module nor this one imports numpy, or
 anything of an engine.
@@ -34,9 +34,9 @@ class EngineStart:
     """What an engine is started with: the model in `folder`, as policy version `version`, by the interpreter `python`.
 
     `max_running` samples at once, and `kv_tokens` of KV memory; None for as many as it can. `context_length`: most
-    tokens of prompt and output together; None for the model's. `deterministic`: tokens depend on seed and weights alone.
-    `adapters`: it takes adapters of that size beside its model. `local`: it shares its device with a trainer. `extra` are
-    the user's own arguments, last, so that they win.
+    tokens of prompt and output together; None for the model's. `deterministic`: tokens depend on seed and weights
+    alone. `adapters`: it takes adapters of that size beside its model. `local`: it shares its device with a trainer.
+    `extra` are the user's own arguments, last, so that they win.
     """
 
     folder: Path
@@ -88,7 +88,8 @@ class EngineKind:
     deterministic: bool = True
     """It can be told that a sample's tokens depend on its seed and the weights alone."""
     sampling: frozenset[str] = frozenset(("top_p", "top_k", "min_p", "stop_token_ids"))
-    """What it takes of a request's sampling beside temperature, length and seed, with log-probs as the dialect has them."""
+    """What it takes of a request's sampling beside temperature, length and seed, with log-probs as the dialect has
+    them."""
     pauses: frozenset[str] = frozenset(_PAUSES)
     """The ways to pause it."""
     adapters: bool = True

@@ -1,6 +1,7 @@
 """Trainer back ends as records: what each is and can, asked wherever somebody would compare its name.
 
-Gyre's own stand in the package of each, in a module `kind` that imports no torch. This module must not know their names.
+Gyre's own stand in the package of each, in a module `kind` that imports no torch. This module must not know their
+names.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Backend:
     """The function that writes a checkpoint's policy as a model's folder, as `module:function`: of the checkpoint, the
     folder to write, and by name `dtype`, `trust` and `adapter`."""
     model_in: str = ""
-    """The function that returns what a checkpoint says of its model, as `module:function`: of the folder, and `trust` by
-    name; "" where only the checkpoint's tensors say it."""
+    """The function that returns what a checkpoint says of its model, as `module:function`: of the folder, and `trust`
+    by name; "" where only the checkpoint's tensors say it."""
 
     def class_of(self, role: str) -> Entrypoint | None:
         """The class of a role; None if the back end has none for it. Raises GraphError if its text names no class."""

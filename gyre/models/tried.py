@@ -56,7 +56,8 @@ def knows(kind: str) -> bool:
 
 
 def tried(kind: str, who: str) -> Tried:
-    """What came of a kind with one who computes by transformers, such as `fsdp`. Raises KeyError for one that the table does not have."""
+    """What came of a kind with one who computes by transformers, such as `fsdp`. Raises KeyError for one that the table
+    does not have."""
     row = table()["kinds"][kind][who]
     return Tried(row["takes"], row["reason"], row.get("way") or row.get("how", ""))
 

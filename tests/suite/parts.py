@@ -210,9 +210,7 @@ sglang = Part(
 
 vllm = Part(
     "vllm",
-    (
-        Bundle("engine", _tests("vllm"), 300),
-    ),
+    (Bundle("engine", _tests("vllm"), 300),),
     limit_s=1800,
     select="vllm",
     guards="engines, rollouts/agent, weights",

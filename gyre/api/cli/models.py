@@ -51,10 +51,11 @@ def models(folder: Path | None, as_json: bool) -> None:
                 for row in rows
             ],
         )
+        taken = " and ".join(f"{who} takes {len(tried.taken(who))}" for who in by_transformers)
         remark(
             f"{', '.join(who.name for who in trainers)} train; {', '.join(who.name for who in servers)} serve. Of the "
-            f"{len(tried.table()['kinds'])} causal kinds of transformers {tried.table()['transformers']}, as was tried, "
-            f"{' and '.join(f'{who} takes {len(tried.taken(who))}' for who in by_transformers)}: --json lists them."
+            f"{len(tried.table()['kinds'])} causal kinds of transformers {tried.table()['transformers']}, as was "
+            f"tried, {taken}: --json lists them."
         )
         return
     report = _tried_too(describe(folder, trainers, servers), folder, by_transformers)

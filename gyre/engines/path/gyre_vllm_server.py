@@ -22,8 +22,10 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -84,6 +86,7 @@ class Server:
         self.is_paused = False
         self.flows: dict[str, Flow] = {}
         self.adapters: dict[str, Any] = {}
+        self._places: dict[str, tempfile.TemporaryDirectory[str]] = {}
         self._numbers = 0
         self._changing = asyncio.Lock()
 
@@ -126,7 +129,8 @@ class Server:
                     _error("The API key is missing or wrong: send Authorization: Bearer KEY.", 401), 401
                 )
             try:
-                return await handler(http)
+                answer: web.StreamResponse = await handler(http)
+                return answer
             except Refused as error:
                 return _reply(_error(str(error), error.status), error.status)
 
@@ -346,12 +350,14 @@ class Server:
         self.version = version
 
     async def flush(self, http: web.Request) -> web.StreamResponse:
-        if self.flows and not self.is_paused or not await self.engine.reset_prefix_cache():
+        if (self.flows and not self.is_paused) or not await self.engine.reset_prefix_cache():
             raise Refused("The cache cannot be flushed while requests hold it.")
         return web.Response(text="Cache flushed.\n")
 
     async def memory(self, http: web.Request) -> web.StreamResponse:
-        raise Refused("This engine keeps its memory.", 404)
+        if self.engine.vllm_config.device_config.device_type != "cpu":
+            raise Refused("This engine keeps its memory.", 404)
+        return web.Response()  # the host's, which stays
 
     # Adapters
 
@@ -369,21 +375,24 @@ class Server:
         ):
             return _adapter(f"{name!r} at {path!r} is no adapter that can be loaded, or it is there already")
         self._numbers += 1
-        adapter = LoRARequest(lora_name=name, lora_int_id=self._numbers, lora_path=path)
+        place = tempfile.TemporaryDirectory(prefix="gyre-adapter-")
+        adapter = LoRARequest(lora_name=name, lora_int_id=self._numbers, lora_path=place.name)
         try:
+            await asyncio.to_thread(_as_peft_names_it, Path(path), Path(place.name))
             if not await self.engine.add_lora(adapter):
-                return _adapter(f"vLLM did not take the adapter at {path}")
-        except Exception as error:
-            return _adapter(f"{type(error).__name__}: {error}"[:2000])
-        self.adapters[name] = adapter
+                raise Refused("vLLM did not take it")
+        except Exception as error:  # vLLM's own, of any kind; it lives on
+            place.cleanup()
+            return _adapter(f"the adapter at {path}: {type(error).__name__}: {error}"[:2000])
+        self.adapters[name], self._places[name] = adapter, place
         return _adapter()
 
     async def unload_adapter(self, http: web.Request) -> web.StreamResponse:
         name = (await _json(http)).get("lora_name")
         if name not in self.adapters:
             return _adapter(f"there is no adapter {name!r}")
-        await self.engine.remove_lora(self.adapters[name].lora_int_id)
-        del self.adapters[name]
+        await self.engine.remove_lora(self.adapters.pop(name).lora_int_id)
+        self._places.pop(name).cleanup()
         return _adapter()
 
     # Who it is and how it is
@@ -417,8 +426,8 @@ class Server:
         )
 
     async def loads(self, http: web.Request) -> web.StreamResponse:
-        """Counted here, where every request passes: vLLM's own counts come with its steps, and stand in a pause. Prefixes
-        that requests share count for each of them."""
+        """Counted here, where every request passes: vLLM's own counts come with its steps, and stand in a pause.
+        Prefixes that requests share count for each of them."""
         config = self.engine.vllm_config
         running = [flow for flow in self.flows.values() if flow.made]
         return _reply(
@@ -438,7 +447,7 @@ class Server:
 
     async def watch(self) -> None:
         """Ends this process when the engine is dead."""
-        while not self.engine.errored:
+        while not self.engine.errored:  # noqa: ASYNC110 - vLLM has nothing else to wait for
             await asyncio.sleep(_LOOK_S)
         _end("its engine is dead")
 
@@ -455,6 +464,18 @@ def _finish(made: Any, total: int) -> dict[str, Any]:
         return {"type": "length", "length": total}
     failed = made.finish_reason != "abort"
     return {"type": "abort", "message": f"vLLM: {made.finish_reason}", "status_code": 500 if failed else None}
+
+
+def _as_peft_names_it(folder: Path, place: Path) -> None:
+    """Make `place` the adapter in `folder`, whose file of tensors has the name of a model's: PEFT's is another, and vLLM
+    reads that one alone."""
+    from safetensors.torch import load_file, save_file
+
+    (place / "adapter_config.json").write_bytes((folder / "adapter_config.json").read_bytes())
+    named: dict[str, Any] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        named |= load_file(file)
+    save_file(named, place / "adapter_model.safetensors")
 
 
 def _error(message: str, status: int) -> dict[str, Any]:

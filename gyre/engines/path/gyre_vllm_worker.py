@@ -1,10 +1,10 @@
-"""Gyre's part of vLLM's workers, one for each rank, under vLLM's own Python: `--worker-extension-cls` mixes `GyreWorker`
-into vLLM's worker, and the server calls its methods there between two steps.
+"""Gyre's part of vLLM's workers, one for each rank, under vLLM's own Python: `--worker-extension-cls` mixes
+`GyreWorker` into vLLM's worker, and the server calls its methods there between two steps.
 
 Invariants:
-- *checked, then loaded*: a reload of vLLM's empties the layers first, and one that breaks off leaves a mixture. So names
-  and shapes of a folder are compared with those of the model before; if it breaks off all the same, the folder before
-  is loaded again, or the answer says that the weights are torn;
+- *checked, then loaded*: a reload of vLLM's empties the layers first, and one that breaks off leaves a mixture. So
+  names and shapes of a folder are compared with those of the model before; if it breaks off all the same, the folder
+  before is loaded again, or the answer says that the weights are torn;
 - *nothing escapes*: an exception that left a method would be an error of the whole engine, so each becomes an answer;
 - *the seed belongs to the sample*: the token at position p is drawn by (seed, p) alone, whatever else runs and wherever
   the sample began. vLLM's own generators go on from wherever a request began;

@@ -1,10 +1,10 @@
 """Gyre's weight loader inside an engine: one in the process of each rank, under the engine's own Python.
 
-vLLM's workers have theirs by `gyre_vllm_worker`. SGLang calls `load` (`--custom-weight-loader gyre_weight_loader.load`) in the thread that steps the model. The first
-call arms it: from then on a thread of its own answers Gyre's agent over a Unix socket. A version is then loaded in two
-parts. `prepare`, requested over the socket while the engine generates, maps the version's files, compares every byte
-with its checksums, and brings the bytes as near to the model as possible, in the same pass if that is the device's
-memory. The next call of `load`, for which the engine is paused, only copies.
+vLLM's workers have theirs by `gyre_vllm_worker`. SGLang calls `load` (`--custom-weight-loader gyre_weight_loader.load`)
+in the thread that steps the model. The first call arms it: from then on a thread of its own answers Gyre's agent over a
+Unix socket. A version is then loaded in two parts. `prepare`, requested over the socket while the engine generates,
+maps the version's files, compares every byte with its checksums, and brings the bytes as near to the model as possible,
+in the same pass if that is the device's memory. The next call of `load`, for which the engine is paused, only copies.
 
 Invariants:
 - *nothing escapes*: an exception that left `load` would end the whole server, so each becomes the outcome that the

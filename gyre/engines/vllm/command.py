@@ -1,8 +1,8 @@
 """How vLLM is started as an engine: Gyre's server around its engine, by vLLM's own Python.
 
-`gyre/engines/path/gyre_vllm_server.py` serves the dialect over `AsyncLLM`, vLLM's engine as a library, and none of vLLM's own routes,
-which would let every user of the machine load weights. `gyre/engines/path/gyre_vllm_worker.py` is in its workers: it loads Gyre's
-versions, and draws by seed and position.
+`gyre/engines/path/gyre_vllm_server.py` serves the dialect over `AsyncLLM`, vLLM's engine as a library, and none of
+vLLM's own routes, which would let every user of the machine load weights. `gyre/engines/path/gyre_vllm_worker.py` is in
+its workers: it loads Gyre's versions, and draws by seed and position.
 
 This module must not import vLLM: it runs in a process, and an environment, of its own.
 """
