@@ -86,7 +86,6 @@ class Server:
         self.is_paused = False
         self.flows: dict[str, Flow] = {}
         self.adapters: dict[str, Any] = {}
-        self._places: dict[str, tempfile.TemporaryDirectory[str]] = {}
         self._numbers = 0
         self._changing = asyncio.Lock()
 
@@ -375,16 +374,16 @@ class Server:
         ):
             return _adapter(f"{name!r} at {path!r} is no adapter that can be loaded, or it is there already")
         self._numbers += 1
-        place = tempfile.TemporaryDirectory(prefix="gyre-adapter-")
-        adapter = LoRARequest(lora_name=name, lora_int_id=self._numbers, lora_path=place.name)
         try:
-            await asyncio.to_thread(_as_peft_names_it, Path(path), Path(place.name))
-            if not await self.engine.add_lora(adapter):
-                raise Refused("vLLM did not take it")
+            # vLLM reads it once: it keeps as many in memory as Gyre's agents load.
+            with tempfile.TemporaryDirectory(prefix="gyre-adapter-") as place:
+                await asyncio.to_thread(_as_peft_names_it, Path(path), Path(place))
+                adapter = LoRARequest(lora_name=name, lora_int_id=self._numbers, lora_path=place)
+                if not await self.engine.add_lora(adapter):
+                    raise Refused("vLLM did not take it")
         except Exception as error:  # vLLM's own, of any kind; it lives on
-            place.cleanup()
             return _adapter(f"the adapter at {path}: {type(error).__name__}: {error}"[:2000])
-        self.adapters[name], self._places[name] = adapter, place
+        self.adapters[name] = adapter
         return _adapter()
 
     async def unload_adapter(self, http: web.Request) -> web.StreamResponse:
@@ -392,7 +391,6 @@ class Server:
         if name not in self.adapters:
             return _adapter(f"there is no adapter {name!r}")
         await self.engine.remove_lora(self.adapters.pop(name).lora_int_id)
-        self._places.pop(name).cleanup()
         return _adapter()
 
     # Who it is and how it is
@@ -467,8 +465,8 @@ def _finish(made: Any, total: int) -> dict[str, Any]:
 
 
 def _as_peft_names_it(folder: Path, place: Path) -> None:
-    """Make `place` the adapter in `folder`, whose file of tensors has the name of a model's: PEFT's is another, and vLLM
-    reads that one alone."""
+    """Make `place` the adapter in `folder`, whose file of tensors has the name of a model's: PEFT's is another, and
+    vLLM reads that one alone."""
     from safetensors.torch import load_file, save_file
 
     (place / "adapter_config.json").write_bytes((folder / "adapter_config.json").read_bytes())
