@@ -13,6 +13,7 @@ from gyre.api.cli import doctor, packages
 from gyre.api.cli.imports import import_errors
 from gyre.api.cli.packages import EXTRAS, engines, extras, gpu_build, package, requirement, torch_cuda
 from gyre.api.cluster_checks import Check
+from gyre.rollouts.engines import known_engine
 
 
 @pytest.fixture
@@ -96,6 +97,7 @@ def test_the_engines_that_are_installed_apart(versions: dict[str, str]) -> None:
     for name in ("sglang", "vllm"):
         assert engine(name).status == "ok"
         assert "rollouts.engine_python" in engine(name).advice
+    assert known_engine("sglang").requires == requirement("sglang"), "the record says what the extra does"
     versions["sglang"] = "0.4.1"
     check = engine()
     assert check.status == "warn"

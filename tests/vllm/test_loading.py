@@ -19,6 +19,10 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 
+pytest.importorskip("transformers")
+
+from transformers import AutoModelForCausalLM
+
 from gyre.engines.dialect import FinishKind, GenerateRequest
 from gyre.engines.errors import EngineRefused
 from gyre.engines.http_client import EngineClient
@@ -70,7 +74,8 @@ class Bench:
 async def bench(tmp_path_factory: pytest.TempPathFactory, vllm_python: str) -> AsyncIterator[Bench]:
     folder = tmp_path_factory.mktemp("loading")
     for name, seed in (("first", 1), ("second", 2)):
-        list_model_folder(write_tiny_model(folder / name, seed=seed), version=seed)
+        # Tied: of an output layer that is in no checkpoint, a CPU has a packed copy.
+        list_model_folder(write_tiny_model(folder / name, seed=seed, tied=True), version=seed)
     command = vllm_on_cpu(folder / "first", python=vllm_python)
     async with (
         EngineProcess(command, ready_within_s=280, stop_within_s=1) as process,
@@ -79,6 +84,25 @@ async def bench(tmp_path_factory: pytest.TempPathFactory, vllm_python: str) -> A
         loader = EngineLoader(client, folder / "first", key=process.loader_key)
         assert await loader.arm(), loader.why_not
         yield Bench(process, client, loader, folder / "first", folder / "second")
+
+
+def off(folder: Path, asked: Sequence[int], said: tuple[list[int], list[float]]) -> float:
+    """The largest difference of these log-probs from those that transformers computes with the folder's weights."""
+    causal = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        rows = causal(input_ids=torch.tensor([[*asked, *said[0]]])).logits[0].log_softmax(-1)
+    wanted = rows[len(asked) - 1 : -1].gather(1, torch.tensor(said[0])[:, None])[:, 0]
+    return float((wanted - torch.tensor(said[1])).abs().max())
+
+
+async def test_after_each_load_log_probs_are_those_of_its_weights(bench: Bench) -> None:
+    for version, folder in (("2", bench.second), ("1", bench.first), ("2", bench.second)):
+        await bench.loader.load(version, folder)
+        assert off(folder, prompt(90), await bench.says()) < 1e-4
+    other = bench.first
+    assert off(other, prompt(90), await bench.says()) > 1e-2
+    await bench.client.update_weights_from_disk(other, "disk", flush_cache=True)
+    assert off(other, prompt(90), await bench.says()) < 1e-4
 
 
 async def test_it_serves_what_it_reads_from_the_same_folder_and_goes_back(bench: Bench) -> None:

@@ -32,7 +32,7 @@ def vllm_on_cpu(
     *,
     python: str,
     weight_version: str = "1",
-    deterministic: bool = False,
+    deterministic: bool = True,
     max_running: int = 64,
     adapters: AdapterLimits | None = None,
     extra: Sequence[str] = (),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from gyre.engines.kind import EngineKind
     from gyre.graph.backends import Backend
-    from gyre.models.support import FolderReport
+    from gyre.models.support import FolderReport, Taker
 
 
 @click.command()
@@ -27,9 +27,9 @@ def models(folder: Path | None, as_json: bool) -> None:
     from gyre.models.support import SUPPORT, describe
 
     trainers, servers = _takers()
-    by_transformers = [who.name for who in (*trainers, *servers) if who.by_transformers]
+    takers: list[Taker] = [*trainers, *servers]
+    by_transformers = [who.name for who in takers if who.by_transformers]
     if folder is None:
-        takers = (*trainers, *servers)
         columns = [who.name for who in takers]
         rows: list[dict[str, Any]] = [
             {"model": row.name, "config": row.config} | {who.name: row.takes(who) for who in takers}

@@ -78,10 +78,11 @@ class Flow:
 
 class Server:
     """The engine's routes. `version` is the name of its first weights, `interval` the tokens of a chunk where a request
-    does not say."""
+    does not say; seeds count where it draws `by_seed`."""
 
-    def __init__(self, engine: Any, *, key: str, version: str, interval: int) -> None:
-        self.engine, self.key, self.version, self.interval = engine, key, version, interval
+    def __init__(self, engine: Any, *, key: str, version: str, interval: int, by_seed: bool) -> None:
+        self.engine, self.key, self.version = engine, key, version
+        self.interval, self.by_seed = interval, by_seed
         self.model_path = str(engine.model_config.model)
         self.is_paused = False
         self.flows: dict[str, Flow] = {}
@@ -260,7 +261,7 @@ class Server:
             raise Refused(f"{len(ids)} tokens and max_new_tokens {new!r} do not fit in a context of {most}.")
         if lora_path and lora_path not in self.adapters:
             raise Refused(f"There is no adapter {lora_path!r}.")
-        seed = given.get("sampling_seed")
+        seed = given.get("sampling_seed") if self.by_seed else None
         try:
             params = SamplingParams(
                 **{"stream_interval": self.interval, **wanted},
@@ -514,8 +515,13 @@ async def serve(arguments: Any) -> None:
     try:
         await engine.collective_rpc("gyre_begin")
         await engine.update_weight_version(arguments.weight_version)
-        key, version, interval = os.environ.pop(KEY), arguments.weight_version, arguments.chunk_tokens
-        server = Server(engine, key=key, version=version, interval=interval)
+        server = Server(
+            engine,
+            key=os.environ.pop(KEY),
+            version=arguments.weight_version,
+            interval=arguments.chunk_tokens,
+            by_seed=arguments.by_seed,
+        )
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -533,6 +539,7 @@ async def serve(arguments: Any) -> None:
 
 def main() -> None:
     from vllm import AsyncEngineArgs
+    from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="gyre_vllm_server"))
@@ -540,7 +547,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--weight-version", default="default")
     parser.add_argument("--chunk-tokens", type=int, default=1)
-    asyncio.run(serve(parser.parse_args()))
+    parser.add_argument("--by-seed", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.by_seed and current_platform.is_cuda():
+        os.environ["VLLM_BATCH_INVARIANT"] = "1"  # read by the engine's processes, which begin after this
+    asyncio.run(serve(arguments))
 
 
 if __name__ == "__main__":

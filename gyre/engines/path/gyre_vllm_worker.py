@@ -92,6 +92,8 @@ class GyreWorker:
 
     def _gyre_reload(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         self.reload_weights(weights_iterator=tensors)
+        if self.model_runner.device.type == "cpu":
+            _pack_tied(self.model_runner.get_model())
 
     def _gyre_made(self) -> dict[str, int]:
         """The number of tokens made by now, by id of each request that the engine runs. vLLM puts eight random
@@ -100,6 +102,16 @@ class GyreWorker:
             name.rpartition("-")[0]: len(one.output_token_ids)
             for name, one in self.model_runner.requests.items()
         }
+
+
+def _pack_tied(model: torch.nn.Module) -> None:
+    """A CPU multiplies by packed copies of weights. vLLM packs anew what it loads; an output layer that is tied to the
+    embedding is in no checkpoint, and would go on with the copy of before."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -26,16 +26,8 @@ SERVER = "gyre_vllm_server"
 """The module that vLLM's Python runs, in the folder `LOADER_PATH`."""
 
 _OURS = (
-    *(
-        "--host",
-        "--port",
-        "--model",
-        "--weight-version",
-        "--chunk-tokens",
-        "--stream-interval",
-        "--skip-tokenizer-init",
-    ),
-    *("--worker-extension-cls", "--logprobs-mode", "--generation-config"),
+    *("--host", "--port", "--model", "--weight-version", "--by-seed", "--chunk-tokens", "--stream-interval"),
+    *("--skip-tokenizer-init", "--worker-extension-cls", "--logprobs-mode", "--generation-config"),
 )
 
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -46,7 +38,8 @@ def vllm_command(start: EngineStart) -> EngineCommand:
     """vLLM 0.32 over the model in `start.folder`, with keys that each start makes anew. Raises ConfigError for an
     argument in `extra` that is Gyre's to give.
 
-    Where seeds count, GPUs compute what does not depend on the batch (`VLLM_BATCH_INVARIANT`), which costs throughput.
+    Where seeds count (`--by-seed`; they are ignored otherwise), each row of a batch is drawn by itself, and GPUs
+    compute what does not depend on the batch (`VLLM_BATCH_INVARIANT`): both cost throughput.
     """
     for argument in start.extra:
         if (name := argument.partition("=")[0]) in _OURS:
@@ -63,6 +56,8 @@ def vllm_command(start: EngineStart) -> EngineCommand:
         argv += ["--max-num-seqs", str(start.max_running)]
     if start.context_length is not None:
         argv += ["--max-model-len", str(start.context_length)]
+    if start.deterministic:
+        argv.append("--by-seed")
     if start.adapters is not None:
         rank = next((rank for rank in _RANKS if rank >= start.adapters.max_rank), start.adapters.max_rank)
         argv += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(ADAPTERS_AT_ONCE)]
@@ -78,7 +73,5 @@ def vllm_command(start: EngineStart) -> EngineCommand:
         LAUNCHER_KEY: api_key,
         LOADER_KEY: loader_key,
     }
-    if start.deterministic:
-        env["VLLM_BATCH_INVARIANT"] = "1"
     limits = RequestLimits(vocabulary_of(start.folder))
     return EngineCommand((*argv, *start.extra), env, api_key, limits, loader_key)
