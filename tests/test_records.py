@@ -118,9 +118,13 @@ def test_a_local_instance_of_an_engine_that_keeps_its_memory_is_refused() -> Non
                 "name": "local",
                 "recipe": "grpo",
                 "node_num": 1,
-                "device_per_node": 1,
+                "device_per_node": 4,
                 "device_type": device,
-                "roles": {"actor": {}, "reward": {"entrypoint": "gyre.workloads.rewards:ExactMatchReward"}},
+                "roles": {
+                    "actor": {},
+                    "rollout": {},
+                    "reward": {"entrypoint": "gyre.workloads.rewards:ExactMatchReward"},
+                },
                 "config": {"task": {"digits": 1}, "model_path": "m", "optim": {"lr": 1e-6}},
                 "rollouts": {"engine": engine, "local": 1},
             }

@@ -90,6 +90,8 @@ class EngineKind:
     sampling: frozenset[str] = frozenset(("top_p", "top_k", "min_p", "stop_token_ids"))
     """What it takes of a request's sampling beside temperature, length and seed, with log-probs as the dialect has
     them."""
+    min_p_by_seed: bool = True
+    """It takes `min_p` also where tokens are to depend on seed and weights alone."""
     pauses: frozenset[str] = frozenset(_PAUSES)
     """The ways to pause it."""
     adapters: bool = True
@@ -149,7 +151,8 @@ ROWS: tuple[tuple[str, Callable[[EngineKind], object]], ...] = (
     ("runs under a Python of its own (`engine_python`)", lambda kind: kind.apart),
     ("computes on", lambda kind: "CPUs" if kind.on_cores else "GPUs, or CPUs where its build does"),
     ("a sample's tokens by seed and position alone", lambda kind: _by_seed(kind)),
-    *((f"`{key}`", lambda kind, key=key: key in kind.sampling) for key in ("top_p", "top_k", "min_p")),
+    *((f"`{key}`", lambda kind, key=key: key in kind.sampling) for key in ("top_p", "top_k")),
+    ("`min_p`", lambda kind: "min_p" in kind.sampling if kind.min_p_by_seed else "without `deterministic`"),
     ("stop tokens (stop strings: the door's own)", lambda kind: "stop_token_ids" in kind.sampling),
     *((f"pauses `{mode}`", lambda kind, mode=mode: mode in kind.pauses) for mode in _PAUSES),
     ("adapters (`config.lora`)", lambda kind: kind.adapters),
@@ -163,7 +166,13 @@ ROWS: tuple[tuple[str, Callable[[EngineKind], object]], ...] = (
 
 
 def _by_seed(kind: EngineKind) -> str | bool:
-    return "always" if kind.repeats else "with `deterministic`" if kind.deterministic else False
+    return (
+        "always, of Gyre's own decoder"
+        if kind.repeats
+        else "with `deterministic`"
+        if kind.deterministic
+        else False
+    )
 
 
 def markdown_table(kinds: Sequence[EngineKind]) -> str:

@@ -16,6 +16,7 @@ from gyre.engines.dialect import ADAPTERS_AT_ONCE
 from gyre.engines.kind import EngineStart
 from gyre.engines.limits import RequestLimits
 from gyre.engines.process import EngineCommand
+from gyre.engines.sglang.kind import SGLANG
 from gyre.engines.weight_loading import LOADER, LOADER_KEY, LOADER_PATH
 from gyre.errors import ConfigError
 from gyre.models.adapters import AdapterLimits
@@ -117,7 +118,7 @@ def sglang_command(
     own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(LOADER_PATH), path)))
     if loader_key:
         own[LOADER_KEY] = loader_key
-    limits = RequestLimits(vocabulary_of(model_path), takes_min_p=not deterministic)
+    limits = RequestLimits(vocabulary_of(model_path), takes_min_p=SGLANG.min_p_by_seed or not deterministic)
     return EngineCommand(tuple(argv), own, api_key, limits, loader_key, LOST_WORDS, reads_apart=True)
 
 

@@ -17,6 +17,7 @@ SGLANG = EngineKind(
     package="sglang",
     install="pip install 'gyre-rl[sglang]'",
     requires=">=0.5.17",
+    min_p_by_seed=False,
     loads_from="memory",
     memory=MemoryWords(
         ("--tp", "--tp-size", "--tensor-parallel-size"),

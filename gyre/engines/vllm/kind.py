@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gyre.engines.kind import EngineKind, MemoryWords
+from gyre.engines.kind import EngineKind
 
 VLLM = EngineKind(
     "vllm",
@@ -13,9 +13,4 @@ VLLM = EngineKind(
     requires="==0.32.0",
     shares_device=False,
     loads_from="memory",
-    memory=MemoryWords(
-        ("-tp", "--tensor-parallel-size"),
-        "--gpu-memory-utilization",
-        ("--dtype", "--quantization", "-q", "--kv-cache-dtype"),
-    ),
 )
