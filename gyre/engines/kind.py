@@ -156,7 +156,7 @@ ROWS: tuple[tuple[str, Callable[[EngineKind], object]], ...] = (
     ("stop tokens (stop strings: the door's own)", lambda kind: "stop_token_ids" in kind.sampling),
     *((f"pauses `{mode}`", lambda kind, mode=mode: mode in kind.pauses) for mode in _PAUSES),
     ("adapters (`config.lora`)", lambda kind: kind.adapters),
-    ("local instances (`rollouts.local`)", lambda kind: kind.shares_device),
+    ("local instances (`rollouts.local`) of a job on GPUs", lambda kind: kind.shares_device),
     ("new weights come from", lambda kind: kind.loads_from),
     ("a version that does not fit changes nothing", lambda kind: kind.checks_before),
     ("says which version drew which token", lambda kind: kind.spans),

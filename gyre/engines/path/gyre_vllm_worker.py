@@ -44,7 +44,8 @@ class GyreWorker:
         self._gyre_rank: Rank | None = None
         self._gyre_folder = str(self.model_config.model)
         """Which weights are served, as far as they came from a folder; "" where they did not."""
-        self._gyre_shapes = _shapes(Path(self._gyre_folder))
+        self._gyre_tied = bool(getattr(self.model_config.hf_config, "tie_word_embeddings", False))
+        self._gyre_shapes = _shapes(Path(self._gyre_folder), self._gyre_tied)
         _draw_by_position(self.model_runner)
 
     def gyre_load(self) -> str:
@@ -63,7 +64,7 @@ class GyreWorker:
     def gyre_load_folder(self, path: str) -> str:
         """Load the weights in a folder; why not, "" where they are loaded."""
         try:
-            found, known = _shapes(Path(path)), self._gyre_shapes
+            found, known = _shapes(Path(path), self._gyre_tied), self._gyre_shapes
             if not found:
                 return f"{path} holds no safetensors"
             if known and found != known:
@@ -118,13 +119,18 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def _shapes(folder: Path) -> dict[str, list[int]]:
-    """By name of each tensor in the folder; none where it has no weights."""
+def _shapes(folder: Path, tied: bool) -> dict[str, list[int]]:
+    """By name of each tensor in the folder that models load: without older files' buffers, and without a tied output
+    layer. None where it has no weights."""
     found: dict[str, list[int]] = {}
     for file in _files(folder):
         with safe_open(file, framework="pt") as tensors:
             found |= {name: list(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    return found
+    return {
+        name: shape
+        for name, shape in found.items()
+        if "rotary_emb.inv_freq" not in name and not (tied and name == "lm_head.weight")
+    }
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
