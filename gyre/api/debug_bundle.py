@@ -30,13 +30,23 @@ from gyre.config import parse_job
 from gyre.config.secrets import secret_values
 from gyre.errors import GyreError
 from gyre.graph import as_dict, compile_job
+from gyre.graph.backends import back_ends
 from gyre.master.master_api import spec_of
 from gyre.redaction import HIDDEN, Secrets
+from gyre.rollouts.engines import engines
 
 MOST_EVENTS = 20_000
 LOG_BYTES = 512 << 10
 """Of the end of each file."""
-PACKAGES = ("gyre", "ray", "torch", "megatron", "sglang", "mooncake", "transformers", "sqlalchemy", "fastapi")
+_PACKAGES = ("gyre", "ray", "mooncake", "sqlalchemy", "fastapi")
+
+
+def _packages() -> tuple[str, ...]:
+    """How the names of the distributions begin whose versions may tell why a job behaves as it does."""
+    named = {name for one in back_ends() for name in one.needs.values()} | {
+        kind.package for kind in engines()
+    }
+    return (*_PACKAGES, *sorted(named))
 
 
 def write_bundle(
@@ -90,7 +100,7 @@ def machine() -> dict[str, Any]:
     found = {
         name: one.version
         for one in distributions()
-        if (name := str(one.metadata["Name"]).lower()).startswith(PACKAGES)
+        if (name := str(one.metadata["Name"]).lower()).startswith(_packages())
     }
     return {
         "python": sys.version,

@@ -25,16 +25,17 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.api.definition.entrypoints import load_class
 from gyre.api.home import Home
-from gyre.api.saved_policies import refuse_missing
+from gyre.api.saved_policies import called, refuse_missing
 from gyre.api.terminal.signals import signals_held
 from gyre.config import JobSpec, parse_job
 from gyre.config.sections import WorkloadSettings
 from gyre.config.sections.model import NAME, FirstWeightsSettings
 from gyre.errors import ConfigError, GyreError, NotFound
 from gyre.failover import state_from
+from gyre.graph.backends import Backend
 from gyre.graph.integrations import reads_sections
 from gyre.store import Store
-from gyre.workloads.learner.checkpoint_identity import WRITERS, BackEnd, written_by
+from gyre.workloads.learner.checkpoint_identity import written_by
 
 if TYPE_CHECKING:
     from gyre.models.architecture import Architecture
@@ -108,7 +109,7 @@ def first_weights(
         section = FirstWeightsSettings(path=str(out), source=name)
         config = {**spec.config, NAME: section.model_dump()}
         begun = parse_job({**spec.model_dump(mode="json"), "config": config})
-        whose = f", which {WRITERS[writer]} wrote" if writer is not None else ""
+        whose = f", which {writer.writer} wrote" if writer is not None else ""
         said = f"begins with the weights of {name}{whose}; its optimizer begins anew"
         yield begun, [*notes, said]
     except BaseException:
@@ -217,7 +218,7 @@ def _copy(folder: Path, out: Path, wanted: Wanted, *, trust: bool) -> None:
             f"The checkpoint {folder} is damaged: {problem}.", hint="The one before it may be whole."
         )
     back_end = written_by(folder)
-    if back_end == "torch":
+    if back_end is not None and not back_end.model_in:
         _copy_of_torchs(folder, out, wanted)
     elif back_end is not None:
         _copy_of_ranks(folder, out, wanted, back_end, trust=trust)
@@ -232,11 +233,11 @@ def _copy(folder: Path, out: Path, wanted: Wanted, *, trust: bool) -> None:
         add_beside(out, Path(wanted.folder))
 
 
-def _copy_of_ranks(folder: Path, out: Path, wanted: Wanted, back_end: BackEnd, *, trust: bool) -> None:
+def _copy_of_ranks(folder: Path, out: Path, wanted: Wanted, back_end: Backend, *, trust: bool) -> None:
     """In a process of its own, for Megatron on a CPU changes what torch says of CUDA, and transformers is large."""
     from gyre.workloads.learner.errors import CheckpointMismatch, NoPolicy
 
-    model = _model_in(folder, back_end, trust=trust)
+    model = called(back_end.model_in)(folder, trust=trust)
     if model is None:
         raise NoPolicy.at(folder)
     wanted.refuse_other(model["config"], folder)
@@ -256,28 +257,6 @@ def _copy_of_ranks(folder: Path, out: Path, wanted: Wanted, back_end: BackEnd, *
             ConfigError if done.returncode == ConfigError.exit_code else CheckpointMismatch
         )
         raise kind(said or f"Reading {folder} ended with {done.returncode}.")
-
-
-def _model_in(folder: Path, back_end: BackEnd, *, trust: bool) -> dict[str, Any] | None:
-    """What the checkpoint says of its model; None where it is of no policy. Raises CheckpointMismatch where it says
-    nothing that can be read, and ConfigError where it is unpickled."""
-    from gyre.workloads.fsdp import formats as fsdps
-    from gyre.workloads.learner.errors import CheckpointMismatch
-    from gyre.workloads.megatron.checkpoints import formats as megatrons
-
-    if back_end == "megatron":
-        metadata = megatrons.read_metadata(folder)
-        megatrons.refuse_pickle(folder, metadata, trust=trust)
-    else:
-        try:
-            metadata = fsdps.read_metadata(folder)["metadata"]
-        except CheckpointMismatch as error:
-            raise CheckpointMismatch(
-                f"The checkpoint {folder} cannot be read: {error.message}.",
-                hint="The one before it may be whole.",
-            ) from error
-    model: dict[str, Any] | None = metadata.get("model")
-    return model
 
 
 def _copy_of_torchs(folder: Path, out: Path, wanted: Wanted) -> None:

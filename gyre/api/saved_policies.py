@@ -5,24 +5,19 @@ This module must not know of jobs.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from gyre.errors import ConfigError
 from gyre.extras import how_to_install
-from gyre.workloads.learner.checkpoint_identity import WRITERS, BackEnd
-
-_NEEDS: dict[BackEnd, tuple[str, str]] = {
-    "megatron": ("megatron-core", "megatron"),
-    "fsdp": ("transformers", "transformers"),
-}
-"""The distribution that reading its checkpoints needs, and the module that names its extra."""
+from gyre.graph.backends import Backend
 
 
 def export_saved(
     folder: Path,
     out: Path,
-    back_end: BackEnd,
+    back_end: Backend,
     *,
     dtype: str = "",
     trust: bool = False,
@@ -32,32 +27,27 @@ def export_saved(
     its adapter alone: what its own export says of it. Raises ConfigError where what it needs is not installed, or there
     is no adapter."""
     refuse_missing(folder, back_end)
-    if adapter and back_end != "fsdp":
+    if adapter and not back_end.trains_adapters:
         raise ConfigError(
             f"{folder} is of a whole model, and has no adapter.", hint="Export without --adapter."
         )
-    if back_end == "torch":
-        from gyre.workloads.torch.saved_policy import export_policy
-
-        return export_policy(folder, out, dtype=dtype)
-    if back_end == "fsdp":
-        from gyre.workloads.fsdp.conversion import export_checkpoint as export_of_fsdp
-
-        return export_of_fsdp(folder, out, dtype=dtype, adapter=adapter)
-    from gyre.workloads.megatron.checkpoints.conversion import export_checkpoint
-
-    return export_checkpoint(folder, out, dtype=dtype, trust=trust)
+    written: dict[str, Any] = called(back_end.export)(folder, out, dtype=dtype, trust=trust, adapter=adapter)
+    return written
 
 
-def refuse_missing(folder: Path, back_end: BackEnd) -> None:
+def called(path: str) -> Any:
+    """The function at `module:function`, which a back end's record names: its module brings torch."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def refuse_missing(folder: Path, back_end: Backend) -> None:
     """Raises ConfigError where reading the back end's checkpoint needs a package that is not installed."""
     from gyre.api.cli.packages import installed
 
-    if back_end not in _NEEDS:
-        return
-    distribution, module = _NEEDS[back_end]
-    if installed(distribution) is None:
-        raise ConfigError(
-            f"{folder} is a checkpoint of {WRITERS[back_end]}, and {distribution} is not installed.",
-            hint=how_to_install(module) or f"pip install {distribution}",
-        )
+    for module, distribution in back_end.needs.items():
+        if installed(distribution) is None:
+            raise ConfigError(
+                f"{folder} is a checkpoint of {back_end.writer}, and {distribution} is not installed.",
+                hint=how_to_install(module) or f"pip install {distribution}",
+            )

@@ -10,6 +10,9 @@ Invariants:
 - *imported where it is used*: `load` runs the user's module in the process that needs it, and at submit, so that what
   does not import is told before any process starts.
 
+The two tables of import paths below, of engines and of back ends, are the only place that names all of Gyre's own:
+whoever would compare such a name asks the record that it stands for (`gyre.rollouts.engines`, `gyre.graph.backends`).
+
 This module must not know what it loads.
 """
 
@@ -17,9 +20,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -34,12 +37,13 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 @dataclass(frozen=True, slots=True)
 class PluginKind:
-    """`noun` is what one is called, `setting` where a job names it, `group` that of the entry points."""
+    """`noun` is what one is called, `setting` where a job names it, `group` that of the entry points. `built_in` are
+    the names of Gyre's own; where they are loaded as the user's are, each with its import path."""
 
     noun: str
     setting: str
     group: str
-    built_in: tuple[str, ...]
+    built_in: Collection[str] = field(hash=False)
 
     def check(self, name: str) -> str:
         """`name`, if it may be one. Raises ValueError. Nothing is imported."""
@@ -54,9 +58,10 @@ class PluginKind:
         )
 
     def load(self, name: str, python_path: Iterable[str] = ()) -> Any:
-        """What the user's own `name` stands for. `python_path` are folders to import from besides. Raises ConfigError
-        with the module's own error."""
-        module, _, attribute = _installed(self.group).get(name, name).partition(":")
+        """What `name` stands for: the user's own, or one of Gyre's that has an import path. `python_path` are folders
+        to import from besides. Raises ConfigError with the module's own error."""
+        own = self.built_in.get(name) if isinstance(self.built_in, Mapping) else None
+        module, _, attribute = (own or _installed(self.group).get(name, name)).partition(":")
         with on_path(python_path):
             try:
                 found: Any = import_module(module)
@@ -82,8 +87,28 @@ ADVANTAGE = PluginKind(
 )
 RECIPE = PluginKind("recipe", "recipe", "gyre.recipes", ("grpo", "dr_grpo", "dapo", "rloo", "ppo", "fleet"))
 TASK = PluginKind("task", "config.task.name", "gyre.tasks", ("arithmetic", "rows"))
-ENGINE = PluginKind("engine", "rollouts.engine", "gyre.engines", ("embedded", "sglang"))
-BACKEND = PluginKind("trainer back end", "backend", "gyre.backends", ("torch", "megatron", "fsdp"))
+ENGINE = PluginKind(
+    "engine",
+    "rollouts.engine",
+    "gyre.engines",
+    {
+        "embedded": "gyre.engines.embedded.kind:EMBEDDED",
+        "sglang": "gyre.engines.sglang.kind:SGLANG",
+        "vllm": "gyre.engines.vllm.kind:VLLM",
+    },
+)
+JOINS = "sglang"
+"""The engine of an instance that joins by hand and names none."""
+BACKEND = PluginKind(
+    "trainer back end",
+    "backend",
+    "gyre.backends",
+    {
+        "torch": "gyre.workloads.torch.kind:TORCH",
+        "megatron": "gyre.workloads.megatron.kind:MEGATRON",
+        "fsdp": "gyre.workloads.fsdp.kind:FSDP",
+    },
+)
 CODEC = PluginKind("codec", "weights.codec", "gyre.codecs", ("auto", "none", "delta", "planes", "fp8"))
 SINK = PluginKind("sink", "observe.sinks", "gyre.sinks", ("file", "tensorboard", "wandb", "mlflow", "otlp"))
 

@@ -472,7 +472,7 @@ class RolloutsSpec(Model):
     """The rollout plane: its manager and the engines of its instances."""
 
     engine: EngineName = "embedded"
-    """The engine: `embedded`, Gyre's own torch engine; `sglang`; or one of your own, `module:function`."""
+    """The engine: `embedded`, Gyre's own torch engine; `sglang`; `vllm`; or one of your own, `module:function`."""
     local: Annotated[int, Field(ge=0)] = 0
     """Instances on the actor's devices, which generate while there is nothing to train. A multiple of the actor's
     total, or a divisor."""
@@ -482,15 +482,15 @@ class RolloutsSpec(Model):
     engine_args: list[str] = Field(default_factory=list)
     """Further arguments of the engine's command line."""
     engine_python: str = ""
-    """The Python that SGLang is installed in; "" takes the instance's own."""
+    """The Python that SGLang or vLLM is installed in; "" takes the instance's own."""
     max_running: PositiveInt | None = None
     """Samples that an engine generates at once; None for as many as it says that it can."""
     kv_tokens: PositiveInt | None = None
     """Tokens of an engine's KV memory to count on; None for all that it says it has."""
     deterministic: bool = False
-    """A sample's tokens depend on its seed and the weights alone, so that a run can be repeated bit by bit. SGLang is
-    slower then; the embedded engine always works so with models of Gyre's own decoder, and never with those of
-    transformers."""
+    """A sample's tokens depend on its seed and the weights alone, so that a run can be repeated bit by bit. SGLang,
+    and vLLM on GPUs, are slower then; the embedded engine always works so with models of Gyre's own decoder, and never
+    with those of transformers."""
     context_length: PositiveInt | None = None
     """Most tokens of prompt and output together; None takes the model's limit."""
     host: str = "127.0.0.1"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gyre.config.model_path import model_folder
 from gyre.config.sections import ModelSettings, read_section
 from gyre.errors import ConfigError
 
@@ -18,18 +19,6 @@ class Positions:
 
     count: int
     where: str
-
-
-def model_folder(config: Mapping[str, Any]) -> tuple[str, str]:
-    """The key and the path of the model's folder; the path is "" if the job names no model folder."""
-    for key, section in (
-        ("config.model_path", config),
-        ("config.megatron.model_path", config.get("megatron")),
-    ):
-        path = section.get("model_path") if isinstance(section, Mapping) else None
-        if path:
-            return key, str(path)
-    return "", ""
 
 
 def positions_of(config: Mapping[str, Any]) -> Positions | None:

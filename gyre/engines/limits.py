@@ -15,6 +15,12 @@ from dataclasses import dataclass
 from gyre.engines.dialect import GenerateRequest
 from gyre.engines.errors import RequestUnsafe
 
+UNKNOWN_RUNNING = 256
+"""Samples at once, of an engine that was not asked yet."""
+
+UNKNOWN_KV_TOKENS = 262_144
+"""Tokens of KV memory, of an engine that was not asked yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:

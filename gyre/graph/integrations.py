@@ -3,53 +3,43 @@
 The model comes from a folder if the job gives `config.model_path`; otherwise it is the small decoder. Critic and
 reference hold the actor's model, so with a folder and Megatron's or FSDP2's actor they are of that back end by default.
 
-This module knows its classes by name: it must not import them.
+This module must not import those classes: their back ends' records name them.
 """
 
 from __future__ import annotations
 
 from gyre.config import Entrypoint, JobSpec
-from gyre.config.plugins import BACKEND
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError, GraphError
-from gyre.graph.backends import backend_named
-
-_CLASSES = {
-    "torch": ("gyre.workloads.torch", "Torch"),
-    "megatron": ("gyre.workloads.megatron", "Megatron"),
-    "fsdp": ("gyre.workloads.fsdp", "Fsdp"),
-}
-"""By back end, the package of its classes, and how their names begin: `FsdpActor` is in its module `actor`."""
-
-_SHARDED = ("megatron", "fsdp")
-"""The back ends whose ranks share a model."""
+from gyre.graph.backends import Backend, back_ends, backend_named
 
 
 def default_with(spec: JobSpec, role: str, plain: Entrypoint) -> Entrypoint:
     """Returns the class of a role that the job names none for; `plain` is the recipe's default. Raises ConfigError if
     the job's own back end cannot be loaded."""
-    if spec.backend is not None and spec.backend not in BACKEND.built_in:
-        return backend_named(spec.backend, spec.python_path).class_of(role) or plain.model_copy()
-    if spec.backend in _SHARDED and role == "actor":
-        return _class_of(spec.backend, role)
+    named = backend_named(spec.backend, spec.python_path) if spec.backend is not None else None
+    if named is not None and (not named.name or (named.shards and role == "actor")):
+        return named.class_of(role) or plain.model_copy()
     if role in ("critic", "reference") and model_path(spec):
-        for backend in _SHARDED:
-            if spec.backend == backend or _is_of(spec, "actor", backend):
-                return _class_of(backend, role)
+        for one in back_ends():
+            if one.shards and (one == named or _has(spec, "actor", one)):
+                return one.class_of(role) or plain.model_copy()
     return plain.model_copy()
 
 
-def _class_of(backend: str, role: str) -> Entrypoint:
-    package, prefix = _CLASSES[backend]
-    return Entrypoint(module=f"{package}.{role}", name=f"{prefix}{role.title()}")
+def back_end_for(spec: JobSpec, role: str) -> Backend | None:
+    """The one of Gyre's back ends whose class fills the role; None where none has."""
+    return next((one for one in back_ends() if _has(spec, role, one)), None)
 
 
-def _is_of(spec: JobSpec, role: str, *backends: str) -> bool:
-    """Whether the role's class is the one that a back end has for it; without names, that any has."""
-    return any(
-        _is(spec, role, package, f"{prefix}{role.title()}")
-        for package, prefix in (_CLASSES[name] for name in backends or _CLASSES)
-    )
+def _has(spec: JobSpec, role: str, back_end: Backend) -> bool:
+    """Whether the role's class is the one that a back end has for it."""
+    found = back_end.class_of(role)
+    return found is not None and _is(spec, role, back_end.package, found.name)
+
+
+def _is_of(spec: JobSpec, role: str) -> bool:
+    return back_end_for(spec, role) is not None
 
 
 def model_path(spec: JobSpec) -> str:
@@ -61,11 +51,12 @@ def reads_a_folder(spec: JobSpec, role: str) -> bool:
     """Whether the role reads its model from the folder by itself, so that nobody has to give it the first policy."""
     if not model_path(spec):
         return False
-    if spec.backend is not None and spec.backend not in BACKEND.built_in:
-        own = backend_named(spec.backend, spec.python_path)
-        if role in own.reads_model and spec.roles[role].entrypoint == own.class_of(role):
+    if spec.backend is not None:
+        named = backend_named(spec.backend, spec.python_path)
+        if role in named.reads_model and spec.roles[role].entrypoint == named.class_of(role):
             return True
-    return role in ("critic", "reference") and _is_of(spec, role)
+    own = back_end_for(spec, role)
+    return own is not None and role in own.reads_model
 
 
 def reads_sections(spec: JobSpec) -> bool:
@@ -107,13 +98,13 @@ def check_complete(spec: JobSpec) -> None:
 def check_integrations(spec: JobSpec) -> None:
     """Raises GraphError if Gyre's own classes do not go together, or do not fit the numbers of the job."""
     settings = WorkloadSettings.read(spec.config)
-    layout = settings.megatron
-    replica = layout.tensor_parallel * layout.pipeline_parallel
     for role in ("actor", "critic"):
+        own = back_end_for(spec, role)
         total = spec.roles[role].total if role in spec.roles else 0
-        if _is_of(spec, role, "megatron") and total % replica:
+        replica = own.copy_of(settings) if own is not None else 1
+        if own is not None and total % replica:
             raise GraphError(
-                f"roles.{role}.total: {total} is not a multiple of config.megatron's tensor_parallel x "
+                f"roles.{role}.total: {total} is not a multiple of config.{own.section}'s tensor_parallel x "
                 f"pipeline_parallel ({replica}), the ranks that hold one copy of the model.",
                 hint=f"Take {-(-total // replica) * replica}.",
             )

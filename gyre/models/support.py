@@ -1,5 +1,5 @@
-"""Which models each back end trains and each engine serves, and what a folder is to them. The one place of that table:
-`gyre models` prints it, the docs show it, `plan` refuses by it.
+"""Which models there are to train and serve, and what a folder is to those who do. Who takes what, the records of back
+ends and engines say: `gyre models` prints the table of both, the docs show it, `plan` refuses by it.
 
 The kinds that only transformers computes are those of `gyre.models.tried`.
 
@@ -12,11 +12,11 @@ This module must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gyre.models.architecture import Architecture, read_architecture, read_config, read_eos_token_ids
 from gyre.models.errors import ModelFolderError, NotComputed
@@ -33,52 +33,79 @@ from gyre.models.tensor_names import EMBEDDING, HEAD, SCORE, expected_shapes
 from gyre.models.transformers_models import refuse_not_causal
 from gyre.models.tried import problem_with
 
-BACKENDS, ENGINES = ("torch", "megatron", "fsdp"), ("embedded", "sglang")
-BY_TRANSFORMERS = ("fsdp", "embedded")
-"""Those of them that compute by transformers, and so more models than Gyre's own decoder."""
+
+class Taker(Protocol):
+    """Who trains models, or serves them: a back end's record, or an engine's."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def by_transformers(self) -> bool:
+        """Whether it computes by transformers, and so more models than Gyre's own decoder."""
+        ...
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """The rows of `SUPPORT`, by their keys, whose models it does not take."""
+        ...
+
+    @property
+    def unfit(self) -> Callable[[Architecture], str]:
+        """Why it does not take a model whose shape can be read; "" where it does."""
+        ...
+
+
+def takes_all(architecture: Architecture) -> str:
+    """Of who takes every model whose shape can be read."""
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A kind of model, or a property of one: who trains it, who serves it, and what `config.json` says of it."""
+    """A kind of model, or a property of one, and what `config.json` says of it. `key` is by what a record says that it
+    lacks this; "" for what everybody takes."""
 
     name: str
     config: str
-    torch: bool
-    megatron: bool
-    fsdp: bool
-    embedded: bool
-    sglang: bool
+    key: str = ""
 
-    def takes(self, who: str) -> bool:
-        return bool(getattr(self, who))
+    def takes(self, who: Taker) -> bool:
+        return self.key not in who.lacks
 
 
 SUPPORT = (
-    Row("Qwen2, Qwen2.5 (dense)", 'model_type: "qwen2"', True, True, True, True, True),
-    Row("Qwen3 (dense)", 'model_type: "qwen3"', True, True, True, True, True),
-    Row("Llama 2, 3 and models of its shape", 'model_type: "llama"', True, True, True, True, True),
-    Row("output layer tied to the embedding, or its own", "tie_word_embeddings", True, True, True, True, True),
-    Row("grouped-query attention", "num_key_value_heads", True, True, True, True, True),
-    Row("rotary positions: default, linear, llama3", "rope_scaling, rope_parameters", True, True, True, True, True),
-    Row("rotary positions: yarn, dynamic, longrope, mrope", "rope_scaling, …", False, False, True, True, True),
-    Row("biases in attention alone", "attention_bias of qwen3 and llama", True, False, True, True, True),
-    Row("biases in attention and MLP", "attention_bias, mlp_bias of llama", True, True, True, True, False),
-    Row("a sliding window that is active", "use_sliding_window, layer_types", False, False, True, True, True),
-    Row("mixtures of experts", "num_experts, num_local_experts", False, False, True, True, True),
-    Row("quantized weights", "quantization_config", False, False, False, False, True),
-    Row("images and sound", "vision_config, audio_config", False, False, False, False, True),
-    Row("every other kind that was tried (Gemma, Mistral, Phi, …)", "model_type", False, False, True, True, True),
-)  # fmt: skip
-"""`sglang` is what SGLang serves by itself: a job serves what it trains, so the row's other columns hold there too.
-Which kinds were tried, `gyre.models.tried` says."""
+    Row("Qwen2, Qwen2.5 (dense)", 'model_type: "qwen2"'),
+    Row("Qwen3 (dense)", 'model_type: "qwen3"'),
+    Row("Llama 2, 3 and models of its shape", 'model_type: "llama"'),
+    Row("output layer tied to the embedding, or its own", "tie_word_embeddings"),
+    Row("grouped-query attention", "num_key_value_heads"),
+    Row("rotary positions: default, linear, llama3", "rope_scaling, rope_parameters"),
+    Row("rotary positions: yarn, dynamic, longrope, mrope", "rope_scaling, …", "other rotary positions"),
+    Row("biases in attention alone", "attention_bias of qwen3 and llama", "attention_bias"),
+    Row("biases in attention and MLP", "attention_bias, mlp_bias of llama", "mlp_bias"),
+    Row("a sliding window that is active", "use_sliding_window, layer_types", "sliding window"),
+    Row("mixtures of experts", "num_experts, num_local_experts", "experts"),
+    Row("quantized weights", "quantization_config", "quantized"),
+    Row("images and sound", "vision_config, audio_config", "images and sound"),
+    Row("every other kind that was tried (Gemma, Mistral, Phi, …)", "model_type", "other kinds"),
+)
+"""Of an engine of others it is what that engine serves by itself: a job serves what it trains, so the row's other
+columns hold there too. Which kinds were tried, `gyre.models.tried` says."""
+
+OTHERS = "other kinds"
+"""The row of the kinds that Gyre's own decoder does not compute."""
+
+BEYOND_TRANSFORMERS = frozenset(("quantized", "images and sound"))
+"""What is not computed by transformers here."""
+
+BEYOND_DECODER = BEYOND_TRANSFORMERS | {"other rotary positions", "sliding window", "experts", OTHERS}
+"""What Gyre's own decoder does not compute."""
 
 
-def markdown_table() -> str:
-    """The table as the docs show it."""
-    columns = (*BACKENDS, *ENGINES)
+def markdown_table(columns: Sequence[Taker]) -> str:
+    """The table as the docs show it: back ends, then engines."""
     lines = [
-        f"| model | in `config.json` | {' | '.join(columns)} |",
+        f"| model | in `config.json` | {' | '.join(who.name for who in columns)} |",
         f"| --- | --- | {' | '.join('---' for _ in columns)} |",
         *(
             f"| {row.name} | {row.config.replace('|', '')} | "
@@ -93,12 +120,14 @@ def markdown_table() -> str:
 @dataclass(frozen=True, slots=True)
 class FolderReport:
     """A model's folder. `problem` is why nothing of Gyre's takes it, "" where something does; `refused` has the reason
-    of each back end and engine that does not."""
+    of each that does not of those who train (`back_ends`) and serve (`engines`)."""
 
     path: str
     model_type: str
     problem: str
     refused: dict[str, str]
+    back_ends: tuple[str, ...]
+    engines: tuple[str, ...]
     architecture: Architecture | None = None
     parameters: int = 0
     dtype: str = ""
@@ -118,8 +147,8 @@ class FolderReport:
             "rope": a.rope.kind if a else None,
             "weights": {"dtype": self.dtype, "files": self.files, "size_bytes": self.size_bytes},
             "problem": self.problem,
-            "trains": {who: self._answer(who) for who in BACKENDS},
-            "serves": {who: self._answer(who) for who in ENGINES},
+            "trains": {who: self._answer(who) for who in self.back_ends},
+            "serves": {who: self._answer(who) for who in self.engines},
         }
 
     def _answer(self, who: str) -> dict[str, Any]:
@@ -127,8 +156,9 @@ class FolderReport:
         return {"takes": not reason, "reason": reason}
 
 
-def describe(folder: Path) -> FolderReport:
-    """What a folder is, and who trains and serves it. Raises ModelFolderError where it is no model's folder."""
+def describe(folder: Path, back_ends: Sequence[Taker], engines: Sequence[Taker]) -> FolderReport:
+    """What a folder is, and who of these trains and serves it. Raises ModelFolderError where it is no model's
+    folder."""
     refuse_no_folder(folder, "FOLDER")
     config = read_config(folder)
     kind = str(config.get("model_type"))
@@ -136,13 +166,15 @@ def describe(folder: Path) -> FolderReport:
         architecture = read_architecture(folder)
         held = weights_of(folder, architecture)
     except ModelFolderError as error:
-        return _of_another(folder, kind, config, error)
+        return _of_another(folder, kind, config, error, back_ends, engines)
     dtype, size_bytes = _sizes(held)
     return FolderReport(
         path=str(folder),
         model_type=kind,
         problem="",
-        refused={who: reason for who in (*BACKENDS, *ENGINES) if (reason := problem_of(architecture, who))},
+        refused={who.name: reason for who in (*back_ends, *engines) if (reason := who.unfit(architecture))},
+        back_ends=_names(back_ends),
+        engines=_names(engines),
         architecture=architecture,
         parameters=sum(prod(shape) for shape in expected_shapes(architecture).values()),
         dtype=dtype,
@@ -151,17 +183,31 @@ def describe(folder: Path) -> FolderReport:
     )
 
 
-def _of_another(folder: Path, kind: str, config: dict[str, Any], error: ModelFolderError) -> FolderReport:
+def _names(takers: Iterable[Taker]) -> tuple[str, ...]:
+    return tuple(who.name for who in takers)
+
+
+def _of_another(
+    folder: Path,
+    kind: str,
+    config: dict[str, Any],
+    error: ModelFolderError,
+    back_ends: Sequence[Taker],
+    engines: Sequence[Taker],
+) -> FolderReport:
     """The report of a folder that Gyre's own decoder does not take, for this reason."""
-    refused = dict.fromkeys((*BACKENDS, ENGINES[0]), error.message)
+    takers = (*back_ends, *engines)
+    by_transformers = _names(who for who in takers if who.by_transformers)
+    ours = (who for who in takers if who.by_transformers or who.lacks >= BEYOND_DECODER)
+    refused = dict.fromkeys(_names(ours), error.message)
     if isinstance(error, NotComputed):
         try:
             refuse_another(folder, config)
             held = weights_of_another(folder, config)
         except ModelFolderError as other:
-            refused |= dict.fromkeys(BY_TRANSFORMERS, other.message)
+            refused |= dict.fromkeys(by_transformers, other.message)
         else:
-            refused |= {who: problem_with(config, who) for who in BY_TRANSFORMERS}
+            refused |= {who: problem_with(config, who) for who in by_transformers}
             left = {who: reason for who, reason in refused.items() if reason}
             dtype, size_bytes = _sizes(held)
             parameters = sum(prod(one.shape) for entries in held.values() for one in entries)
@@ -170,12 +216,14 @@ def _of_another(folder: Path, kind: str, config: dict[str, Any], error: ModelFol
                 kind,
                 "",
                 left,
+                _names(back_ends),
+                _names(engines),
                 parameters=parameters,
                 dtype=dtype,
                 size_bytes=size_bytes,
                 files=len(held),
             )
-    return FolderReport(str(folder), kind, error.message, refused)
+    return FolderReport(str(folder), kind, error.message, refused, _names(back_ends), _names(engines))
 
 
 def _sizes(held: Mapping[Path, Sequence[TensorEntry]]) -> tuple[str, int]:
@@ -287,18 +335,6 @@ def weights_of(
     return held
 
 
-def problem_of(architecture: Architecture, who: str) -> str:
-    """Why a back end or an engine does not take a model whose shape can be read; "" where it does."""
-    if who == "megatron" and architecture.out_bias != architecture.mlp_bias:
-        return (
-            "a bias in attention's output but not in the MLP, or the other way round (attention_bias, mlp_bias), is "
-            "not trained by Megatron, which has one switch for the two"
-        )
-    if who == "sglang" and architecture.mlp_bias:
-        return "mlp_bias is true, and SGLang's Llama has no biases in its MLP"
-    return ""
-
-
 def differences(theirs: Architecture, ours: Architecture, *, of_folder: bool) -> list[str]:
     """How two models differ in shape, each a text that names the key: of `config.json` for the model of a folder, of
     the job's `config.model` for the small decoder. What no weight depends on may differ."""
@@ -331,17 +367,3 @@ _SHAPE_KEYS: tuple[tuple[str, str, Callable[[Architecture], Any]], ...] = (
     ("mlp_bias", "", lambda a: a.mlp_bias),
 )
 """The key of a shape's part in `config.json`, that of `config.model` where it has one, and the part."""
-
-
-def layout_problems(
-    architecture: Architecture, *, tensor_parallel: int, pipeline_parallel: int
-) -> Iterator[str]:
-    """How a layout of Megatron's ranks does not fit a model, each a sentence that names the key. The vocabulary is
-    padded, and fits any."""
-    for what, size, parts, name in (
-        ("num_key_value_heads", architecture.kv_heads, tensor_parallel, "tensor_parallel"),
-        ("intermediate_size", architecture.mlp, tensor_parallel, "tensor_parallel"),
-        ("num_hidden_layers", architecture.layers, pipeline_parallel, "pipeline_parallel"),
-    ):
-        if size % parts:
-            yield f"config.megatron.{name}: {parts} does not divide the model's {what} ({size})."

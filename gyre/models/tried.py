@@ -14,7 +14,7 @@ This module must not import torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -56,7 +56,8 @@ def knows(kind: str) -> bool:
 
 
 def tried(kind: str, who: str) -> Tried:
-    """What came of a kind with `fsdp` or `embedded`. Raises KeyError for one that the table does not have."""
+    """What came of a kind with one who computes by transformers, such as `fsdp`. Raises KeyError for one that the table
+    does not have."""
     row = table()["kinds"][kind][who]
     return Tried(row["takes"], row["reason"], row.get("way") or row.get("how", ""))
 
@@ -76,18 +77,18 @@ def problem_with(config: Mapping[str, Any], who: str) -> str:
 
 
 def taken(who: str) -> list[str]:
-    """The kinds that `fsdp` or `embedded` takes, in the order of their names."""
+    """The kinds that one who computes by transformers takes, in the order of their names."""
     return [kind for kind in table()["kinds"] if tried(kind, who).takes]
 
 
-def markdown_table() -> str:
-    """The table as the docs show it: the kinds that one of the two takes, and how."""
-    lines = ["| `model_type` | fsdp | embedded |", "| --- | --- | --- |"]
+def markdown_table(columns: Sequence[str]) -> str:
+    """The table as the docs show it: the kinds that one of those who compute by transformers takes, and how."""
+    lines = [f"| `model_type` | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
     for kind in table()["kinds"]:
-        both = [tried(kind, who) for who in ("fsdp", "embedded")]
-        if any(one.takes for one in both):
+        found = [tried(kind, who) for who in columns]
+        if any(one.takes for one in found):
             lines.append(
-                f"| `{kind}` | {' | '.join(_WORDS[one.how] if one.takes else 'no' for one in both)} |"
+                f"| `{kind}` | {' | '.join(_WORDS[one.how] if one.takes else 'no' for one in found)} |"
             )
     return "\n".join(lines)
 

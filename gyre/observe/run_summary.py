@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from gyre.config import FLEET
+from gyre.config.model_path import model_folder
 from gyre.errors import StoreError
 from gyre.failover import JobState
 from gyre.failover.costs import cost_of, has_prices
@@ -99,8 +100,8 @@ def model_of(spec: Mapping[str, Any]) -> str:
     """The model's name: the last part of its folder, or the small decoder's shape as `2 x 64`; "" where none is
     named."""
     config = _mapping(spec.get("config"))
-    path = config.get("model_path") or _mapping(config.get("megatron")).get("model_path")
-    if isinstance(path, str) and path:
+    _, path = model_folder(config)
+    if path:
         return PurePosixPath(path).name or path
     shape = _mapping(config.get("model"))
     layers, hidden = shape.get("layers"), shape.get("hidden")

@@ -33,6 +33,7 @@ from gyre.malloc_tuning import calm_collector
 from gyre.models.adapters import AdapterLimits
 from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
 from gyre.rollouts.agent.join import engine_commands
+from gyre.rollouts.engines import known_engine
 from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings
 from gyre.rollouts.protocol.credentials import new_secret, server_context
@@ -195,7 +196,10 @@ class RolloutManagerVertex(BaseWorkload):
                 pools=_elastic_pools(self.context.pools),
                 wanted={role: pool["count"] for role, pool in self.context.pools.items()},
                 prices={role: pool["price_per_hour"] for role, pool in self.context.pools.items()},
-                on_cores=all(pool["engine"] == "embedded" for pool in self.context.pools.values()),
+                on_cores=all(
+                    kind is not None and kind.on_cores
+                    for kind in (known_engine(pool["engine"]) for pool in self.context.pools.values())
+                ),
                 door=self._door(spec),
             ),
             on_event=self._tell,
@@ -399,15 +403,15 @@ def engine_command(
     spec: RolloutsSpec, *, local: bool = False, adapters: AdapterLimits | None = None
 ) -> Callable[[Path, str], EngineCommand]:
     """A function that returns the command of the job's engine. A `local` engine can give its memory back."""
-    saver = ["--enable-memory-saver"] if local and spec.engine == "sglang" else []
-    context = ["--context-length", str(spec.context_length)] if spec.context_length is not None else []
     return engine_commands(
         spec.engine,
         max_running=spec.max_running,
         kv_tokens=spec.kv_tokens,
         wishes=JobWishes(deterministic=spec.deterministic, adapters=adapters),
         python=spec.engine_python or None,
-        extra=[*context, *saver, *spec.engine_args],
+        context_length=spec.context_length,
+        local=local,
+        extra=spec.engine_args,
     )
 
 

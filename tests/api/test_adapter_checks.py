@@ -32,8 +32,8 @@ def test_a_job_with_an_adapter_is_in_order(folder: str, engine: str, monkeypatch
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "by plain torch": ({}, {"backend": "torch"}, "only FSDP2's back end trains an adapter"),
-    "by Megatron": ({}, {"backend": "megatron"}, "only FSDP2's back end trains an adapter"),
+    "by plain torch": ({}, {"backend": "torch"}, "only FSDP2's ranks train an adapter"),
+    "by Megatron": ({}, {"backend": "megatron"}, "only FSDP2's ranks train an adapter"),
     "beside no model": (
         {"model_path": "", "model": SMALL["model"]},
         {},

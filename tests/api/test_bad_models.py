@@ -15,9 +15,11 @@ from gyre.api.checks import check_settings
 from gyre.config import parse_job
 from gyre.engines.embedded.model_choice import served_model
 from gyre.graph import compile_job
+from gyre.graph.backends import back_ends
 from gyre.models.errors import ModelFolderError
 from gyre.models.safetensors_folder import SafetensorsFolder
-from gyre.models.support import BACKENDS, describe
+from gyre.models.support import describe
+from gyre.rollouts.engines import engines
 from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
 
 EMBEDDING, HEAD, NORM, UP = (
@@ -28,7 +30,7 @@ EMBEDDING, HEAD, NORM, UP = (
 )
 KNOWN, OTHER = "qwen3", "mistral"
 """A model that Gyre's own decoder computes, and one that transformers does."""
-USERS = [*((KNOWN, back_end) for back_end in BACKENDS), (OTHER, "fsdp")]
+USERS = [*((KNOWN, back_end) for back_end in (one.name for one in back_ends())), (OTHER, "fsdp")]
 
 
 def write_model(folder: Path, kind: str) -> Path:
@@ -187,7 +189,7 @@ def test_so_do_the_table_of_models_and_the_engine(harm: str, tmp_path: Path) -> 
         folder = write_model(tmp_path / kind, kind)
         change(folder)
         try:
-            said = describe(folder).refused["fsdp"]
+            said = describe(folder, back_ends(), engines()).refused["fsdp"]
         except ModelFolderError as error:
             said = str(error)
         assert said

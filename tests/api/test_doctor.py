@@ -11,8 +11,9 @@ import pytest
 
 from gyre.api.cli import doctor, packages
 from gyre.api.cli.imports import import_errors
-from gyre.api.cli.packages import EXTRAS, engine, extras, gpu_build, package, requirement, torch_cuda
+from gyre.api.cli.packages import EXTRAS, engines, extras, gpu_build, package, requirement, torch_cuda
 from gyre.api.cluster_checks import Check
+from gyre.rollouts.engines import known_engine
 
 
 @pytest.fixture
@@ -89,9 +90,14 @@ def test_every_extra_is_one_of_the_distributions() -> None:
     assert all(requirement(one) for extra in EXTRAS for one in extra.packages)
 
 
-def test_the_engine(versions: dict[str, str]) -> None:
-    assert engine().status == "ok"
-    assert "rollouts.engine_python" in engine().advice
+def test_the_engines_that_are_installed_apart(versions: dict[str, str]) -> None:
+    def engine(name: str = "sglang") -> Check:
+        return {check.name: check for check in engines()}[f"engine {name}"]
+
+    for name in ("sglang", "vllm"):
+        assert engine(name).status == "ok"
+        assert "rollouts.engine_python" in engine(name).advice
+    assert known_engine("sglang").requires == requirement("sglang"), "the record says what the extra does"
     versions["sglang"] = "0.4.1"
     check = engine()
     assert check.status == "warn"

@@ -12,7 +12,7 @@ from gyre.engines.dialect import GenerateRequest, SamplingParams
 from gyre.engines.errors import EngineRefused, RequestUnsafe
 from gyre.engines.http_client import EngineClient
 from gyre.engines.limits import RequestLimits
-from gyre.engines.sglang import sglang_command
+from gyre.engines.sglang.command import sglang_command
 from gyre.models.architecture import vocabulary_of
 from tests.engines.fake_engine import FakeEngine
 

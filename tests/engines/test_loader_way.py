@@ -103,7 +103,7 @@ def test_of_pinned_pages_every_byte_is_read_in_place_and_a_flipped_bit_is_found(
 
 
 def test_files_that_nobody_has_a_link_to_are_not_kept_pinned(loader: ModuleType, mapped: Map) -> None:
-    rank = object.__new__(loader._Rank)
+    rank = object.__new__(loader.Rank)
     rank._pinned = {}
     turns = [mapped(f"turn {at}", PIECE)[0] for at in range(loader._SLOTS)]  # all have room
     for one in turns[:2]:

@@ -20,7 +20,7 @@ import pytest
 
 from gyre.engines.errors import EngineDied, EngineError, EngineTimeout
 from gyre.engines.process import EngineCommand, EngineProcess, reserve_port
-from gyre.engines.sglang import LAUNCHER, LAUNCHER_KEY, sglang_command
+from gyre.engines.sglang.command import LAUNCHER, LAUNCHER_KEY, sglang_command
 from gyre.engines.weight_loading import LOADER, LOADER_KEY, LOADER_PATH
 from gyre.errors import ConfigError
 from tests.machine import SHARED_MEMORY, owned_folder, owned_name

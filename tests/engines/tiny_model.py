@@ -27,9 +27,10 @@ def write_tiny_model(
     heads: int = 4,
     kv_heads: int = 2,
     head_dim: int = 32,
+    tied: bool = False,
 ) -> Path:
     """Write the model of this seed into `folder` and return it. Float32 by default: batches of another shape must
-    not change what is drawn."""
+    not change what is drawn. `tied`: the output layer is the embedding."""
     intermediate = 2 * hidden
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -49,7 +50,7 @@ def write_tiny_model(
         "rope_theta": 10000.0,
         "rope_scaling": None,
         "max_position_embeddings": CONTEXT,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": tied,
         "use_cache": True,
         "use_sliding_window": False,
         "sliding_window": None,
@@ -70,7 +71,7 @@ def write_tiny_model(
         return torch.ones(size, dtype=dtype)
 
     tensors = {
-        "model.embed_tokens.weight": random(VOCAB, hidden, std=1.0),
+        "model.embed_tokens.weight": random(VOCAB, hidden, std=0.1 if tied else 1.0),
         "model.norm.weight": ones(hidden),
         "lm_head.weight": random(VOCAB, hidden, std=2.0 / hidden**0.5),
     }
@@ -90,5 +91,7 @@ def write_tiny_model(
             f"{name}.mlp.up_proj.weight": random(intermediate, hidden, std=hidden**-0.5),
             f"{name}.mlp.down_proj.weight": random(hidden, intermediate, std=intermediate**-0.5),
         }
+    if tied:
+        del tensors["lm_head.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

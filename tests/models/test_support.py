@@ -14,23 +14,27 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from gyre.api.cli.models import models
+from gyre.graph.backends import back_ends
 from gyre.models.architecture import FAMILIES, read_architecture
-from gyre.models.support import BACKENDS, ENGINES, SUPPORT, describe, is_hub_name, markdown_table, problem_of
+from gyre.models.support import SUPPORT, describe, is_hub_name, markdown_table
 from gyre.models.transformers_models import causal_types
+from gyre.rollouts.engines import engines
 from tests.engines.embedded.tiny import CONFIGS, write_checkpoint
 
 ROOT = Path(__file__).parents[2]
+BACK_ENDS, ENGINES = back_ends(), engines()
+TAKERS = {who.name: who for who in (*BACK_ENDS, *ENGINES)}
 
 
 def test_a_page_shows_the_table() -> None:
     page = (ROOT / "docs" / "megatron.md").read_text()
-    assert markdown_table() in page, "print it by gyre.models.support.markdown_table()"
+    assert markdown_table(list(TAKERS.values())) in page, "print it by gyre.models.support.markdown_table()"
 
 
 def test_every_family_that_is_read_has_a_row() -> None:
     for family in FAMILIES:
         (row,) = [row for row in SUPPORT if row.config == f'model_type: "{family}"']
-        assert all(row.takes(who) for who in (*BACKENDS, *ENGINES))
+        assert all(row.takes(who) for who in TAKERS.values())
 
 
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -64,18 +68,21 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_row_is_what_the_code_does(row: Any, tmp_path: Path) -> None:
     kind, changes = ROWS[row.name]
     (tmp_path / "config.json").write_text(json.dumps({**CONFIGS[kind], **changes}))
-    if row.fsdp and not row.torch:  # of what only transformers knows, weights must be there
+    if row.takes(TAKERS["fsdp"]) and not row.takes(
+        TAKERS["torch"]
+    ):  # of what only transformers knows, weights must be there
         save_file({"lm_head.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
-    report = describe(tmp_path)
-    for who in (*BACKENDS, "embedded"):
-        assert row.takes(who) == (not report.refused.get(who)), (who, report.refused)
+    report = describe(tmp_path, BACK_ENDS, ENGINES)
+    for name in (*(who.name for who in BACK_ENDS), "embedded"):
+        assert row.takes(TAKERS[name]) == (not report.refused.get(name)), (name, report.refused)
     if report.architecture is not None:
-        assert row.takes("sglang") == (not problem_of(read_architecture(tmp_path), "sglang"))
+        for who in ENGINES:
+            assert row.takes(who) == (not who.unfit(read_architecture(tmp_path))), who.name
 
 
 def test_a_folder_is_described(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "m", "qwen3-bias", shards=2)
-    told = describe(folder).as_dict()
+    told = describe(folder, BACK_ENDS, ENGINES).as_dict()
     assert (told["model_type"], told["tied"], told["context"]) == ("qwen3", True, 1024)
     assert told["weights"]["files"] == 2
     assert told["parameters"] * 4 == told["weights"]["size_bytes"]
@@ -128,13 +135,13 @@ def test_the_table_of_transformers_is_read_as_it_is() -> None:
 )
 def test_what_fsdp_does_not_train_is_said(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["qwen3"], **changes}))
-    assert said in describe(tmp_path).refused["fsdp"]
+    assert said in describe(tmp_path, BACK_ENDS, ENGINES).refused["fsdp"]
 
 
 def test_a_head_that_is_missing_is_said(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["qwen3"], "model_type": "mistral"}))
     save_file({"model.embed_tokens.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
-    assert "lacks lm_head.weight" in describe(tmp_path).refused["fsdp"]
+    assert "lacks lm_head.weight" in describe(tmp_path, BACK_ENDS, ENGINES).refused["fsdp"]
 
 
 def test_the_table_needs_no_torch() -> None:

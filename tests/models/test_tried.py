@@ -18,12 +18,16 @@ from safetensors.torch import save_file
 from gyre.api.checks import tiny_trial
 from gyre.api.cli.models import models
 from gyre.engines.embedded.model_choice import served_model
+from gyre.graph.backends import back_ends
 from gyre.models import tried
 from gyre.models.architecture import FAMILIES
 from gyre.models.errors import ModelFolderError
-from gyre.models.support import BY_TRANSFORMERS, describe
+from gyre.models.support import describe
 from gyre.models.transformers_models import causal_types
+from gyre.rollouts.engines import engines
 
+BACK_ENDS, ENGINES = back_ends(), engines()
+BY_TRANSFORMERS = [who.name for who in (*BACK_ENDS, *ENGINES) if who.by_transformers]
 ROOT = Path(__file__).parents[2]
 
 
@@ -124,7 +128,7 @@ def test_the_page_says_which_compute_in_float32_alone() -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    assert tried.markdown_table() in (ROOT / "docs/models.md").read_text(), (
+    assert tried.markdown_table(BY_TRANSFORMERS) in (ROOT / "docs/models.md").read_text(), (
         "gyre.models.tried.markdown_table()"
     )
 
@@ -132,20 +136,25 @@ def test_the_page_has_the_table() -> None:
 @pytest.mark.parametrize("who", BY_TRANSFORMERS)
 def test_a_kind_that_was_wrong_is_refused_with_the_reason(who: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "m", "xlnet")
-    assert "looks ahead" in describe(folder).refused[who]
-    assert tiny_trial.problem_with(folder, {"model_type": "xlnet"}, who) == describe(folder).refused[who]
+    assert "looks ahead" in describe(folder, BACK_ENDS, ENGINES).refused[who]
+    assert (
+        tiny_trial.problem_with(folder, {"model_type": "xlnet"}, who)
+        == describe(folder, BACK_ENDS, ENGINES).refused[who]
+    )
 
 
 def test_each_is_asked_by_itself(tmp_path: Path) -> None:
-    told = describe(folder_of(tmp_path / "m", "rwkv")).as_dict()
+    told = describe(folder_of(tmp_path / "m", "rwkv"), BACK_ENDS, ENGINES).as_dict()
     assert told["trains"]["fsdp"]["takes"] is True
     assert "with its cache" in told["serves"]["embedded"]["reason"]
 
 
 def test_a_kind_that_is_causal_by_a_key_alone_is_refused_without_it(tmp_path: Path) -> None:
-    refused = describe(folder_of(tmp_path / "a", "bert")).refused
+    refused = describe(folder_of(tmp_path / "a", "bert"), BACK_ENDS, ENGINES).refused
     assert "is_decoder is true alone" in refused["fsdp"]
-    assert "fsdp" not in describe(folder_of(tmp_path / "b", "bert", is_decoder=True)).refused
+    assert (
+        "fsdp" not in describe(folder_of(tmp_path / "b", "bert", is_decoder=True), BACK_ENDS, ENGINES).refused
+    )
 
 
 def test_the_engine_refuses_by_the_table(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-if "tests.engines.conformance" not in sys.modules:  # it is, where the whole suite is collected
-    pytest.register_assert_rewrite("tests.engines.conformance")
+for name in ("tests.engines.conformance", "tests.engines.adapter_contract", "tests.engines.job_contract"):
+    if name not in sys.modules:  # it is, where the whole suite is collected
+        pytest.register_assert_rewrite(name)
 
 HERE = Path(__file__).parent
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gyre.engines.process import EngineCommand
-from gyre.engines.sglang import sglang_command
+from gyre.engines.sglang.command import sglang_command
 from gyre.models.adapters import AdapterLimits
 
 SHIM = Path(__file__).with_name("path")

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-QUICK = "not slow and not postgres and not sglang and not verl and not dlrover"
+QUICK = "not slow and not postgres and not sglang and not vllm and not verl and not dlrover"
 FAST = f"{QUICK} and not landing"
-SLOW = "(slow or postgres) and not sglang and not verl and not dlrover"
+SLOW = "(slow or postgres) and not sglang and not vllm and not verl and not dlrover"
 PROPERTIES = f"hypothesis and {QUICK}"
 
 
@@ -208,6 +208,15 @@ sglang = Part(
     needs=".venv-sglang",
 )
 
+vllm = Part(
+    "vllm",
+    (Bundle("engine", _tests("vllm"), 300),),
+    limit_s=1800,
+    select="vllm",
+    guards="engines, rollouts/agent, weights",
+    needs=".venv-vllm",
+)
+
 verl = Part(
     "verl",
     (
@@ -253,7 +262,7 @@ search = replace(
 )
 """Other examples each time, ten times as many."""
 
-LONG = (sglang, verl, dlrover, kill, e2e, ui, properties, layouts, rooms, fuzz, soak)
+LONG = (sglang, vllm, verl, dlrover, kill, e2e, ui, properties, layouts, rooms, fuzz, soak)
 
 SMOKES = (
     Part(
@@ -262,6 +271,14 @@ SMOKES = (
         limit_s=300,
         select="sglang",
         needs=".venv-sglang",
+        may_be_left_out=True,
+    ),
+    Part(
+        "vllm-smoke",
+        (Bundle("one", _tests("vllm/test_conformance.py"), 90, keyword="key"),),
+        limit_s=300,
+        select="vllm",
+        needs=".venv-vllm",
         may_be_left_out=True,
     ),
     Part(

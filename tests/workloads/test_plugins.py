@@ -51,8 +51,8 @@ def group(*lengths: int) -> Group:
 def test_a_name_is_built_in_an_import_path_or_refused_with_the_nearest(kind: plugins.PluginKind) -> None:
     for name in (*kind.built_in, "my_package.module:Name"):
         assert kind.check(name) == name
-    with pytest.raises(ValueError, match=f"did you mean '{kind.built_in[-1]}'"):
-        kind.check(kind.built_in[-1] + "x")
+    with pytest.raises(ValueError, match=f"did you mean '{[*kind.built_in][-1]}'"):
+        kind.check([*kind.built_in][-1] + "x")
     for name in ("no such", "module.Name", "module:", ":Name", "module:Na me"):
         with pytest.raises(ValueError, match="import path"):
             kind.check(name)

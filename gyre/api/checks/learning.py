@@ -9,7 +9,9 @@ from gyre.config.plugins import ENGINE
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError
 from gyre.graph import is_instance, rollouts_of
+from gyre.graph.backends import back_end_of, back_ends
 from gyre.graph.integrations import model_path, trains_by_section
+from gyre.rollouts.engines import known_engine
 
 
 def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
@@ -41,7 +43,8 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
             f"config.sampling.temperature: 0 given, so the {sampling.n} samples of a group are equal, earn the same, "
             f"and have no advantage by {loss.adv_estimator}: nothing is learnt."
         )
-        if spec.rollouts.engine == "embedded":  # its samples are the same bit by bit; others' may differ
+        engine = known_engine(spec.rollouts.engine)
+        if engine is not None and engine.repeats:  # others' samples may differ
             raise ConfigError(problem, hint="Give 1.0, or another temperature above 0.")
         yield problem
     if loss.clip_ratio_low == 0 and loss.clip_ratio_high == 0 and optim.updates > 1:
@@ -65,12 +68,13 @@ def _check_adapter(spec: JobSpec, settings: WorkloadSettings) -> None:
     """Raises ConfigError unless the job can train an adapter and serve it."""
     engines = sorted({rollouts_of(spec, name).engine for name in spec.roles if is_instance(spec, name)})
     others = [engine for engine in engines if engine not in ENGINE.built_in]
+    able = [one for one in back_ends() if one.trains_adapters]
     judges = settings.loss.kl_reward_coef > 0 and "critic" in spec.roles
     for is_wrong, problem, hint in (
         (
-            spec.backend != "fsdp" and not _is_of_fsdp(spec),
-            "only FSDP2's back end trains an adapter.",
-            "Give backend: fsdp, or leave config.lora out.",
+            not _trains_adapters(spec),
+            f"only {' or '.join(one.writer for one in able)} train an adapter.",
+            f"Give backend: {' or '.join(one.name for one in able)}, or leave config.lora out.",
         ),
         (
             not settings.model_path,
@@ -97,9 +101,11 @@ def _check_adapter(spec: JobSpec, settings: WorkloadSettings) -> None:
             raise ConfigError(f"config.lora: given, but {problem}", hint=hint)
 
 
-def _is_of_fsdp(spec: JobSpec) -> bool:
+def _trains_adapters(spec: JobSpec) -> bool:
+    """By the class of its actor, or by the back end that it names."""
     entrypoint = spec.roles["actor"].entrypoint if "actor" in spec.roles else None
-    return entrypoint is not None and entrypoint.module.startswith("gyre.workloads.fsdp")
+    own = back_end_of(entrypoint.module) if entrypoint is not None else None
+    return any(one.trains_adapters for one in back_ends() if one == own or one.name == spec.backend)
 
 
 _LARGEST_USUAL_RATE = 0.1

@@ -22,15 +22,15 @@ from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError, GraphError
 from gyre.extras import how_to_install, installed
 from gyre.graph import NodeCapacity, can_come_later, fit_to_cluster
+from gyre.graph.backends import back_end_of, back_ends
 from gyre.graph.compile import CompiledJob
 from gyre.graph.integrations import reads_sections
 from gyre.graph.rollout_roles import is_instance, rollouts_of
 from gyre.observe.sinks.kinds import PACKAGES as SINK_PACKAGES
+from gyre.rollouts.engines import known_engine
 
 ENGINE_PYTHON_S = 20.0
-"""Within which another Python must say whether SGLang is installed in it."""
-
-_TORCH, _MEGATRON, _FSDP = "gyre.workloads.torch", "gyre.workloads.megatron", "gyre.workloads.fsdp"
+"""Within which another Python must say whether an engine is installed in it."""
 
 _GPU_FILES = ("nvidia[0-9]*", "nvidiactl", "kfd", "dxg", "nvhost-gpu", "davinci[0-9]*", "dri/renderD*")
 
@@ -38,9 +38,7 @@ _GPU_FILES = ("nvidia[0-9]*", "nvidiactl", "kfd", "dxg", "nvhost-gpu", "davinci[
 def trains_elsewhere(spec: JobSpec) -> bool:
     """Whether a role of the job needs torch and this installation has none: it plans and submits for machines that
     have it."""
-    return any(module.startswith((_TORCH, _MEGATRON, _FSDP)) for module in _modules(spec)) and not installed(
-        "torch"
-    )
+    return any(back_end_of(module) for module in _modules(spec)) and not installed("torch")
 
 
 def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
@@ -116,17 +114,11 @@ def _all_is_on_cpus(spec: JobSpec) -> bool:
 def _packages(spec: JobSpec) -> Iterator[ConfigError]:
     """What Gyre's own classes import of the extras."""
     for role, given in spec.roles.items():
-        module = given.entrypoint.module if given.entrypoint is not None else ""
-        if module.startswith(_MEGATRON) and not installed("megatron.core"):
-            yield _absent(f"roles.{role}.entrypoint", f"{given.entrypoint} needs megatron-core", "megatron")
-            break
-        if module.startswith(_FSDP) and not installed("transformers"):
-            yield _absent(
-                f"roles.{role}.entrypoint", f"{given.entrypoint} needs transformers", "transformers"
-            )
-            break
-        if module.startswith((_TORCH, _FSDP)) and not installed("torch"):
-            yield _absent(f"roles.{role}.entrypoint", f"{given.entrypoint} needs torch", "torch")
+        back_end = back_end_of(given.entrypoint.module) if given.entrypoint is not None else None
+        needs = back_end.needs if back_end is not None else {}
+        absent = next((module for module in needs if not installed(module)), "")
+        if absent:
+            yield _absent(f"roles.{role}.entrypoint", f"{given.entrypoint} needs {needs[absent]}", absent)
             break
     for sink in spec.observe.sinks:
         package = SINK_PACKAGES.get(sink.kind)
@@ -147,13 +139,12 @@ def _packages(spec: JobSpec) -> Iterator[ConfigError]:
     if not reads_sections(spec):
         return
     settings = WorkloadSettings.read(spec.config)
-    for key, device, package in (
-        ("megatron", settings.megatron.device, _MEGATRON),
-        ("fsdp", settings.fsdp.device, _FSDP),
-    ):
-        if device == "cuda" and not has_gpu() and _uses(spec, package):
+    used = [back_end_of(module) for module in _modules(spec)]
+    for one in back_ends():
+        section = getattr(settings, one.section) if one.section else None
+        if section is not None and section.device == "cuda" and not has_gpu() and one in used:
             yield ConfigError(
-                f"config.{key}.device: cuda given, but this machine has no GPU.",
+                f"config.{one.section}.device: cuda given, but this machine has no GPU.",
                 hint='Give "auto" or "cpu".',
             )
     reward = spec.roles.get("reward")
@@ -191,10 +182,6 @@ def _notify(spec: JobSpec) -> Iterator[ConfigError]:
                 f"observe.notify.{at}.command: {notify.command[0]} is no program of this machine.",
                 hint="Give its path from /, and see that it may be executed (chmod +x).",
             )
-
-
-def _uses(spec: JobSpec, package: str) -> bool:
-    return any(module.startswith(package) for module in _modules(spec))
 
 
 def _modules(spec: JobSpec) -> list[str]:
@@ -254,35 +241,36 @@ def _engines(spec: JobSpec) -> Iterator[ConfigError]:
         above = (
             f"roles.{role}.pool" if pool is not None and (pool.engine or pool.engine_python) else "rollouts"
         )
-        if settings.engine != "sglang" or (above, settings.engine_python) in seen:
+        kind = known_engine(settings.engine)
+        if kind is None or not kind.apart or (above, kind.name, settings.engine_python) in seen:
             continue
-        seen.add((above, settings.engine_python))
+        seen.add((above, kind.name, settings.engine_python))
         if not settings.engine_python:
-            if not installed("sglang"):
+            if not installed(kind.package):
                 yield ConfigError(
-                    f"{above}.engine: sglang given, but it is not installed in {sys.executable}.",
-                    hint="pip install 'gyre-rl[sglang]'; or name the Python that has it as rollouts.engine_python.",
+                    f"{above}.engine: {kind.name} given, but it is not installed in {sys.executable}.",
+                    hint=f"{kind.install}; or name the Python that has it as rollouts.engine_python.",
                 )
             continue
         python = shutil.which(settings.engine_python)
         if python is None:
             yield ConfigError(
                 f"{above}.engine_python: {settings.engine_python} is no program that can be run.",
-                hint="Give the path of the Python that SGLang is installed in.",
+                hint=f"Give the path of the Python that {kind.label} is installed in.",
             )
-        elif not _has_sglang(python):
+        elif not _has(python, kind.package):
             yield ConfigError(
-                f"{above}.engine_python: SGLang is not installed in {settings.engine_python}.",
-                hint="Install it there: pip install 'sglang>=0.5.17'.",
+                f"{above}.engine_python: {kind.label} is not installed in {settings.engine_python}.",
+                hint=f"Install it there: pip install '{kind.package}{kind.requires}'.",
             )
 
 
-def _has_sglang(python: str) -> bool:
-    """Whether another Python has SGLang. Its import takes seconds, so that it is only looked for."""
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
+def _has(python: str, package: str) -> bool:
+    """Whether another Python has a package. An engine's import takes seconds, so that it is only looked for."""
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
     try:
         asked = subprocess.run(
-            [python, "-c", code],
+            [python, "-c", code, package],
             capture_output=True,
             stdin=subprocess.DEVNULL,
             timeout=ENGINE_PYTHON_S,

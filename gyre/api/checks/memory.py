@@ -19,7 +19,7 @@ from typing import Any
 from gyre.api.checks.findings import JobWarning, Note
 from gyre.api.home import home
 from gyre.config import JobSpec
-from gyre.config.sections import FsdpSettings, MegatronSettings, WorkloadSettings
+from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError
 from gyre.gpus import device_bytes
 from gyre.graph.devices import Neighbour, neighbours_of
@@ -27,11 +27,12 @@ from gyre.graph.integrations import model_path, reads_sections
 from gyre.graph.rollout_roles import is_instance, rollouts_of
 from gyre.models.architecture import Architecture, read_architecture
 from gyre.models.errors import ModelFolderError
+from gyre.rollouts.engines import known_engine
 from gyre.workloads.memory.beside import backend_of, beside, kind_of
 from gyre.workloads.memory.choice import Asked, Choice, choose
 from gyre.workloads.memory.engine import EngineNeed, engine_need
 from gyre.workloads.memory.host import host_need
-from gyre.workloads.memory.learners import Backend, ranks_of, width_of
+from gyre.workloads.memory.learners import is_foretold, ranks_of, section_of, width_of
 from gyre.workloads.memory.passes import GIB, LEAST, MARGIN, MOST, Need, free_bytes, largest_pass, need
 from gyre.workloads.memory.rank import Pass, Rank
 
@@ -75,7 +76,7 @@ class _Learner:
     device's size to know."""
 
     role: str
-    backend: Backend
+    backend: str
     shape: Architecture
     ranks: list[Rank]
     gang: int
@@ -172,7 +173,7 @@ def _device(spec: JobSpec, here: bool) -> int | None:
     return device_bytes() if here else None
 
 
-def _backend_of(spec: JobSpec, role: str) -> Backend | None:
+def _backend_of(spec: JobSpec, role: str) -> str | None:
     entrypoint = spec.roles[role].entrypoint
     return None if entrypoint is None else backend_of(entrypoint.module, entrypoint.name)
 
@@ -183,9 +184,9 @@ def _learner(job: _Job, role: str) -> Iterator[_Learner]:
     backend = _backend_of(spec, role)
     if backend is None or job.shape is None:
         return
-    section = _section(job, backend)
+    section = section_of(backend, settings)
     on_gpu = section.device == "cuda" or (section.device == "auto" and spec.device_type == "GPU")
-    if on_gpu and backend == "fsdp" and settings.fsdp.attention != "auto":
+    if on_gpu and not is_foretold(backend, settings):
         return
     entrypoint = spec.roles[role].entrypoint
     assert entrypoint is not None
@@ -195,14 +196,10 @@ def _learner(job: _Job, role: str) -> Iterator[_Learner]:
     yield _Learner(role, backend, job.shape, ranks, gang, trains, values, on_gpu, neighbours_of(spec, role))
 
 
-def _section(job: _Job, backend: Backend) -> MegatronSettings | FsdpSettings:
-    return job.settings.megatron if backend == "megatron" else job.settings.fsdp
-
-
 def _chosen(job: _Job, learner: _Learner) -> _Learner:
     """With what its ranks choose. Raises ConfigError for passes by `auto` on a device that is shared with others that
     would take as much, or nobody knows how much."""
-    section = _section(job, learner.backend)
+    section = section_of(learner.backend, job.settings)
     asked = Asked(section.pass_tokens, section.recompute if learner.trains else False)
     if job.device is None and asked.is_auto:
         return learner
@@ -226,8 +223,9 @@ def _engines(job: _Job) -> Iterator[tuple[str, EngineNeed]]:
         return
     for role in job.spec.roles:
         own = rollouts_of(job.spec, role)
-        if is_instance(job.spec, role) and own.engine == "sglang":
-            found = engine_need(job.shape, own.engine_args)
+        kind = known_engine(own.engine)
+        if is_instance(job.spec, role) and kind is not None:
+            found = engine_need(job.shape, own.engine_args, kind.memory)
             if found is not None:
                 yield role, found
 
@@ -258,7 +256,7 @@ def _pass(job: _Job, tokens: int) -> Pass:
 
 def _left_open(job: _Job, learner: _Learner) -> str:
     """What a learner chooses by its device's size, which is not known."""
-    tokens = _section(job, learner.backend).pass_tokens
+    tokens = section_of(learner.backend, job.settings).pass_tokens
     if tokens == "auto":
         return "pass_tokens is auto, and takes what a device has"
     sizes = [
@@ -290,7 +288,7 @@ def _of_activations(choice: Choice) -> str:
 def _lines_of_host(job: _Job, learner: _Learner) -> Iterator[Line]:
     if not learner.trains:
         return
-    section = _section(job, learner.backend)
+    section = section_of(learner.backend, job.settings)
     host = host_need(
         learner.backend,
         learner.shape,
@@ -330,7 +328,7 @@ def _refuse_shared(job: _Job, learner: _Learner, others: Mapping[str, int | None
 def _most_beside(job: _Job, learner: _Learner) -> int | None:
     """The largest power of two that fits as `pass_tokens` of the learner and its neighbours alike."""
     assert job.device is not None
-    tokens, section = MOST, _section(job, learner.backend)
+    tokens, section = MOST, section_of(learner.backend, job.settings)
     while tokens >= LEAST:
         own = section.model_copy(update={"pass_tokens": tokens})
         settings = job.settings.model_copy(update={learner.backend: own})

@@ -14,27 +14,22 @@ from gyre.api.checks.tiny_trial import problem_with
 from gyre.config import JobSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError, GraphError
+from gyre.graph.backends import Backend, back_end_of
 from gyre.graph.rollout_roles import check_context, is_instance, rollouts_of
 from gyre.models.architecture import Architecture, read_architecture, read_config, vocabulary_of
 from gyre.models.errors import ModelFolderError, NotComputed
 from gyre.models.support import (
-    BY_TRANSFORMERS,
-    ENGINES,
+    OTHERS,
+    Taker,
     differences,
-    layout_problems,
-    problem_of,
     refuse_another,
     refuse_no_folder,
     weights_of,
     weights_of_another,
 )
 from gyre.models.tensor_names import HEAD, SCORE
+from gyre.rollouts.engines import known_engine
 
-_PACKAGES = {
-    "torch": "gyre.workloads.torch",
-    "megatron": "gyre.workloads.megatron",
-    "fsdp": "gyre.workloads.fsdp",
-}
 _REWARD_MODELS = ("TorchRewardModel", "MegatronRewardModel", "FsdpRewardModel")
 _OF_THE_POLICY = ("actor", "critic", "reference", "rollout")
 
@@ -68,16 +63,12 @@ def _check_policy(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> I
         _check_another(spec, settings, folder, users, error)
         return
     for role, who in users:
-        if problem := problem_of(architecture, who):
+        if problem := who.unfit(architecture):
             raise _unfit(folder, role, who, problem)
-    megatron = settings.megatron
-    if any(who == "megatron" and role in ("actor", "critic") for role, who in users):
-        for problem in layout_problems(
-            architecture,
-            tensor_parallel=megatron.tensor_parallel,
-            pipeline_parallel=megatron.pipeline_parallel,
-        ):
-            raise GraphError(problem, hint=f"The model is that of {folder}.")
+    for role, who in users:
+        if isinstance(who, Backend) and role in ("actor", "critic"):
+            for problem in who.unfit_layout(architecture, settings):
+                raise GraphError(problem, hint=f"The model is that of {folder}.")
     held = _weights(folder, architecture, MODEL)
     _check_positions(spec, folder)
     _check_tokenizer(spec, folder, MODEL, architecture.vocab)
@@ -92,15 +83,15 @@ def _check_another(
     spec: JobSpec,
     settings: WorkloadSettings,
     folder: Path,
-    users: list[tuple[str, str]],
+    users: list[tuple[str, Taker]],
     error: NotComputed,
 ) -> None:
     """Check a model that Gyre's own decoder does not compute, for this reason. Raises ConfigError, which names the
     first role that does not take it."""
-    if not any(who in BY_TRANSFORMERS for _, who in users):
+    if not any(who.by_transformers for _, who in users):
         raise error
     for role, who in users:
-        if who not in BY_TRANSFORMERS and who != "sglang":
+        if not who.by_transformers and OTHERS in who.lacks:
             raise _unfit(folder, role, who, error.message.partition("config.json: ")[2].rstrip("."))
     config = read_config(folder)
     try:
@@ -109,7 +100,7 @@ def _check_another(
     except ModelFolderError as other:
         raise ModelFolderError(f"{MODEL}: {other.message}", hint=other.hint) from None
     for role, who in users:
-        if who in BY_TRANSFORMERS and (problem := problem_with(folder, config, who)):
+        if who.by_transformers and (problem := problem_with(folder, config, who.name)):
             raise _unfit(folder, role, who, problem.rstrip("."))
     _check_positions(spec, folder)
     vocab = vocabulary_of(folder)
@@ -117,10 +108,10 @@ def _check_another(
         _check_tokenizer(spec, folder, MODEL, vocab)
 
 
-def _unfit(folder: Path, role: str, who: str, problem: str) -> ConfigError:
-    kind = "engine" if who in ENGINES else "back end"
+def _unfit(folder: Path, role: str, who: Taker, problem: str) -> ConfigError:
+    kind = "back end" if isinstance(who, Backend) else "engine"
     return ConfigError(
-        f"{MODEL}: {folder / 'config.json'} does not fit the {kind} {who} of role {role}: {problem}.",
+        f"{MODEL}: {folder / 'config.json'} does not fit the {kind} {who.name} of role {role}: {problem}.",
         hint="`gyre models` shows who takes which.",
     )
 
@@ -157,16 +148,19 @@ def _check_reward_model(spec: JobSpec, settings: WorkloadSettings, *, here: bool
     if note := _absent(folder, REWARD, here=here):
         yield note
         return
-    who = next((one for role, one in _users(spec, ("reward",)) if role == "reward"), "torch")
+    entrypoint = spec.roles["reward"].entrypoint
+    who = back_end_of(entrypoint.module if entrypoint is not None else "")
     try:
         architecture = _read(folder, REWARD)
     except NotComputed:
-        if who not in BY_TRANSFORMERS:
+        if who is None or not who.by_transformers:
             raise
-        _check_another_reward_model(spec, folder)
+        _check_another_reward_model(spec, folder, who)
         return
-    if problem := problem_of(architecture, who):
-        raise ConfigError(f"{REWARD}: {folder / 'config.json'} does not fit the back end {who}: {problem}.")
+    if who is not None and (problem := who.unfit(architecture)):
+        raise ConfigError(
+            f"{REWARD}: {folder / 'config.json'} does not fit the back end {who.name}: {problem}."
+        )
     if not _weights(folder, architecture, REWARD, head=SCORE):
         raise ModelFolderError(
             f"{REWARD}: {folder} holds no weights as safetensors.",
@@ -175,16 +169,16 @@ def _check_reward_model(spec: JobSpec, settings: WorkloadSettings, *, here: bool
     _check_tokenizer(spec, folder, REWARD, architecture.vocab)
 
 
-def _check_another_reward_model(spec: JobSpec, folder: Path) -> None:
+def _check_another_reward_model(spec: JobSpec, folder: Path, who: Taker) -> None:
     config = read_config(folder)
     try:
         refuse_another(folder, config)
         weights_of_another(folder, config, head=SCORE)
     except ModelFolderError as error:
         raise ModelFolderError(f"{REWARD}: {error.message}", hint=error.hint) from None
-    if problem := problem_with(folder, config, "fsdp"):
+    if problem := problem_with(folder, config, who.name):
         raise ConfigError(
-            f"{REWARD}: {folder / 'config.json'} does not fit the back end fsdp: {problem.rstrip('.')}."
+            f"{REWARD}: {folder / 'config.json'} does not fit the back end {who.name}: {problem.rstrip('.')}."
         )
     vocab = vocabulary_of(folder)
     if vocab is not None:
@@ -208,20 +202,21 @@ def _weights(folder: Path, architecture: Architecture, key: str, *, head: str = 
         raise ModelFolderError(f"{key}: {error.message}", hint=error.hint) from None
 
 
-def _users(spec: JobSpec, roles: tuple[str, ...] = _OF_THE_POLICY) -> list[tuple[str, str]]:
-    """Those of the roles, and of the instances, that Gyre's own code reads a folder for, each with the back end or
-    engine that does."""
-    found = []
-    for name in roles:
+def _users(spec: JobSpec) -> list[tuple[str, Taker]]:
+    """Those of the policy's roles, and of the instances, that Gyre's own code reads a folder for, each with the back
+    end or engine that does."""
+    found: list[tuple[str, Taker]] = []
+    for name in _OF_THE_POLICY:
         entrypoint = spec.roles[name].entrypoint if name in spec.roles else None
-        for who, package in _PACKAGES.items():
-            if entrypoint is not None and f"{entrypoint.module}.".startswith(f"{package}."):
-                found.append((name, who))
+        who = back_end_of(entrypoint.module) if entrypoint is not None else None
+        if who is not None:
+            found.append((name, who))
     if any(name == "actor" for name, _ in found):  # engines serve what it publishes
         found += [
             (role, engine)
             for role in spec.roles
-            if is_instance(spec, role) and (engine := rollouts_of(spec, role).engine) in ENGINES
+            if is_instance(spec, role)
+            and (engine := known_engine(rollouts_of(spec, role).engine)) is not None
         ]
     return found
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gyre.api.checks import data, evaluation, learning, machine, models, rewards
+from gyre.api.checks import data, engines, evaluation, learning, machine, models, rewards
 from gyre.api.checks.findings import as_findings
 from gyre.config import JobSpec
 from gyre.errors import ConfigError
@@ -30,14 +30,14 @@ def check_settings(spec: JobSpec, *, here: bool) -> list[str]:
     """Whether a compiled job's `config` is complete, what it needs is installed, and its files are here. Returns notes
     and warnings. Raises ConfigError, one sentence, for the first mistake. `here`: it runs on this machine alone."""
     if not reads_sections(spec):
-        return list(machine.check(spec, here=here))
+        return [*engines.check(spec, here=here), *machine.check(spec, here=here)]
     found: list[str] = []
     check_complete(spec)
     with _folder_named(spec):
         # In this order: what a later one says of, an earlier one has found in order.
         for subject in (data, models, rewards, evaluation, learning):
             found += as_findings(subject.check(spec, here=here))
-    return [*found, *machine.check(spec, here=here)]
+    return [*found, *engines.check(spec, here=here), *machine.check(spec, here=here)]
 
 
 def runs_here(spec: JobSpec, ray_address: str | None = None) -> bool:

@@ -41,9 +41,10 @@ def problem_with(folder: Path, config: Mapping[str, Any], who: str) -> str:
 
 def main(folder: str, who: str) -> None:
     from gyre.errors import GyreError
+    from gyre.rollouts.engines import known_engine
 
     try:
-        (_by_fsdp if who == "fsdp" else _by_engine)(Path(folder))
+        (_by_engine if known_engine(who) else _by_back_end)(Path(folder))
         problem = ""
     except GyreError as error:
         problem = error.message
@@ -52,7 +53,7 @@ def main(folder: str, who: str) -> None:
     print(json.dumps(problem))
 
 
-def _by_fsdp(folder: Path) -> None:
+def _by_back_end(folder: Path) -> None:
     import torch
 
     from gyre.models.architecture import read_config

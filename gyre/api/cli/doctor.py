@@ -76,7 +76,7 @@ def examine(session: Session) -> Iterator[Check]:
         ("ray", lambda: packages.package("ray")),
         ("torch", packages.torch),
         ("gpu build of torch", packages.gpu_build),
-        ("engine sglang", packages.engine),
+        ("engines", packages.engines),
         ("extras", packages.extras),
         ("cluster", _cluster),
         ("disk", lambda: _disk(session)),

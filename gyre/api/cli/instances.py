@@ -33,10 +33,8 @@ def _checked(url: str) -> str:
 )
 @click.option(
     "--engine",
-    default="sglang",
-    show_default=True,
     metavar="ENGINE",
-    help="sglang, embedded, or your own as module:function.",
+    help="sglang (the default), vllm, embedded, or your own as module:function.",
 )
 @click.option(
     "--model",
@@ -107,7 +105,7 @@ def join(
     session: Session,
     address: str,
     name: str | None,
-    engine: str,
+    engine: str | None,
     model: Path | None,
     python: str | None,
     max_running: int | None,
@@ -129,12 +127,14 @@ def join(
     import asyncio
 
     ca = ca or (Path(session.ca) if session.ca else None)
-    from gyre.config.plugins import ENGINE
+    from gyre.config.plugins import ENGINE, JOINS
     from gyre.extras import installed, missing
     from gyre.rollouts.agent.agent import AgentSettings, JobWishes
     from gyre.rollouts.agent.join import engine_commands, run_agent
+    from gyre.rollouts.engines import known_engine
     from gyre.weights.owned_dirs import default_root
 
+    engine = engine or JOINS
     try:
         ENGINE.check(engine)
     except ValueError as error:
@@ -153,8 +153,9 @@ def join(
         base=model if model is not None and any(model.glob("*.safetensors")) else None,
     )
     _check_weights(weights_bind, weights_ports)
-    if engine == "embedded" and python is None and not installed("torch"):
-        raise missing("torch", "The embedded engine")
+    kind = known_engine(engine)
+    if kind is not None and not kind.apart and python is None and not installed(kind.package):
+        raise missing(kind.package, kind.label.capitalize())
     wishes = JobWishes()
     commands = engine_commands(
         engine,

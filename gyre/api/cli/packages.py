@@ -18,7 +18,10 @@ from typing import Literal
 
 from gyre.api.cli.imports import import_errors
 from gyre.api.cluster_checks import Check
+from gyre.engines.kind import EngineKind
 from gyre.extras import how_to_install
+from gyre.graph.backends import back_ends
+from gyre.rollouts.engines import engines as known_engines
 
 DISTRIBUTION = "gyre-rl"
 
@@ -34,8 +37,11 @@ class Extra:
 
 EXTRAS = (
     Extra("data", ("tokenizers", "jinja2"), "to prepare data sets and train on them"),
-    Extra("megatron", ("megatron-core",), "to train a model's folder with Megatron"),
-    Extra("fsdp", ("transformers",), "to train causal language models of transformers with FSDP2"),
+    *(
+        Extra(one.extra[0], tuple(name for name in one.needs.values() if name != "torch"), one.extra[1])
+        for one in back_ends()
+        if one.extra[0]
+    ),
     Extra("math", ("math-verify",), "for the reward function math_verify"),
     Extra("mooncake", ("mooncake-transfer-engine",), "to send weights by Mooncake, over RDMA or TCP"),
     Extra("tensorboard", ("tensorboard",), "for the sink tensorboard"),
@@ -43,7 +49,7 @@ EXTRAS = (
     Extra("mlflow", ("mlflow-skinny",), "for the sink mlflow"),
     Extra("otel", ("opentelemetry-proto",), "to send spans as protobuf instead of JSON"),
 )
-"""Besides `[sglang]` and `[postgres]`, which have checks of their own."""
+"""Besides torch's, engines' and `[postgres]`, which have checks of their own."""
 
 _SAME = {
     "mooncake-transfer-engine": "mooncake-transfer-engine-non-cuda",
@@ -65,7 +71,7 @@ _MODULES = {
     "wandb": "wandb",
     "mlflow-skinny": "mlflow",
     "opentelemetry-proto": "opentelemetry.proto.trace.v1.trace_pb2",
-    "sglang": "sglang",
+    **{kind.package: kind.package for kind in known_engines() if kind.apart},
     "psycopg": "psycopg",
 }
 """What Gyre imports of each distribution."""
@@ -133,27 +139,33 @@ def _extra(extra: Extra) -> Check:
     return imported(ok, *extra.packages)
 
 
-def engine() -> Check:
-    """SGLang in this Python. A job may name another Python for it."""
-    name, found, wanted = "engine sglang", installed("sglang"), requirement("sglang")
+def engines() -> Iterator[Check]:
+    """Those that are installed apart, in this Python. A job may name another Python for them."""
+    for kind in known_engines():
+        if kind.apart:
+            yield _engine(kind)
+
+
+def _engine(kind: EngineKind) -> Check:
+    name, found, wanted = f"engine {kind.name}", installed(kind.package), kind.requires
     if found is None:
         return Check(
             name,
             "ok",
             "not installed in this Python",
-            f"Only for rollouts.engine: sglang, on GPUs: pip install '{DISTRIBUTION}[sglang]', or name the Python that "
-            "has it as rollouts.engine_python. The engine embedded needs nothing.",
+            f"Only for rollouts.engine: {kind.name}, on GPUs: {kind.install}, or name the Python that has it as "
+            "rollouts.engine_python. The engine embedded needs nothing.",
         )
     if wanted and not _permits(wanted, found):
         return Check(
             name,
             "warn",
             f"{found}; Gyre knows {wanted}",
-            f"pip install 'sglang{wanted}' in an environment of its own.",
+            f"pip install '{kind.package}{wanted}' in an environment of its own.",
         )
-    if find_spec("sglang") is None:
-        return Check(name, "warn", f"{found}, but there is no module sglang", "Install it again.")
-    return imported(Check(name, "ok", found), "sglang")
+    if find_spec(kind.package) is None:
+        return Check(name, "warn", f"{found}, but there is no module {kind.package}", "Install it again.")
+    return imported(Check(name, "ok", found), kind.package)
 
 
 def gpu_build() -> Check:

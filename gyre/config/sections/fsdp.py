@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,7 @@ from gyre.config.sections.section import Section
 class FsdpSettings(Section):
     """In what precision FSDP2's ranks compute, and what they keep in memory."""
 
+    KEY: ClassVar[str] = "fsdp"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is `cuda` where there is one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ PositiveInt = Annotated[int, Field(ge=1)]
 class MegatronSettings(Section):
     """How the actor's ranks share the model, and in what precision they compute."""
 
+    KEY: ClassVar[str] = "megatron"
     model_path: str = ""
     """Another name of `config.model_path`, which is the one that code reads."""
     tensor_parallel: PositiveInt = 1

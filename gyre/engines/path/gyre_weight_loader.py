@@ -1,10 +1,10 @@
-"""Gyre's weight loader inside SGLang: one in the scheduler process of each rank, under SGLang's own Python.
+"""Gyre's weight loader inside an engine: one in the process of each rank, under the engine's own Python.
 
-SGLang calls `load` (`--custom-weight-loader gyre_weight_loader.load`) in the thread that steps the model. The first
-call arms it: from then on a thread of its own answers Gyre's agent over a Unix socket. A version is then loaded in two
-parts. `prepare`, requested over the socket while the engine generates, maps the version's files, compares every byte
-with its checksums, and brings the bytes as near to the model as possible, in the same pass if that is the device's
-memory. The next call of `load`, for which the engine is paused, only copies.
+vLLM's workers have theirs by `gyre_vllm_worker`. SGLang calls `load` (`--custom-weight-loader gyre_weight_loader.load`)
+in the thread that steps the model. The first call arms it: from then on a thread of its own answers Gyre's agent over a
+Unix socket. A version is then loaded in two parts. `prepare`, requested over the socket while the engine generates,
+maps the version's files, compares every byte with its checksums, and brings the bytes as near to the model as possible,
+in the same pass if that is the device's memory. The next call of `load`, for which the engine is paused, only copies.
 
 Invariants:
 - *nothing escapes*: an exception that left `load` would end the whole server, so each becomes the outcome that the
@@ -20,7 +20,7 @@ Invariants:
 
 The version's files must not be written to or truncated between `prepare` and the outcome.
 
-It runs where Gyre is not installed: it must import nothing of Gyre, and of SGLang only what tells the rank.
+It runs where Gyre is not installed: it must import nothing of Gyre, and of an engine only what tells the rank.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import FrameType
@@ -79,7 +79,7 @@ _SPARE_BYTES = 2 << 30
 _MESSAGE_BYTES = 64 << 20
 """Largest request; a thousand tensors are a hundred kilobytes."""
 
-_rank: _Rank | None = None
+_rank: Rank | None = None
 
 
 def load(model: torch.nn.Module, named_tensors: Any) -> None:
@@ -87,17 +87,18 @@ def load(model: torch.nn.Module, named_tensors: Any) -> None:
     global _rank
     try:
         if _rank is None:
-            _rank = _Rank(model)
+            _rank = Rank(next(model.parameters()).device)
         else:
-            _rank.commit(model)
-    except BaseException as error:
-        if _rank is not None:
-            _rank.outcome = {"ok": False, "torn": True, "error": _told(error)}
+            _rank.commit(model.load_weights, _made)  # type: ignore[arg-type]
+    except BaseException as error:  # the loader could not be armed, and does not answer then
+        print(f"gyre_weight_loader: {_told(error)}", file=sys.stderr, flush=True)
 
 
-class _Rank:
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.device = next(model.parameters()).device
+class Rank:
+    """The loader of one rank, whose model is on `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         self.rank = torch.distributed.get_rank() if distributed else 0
         self.outcome: dict[str, Any] = {"ok": False, "error": "nothing was loaded yet"}
@@ -222,9 +223,25 @@ class _Rank:
         free, _ = torch.cuda.mem_get_info(self.device)
         return "device" if free > size_bytes + _SPARE_BYTES else "pinned"
 
-    # -- SGLang's side, in the thread that steps the model ---------------------------------------------
+    # -- the engine's side, in the thread that steps the model -----------------------------------------
 
-    def commit(self, model: torch.nn.Module) -> None:
+    def commit(
+        self,
+        load: Callable[[Iterator[tuple[str, torch.Tensor]]], object],
+        made: Callable[[], dict[str, int] | None],
+    ) -> None:
+        """Have `load` copy the tensors of the prepared version into the model. `made` counts the tokens made by now, by
+        request; None where that is not known. Raises nothing."""
+        try:
+            self._commit(load, made)
+        except BaseException as error:
+            self.outcome = {"ok": False, "torn": True, "error": _told(error)}
+
+    def _commit(
+        self,
+        load: Callable[[Iterator[tuple[str, torch.Tensor]]], object],
+        made: Callable[[], dict[str, int] | None],
+    ) -> None:
         with self._lock:
             prepared, self._prepared = self._prepared, None
         if prepared is None:
@@ -232,11 +249,11 @@ class _Rank:
             return
         began = time.perf_counter()
         self._settle()
-        model.load_weights(prepared.tensors(self.device))  # type: ignore[operator]
+        load(prepared.tensors(self.device))
         self._settle()
         load_s = time.perf_counter() - began
         _forget_unused(self._cache)
-        self.outcome = {"ok": True, "version": prepared.version, "load_s": load_s, "made": _made()}
+        self.outcome = {"ok": True, "version": prepared.version, "load_s": load_s, "made": made()}
 
     def _settle(self) -> None:
         if self.device.type == "cuda":
@@ -427,7 +444,7 @@ def _verify(mappings: Sequence[_Mapping], chunks: Sequence[Any]) -> None:
 
 def _hasher(checksum: str) -> Any:
     if xxhash is None:
-        raise RuntimeError("the Python of SGLang has no xxhash: checksums cannot be compared")
+        raise RuntimeError("the engine's Python has no xxhash: checksums cannot be compared")
     return xxhash.xxh3_64() if len(checksum) == 16 else xxhash.xxh3_128()
 
 

@@ -16,13 +16,8 @@ This module must not know how an engine is asked, or what becomes of the limits.
 from __future__ import annotations
 
 from gyre.engines.dialect import EngineInfo, EngineLoad
+from gyre.engines.limits import UNKNOWN_KV_TOKENS, UNKNOWN_RUNNING
 from gyre.rollouts.protocol.frames import EngineLimits
-
-UNKNOWN_RUNNING = 256
-"""Samples at once, of an engine that was not asked yet."""
-
-UNKNOWN_KV_TOKENS = 262_144
-"""Tokens of KV memory, of an engine that was not asked yet."""
 
 
 def limits_unknown(max_running: int | None, kv_tokens: int | None, why: str) -> EngineLimits:

@@ -25,8 +25,9 @@ import numpy as np
 from gyre.engines.dialect import FinishKind, GenerateRequest, StreamChunk
 from gyre.engines.errors import EngineError, EngineRefused
 from gyre.engines.http_client import EngineClient
+from gyre.engines.limits import UNKNOWN_RUNNING
 from gyre.rollouts.agent.engine_host import EngineHost
-from gyre.rollouts.agent.engine_limits import UNKNOWN_RUNNING, chunk_tokens
+from gyre.rollouts.agent.engine_limits import chunk_tokens
 from gyre.rollouts.agent.held_samples import (
     HeldSample,
     check_versions,

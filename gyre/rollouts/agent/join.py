@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import signal
 import ssl
 import sys
@@ -18,14 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gyre.config.plugins import ENGINE
-from gyre.engines.compile_caches import cache_variables
-from gyre.engines.embedded import KEY_VARIABLE
+from gyre.engines.kind import EngineStart
 from gyre.engines.process import EngineCommand
-from gyre.engines.sglang import STREAM_INTERVAL, sglang_command
-from gyre.errors import ConfigError, Unauthorized, Unreachable
+from gyre.errors import Unauthorized, Unreachable
 from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
-from gyre.rollouts.agent.engine_limits import UNKNOWN_KV_TOKENS, UNKNOWN_RUNNING
+from gyre.rollouts.engines import engine_named
 from gyre.rollouts.protocol.connection import Endpoint, Refused
 
 LOOK_S = 0.2
@@ -44,57 +40,34 @@ def engine_commands(
     wishes: JobWishes | None = None,
     model: Path | None = None,
     python: str | None = None,
+    context_length: int | None = None,
+    local: bool = False,
     extra: Sequence[str] = (),
 ) -> Callable[[Path, str], EngineCommand]:
-    """A function of model folder and weight version that returns the command of `sglang`, of the `embedded` engine or
-    of the user's own; the first two ask for a key that each start makes anew. `model` is the folder with the tokenizer
-    and configuration that published folders lack; `extra` may refer to it as `{model}`. What the job wishes is read at
-    each start. Raises ConfigError if the user's engine cannot be loaded."""
+    """A function of model folder and weight version that returns the command of this engine. `model` is the folder with
+    the tokenizer and configuration that published folders lack; `extra` may refer to it as `{model}`. What the job
+    wishes is read at each start. Raises ConfigError if the user's engine cannot be loaded."""
+    kind = engine_named(engine)
     given = [part.replace("{model}", str(model or "")) for part in extra]
-    own = None if engine in ENGINE.built_in else ENGINE.load(engine)
+    wished = wishes or JobWishes()
 
     def command(folder: Path, version: str) -> EngineCommand:
-        adapters = wishes.adapters if wishes is not None else None
-        if own is not None:
-            found = own(
+        return kind.start(
+            EngineStart(
                 folder,
-                version=version,
+                version,
+                python or sys.executable,
                 max_running=max_running,
                 kv_tokens=kv_tokens,
-                python=python or sys.executable,
+                context_length=context_length,
+                deterministic=wished.deterministic,
+                adapters=wished.adapters,
+                local=local,
                 extra=given,
             )
-            if not isinstance(found, EngineCommand):
-                raise ConfigError(
-                    f"rollouts.engine: {engine} returned a {type(found).__name__}, expected an EngineCommand."
-                )
-            return found
-        if engine == "sglang":
-            return sglang_command(
-                folder,
-                python=python or sys.executable,
-                weight_version=version,
-                deterministic=wishes is not None and wishes.deterministic,
-                adapters=adapters,
-                extra=[*_option("--max-running-requests", max_running), *given],
-                env=cache_variables(),
-            )
-        argv = [
-            *(python or sys.executable, "-m", "gyre.engines.embedded"),
-            *("--model-path", str(folder), "--host", "{host}", "--port", "{port}"),
-            *("--weight-version", version, "--max-running-requests", str(max_running or UNKNOWN_RUNNING)),
-            *("--max-total-tokens", str(kv_tokens or UNKNOWN_KV_TOKENS)),
-            *("--stream-interval", str(STREAM_INTERVAL)),
-            *(adapters.flags if adapters is not None else ()),
-        ]
-        key = secrets.token_hex(16)
-        return EngineCommand((*argv, *given), {KEY_VARIABLE: key}, key)
+        )
 
     return command
-
-
-def _option(name: str, value: int | None) -> list[str]:
-    return [] if value is None else [name, str(value)]
 
 
 async def run_agent(

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from gyre.workloads.fsdp.formats import FORMAT, read_metadata
+from gyre.workloads.fsdp.kind import FSDP
 from gyre.workloads.fsdp.parts import RANDOM, Part, written_by
 from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.gang.state_files import (
@@ -119,7 +120,7 @@ def restore(
     stored: StoredCheckpoint | None = None
     problem, hint = "", DAMAGED
     try:
-        refuse_another_writer(path, "fsdp")
+        refuse_another_writer(path, FSDP)
         stored = StoredCheckpoint(path)
         problem = judge(stored.metadata) or stored.difference(parts)
         if problem:

@@ -41,14 +41,14 @@ from gyre.workloads.learner.errors import CheckpointMismatch, NoPolicy
 
 
 def export_checkpoint(
-    checkpoint: Path, out: Path, *, dtype: str = "", adapter: bool = False
+    checkpoint: Path, out: Path, *, dtype: str = "", trust: bool = False, adapter: bool = False
 ) -> dict[str, Any]:
     """Write `out` from the folder `checkpoint`, which holds `actor.json`: its weights, in `dtype` (`float32`: the
     optimizer's own, `bfloat16`, or "" for that in which the policy was served), and of the folder that training began
     with, if it is still there, the tokenizer. Returns `{"step", "tensors", "size_bytes", "dtype"}`.
 
     An adapter is added to the weights of the folder that training began with, which must be there; with `adapter` it is
-    written by itself, in PEFT's layout and in float32.
+    written by itself, in PEFT's layout and in float32. `trust` says nothing here: nothing is unpickled.
 
     Raises CheckpointMismatch where it is no whole checkpoint of an actor, or its weights are not those that were
     written, and ConfigError where `out` is there or cannot be written, or transformers has no such model.

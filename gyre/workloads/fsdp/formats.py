@@ -36,3 +36,17 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     if not isinstance(content.get("metadata"), dict):
         raise CheckpointMismatch(f"{METADATA} has no metadata")
     return content
+
+
+def model_in(folder: Path, *, trust: bool) -> dict[str, Any] | None:
+    """What the checkpoint says of its model; None where it is of no policy. Raises CheckpointMismatch where it says
+    nothing that can be read. `trust` says nothing here: nothing is unpickled."""
+    try:
+        metadata = read_metadata(folder)["metadata"]
+    except CheckpointMismatch as error:
+        raise CheckpointMismatch(
+            f"The checkpoint {folder} cannot be read: {error.message}.",
+            hint="The one before it may be whole.",
+        ) from error
+    model: dict[str, Any] | None = metadata.get("model")
+    return model

@@ -11,26 +11,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from gyre.graph.backends import Backend, back_ends
 from gyre.models.architecture import Architecture, architecture_of
 from gyre.models.errors import ModelFolderError, NotComputed
 from gyre.models.support import differences
 from gyre.workloads.learner.errors import CheckpointMismatch
 
-BackEnd = Literal["torch", "megatron", "fsdp"]
-
-WRITERS: Mapping[BackEnd, str] = {
-    "torch": "plain torch",
-    "megatron": "Megatron's ranks",
-    "fsdp": "FSDP2's ranks",
-}
-"""The back ends for people."""
-
 METADATA = "actor.json"
-"""What the first rank of Megatron's and of FSDP2's ranks writes last."""
-FIRST_OF_TORCH = "rank_00000.pt"
-"""What plain torch's first rank writes."""
+"""What the first rank of a back end whose ranks share a model writes last."""
 
 OWN_MODEL = (
     "Give the job what it began with: config.model_path, config.model or config.lora is another one's."
@@ -38,21 +28,25 @@ OWN_MODEL = (
 """The hint for a checkpoint of another model, or of an adapter of another kind."""
 
 
-def written_by(folder: Path) -> BackEnd | None:
-    """The back end that wrote the checkpoint; None where it is none."""
-    if (folder / METADATA).is_file():
-        return "fsdp" if str(_format_in(folder / METADATA)).startswith("fsdp-") else "megatron"
-    return "torch" if (folder / FIRST_OF_TORCH).is_file() else None
+def written_by(folder: Path) -> Backend | None:
+    """The back end that wrote the checkpoint, by the files that it has and the format that they name; None where it is
+    none."""
+    there = [one for one in back_ends() if (folder / one.checkpoints[0]).is_file()]
+    told = str(_format_in(folder / METADATA))
+    for one in sorted(there, key=lambda one: (one.checkpoints[0] != METADATA, not one.checkpoints[1])):
+        if told.startswith(one.checkpoints[1]):
+            return one
+    return None
 
 
-def refuse_another_writer(folder: Path, own: BackEnd) -> None:
+def refuse_another_writer(folder: Path, own: Backend) -> None:
     """Raises CheckpointMismatch for a checkpoint of another back end than `own`."""
     writer = written_by(folder)
     if (folder / METADATA).is_file() and _format_in(folder / METADATA) is None:
         return  # damaged, which its own reader says
     if writer is not None and writer != own:
         raise CheckpointMismatch(
-            f"the checkpoint at {folder} is one of {WRITERS[writer]}, not of {WRITERS[own]}.",
+            f"the checkpoint at {folder} is one of {writer.writer}, not of {own.writer}.",
             hint=f"A new job begins with its weights: gyre run JOB_FILE --from {folder}.",
         )
 

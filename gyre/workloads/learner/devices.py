@@ -30,9 +30,8 @@ def device_of(settings: MegatronSettings | FsdpSettings) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        section = "fsdp" if isinstance(settings, FsdpSettings) else "megatron"
         raise ConfigError(
-            f"config.{section}.device is cuda, but this process sees no CUDA device.",
+            f"config.{settings.KEY}.device is cuda, but this process sees no CUDA device.",
             hint="Check the driver and CUDA_VISIBLE_DEVICES.",
         )
     planned = os.environ.get("GYRE_DEVICES", "").split(",")[0]

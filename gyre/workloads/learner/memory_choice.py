@@ -19,11 +19,11 @@ from gyre.workloads.base import WorkloadContext
 from gyre.workloads.learner.devices import device_bytes
 from gyre.workloads.memory.beside import beside
 from gyre.workloads.memory.choice import Asked, Choice, choose
-from gyre.workloads.memory.learners import Backend, ranks_of
+from gyre.workloads.memory.learners import ranks_of, section_of
 
 
 def choice_of(
-    backend: Backend,
+    backend: str,
     shape: Architecture | None,
     settings: WorkloadSettings,
     context: WorkloadContext,
@@ -37,7 +37,7 @@ def choice_of(
     """The same on all `ranks`: that of the smallest of their devices. `shape` is None where it is not known; `exchange`
     gives everybody's bytes, by rank. Activations of a model that is not trained are never kept, nor computed again. A
     call of all ranks."""
-    section = settings.megatron if backend == "megatron" else settings.fsdp
+    section = section_of(backend, settings)
     asked = Asked(section.pass_tokens, section.recompute if trains else False)
     own = room = device_bytes(device)
     if asked.is_auto:

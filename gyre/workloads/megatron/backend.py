@@ -33,7 +33,8 @@ from gyre.workloads.learner.losses import detached
 from gyre.workloads.learner.memory_choice import choice_of, now_said
 from gyre.workloads.learner.packing import Pass
 from gyre.workloads.learner.trained_model import TrainedModel
-from gyre.workloads.memory.learners import whole
+from gyre.workloads.megatron.kind import MEGATRON
+from gyre.workloads.memory.megatron import whole
 from gyre.workloads.memory.parameters import parameters_of
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ class MegatronBackend:
         the job's own folder."""
         from gyre.workloads.megatron.checkpoints.formats import read_metadata, refuse_strangers_pickle
 
-        refuse_another_writer(path, "megatron")
+        refuse_another_writer(path, MEGATRON)
         refuse_strangers_pickle(path, own=self.context.directory)
         refuse_another_model(path, config_in(read_metadata(path)), self.policy.architecture)
         from gyre.workloads.megatron.checkpoints.on_disk import restore

@@ -12,16 +12,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gyre.config.sections import WorkloadSettings
+from gyre.graph.backends import back_end_of
 from gyre.models.architecture import Architecture
+from gyre.rollouts.engines import known_engine
 from gyre.workloads.memory.engine import engine_need
-from gyre.workloads.memory.learners import Backend, ranks_of
+from gyre.workloads.memory.learners import is_foretold, ranks_of, section_of
 from gyre.workloads.memory.passes import CONTEXT, LEAST, need
 from gyre.workloads.memory.rank import Pass
 
 if TYPE_CHECKING:
     from gyre.graph.devices import Neighbour
 
-_BACKENDS: dict[str, Backend] = {"gyre.workloads.megatron": "megatron", "gyre.workloads.fsdp": "fsdp"}
 _KINDS = {"Actor": (True, False), "Critic": (True, True), "Reference": (False, False)}
 """By how the class's name ends: whether it trains, and whether its model has values. A reward model is of another
 folder."""
@@ -30,11 +31,11 @@ _ON_CPUS = ("gyre.workloads.torch", "gyre.workloads.rewards")
 """Packages whose classes take nothing of a GPU."""
 
 
-def backend_of(module: str, name: str) -> Backend | None:
-    """Whose learner, or frozen copy of the job's model, the class is; None of another."""
-    if not any(name.endswith(kind) for kind in _KINDS):
-        return None
-    return next((backend for package, backend in _BACKENDS.items() if _is_in(module, package)), None)
+def backend_of(module: str, name: str) -> str | None:
+    """The name of the back end whose memory is foretold, and whose learner or frozen copy of the job's model the class
+    is; None of another."""
+    found = back_end_of(module) if any(name.endswith(kind) for kind in _KINDS) else None
+    return found.name if found is not None and found.memory else None
 
 
 def kind_of(name: str) -> tuple[bool, bool]:
@@ -66,7 +67,8 @@ def beside(
 
 def _engine(one: Neighbour, shape: Architecture, device_bytes: int | None) -> int | None:
     """Between its windows a local engine has its weights alone; any other has all that it took."""
-    found = engine_need(shape, one["engine_args"]) if one["engine"] == "sglang" else None
+    kind = known_engine(one["engine"])
+    found = engine_need(shape, one["engine_args"], kind.memory if kind is not None else None)
     if found is None:
         return None
     if one["local"]:
@@ -84,10 +86,10 @@ def _model(
     backend = backend_of(one["module"], one["name"])
     if backend is None:
         return None
-    section = settings.megatron if backend == "megatron" else settings.fsdp
+    section = section_of(backend, settings)
     if section.device == "cpu":
         return 0
-    if backend == "fsdp" and settings.fsdp.attention != "auto":
+    if not is_foretold(backend, settings):
         return None
     trains, values = kind_of(one["name"])
     ranks = ranks_of(backend, shape, settings, ranks=one["total"], trains=trains, values=values)

@@ -1,4 +1,4 @@
-"""What an engine of SGLang has on each of its devices: weights, and the KV memory of a token.
+"""What an engine has on each of its devices: weights, and the KV memory of a token.
 
 This module must not import torch, nor know of jobs.
 """
@@ -8,21 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gyre.engines.kind import MemoryWords
 from gyre.models.architecture import Architecture
 from gyre.workloads.memory.parameters import parameters_of
 
 WIDTH = 2
 """Bytes of a number: the engine's weights and its KV memory are of 16 bits unless its arguments say otherwise."""
 
-_PARALLEL = ("--tp", "--tp-size", "--tensor-parallel-size")
-_FRACTION = "--mem-fraction-static"
-_OTHERWISE = ("--dtype", "--quantization", "--kv-cache-dtype")
-
 
 @dataclass(frozen=True, slots=True)
 class EngineNeed:
     """Bytes on one device. `fraction` of the device is for weights and KV memory together; None where the arguments do
-    not say, and SGLang chooses."""
+    not say, and the engine chooses."""
 
     weights: int
     by_token: int
@@ -35,14 +32,17 @@ class EngineNeed:
         return max(0, int((self.fraction * device_bytes - self.weights) // self.by_token))
 
 
-def engine_need(shape: Architecture, arguments: Sequence[str]) -> EngineNeed | None:
-    """By the engine's further arguments. None where these change how wide its numbers are, or cannot be read."""
+def engine_need(
+    shape: Architecture, arguments: Sequence[str], words: MemoryWords | None
+) -> EngineNeed | None:
+    """By the engine's further arguments, which `words` names. None where these change how wide its numbers are, or
+    cannot be read, and of an engine whose memory is not foretold."""
     given = _options(arguments)
-    if any(name in given for name in _OTHERWISE):
+    if words is None or any(name in given for name in words.otherwise):
         return None
     try:
-        share = int(next((given[name] for name in _PARALLEL if name in given), "1"))
-        fraction = float(given[_FRACTION]) if _FRACTION in given else None
+        share = int(next((given[name] for name in words.parallel if name in given), "1"))
+        fraction = float(given[words.fraction]) if words.fraction in given else None
     except ValueError:
         return None
     share = max(1, share)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from gyre.config.sections import WorkloadSettings
 from gyre.models.architecture import Architecture
-from gyre.workloads.memory.learners import Backend
-from gyre.workloads.memory.parameters import adapter_of, parameters_of
+from gyre.workloads.memory.learners import foretold_by
 
 FLOAT = 4
 
@@ -43,8 +42,18 @@ class HostNeed:
         return CHECKPOINTS * self.checkpoint
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Bytes: of what each rank keeps of a checkpoint, of a version that is published, and of one checkpoint of all
+    ranks."""
+
+    by_rank: int
+    published: int
+    checkpoint: int
+
+
 def host_need(
-    backend: Backend,
+    backend: str,
     shape: Architecture,
     settings: WorkloadSettings,
     *,
@@ -53,23 +62,6 @@ def host_need(
     values: bool = False,
 ) -> HostNeed:
     """Of a gang of `ranks`. A critic, whose model has `values`, publishes nothing."""
-    lora, megatron = settings.lora, settings.megatron
-    numbers = parameters_of(shape, values=values).total
-    published = width * numbers
-    if backend == "fsdp":
-        if lora is not None and not values:
-            numbers = shape.layers * adapter_of(shape, lora)
-            published = FLOAT * numbers
-        checkpoint = 3 * FLOAT * numbers
-        buffer = checkpoint * (SLOTS if settings.fsdp.memory_checkpoint_share else 1) // ranks
-    else:
-        states = 3 * FLOAT if width != FLOAT else 2 * FLOAT
-        checkpoint = (width + states) * numbers
-        layout = megatron.tensor_parallel * megatron.pipeline_parallel
-        replicas = max(1, ranks // layout)
-        buffer = checkpoint // ranks
-        if megatron.memory_checkpoint_share:
-            share = replicas if megatron.distributed_optimizer else 1
-            buffer = SLOTS * (width + states // share) * numbers // layout
-    first = 0 if values else (SNAPSHOTS + VERSIONS) * published
-    return HostNeed(buffer, first, checkpoint)
+    kept: Kept = foretold_by(backend).host(shape, settings, ranks=ranks, width=width, values=values)
+    first = 0 if values else (SNAPSHOTS + VERSIONS) * kept.published
+    return HostNeed(kept.by_rank, first, kept.checkpoint)

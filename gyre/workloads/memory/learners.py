@@ -5,14 +5,15 @@ This module must not import torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from importlib import import_module
+from typing import Any
 
 from gyre.config.sections import FsdpSettings, MegatronSettings, WorkloadSettings
+from gyre.graph.backends import backend_named
 from gyre.models.architecture import Architecture
-from gyre.workloads.memory.rank import PATH_KEYS, Rank, fsdp_rank, megatron_ranks
-
-Backend = Literal["megatron", "fsdp"]
+from gyre.workloads.memory.rank import PATH_KEYS, Rank
 
 WIDTHS = {"bfloat16": 2, "float32": 4}
 """Bytes of a number, by dtype."""
@@ -25,7 +26,7 @@ def width_of(section: MegatronSettings | FsdpSettings, *, on_gpu: bool) -> int:
 
 
 def ranks_of(
-    backend: Backend,
+    backend: str,
     shape: Architecture,
     settings: WorkloadSettings,
     *,
@@ -35,33 +36,27 @@ def ranks_of(
     on_gpu: bool = True,
 ) -> list[Rank]:
     """Those of a gang of `ranks` that differ. A model that is not trained is whole on each vertex."""
-    section = settings.megatron if backend == "megatron" else settings.fsdp
+    section = section_of(backend, settings)
     path_keys = (
         min(PATH_KEYS, settings.sampling.n + 1) if section.prompts_once and settings.sampling.n > 1 else 1
     )
-    if backend == "megatron":
-        layout = settings.megatron
-        if not trains:
-            ranks, layout = 1, whole(layout)
-        width = width_of(layout, on_gpu=on_gpu)
-        if values:
-            shape = replace(shape, tied=False)
-        found = megatron_ranks(shape, layout, ranks=ranks, width=width, trains=trains, values=values)
-        return [replace(one, path_keys=path_keys) for one in found]
-    rank = fsdp_rank(
-        shape,
-        settings.fsdp,
-        ranks=ranks if trains else 1,
-        width=width_of(settings.fsdp, on_gpu=on_gpu),
-        lora=settings.lora,
-        trains=trains,
-        values=values,
+    found: Sequence[Rank] = foretold_by(backend).ranks(
+        shape, settings, ranks=ranks, trains=trains, values=values, on_gpu=on_gpu
     )
-    return [replace(rank, path_keys=path_keys)]
+    return [replace(one, path_keys=path_keys) for one in found]
 
 
-def whole(layout: MegatronSettings) -> MegatronSettings:
-    """The layout of a model that is not trained: all of it on each vertex."""
-    return layout.model_copy(
-        update={"tensor_parallel": 1, "pipeline_parallel": 1, "sequence_parallel": False}
-    )
+def section_of(backend: str, settings: WorkloadSettings) -> MegatronSettings | FsdpSettings:
+    """How the ranks of a back end compute."""
+    found: MegatronSettings | FsdpSettings = getattr(settings, backend_named(backend).section)
+    return found
+
+
+def foretold_by(backend: str) -> Any:
+    """The module beside this one that knows what the ranks of a back end take."""
+    return import_module(backend_named(backend).memory)
+
+
+def is_foretold(backend: str, settings: WorkloadSettings) -> bool:
+    """Whether the memory of its ranks on a GPU is known: not with another attention than the back end's own choice."""
+    return getattr(section_of(backend, settings), "attention", "auto") == "auto"

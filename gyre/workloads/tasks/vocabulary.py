@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gyre.config.model_path import model_folder
 from gyre.models import architecture
 from gyre.workloads.tasks.task import task_of
 
@@ -20,15 +21,10 @@ def vocabulary_of(config: Mapping[str, Any]) -> int | None:
     A model's folder says it best, since a model may have more tokens than its tokenizer. A small decoder has those of
     the prepared data or of the task.
     """
-    megatron = config.get("megatron")
-    for path in (
-        config.get("model_path"),
-        megatron.get("model_path") if isinstance(megatron, dict) else None,
-    ):
-        if isinstance(path, str) and path:
-            found = architecture.vocabulary_of(Path(path).expanduser())
-            if found is not None:
-                return found
+    _, path = model_folder(config)
+    found = architecture.vocabulary_of(Path(path).expanduser()) if path else None
+    if found is not None:
+        return found
     data = config.get("data")
     if isinstance(data, dict) and isinstance(data.get("path"), str):
         return _of_prepared(Path(data["path"]).expanduser())

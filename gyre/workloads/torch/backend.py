@@ -34,6 +34,7 @@ from gyre.workloads.learner.errors import CheckpointMismatch, NotFinite
 from gyre.workloads.learner.losses import detached
 from gyre.workloads.learner.packing import Pass
 from gyre.workloads.learner.trained_model import own_parameters
+from gyre.workloads.torch.kind import TORCH
 from gyre.workloads.torch.saved_policy import CHECKPOINT_FORMAT, checkpoint_file, read_checkpoint, write_sum
 from gyre.workloads.torch.served_policy import load_parameters
 
@@ -174,7 +175,7 @@ class TorchBackend(BaseBackend):
     def restore(self, path: Path) -> dict[str, Any]:
         """Take rank 0's state, on every rank and for any number of ranks. Raises CheckpointMismatch also where the file
         is not what its checksum says, and WeightMismatch where it is another model's."""
-        refuse_another_writer(path, "torch")
+        refuse_another_writer(path, TORCH)
         file = checkpoint_file(path, 0)
         if not file.exists():
             raise CheckpointMismatch(

@@ -77,7 +77,9 @@ def read_policy(folder: Path) -> SavedPolicy:
     return SavedPolicy(content["step"], content.get("config"), content["model"], beside)
 
 
-def export_policy(checkpoint: Path, out: Path, *, dtype: str = "") -> dict[str, Any]:
+def export_policy(
+    checkpoint: Path, out: Path, *, dtype: str = "", trust: bool = False, adapter: bool = False
+) -> dict[str, Any]:
     """Write `out`, a folder in Hugging Face's layout, from the checkpoint: its weights, in `dtype` (`float32`,
     `bfloat16`, or "" for the trained ones'), a file's at a time, with the tokenizer of the folder that training began
     with, if it is still there. Returns `{"step", "tensors", "size_bytes", "dtype"}`. Raises CheckpointMismatch as

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from gyre.graph.backends import Backend, back_ends
 from gyre.models.architecture import architecture_of
 from gyre.workloads.learner.checkpoint_identity import (
-    WRITERS,
-    BackEnd,
     another_config,
     config_in,
     refuse_another_model,
@@ -24,17 +23,19 @@ from tests.other_checkpoints import write_beginnings
 CONFIG = CONFIGS["qwen3"]
 
 
-@pytest.mark.parametrize("own", WRITERS)
+@pytest.mark.parametrize("own", back_ends(), ids=lambda one: one.name)
 def test_a_checkpoint_of_another_back_end_is_refused_with_the_way_to_its_weights(
-    own: BackEnd, tmp_path: Path
+    own: Backend, tmp_path: Path
 ) -> None:
-    for writer, folder in write_beginnings(tmp_path).items():
-        assert written_by(folder) == writer
+    for name, folder in write_beginnings(tmp_path).items():
+        writer = written_by(folder)
+        assert writer is not None
+        assert writer.name == name
         if writer == own:
             refuse_another_writer(folder, own)
             continue
         with pytest.raises(
-            CheckpointMismatch, match=f"is one of {WRITERS[writer]}, not of {WRITERS[own]}"
+            CheckpointMismatch, match=f"is one of {writer.writer}, not of {own.writer}"
         ) as found:
             refuse_another_writer(folder, own)
         assert f"--from {folder}" in found.value.hint
@@ -46,7 +47,7 @@ def test_what_is_no_whole_checkpoint_is_left_to_the_back_ends_own_reader(
 ) -> None:
     assert written_by(tmp_path) is None
     (tmp_path / "actor.json").write_bytes(content)
-    for own in WRITERS:
+    for own in back_ends():
         refuse_another_writer(tmp_path, own)
         refuse_another_writer(tmp_path / "never there", own)
 

@@ -13,7 +13,7 @@ from gyre.graph.devices import Neighbour
 from gyre.models.architecture import Architecture
 from gyre.workloads.memory.beside import beside
 from gyre.workloads.memory.choice import ENOUGH, Asked, Choice, choose, smaller
-from gyre.workloads.memory.learners import Backend, ranks_of
+from gyre.workloads.memory.learners import ranks_of
 from gyre.workloads.memory.parameters import parameters_of
 from gyre.workloads.memory.passes import CONTEXT, GIB, LEAST, MARGIN, MOST, need
 from gyre.workloads.memory.rank import Pass
@@ -41,7 +41,7 @@ def chosen(
     *,
     tokens: Any = 16384,
     ranks: int = 2,
-    backend: Backend = "fsdp",
+    backend: str = "fsdp",
     longest: int = 1024,
     others: dict[str, int | None] | None = None,
     **more: Any,
@@ -88,7 +88,7 @@ def test_activations_are_kept_where_they_fit_with_the_margin(
 
 
 @pytest.mark.parametrize("backend", ["fsdp", "megatron"])
-def test_one_byte_decides(backend: Backend) -> None:
+def test_one_byte_decides(backend: str) -> None:
     settings = WorkloadSettings.read({backend: {"recompute": "auto"}})
     ranks = ranks_of(backend, SHAPES["0.6B"], settings, ranks=1)
     kept = need(ranks, Pass.of(4096, 1024), several=False).total

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gyre.config.sections import OptimSettings
+from gyre.graph.backends import backend_named
 from gyre.models.flops import flops_of
-from gyre.workloads.learner.checkpoint_identity import WRITERS
 from gyre.workloads.learner.errors import (
     CheckpointMismatch,
     MicroBatchMismatch,
@@ -249,7 +249,7 @@ def test_another_back_ends_or_models_checkpoint_is_refused_with_what_to_do(actor
     beginnings, before = write_beginnings(tmp_path / "others"), actor.state()
     for writer in ("megatron", "fsdp"):
         with pytest.raises(
-            CheckpointMismatch, match=f"is one of {WRITERS[writer]}, not of plain torch"
+            CheckpointMismatch, match=f"is one of {backend_named(writer).writer}, not of plain torch"
         ) as found:
             actor.restore(beginnings[writer])
         assert found.value.hint.startswith("A new job begins with its weights")

@@ -44,7 +44,9 @@ _TIMEOUT_S = 600.0
 """Deadline of collectives in a group of one member, which waits for nobody."""
 
 
-def export_checkpoint(checkpoint: Path, out: Path, *, dtype: str = "", trust: bool = False) -> dict[str, Any]:
+def export_checkpoint(
+    checkpoint: Path, out: Path, *, dtype: str = "", trust: bool = False, adapter: bool = False
+) -> dict[str, Any]:
     """Write `out` from the folder `checkpoint`, which holds `actor.json`: its weights, in `dtype` (`float32`,
     `bfloat16`, or "" for the trained ones'), and of the folder that training began with, if it is still there, the
     tokenizer. Returns `{"step", "tensors", "size_bytes", "dtype"}`.

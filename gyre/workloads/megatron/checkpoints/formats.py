@@ -67,3 +67,12 @@ def refuse_pickle(path: Path, metadata: dict[str, Any], *, trust: bool) -> None:
             f"{path} is in Megatron's own format, which is unpickled: it would run what its writer wants.",
             hint="If you know who wrote it, give --trust.",
         )
+
+
+def model_in(path: Path, *, trust: bool) -> dict[str, Any] | None:
+    """What the checkpoint says of its model; None where it is of no policy. Raises CheckpointMismatch where it says
+    nothing that can be read, and ConfigError where it would be unpickled and is not trusted."""
+    metadata = read_metadata(path)
+    refuse_pickle(path, metadata, trust=trust)
+    model: dict[str, Any] | None = metadata.get("model")
+    return model

@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from gyre.config.sections import MegatronSettings
 from gyre.errors import ConfigError
 from gyre.models.architecture import Architecture, architecture_of
-from gyre.models.support import layout_problems, problem_of
+from gyre.workloads.megatron.kind import layout_problems, unfit
 from gyre.workloads.megatron.model.rotary import use_in_megatron
 
 _VOCAB_MULTIPLE = 8
@@ -27,7 +27,7 @@ _VOCAB_MULTIPLE = 8
 def architecture_from(config: dict[str, Any], where: str) -> Architecture:
     """The decoder that `config`, the content of a `config.json`, describes. Raises ConfigError."""
     found = architecture_of(config, where)
-    if problem := problem_of(found, "megatron"):
+    if problem := unfit(found):
         raise ConfigError(f"{where}: {problem}.", hint="Plain torch trains it: backend: torch.")
     return found
 

@@ -33,7 +33,6 @@ from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.gang.state_files import is_broken, sealed, write_json
 from gyre.workloads.learner.checkpoint_identity import (
     OWN_MODEL,
-    WRITERS,
     another_config,
     config_in,
     written_by,
@@ -115,7 +114,7 @@ def _read(path: Path) -> dict[str, Any]:
     """The content of `verl.json`. Raises CheckpointMismatch."""
     if (writer := written_by(path)) is not None:
         raise CheckpointMismatch(
-            f"it is one of {WRITERS[writer]}, not of verl's workers: gyre run JOB_FILE --from {path} begins with its "
+            f"it is one of {writer.writer}, not of verl's workers: gyre run JOB_FILE --from {path} begins with its "
             "weights"
         )
     try:

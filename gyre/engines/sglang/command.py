@@ -11,9 +11,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gyre.engines.compile_caches import cache_variables
 from gyre.engines.dialect import ADAPTERS_AT_ONCE
+from gyre.engines.kind import EngineStart
 from gyre.engines.limits import RequestLimits
 from gyre.engines.process import EngineCommand
+from gyre.engines.sglang.kind import SGLANG
 from gyre.engines.weight_loading import LOADER, LOADER_KEY, LOADER_PATH
 from gyre.errors import ConfigError
 from gyre.models.adapters import AdapterLimits
@@ -115,8 +118,24 @@ def sglang_command(
     own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(LOADER_PATH), path)))
     if loader_key:
         own[LOADER_KEY] = loader_key
-    limits = RequestLimits(vocabulary_of(model_path), takes_min_p=not deterministic)
+    limits = RequestLimits(vocabulary_of(model_path), takes_min_p=SGLANG.min_p_by_seed or not deterministic)
     return EngineCommand(tuple(argv), own, api_key, limits, loader_key, LOST_WORDS, reads_apart=True)
+
+
+def command(start: EngineStart) -> EngineCommand:
+    """SGLang as a job's instances start it."""
+    most = [] if start.max_running is None else ["--max-running-requests", str(start.max_running)]
+    context = [] if start.context_length is None else ["--context-length", str(start.context_length)]
+    saver = ["--enable-memory-saver"] if start.local else []
+    return sglang_command(
+        start.folder,
+        python=start.python,
+        weight_version=start.version,
+        deterministic=start.deterministic,
+        adapters=start.adapters,
+        extra=[*most, *context, *saver, *start.extra],
+        env=cache_variables(),
+    )
 
 
 def _loads_otherwise(model_path: Path | str, extra: Sequence[str]) -> bool:

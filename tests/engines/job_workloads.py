@@ -1,4 +1,4 @@
-"""The reward of the jobs on SGLang."""
+"""The reward of the jobs on engines of others."""
 
 from __future__ import annotations
 
