@@ -6,7 +6,7 @@ import { useEffect, useRef, useState } from "react";
 import { useRootSize } from "../../parts/rootSize";
 import type { Run } from "../../rest";
 import { hrefOf, setParams, useRoute } from "../../route";
-import { COLUMNS } from "./columns";
+import { COLUMNS, widthOf } from "./columns";
 import { Heading } from "./Heading";
 import { heightFor } from "./height";
 import "./runs.css";
@@ -29,14 +29,14 @@ export function RunsTable({ runs, keyOf, chosen, onToggle, onLabels }: Props) {
   const line = LINE_REM * useRootSize();
   const { ref, from, to } = useWindow(runs.length, line);
   const columns = COLUMNS.filter((column) => !column.there || runs.some(column.there));
-  const wide = NAME_REM + columns.reduce((sum, column) => sum + column.width, BOX_REM);
+  const wide = NAME_REM + columns.reduce((sum, column) => sum + widthOf(column, runs), BOX_REM);
   return (
     <div className="wide runs" ref={ref} tabIndex={0} role="region" aria-label="Jobs">
       <table style={{ minWidth: `${wide}rem` }} aria-rowcount={runs.length + 1}>
         <colgroup>
           <col style={{ width: `${BOX_REM}rem` }} />
           <col style={{ width: `${NAME_REM}rem` }} />
-          {columns.map((column) => <col key={column.title} style={{ width: `${column.width}rem` }} />)}
+          {columns.map((column) => <col key={column.title} style={{ width: `${widthOf(column, runs)}rem` }} />)}
         </colgroup>
         <thead>
           <tr>

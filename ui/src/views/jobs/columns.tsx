@@ -10,6 +10,8 @@ export interface RunColumn {
   readonly title: string;
   /** In rem; the others share what is left. */
   readonly width: number;
+  /** The same where no run has it, of a column that is there all the same. */
+  readonly narrow?: number;
   readonly number?: boolean;
   /** Left out where no run has it. */
   readonly there?: (run: Run) => boolean;
@@ -22,7 +24,8 @@ export function heldOut(run: Run): string {
   const best = run.held_out[0];
   if (!best) return "–";
   const value = best.unit === "accuracy" ? percent(best.value) : `reward ${short(best.value)}`;
-  return `${best.set} ${value}${best.right_by ? ` by ${best.right_by}` : ""} v${best.version}`;
+  const set = best.set === "held_out" ? "" : `${best.set} `; // a set without a name
+  return `${set}${value}${best.right_by ? ` by ${best.right_by}` : ""} v${best.version}`;
 }
 
 const outcome = (run: Run): string => run.message || words(run.reason);
@@ -49,13 +52,17 @@ export const COLUMNS: readonly RunColumn[] = [
   { name: "took", title: "Took", width: 5.25, cell: (run) => duration(tookOf(run)) },
   { name: "reason", title: "Why", width: 8.5, cell: outcome, full: outcome },
   { name: "notes", title: "Note", width: 8.5, there: (run) => run.notes !== "", cell: (run) => <span className="muted">{run.notes}</span>, full: (run) => run.notes },
-  { name: "tags", title: "Tags", width: 14, cell: () => null, full: (run) => run.tags.join(", ") },
+  { name: "tags", title: "Tags", width: 14, narrow: 3.5, cell: () => null, full: (run) => run.tags.join(", ") },
   { name: "tokens_per_s", title: "Tokens/s", width: 5, number: true, there: (run) => run.tokens_per_s !== null, cell: (run) => short(run.tokens_per_s) },
   { name: "model", title: "Model", width: 8, there: (run) => run.model !== "", cell: (run) => run.model, full: (run) => run.model },
   { name: "recipe", title: "Recipe", width: 5.5, there: (run) => run.recipe !== "", cell: (run) => run.recipe, full: (run) => run.recipe },
   { name: "seed", title: "Seed", width: 3.5, number: true, there: (run) => run.seed !== null, cell: (run) => whole(run.seed) },
   { name: "started", title: "Began", width: 9, cell: (run) => moment(run.submitted_at) },
 ];
+
+export function widthOf(column: RunColumn, runs: readonly Run[]): number {
+  return column.narrow !== undefined && !runs.some((run) => column.full?.(run)) ? column.narrow : column.width;
+}
 
 /** Seconds of its last run, as `ran_for` in gyre/observe/run_lines.py has it. */
 export function tookOf(run: Pick<Run, "ended_at" | "ran_since" | "submitted_at">): number {
