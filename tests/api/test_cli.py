@@ -185,6 +185,7 @@ def test_in_a_pipe_every_column_is_there_and_whole(seed: Seed) -> None:
         "REWARD",
         "CURVE",
         *("BEST", "HELD", "OUT"),
+        "LAST",
         "TOK/S",
         "COST",
         "TAGS",
@@ -236,9 +237,15 @@ def test_ls_tells_the_place_of_a_job_that_waits_for_room(seed: Seed, home: Home)
         store.create_job(job_id="other-1", name="other", spec=store.job("golden-1").spec, now=1.0)
         for job_id, since in (("golden-1", 50.0), ("other-1", 20.0)):
             store.update_job(job_id, queued_since=since, queued_at=time.time())
-    listed = {job["job_id"]: job["queue_place"] for job in data(gyre("ls", "--json"))}
+    listed = {job["job_id"]: job["queue_place"] for job in data(gyre("ls", "--all", "--json"))}
     assert listed == {"golden-1": 2, "other-1": 1}
-    assert "number 2 in the queue" in gyre("ls").stdout
+    assert "number 2 in the queue" in gyre("ls", "--all").stdout
+
+
+def test_ls_lists_no_job_that_is_over_though_nobody_has_noted_it(seed: Seed) -> None:
+    seed("undisturbed", live=True)
+    assert data(gyre("ls", "--json")) == []
+    assert [job["phase"] for job in data(gyre("ls", "--all", "--json"))] == ["succeeded"]
 
 
 def test_metrics_come_from_the_ledger(seed: Seed, home: Home) -> None:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class FsdpReference(ReferenceModel):
-    """For any causal language model of transformers, on the device and in the precision of `config.fsdp`."""
+    """For the causal language models of transformers that docs/models.md lists, on the device and in the precision of
+    `config.fsdp`."""
 
     backend: FsdpBackend
 
