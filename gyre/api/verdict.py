@@ -344,10 +344,13 @@ def _fall_of(told: _Rewards) -> _Curve | None:
 
 def _stuck(steps: Steps) -> str:
     """Since when no group has had a gradient, where that is so to the end and the rewards are not at their maximum;
-    else ""."""
+    else "". Of a long job it looks back no further than the steps that are judged without a gap."""
     rows = [row for row in steps if _is_number(row.get("reward_mean"))]
     flat = 0
-    while flat < len(rows) and (rows[-1 - flat].get("flat_groups_ratio") or 0.0) >= 1.0:
+    for row in reversed(rows):
+        follows = not flat or int(row.get("step", 0)) == int(rows[-flat].get("step", 0)) - 1
+        if not follows or (row.get("flat_groups_ratio") or 0.0) < 1.0:
+            break
         flat += 1
     if flat < LEAST_STEPS:
         return ""

@@ -97,3 +97,13 @@ def test_every_fact_names_a_view() -> None:
     found = now_of(view(incidents=[incident(outcome="recovered", recovered_at=151.0)]), [], 200.0)["facts"]
     assert {fact["label"]: fact["value"] for fact in found}["incidents"] == "1 incident, 1 recovered"
     assert all(fact["view"] and fact["value"] for fact in found)
+
+
+def test_a_long_reason_is_cut_where_a_sentence_ends() -> None:
+    first, second = "the reward raised KeyError: 'answer' " + "x" * 120, "y" * 200
+    whole = now_of(view("failed", job={"message": f"{first}. {second}", "ended_at": 160.0}), [], 200.0)[
+        "sentence"
+    ]
+    assert whole.endswith(f"{first[0].upper()}{first[1:]}.")
+    endless = now_of(view("failed", job={"message": "z" * 500, "ended_at": 160.0}), [], 200.0)["sentence"]
+    assert endless.endswith("z…")

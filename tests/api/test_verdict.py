@@ -129,6 +129,12 @@ CURVES: dict[str, tuple[Any, Any, str, str]] = {
         "stuck",
         "no group has had a gradient since step 6, at a mean reward of 0.34; held-out accuracy 0 %",
     ),
+    "no gradient in the last look, nor at the end of the one before": (
+        [row for row in flat_from(30, [0.3] * 429) if row["step"] <= 40 or row["step"] > 389],
+        None,
+        "stuck",
+        "no group has had a gradient since step 390",
+    ),
     "no gradient, for all is solved": (
         flat_from(60, [min(0.1 + 0.02 * at, 1.0) for at in range(80)]),
         {"held_out": held(0.0, 1.0)},
