@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from gyre.chat.renderer import Renderer
 from gyre.config import DoorSpec, WeightsSpec
 from gyre.models.adapters import AdapterLimits
 from gyre.rollouts.protocol.connection import HEARTBEAT_S
@@ -69,6 +70,23 @@ class DoorSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """The sessions of a job with agents; the first six as in `gyre.config.sections.AgentSettings`."""
+
+    max_turns: int = 16
+    max_tokens: int = 4096
+    """Of prompt and answers together, in one path."""
+    max_seconds: float = 600.0
+    recovery: str = "replayable"
+    redraws: int = 3
+    worker_silence_s: float = 15.0
+    model: str = "policy"
+    """The name of the model in the clients' dialects."""
+    renderer: Renderer | None = None
+    """What puts messages into tokens; None where prompts are token ids alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class ManagerSettings:
     report_interval_s: float = 0.25
     commit_interval_s: float = 0.1
@@ -115,5 +133,7 @@ class ManagerSettings:
     rebalance_every_s: float = 1.0
     door: DoorSettings | None = None
     """Where the manager is a fleet's: it has a door, and no trainer."""
+    sessions: SessionSettings | None = None
+    """Where the members of the trainer's groups are sessions, which agents run."""
     tokens_every_s: float = 1.0
     """How often the join tokens are read: a revoked one is good for so long."""

@@ -447,7 +447,7 @@ class Fleet(RuleBasedStateMachine):
         assert stored == account_in(self.open_groups), "whoever looks at the store sees another account"
         self.committed_lengths = {(s.key, s.resets): s.length for s in self.open_groups.samples()}
         self.finished |= {(s.key, s.resets) for s in self.open_groups.samples() if s.finish}
-        for number, seq in batch.sessions.items():
+        for number, seq in batch.reports.items():
             agent = self.sessions[number]
             instance = self.open_groups.instances.get(agent.name)
             if agent.connected and instance is not None and instance.number == number:
