@@ -48,7 +48,8 @@ _FORGET = Prepared(
 
 _FORGET_SESSION = Prepared(
     tables.rollout_sessions.delete().where(
-        tables.rollout_sessions.c.job_id == bindparam("job"), tables.rollout_sessions.c.name == bindparam("gone")
+        tables.rollout_sessions.c.job_id == bindparam("job"),
+        tables.rollout_sessions.c.name == bindparam("gone"),
     )
 )
 _KEEP_SESSION = Prepared(tables.rollout_sessions.insert())

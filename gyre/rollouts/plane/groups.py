@@ -134,9 +134,7 @@ class OpenGroups:
                 self._queue(sample)
         return opened
 
-    def close(
-        self, purpose: str, ids: Iterable[int], *, unused: str = ""
-    ) -> list[tuple[str, int, int]]:
+    def close(self, purpose: str, ids: Iterable[int], *, unused: str = "") -> list[tuple[str, int, int]]:
         """Forget these groups, which the trainer has, or which nobody uses for the reason `unused`; unknown ones were
         closed before. Returns (instance, row, lease) of their samples that still run and have to be cancelled."""
         running = []

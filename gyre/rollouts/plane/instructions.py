@@ -91,7 +91,17 @@ class Refuse:
 
 
 Instruction = (
-    Send | Close | Deliver | ReportEvent | Commit | CommitWithin | DispatchSoon | Write | Answer | Wake | Refuse
+    Send
+    | Close
+    | Deliver
+    | ReportEvent
+    | Commit
+    | CommitWithin
+    | DispatchSoon
+    | Write
+    | Answer
+    | Wake
+    | Refuse
 )
 
 DISPATCH_SOON = DispatchSoon()

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from gyre.errors import GyreError
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.requests import InFlightRequest, requested_groups, sampling_of
-from gyre.rollouts.plane.session_tree import ROOT, Outcome, Session, Turn, group_of
+from gyre.rollouts.plane.session_tree import ROOT, Outcome, Session, Turn, asked_prompt, group_of
 from gyre.rollouts.plane.settings import SessionSettings
 from gyre.rollouts.protocol.codec import checked
 from gyre.rollouts.protocol.frames import Request
@@ -144,7 +144,7 @@ class SessionLedger:
         for group in requested_groups(frame):
             if (frame.purpose, group.id) in self._by_name:
                 continue
-            prompt = Group(group.id, group.prompt_ids.astype(np.int32), group.meta)
+            prompt = asked_prompt(group)
             sampling = sampling_of(frame, prompt)
             asked = GroupRequest(
                 frame.purpose, prompt, frame.n, sampling, frame.seed, frame.min_version, frame.pinned
@@ -290,7 +290,8 @@ class SessionLedger:
         opened = self._groups.open(frame)
         if not opened:  # two turns with the same 63 bits of SHA-256
             raise refused(422, "other_request", "This turn cannot be taken.", "Change the request.")
-        turn = self._add_turn(session, event.parent, event.key, opened[0], event.note)
+        number = session.turns[-1].number + 1 if session.turns else 0
+        turn = self._add_turn(session, Turn(number, event.parent, event.key, opened[0], event.note))
         self._keep(session)
         return turn, True
 
@@ -306,12 +307,9 @@ class SessionLedger:
         if session.began_at is not None and event.at - session.began_at > limits.max_seconds:
             raise _spent(f"The session has had its {limits.max_seconds:g} s (config.agent.max_seconds).")
 
-    def _add_turn(
-        self, session: Session, parent: int, key: str, request: InFlightRequest, note: bytes
-    ) -> Turn:
-        turn = Turn(len(session.turns), parent, key, request, note)
+    def _add_turn(self, session: Session, turn: Turn) -> Turn:
         session.turns.append(turn)
-        self._turns[request.number] = session, turn
+        self._turns[turn.request.number] = session, turn
         return turn
 
     def open_session(self, name: str, claim: int | None = None) -> Session:
@@ -327,7 +325,9 @@ class SessionLedger:
         """Raises SessionRefused."""
         session = self.sessions.get(name)
         if session is None:
-            raise refused(404, "not_found", f"There is no session {name[:200]!r}: it was never there, or is over.")
+            raise refused(
+                404, "not_found", f"There is no session {name[:200]!r}: it was never there, or is over."
+            )
         return session
 
     # -- ends ---------------------------------------------------------------------------------------
@@ -338,7 +338,9 @@ class SessionLedger:
         told = (event.outcome, event.reward, dict(event.extras))
         if session.outcome is not None:
             if told != (session.outcome, session.reward, session.extras):
-                raise refused(422, "ended", f"The session {session.id!r} has ended otherwise: {session.outcome}.")
+                raise refused(
+                    422, "ended", f"The session {session.id!r} has ended otherwise: {session.outcome}."
+                )
             return session
         self.open_session(event.session, event.claim)
         session.outcome, session.reward, session.extras = told
@@ -424,10 +426,10 @@ class SessionLedger:
         one = self._by_name.get((session.purpose, session.group_id))
         if one is None:
             return
-        for parent, key, number, note in turns:
-            request = self._groups.requests.get(number)
+        for number, parent, key, request_number, note in turns:
+            request = self._groups.requests.get(request_number)
             if request is not None:
-                turn = self._add_turn(session, parent, key, request, note)
+                turn = self._add_turn(session, Turn(number, parent, key, request, note))
                 turn.is_written = bool(turn.sample.finish)
         self.sessions[session.id] = session
         one.members[session.index] = session
@@ -487,7 +489,7 @@ def _turn_id(session: Session, key: str) -> int:
 
 
 def _row_out(session: Session) -> bytes:
-    turns = [[turn.parent, turn.key, turn.request.number, turn.note] for turn in session.turns]
+    turns = [[turn.number, turn.parent, turn.key, turn.request.number, turn.note] for turn in session.turns]
     row = {
         "id": session.id,
         "purpose": session.purpose,

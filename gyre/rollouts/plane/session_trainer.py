@@ -162,7 +162,9 @@ class SessionTrainer(Trainer):
     def _turn_failed(self, plane: Plane, request: InFlightRequest, why: str) -> None:
         session = self.sessions.session_of(request)
         if session is not None and session.outcome is None:
-            self.sessions.end(SessionEnded(session.id, Outcome.INFRA_FAULT, None, f"A turn cannot be generated: {why}"))
+            self.sessions.end(
+                SessionEnded(session.id, Outcome.INFRA_FAULT, None, f"A turn cannot be generated: {why}")
+            )
             plane.instructions.append(Wake([session.id, *(turn.name for turn in session.turns)]))
             plane.commit(Commit.NOW)
 

@@ -25,6 +25,9 @@ from numpy.typing import NDArray
 from gyre.rollouts.plane.requests import InFlightRequest, InFlightSample
 from gyre.rollouts.samples import Group, InstanceRun, Sample, VersionRun
 
+ASKED = "session.prompt_ids"
+"""In the `meta` of a group that is delivered: the prompt that it was asked for with, int32 `[p]`."""
+
 ROOT = -1
 """The parent of a turn that begins a branch of its own."""
 
@@ -103,6 +106,9 @@ class Session:
         """Tokens that engines drew for it."""
         return sum(turn.sample.length for turn in self.turns)
 
+    def turn(self, number: int) -> Turn:
+        return next(one for one in self.turns if one.number == number)
+
     def turn_of(self, key: str) -> Turn | None:
         return next((turn for turn in self.turns if turn.key == key), None)
 
@@ -142,10 +148,19 @@ def group_of(group: Group, sessions: Sequence[Session]) -> Group:
     rows = [(session, row) for session in sessions for row in _rows_of(session)]
     prompt = _common([row.prompt for _, row in rows]) if rows else group.prompt_ids
     samples = [_sample_of(session, at, row, len(prompt)) for at, session, row in _numbered(rows, sessions)]
-    return Group(group.id, prompt, group.meta, samples)
+    return Group(group.id, prompt, {**group.meta, ASKED: group.prompt_ids}, samples)
 
 
-def _numbered(rows: Sequence[tuple[Session, _Row]], sessions: Sequence[Session]) -> Sequence[tuple[int, Session, _Row]]:
+def asked_prompt(group: Group) -> Group:
+    """The group as it was asked for, where it was delivered before and is asked for again."""
+    meta = dict(group.meta)
+    prompt = meta.pop(ASKED, group.prompt_ids)
+    return Group(group.id, np.asarray(prompt, np.int32), meta)
+
+
+def _numbered(
+    rows: Sequence[tuple[Session, _Row]], sessions: Sequence[Session]
+) -> Sequence[tuple[int, Session, _Row]]:
     places = {session.id: at for at, session in enumerate(sessions)}
     return [(places[session.id], session, row) for session, row in rows]
 
@@ -191,7 +206,7 @@ def _row_of(session: Session, leaf: Turn, covered: set[int]) -> _Row:
     """The path to the leaf. Turns in `covered` are in the mask of another row; those of this one are added to it."""
     way = [leaf]
     while way[-1].parent != ROOT:
-        way.append(session.turns[way[-1].parent])
+        way.append(session.turn(way[-1].parent))
     ids: list[NDArray[Any]] = []
     logprobs: list[NDArray[Any]] = []
     mask: list[NDArray[Any]] = []
@@ -206,9 +221,16 @@ def _row_of(session: Session, leaf: Turn, covered: set[int]) -> _Row:
         since = len(turn.prompt_ids)
         for version, start, end in turn.sample.runs:
             versions.append(VersionRun(version, length if not start else since + start, since + end))
-        instances += [InstanceRun(one.name, since + one.start, since + one.end) for one in turn.sample.instances]
+        instances += [
+            InstanceRun(one.name, since + one.start, since + one.end) for one in turn.sample.instances
+        ]
         covered.add(turn.number)
         length = since + len(drawn)
     return _Row(
-        np.concatenate(ids), np.concatenate(logprobs), np.concatenate(mask), versions, instances, leaf.sample.finish
+        np.concatenate(ids),
+        np.concatenate(logprobs),
+        np.concatenate(mask),
+        versions,
+        instances,
+        leaf.sample.finish,
     )

@@ -12,26 +12,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.chat.dialects import ChatRequest
-from gyre.chat.history import TurnHistory, call_id, locate
+from gyre.chat.history import TurnHistory, locate
 from gyre.chat.messages import Message, Tool
 from gyre.chat.renderer import Renderer
+from gyre.chat.requests import ChatRequest, said
 from gyre.rollouts.plane.session_ledger import refused
 from gyre.rollouts.plane.session_tree import ROOT, Session, Turn
 
 
 class _Note(msgspec.Struct, array_like=True):
-    """What a turn was asked with: its new messages, and the tools of its request."""
+    """What a turn was asked with: its new messages, the tools of its request, and how calls are read."""
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
+    messages: list[Message] = []
+    tools: list[Tool] = []
+    calls_are_read: bool = True
+    parallel_tool_calls: bool = True
+
+
+_note = msgspec.msgpack.Decoder(_Note).decode
 
 
 class Conversations:
@@ -41,7 +45,8 @@ class Conversations:
         self._renderer = renderer
 
     async def prompt_of(self, session: Session, asked: ChatRequest) -> tuple[int, NDArray[np.int32], bytes]:
-        """The turn's parent, its prompt int32 `[p]` and its note. Raises SessionRefused."""
+        """The turn's parent, its prompt int32 `[p]` and its note. Raises SessionRefused, and ChatRefused for messages
+        that have no place in the model's frame."""
         if self._renderer is None:
             raise refused(
                 422,
@@ -54,18 +59,19 @@ class Conversations:
     def _prompt(
         self, renderer: Renderer, session: Session, asked: ChatRequest
     ) -> tuple[int, NDArray[np.int32], bytes]:
-        found = locate(self._histories(session), asked.messages)
-        parent, new = found.parent, found.new
-        added = None
-        if parent != ROOT:
-            before = session.turns[parent]
-            added = renderer.bridge(before.path().tolist(), before.sample.finish, new, asked.tools)
-        if added is None:
-            parent, new = ROOT, tuple(asked.messages)
+        turns = list(session.turns)  # a session that is open loses none, so their places are their numbers
+        found = locate([self._history(session, turn) for turn in turns], asked.messages)
+        parent, new, prompt = ROOT, tuple(asked.messages), None
+        if found.parent != ROOT and turns[found.parent].sample.finish:
+            before = turns[found.parent]
+            path = before.path()
+            added = renderer.bridge(path.tolist(), before.sample.finish, found.new, asked.tools)
+            if added is not None:
+                parent, new = before.number, found.new
+                prompt = np.concatenate([path, np.array(added, np.int32)])
+        if prompt is None:
             prompt = np.array(renderer.render(new, asked.tools), np.int32)
-        else:
-            prompt = np.concatenate([session.turns[parent].path(), np.array(added, np.int32)])
-        note = _Note([_out(one) for one in new], [_out(one) for one in asked.tools])
+        note = _Note(list(new), list(asked.tools), asked.calls_are_read, asked.parallel_tool_calls)
         return parent, prompt, msgspec.msgpack.encode(note)
 
     def stops(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,28 +85,22 @@ class Conversations:
         """What the turn answered, its tool calls with ids of our own."""
         if self._renderer is None:
             return Message("assistant")
-        tools = [Tool(**one) for one in msgspec.msgpack.decode(turn.note, type=_Note).tools] if turn.note else []
-        message = self._renderer.parse(turn.sample.tokens()[0].tolist(), tools)
-        calls = tuple(
-            replace(call, id=call_id(turn.number, at, session.id)) for at, call in enumerate(message.tool_calls)
+        note = _note(turn.note) if turn.note else _Note()
+        ids = turn.sample.tokens()[0].tolist()
+        parsed = self._renderer.parse(ids, note.tools)
+        asked = ChatRequest(
+            tools=tuple(note.tools),
+            calls_are_read=note.calls_are_read,
+            parallel_tool_calls=note.parallel_tool_calls,
         )
-        return replace(message, tool_calls=calls)
+        return said(parsed, asked, "".join(self.texts(ids)), turn.number, session.id)
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each token."""
         if self._renderer is None:
             return [f"token_id:{one}" for one in ids]
-        return self._renderer.texts(ids)
+        return self._renderer.written(ids)
 
-    def _histories(self, session: Session) -> list[TurnHistory]:
-        histories = []
-        for turn in session.turns:
-            note = msgspec.msgpack.decode(turn.note, type=_Note) if turn.note else _Note([], [])
-            messages = tuple(msgspec.convert(one, Message) for one in note.messages)
-            histories.append(TurnHistory(turn.parent, messages, self.message_of(session, turn)))
-        return histories
-
-
-def _out(one: Message | Tool) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(one)
-    return told
+    def _history(self, session: Session, turn: Turn) -> TurnHistory:
+        note = _note(turn.note) if turn.note else _Note()
+        return TurnHistory(turn.parent, tuple(note.messages), self.message_of(session, turn))

@@ -27,7 +27,9 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from gyre.chat.dialects import DIALECTS, ChatRefused, ChatRequest, Dialect, Reply
+from gyre.chat.dialects import DIALECTS, Dialect
+from gyre.chat.requests import ChatRefused, ChatRequest, Reply
+from gyre.chat.messages import Message
 from gyre.chat.retries import Repeats
 from gyre.config import GENERATE_SCOPE
 from gyre.errors import GyreError
@@ -141,7 +143,9 @@ class SessionFront(TrainerFront):
             "index": session.index,
             "attempt": session.attempt,
             "path": f"/s/{session.id}.{session.claim}",
-            "task": {key: value for key, value in asked.group.meta.items() if not isinstance(value, np.ndarray)},
+            "task": {
+                key: value for key, value in asked.group.meta.items() if not isinstance(value, np.ndarray)
+            },
             "prompt_ids": asked.group.prompt_ids.tolist(),
             "sampling": asked.sampling,
             "turns": len(session.turns),
@@ -249,15 +253,22 @@ class SessionFront(TrainerFront):
             until = self.shell.now() + ANSWER_WITHIN_S
             while not turn.is_written:
                 if session.outcome is not None or self.ledger.sessions.get(session.id) is not session:
-                    raise refused(410, "ended", f"The session {session.id!r} ended while its turn was generated.")
+                    raise refused(
+                        410, "ended", f"The session {session.id!r} ended while its turn was generated."
+                    )
                 if self._is_closed:
-                    raise refused(503, "unfinished", "The manager is being replaced; the turn goes on.", "Ask again.")
+                    raise refused(
+                        503, "unfinished", "The manager is being replaced; the turn goes on.", "Ask again."
+                    )
                 try:
                     async with asyncio.timeout(until - self.shell.now()):
                         await woken.wait()
                 except TimeoutError:
                     raise refused(
-                        504, "unfinished", f"The turn is not whole after {ANSWER_WITHIN_S:g} s; it goes on.", "Ask again."
+                        504,
+                        "unfinished",
+                        f"The turn is not whole after {ANSWER_WITHIN_S:g} s; it goes on.",
+                        "Ask again.",
                     ) from None
                 woken.clear()
 
@@ -267,7 +278,9 @@ class SessionFront(TrainerFront):
             id=f"{session.id}-{turn.number}",
             created=int(session.began_at or 0),
             model=asked.model or self._settings.model,
-            message=self._conversations.message_of(session, turn),
+            message=self._conversations.message_of(session, turn)
+            if asked.prompt_ids is None
+            else Message("assistant"),
             finish=turn.sample.finish,
             prompt_ids=turn.prompt_ids.tolist(),
             token_ids=ids.tolist(),
@@ -278,7 +291,9 @@ class SessionFront(TrainerFront):
 
     async def _stream(self, request: web.Request, events: Iterator[bytes]) -> web.StreamResponse:
         """The whole turn as a stream: its head waited until nobody would have to ask again."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        )
         with contextlib.suppress(ConnectionError, RuntimeError):  # the client has gone; the turn is kept
             await response.prepare(request)
             for event in events:
@@ -292,7 +307,9 @@ class SessionFront(TrainerFront):
             self._repeats = {
                 named: one for named, one in self._repeats.items() if named[0] in self.ledger.sessions
             }
-            found = self._repeats[session.id, session.claim] = Repeats()
+            # of a claim that an earlier manager gave, the agent is in the middle; after a new one it is at its beginning
+            known = [turn.key for turn in session.turns] if not session.given_at else []
+            found = self._repeats[session.id, session.claim] = Repeats(known)
         return found
 
     # -- waiting ------------------------------------------------------------------------------------
@@ -380,13 +397,19 @@ def _outcome(told: dict[str, Any]) -> Outcome:
         return Outcome(told.get("outcome"))
     except ValueError:
         known = ", ".join(Outcome)
-        raise refused(422, "invalid", f"outcome: {told.get('outcome')!r:.40}, expected one of {known}.") from None
+        raise refused(
+            422, "invalid", f"outcome: {told.get('outcome')!r:.40}, expected one of {known}."
+        ) from None
 
 
 def _refusal(error: GyreError, dialect: Dialect | None) -> web.Response:
     details = error.details
     status, code, param = int(details["status"]), str(details["reason"]), details.get("param")
-    body = dialect.refusal(status, code, str(error), param) if dialect else error_body(status, code, str(error), param)
+    body = (
+        dialect.refusal(status, code, str(error), param)
+        if dialect
+        else error_body(status, code, str(error), param)
+    )
     headers = {"Retry-After": "1"} if status in (429, 503, 504) else {"x-should-retry": "false"}
     return web.Response(status=status, body=_encode(body), content_type="application/json", headers=headers)
 
