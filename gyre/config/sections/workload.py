@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from gyre.config.sections.agent import AgentRoleSettings
 from gyre.config.sections.data import DataSettings
 from gyre.config.sections.fsdp import FsdpSettings
 from gyre.config.sections.lora import LoraSettings
@@ -65,6 +66,8 @@ class WorkloadSettings(Section):
     """Supervised steps before the first optimizer step; only the arithmetic task has them."""
     first_weights: FirstWeightsSettings = FirstWeightsSettings()
     """Another job's weights, which training begins with."""
+    agent: AgentRoleSettings | None = None
+    """What the role `agent` runs, where answers are sessions of several turns."""
     reward: RewardSettings = RewardSettings()
     """The function of `PythonReward`, and its pool of processes."""
     reward_model: RewardModelSettings = RewardModelSettings()
