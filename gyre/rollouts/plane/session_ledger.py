@@ -304,8 +304,8 @@ class SessionLedger:
                 f"The turn's prompt has {len(event.prompt_ids)} tokens, and a session takes {limits.max_tokens} "
                 "(config.agent.max_tokens)."
             )
-        if session.began_at is not None and event.at - session.began_at > limits.max_seconds:
-            raise _spent(f"The session has had its {limits.max_seconds:g} s (config.agent.max_seconds).")
+        if session.began_at is not None and event.at - session.began_at > limits.seconds:
+            raise _spent(f"The session has had its {limits.seconds:g} s (config.agent.seconds).")
 
     def _add_turn(self, session: Session, turn: Turn) -> Turn:
         session.turns.append(turn)

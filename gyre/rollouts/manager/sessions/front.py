@@ -33,6 +33,7 @@ from gyre.chat.messages import Message
 from gyre.chat.retries import Repeats
 from gyre.config import GENERATE_SCOPE
 from gyre.errors import GyreError
+from gyre.ports.bounds import PortBounds
 from gyre.rollouts.manager.callers import Callers
 from gyre.rollouts.manager.refusals import error_body
 from gyre.rollouts.manager.sessions.conversations import Conversations
@@ -69,7 +70,7 @@ Handler = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
 
 class SessionFront(TrainerFront):
     requester = SessionTrainer
-    body_bytes = {"/v1/sessions/claim": 1 << 20}  # noqa: RUF012 - nobody changes it
+    bounds = PortBounds(body_bytes=BODY_BYTES, unproven=8192, unproven_per_address=4096)
 
     def __init__(self, shell: PlaneShell, callers: Callers, *, weights_key: str) -> None:
         super().__init__(shell, callers, weights_key=weights_key)
@@ -150,7 +151,7 @@ class SessionFront(TrainerFront):
             "sampling": asked.sampling,
             "turns": len(session.turns),
             "snapshot": session.snapshot or None,
-            "seconds_left": max(0.0, began + self._settings.max_seconds - self.callers.clock()),
+            "seconds_left": max(0.0, began + self._settings.seconds - self.callers.clock()),
             "max_turns": self._settings.max_turns,
             "max_tokens": self._settings.max_tokens,
         }
