@@ -108,7 +108,8 @@ async def test_sessions_outlive_their_manager(plane: SessionPlane) -> None:
     told = await first
     under_way = plane.turning(mine[1], PROMPT)
     (sample,) = await agent.work(1)
-    await agent.acknowledged(await agent.report({sample.work.row: 2}))
+    await agent.report({sample.work.row: 2})
+    await plane.settled()
     await plane.kill()
     assert (await under_way)[0] == 503
     await plane.start()

@@ -1,13 +1,14 @@
 """The sessions of a job: which there are, who runs each, what turns they have, and how they ended. Pure.
 
-A member of a requested group is a session, and another one where infrastructure failed: an attempt. Its turns are groups
-of one sample among the open groups, so engines, leases and tokens are theirs; here is what ties them together.
+A member of a requested group is a session, and another one where infrastructure failed: an attempt. Its turns are
+groups of one sample among the open groups, so engines, leases and tokens are theirs; here is what ties them together.
 
 Invariants:
 - *written before answered*: a turn, an end and a snapshot are told of when the ledger has them;
 - *the fold is the state*: the rows of sessions, over the groups' rows, give the same sessions with the same turns;
 - *one at a time*: a session is run by one worker, who has its newest claim; what comes with an older one is refused;
-- *infrastructure is no reward*: a member that infrastructure ended is drawn again, and is in no group that is delivered.
+- *infrastructure is no reward*: a member that infrastructure ended is drawn again, and is in no group that is
+  delivered.
 
 This module must not know about HTTP, messages or tools, and reads no clock.
 """
@@ -24,7 +25,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.errors import GyreError
+from gyre.request_body import RequestRefused, refused
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.requests import InFlightRequest, requested_groups, sampling_of
 from gyre.rollouts.plane.session_tree import ROOT, Outcome, Session, Turn, asked_prompt, group_of
@@ -52,16 +53,6 @@ UNUSED = "session"
 _GROUP, _SESSION = "group/", "session/"
 
 
-class SessionRefused(GyreError):
-    """What cannot be asked of a session. `details` has `status`, of HTTP, and `reason`, a stable code."""
-
-    code = "rollouts.session_refused"
-
-
-def refused(status: int, reason: str, message: str, hint: str = "") -> SessionRefused:
-    return SessionRefused(message, hint=hint, details={"status": status, "reason": reason})
-
-
 class TurnAsked(NamedTuple):
     """The session's turn of this `key`: `prompt_ids` int32 `[p]` are its whole prompt, which begins with the path of
     `parent`. `sampling` has what the agent wants otherwise than the job. `claim` is None where nobody says it."""
@@ -82,7 +73,7 @@ class SessionEnded(NamedTuple):
     outcome: Outcome
     reward: float | None
     reason: str = ""
-    extras: Mapping[str, float] = {}  # noqa: RUF012 - nobody changes it
+    extras: Mapping[str, float] = {}
     claim: int | None = None
 
 
@@ -267,7 +258,7 @@ class SessionLedger:
     # -- turns --------------------------------------------------------------------------------------
 
     def ask(self, event: TurnAsked) -> tuple[Turn, bool]:
-        """The turn of this key, and whether it is new. Raises SessionRefused."""
+        """The turn of this key, and whether it is new. Raises RequestRefused."""
         session = self.open_session(event.session, event.claim)
         known = session.turn_of(event.key)
         if known is not None:
@@ -313,7 +304,7 @@ class SessionLedger:
         return turn
 
     def open_session(self, name: str, claim: int | None = None) -> Session:
-        """The session, which has not ended. Raises SessionRefused."""
+        """The session, which has not ended. Raises RequestRefused."""
         session = self.find(name)
         if claim is not None and claim != session.claim:
             raise refused(410, "lost", f"The session {name!r} was handed to another worker.", "Let go of it.")
@@ -322,7 +313,7 @@ class SessionLedger:
         return session
 
     def find(self, name: str) -> Session:
-        """Raises SessionRefused."""
+        """Raises RequestRefused."""
         session = self.sessions.get(name)
         if session is None:
             raise refused(
@@ -333,7 +324,7 @@ class SessionLedger:
     # -- ends ---------------------------------------------------------------------------------------
 
     def end(self, event: SessionEnded) -> Session:
-        """The session has ended; the same again changes nothing. Raises SessionRefused."""
+        """The session has ended; the same again changes nothing. Raises RequestRefused."""
         session = self.find(event.session)
         told = (event.outcome, event.reward, dict(event.extras))
         if session.outcome is not None:
@@ -359,7 +350,7 @@ class SessionLedger:
         return session
 
     def keep_snapshot(self, name: str, claim: int | None, body: bytes) -> Session:
-        """Raises SessionRefused."""
+        """Raises RequestRefused."""
         session = self.open_session(name, claim)
         if len(body) > SNAPSHOT_BYTES:
             raise refused(
@@ -469,7 +460,7 @@ class SessionLedger:
         return [one for one in self.by_number.values() if one.is_complete]
 
 
-def _spent(message: str) -> SessionRefused:
+def _spent(message: str) -> RequestRefused:
     return refused(422, "budget", message, "End the session; what is there is trained.")
 
 

@@ -1,5 +1,5 @@
-"""The trainer of a job with agents, as a requester: the members of its groups are sessions, and their turns are requests
-of their own.
+"""The trainer of a job with agents, as a requester: the members of its groups are sessions, and their turns are
+requests of their own.
 
 Invariants:
 - those of `gyre.rollouts.plane.trainer` and `gyre.rollouts.plane.session_ledger`;
@@ -94,20 +94,20 @@ class SessionTrainer(Trainer):
         self._released(plane)
 
     def _turn_asked(self, plane: Plane, event: TurnAsked) -> None:
-        """Raises SessionRefused."""
+        """Raises RequestRefused."""
         _, is_new = self.sessions.ask(event)
         if is_new:
             plane.instructions.append(CommitWithin(WRITTEN_WITHIN_S))
             placement.dispatch_soon(plane)
 
     def _ended(self, plane: Plane, event: SessionEnded) -> None:
-        """Raises SessionRefused."""
+        """Raises RequestRefused."""
         self.sessions.end(event)
         placement.cancel_superseded(plane)
         plane.commit(Commit.NOW)
 
     def _snapshot(self, plane: Plane, event: SnapshotKept) -> None:
-        """Raises SessionRefused."""
+        """Raises RequestRefused."""
         self.sessions.keep_snapshot(event.session, event.claim, event.body)
         plane.commit(Commit.NOW)
 

@@ -312,7 +312,7 @@ class Fleet(RuleBasedStateMachine):
         before = {state.key: (state.length, state.lease) for state in self.open_groups.samples()}
         frame = decode(agent.frames[at])
         assert isinstance(frame, Progress)
-        reported = self.open_groups._store.write_buffer._sessions
+        reported = self.open_groups._store.write_buffer._reports
         ack = reported.get(self.open_groups.instances[to].number)
         assert not self.open_groups.progress(to, frame)
         if ack is not None:

@@ -1,5 +1,5 @@
-"""What the messages of a session's turns are in tokens: a turn's history is found among the turns that are there, and only
-what is new is put into tokens.
+"""What the messages of a session's turns are in tokens: a turn's history is found among the turns that are there, and
+only what is new is put into tokens.
 
 Invariants:
 - *never encoded again*: what an engine drew, and what stood before it, is taken as it is;
@@ -22,7 +22,7 @@ from gyre.chat.history import TurnHistory, locate
 from gyre.chat.messages import Message, Tool
 from gyre.chat.renderer import Renderer
 from gyre.chat.requests import ChatRequest, said
-from gyre.rollouts.plane.session_ledger import refused
+from gyre.request_body import refused
 from gyre.rollouts.plane.session_tree import ROOT, Session, Turn
 
 
@@ -45,8 +45,7 @@ class Conversations:
         self._renderer = renderer
 
     async def prompt_of(self, session: Session, asked: ChatRequest) -> tuple[int, NDArray[np.int32], bytes]:
-        """The turn's parent, its prompt int32 `[p]` and its note. Raises SessionRefused, and ChatRefused for messages
-        that have no place in the model's frame."""
+        """The turn's parent, its prompt int32 `[p]` and its note. Raises RequestRefused."""
         if self._renderer is None:
             raise refused(
                 422,

@@ -28,20 +28,18 @@ import numpy as np
 from aiohttp import web
 
 from gyre.chat.dialects import DIALECTS, Dialect
-from gyre.chat.requests import ChatRefused, ChatRequest, Reply
 from gyre.chat.messages import Message
+from gyre.chat.requests import ChatRequest, Reply
 from gyre.chat.retries import Repeats
 from gyre.config import GENERATE_SCOPE
-from gyre.errors import GyreError
 from gyre.ports.bounds import PortBounds
+from gyre.request_body import RequestRefused, error_body, refused
 from gyre.rollouts.manager.callers import Callers
-from gyre.rollouts.manager.refusals import error_body
 from gyre.rollouts.manager.sessions.conversations import Conversations
 from gyre.rollouts.manager.shell import PlaneShell
 from gyre.rollouts.manager.trainer_front import TrainerFront
 from gyre.rollouts.plane.peers import Caller
-from gyre.rollouts.plane.session_ledger import SessionEnded, SessionRefused, TurnAsked, refused
-from gyre.rollouts.plane.session_tree import Outcome, Session, Turn
+from gyre.rollouts.plane.session_ledger import SessionEnded, TurnAsked
 from gyre.rollouts.plane.session_trainer import (
     CLAIMS,
     SessionsClaimed,
@@ -49,6 +47,7 @@ from gyre.rollouts.plane.session_trainer import (
     SnapshotKept,
     WorkerBeat,
 )
+from gyre.rollouts.plane.session_tree import Outcome, Session, Turn
 from gyre.rollouts.plane.settings import SessionSettings
 
 BODY_BYTES = 32 << 20
@@ -249,7 +248,7 @@ class SessionFront(TrainerFront):
         return turn
 
     async def _until_told(self, session: Session, turn: Turn) -> None:
-        """Wait until the turn's end is in the ledger. Raises SessionRefused where it will not be."""
+        """Wait until the turn's end is in the ledger. Raises RequestRefused where it will not be."""
         with self._waits(turn.name, session.id) as woken:
             until = self.shell.now() + ANSWER_WITHIN_S
             while not turn.is_written:
@@ -308,7 +307,7 @@ class SessionFront(TrainerFront):
             self._repeats = {
                 named: one for named, one in self._repeats.items() if named[0] in self.ledger.sessions
             }
-            # of a claim that an earlier manager gave, the agent is in the middle; after a new one it is at its beginning
+            # after a new claim the agent is at its beginning; of one that an earlier manager gave, in the middle
             known = [turn.key for turn in session.turns] if not session.given_at else []
             found = self._repeats[session.id, session.claim] = Repeats(known)
         return found
@@ -348,7 +347,7 @@ class SessionFront(TrainerFront):
             caller.check(GENERATE_SCOPE, "run sessions")
             try:
                 return await handler(request, caller)
-            except (SessionRefused, ChatRefused) as error:
+            except RequestRefused as error:
                 return _refusal(error, dialect)
 
         return handle
@@ -403,7 +402,7 @@ def _outcome(told: dict[str, Any]) -> Outcome:
         ) from None
 
 
-def _refusal(error: GyreError, dialect: Dialect | None) -> web.Response:
+def _refusal(error: RequestRefused, dialect: Dialect | None) -> web.Response:
     details = error.details
     status, code, param = int(details["status"]), str(details["reason"]), details.get("param")
     body = (
