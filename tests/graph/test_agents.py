@@ -17,7 +17,11 @@ AGENT = {"function": "my.agents:solve"}
 def agents_job(recipe: str = "grpo", config: dict[str, Any] | None = None, **roles: Any) -> Any:
     own = {"agent": AGENT} if config is None else config
     return parse_job(
-        {"recipe": recipe, "config": own, "roles": {"actor": {}, "rollout": {}, "agent": {"total": 2}, **roles}}
+        {
+            "recipe": recipe,
+            "config": own,
+            "roles": {"actor": {}, "rollout": {}, "agent": {"total": 2}, **roles},
+        }
     )
 
 
@@ -46,7 +50,13 @@ def test_an_agent_with_devices_of_its_own_keeps_them() -> None:
 MISTAKES: dict[str, tuple[Any, list[str]]] = {
     "no section": (agents_job(config={}), ["config.agent: is missing", "config.agent.function"]),
     "no role": (
-        parse_job({"recipe": "grpo", "config": {"agent": AGENT}, "roles": dict.fromkeys(("actor", "rollout", "reward"), {})}),
+        parse_job(
+            {
+                "recipe": "grpo",
+                "config": {"agent": AGENT},
+                "roles": {key: {} for key in ("actor", "rollout", "reward")},
+            }
+        ),
         ["config.agent: is given, but the job has no role agent"],
     ),
     "rollouts of the user's own": (
