@@ -203,7 +203,7 @@ class Body:
             raise self.wrong(key, value, f"more than {above:g}")
         return float(value)
 
-    def list(self, key: str, most: int, of: str) -> list[Any]:
+    def listed(self, key: str, most: int, of: str) -> list[Any]:
         """A list of at most `most` of what `of` says; none is an empty one."""
         value = self.any(key)
         if value is None:
@@ -213,7 +213,7 @@ class Body:
         return value
 
     def ids(self, key: str, most: int) -> list[int]:
-        return token_ids(self.list(key, most, "token ids"), self.at(key), page=self._keys.page)
+        return token_ids(self.listed(key, most, "token ids"), self.at(key), page=self._keys.page)
 
     def end(self) -> None:
         """Raises RequestRefused for the first key that was not taken and changes something."""
