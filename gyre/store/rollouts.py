@@ -4,7 +4,8 @@ Invariants:
     One-writer     a write carries its writer's term; after `take_over` with a greater one it is Fenced and
                    changes nothing.
     One-commit     the deltas that a write appends, the groups that it opens or closes, the sessions that it
-                   changes and the counters that follow from them are one transaction: whoever loads sees sums that agree.
+                   changes and the counters that follow from them are one transaction: whoever loads sees sums
+                   that agree.
 
 A write survives the death of any process; the last few may be lost in a power cut (SQLite synchronous=NORMAL),
 with all later ones and never without them, which costs tokens that are generated again and breaks no promise.
@@ -92,8 +93,9 @@ class RolloutStore:
         forgotten: Sequence[int] = (),
         sessions: Mapping[str, bytes | None] | None = None,
     ) -> None:
-        """Open groups, append deltas, then remove closed groups (request ids) and forgotten deltas (numbers), and replace
-        the rows of these sessions, None for those that are forgotten, in one transaction. Fenced if another term is stored."""
+        """Open groups, append deltas, then remove closed groups (request ids) and forgotten deltas (numbers), and
+        replace the rows of these sessions, None for those that are forgotten, in one transaction. Fenced if another
+        term is stored."""
         job = self.job_id
         with self._database.write(relaxed=True, checkpoints_apart=True) as connection:
             self._claim(connection, term, encode_body(dict(counters), "the rollout counters"))

@@ -306,7 +306,8 @@ rollout_sessions = Table(
     Column("name", Text, primary_key=True),
     Column("body", LargeBinary, nullable=False),
 )
-"""Sessions of several turns, and the groups that they are of; the turns' tokens are in the rows of groups and deltas."""
+"""Sessions of several turns, and the groups that they are of; the turns' tokens are in the rows of groups and
+deltas."""
 
 series = Table(
     "gyre_series",

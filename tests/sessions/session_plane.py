@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import json
 from gyre.chat.dialects import DIALECTS
 from gyre.chat.requests import ChatRequest, Reply
 from gyre.request_body import refused
@@ -78,6 +78,21 @@ class SessionPlane(Plane):
         self, session: dict[str, Any], ids: Sequence[int], **body: Any
     ) -> asyncio.Task[tuple[int, Any]]:
         return asyncio.create_task(self.turn(session, ids, **body))
+
+    def chatting(
+        self,
+        session: dict[str, Any],
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[Any] = (),
+        **body: Any,
+    ) -> asyncio.Task[tuple[int, Any]]:
+        told = {
+            "model": "policy",
+            "messages": list(messages),
+            **({"tools": list(tools)} if tools else {}),
+            **body,
+        }
+        return asyncio.create_task(self.post(f"{session['path']}/v1/chat/completions", told))
 
     async def end(
         self, session: dict[str, Any], outcome: str = "scored", reward: float = 1.0, **more: Any

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -169,7 +170,7 @@ class SessionFront(TrainerFront):
         outcome, reward = _outcome(told), told.get("reward")
         if outcome is Outcome.INFRA_FAULT:
             reward = None
-        elif type(reward) not in (int, float) or not np.isfinite(reward):
+        elif not isinstance(reward, int | float) or isinstance(reward, bool) or not math.isfinite(reward):
             raise refused(422, "invalid", f"reward: {reward!r:.40}, expected a finite number.")
         extras = told.get("extras") or {}
         if not isinstance(extras, dict) or not all(type(one) in (int, float) for one in extras.values()):
@@ -216,8 +217,7 @@ class SessionFront(TrainerFront):
     # -- turns --------------------------------------------------------------------------------------
 
     async def _turn(self, dialect: Dialect, request: web.Request, caller: Caller) -> web.StreamResponse:
-        named = request.match_info.get("session") or request.headers.get("X-Session-ID", "")
-        name, claim = _named(named)
+        name, claim = _named(request.match_info.get("session") or request.headers.get("X-Session-ID") or "")
         body = await request.read()
         session = self.ledger.open_session(name, claim)
         asked = await asyncio.to_thread(dialect.read, body) if len(body) > 1 << 16 else dialect.read(body)
@@ -394,7 +394,7 @@ def _whole(told: dict[str, Any], key: str, least: int, most: int) -> int:
 
 def _outcome(told: dict[str, Any]) -> Outcome:
     try:
-        return Outcome(told.get("outcome"))
+        return Outcome(str(told.get("outcome")))
     except ValueError:
         known = ", ".join(Outcome)
         raise refused(
