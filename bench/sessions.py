@@ -68,8 +68,8 @@ class Manager:
         """What the instance drew, by key."""
         self.agent, self.trainer = Peer(), Peer()
         self.do(Restored(RolloutRows(1, {}, {}, [])))
-        self.do(TrainerDialled(self.trainer, Attach(protocol=PROTOCOL, term=1)))  # type: ignore[arg-type]
-        self.do(TrainerSent(self.trainer, Publish(version=0, checksum="c", path="")))  # type: ignore[arg-type]
+        self.do(TrainerDialled(self.trainer, Attach(protocol=PROTOCOL, term=1)))
+        self.do(TrainerSent(self.trainer, Publish(version=0, checksum="c", path="")))
         self.commit()
         hello = Hello(
             protocol=PROTOCOL,
@@ -80,7 +80,7 @@ class Manager:
             max_running=1 << 16,
             kv_tokens=1 << 30,
         )
-        self.do(AgentDialled(self.agent, hello, Caller()))  # type: ignore[arg-type]
+        self.do(AgentDialled(self.agent, hello, Caller()))
         self.session = self.plane.sessions["a"]
         self.do(AgentSent(self.session, Loaded(version=0, checksum="c", fetch_s=0.0, load_s=0.0)))
         groups = [Group(at, np.arange(1, 501, dtype=np.int32)) for at in range(-(-sessions // GROUP))]
@@ -92,7 +92,7 @@ class Manager:
             seed=1,
             min_version=0,
         )
-        self.do(TrainerSent(self.trainer, asked))  # type: ignore[arg-type]
+        self.do(TrainerSent(self.trainer, asked))
         self.commit()
 
     @property
@@ -164,7 +164,7 @@ def costs(sessions: int) -> dict[str, float]:
     manager.commit()
     nothing = np.empty(0, np.int32)
     paths = {name: manager.turn(name, 0, nothing)[1] for name in given[:EVENTS]}
-    for at in range(EVENTS // 2):
+    for _ in range(EVENTS // 2):
         taken["claim"].append(manager.do(SessionsClaimed("x", 1, 0.0)))
         taken["beat"].append(manager.do(WorkerBeat("w0", given[:64])))
     manager.commit()
