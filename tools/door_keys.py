@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gyre.rollouts.manager.door.keys import ANYTHING, TABLES, Key, json_text
+from gyre.request_body import ANYTHING, Key, json_text
+from gyre.rollouts.manager.door.keys import TABLES
 
 PAGE = Path(__file__).parent.parent / "docs" / "fleet-keys.md"
 

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from gyre.rollouts.plane.door_ledger import ANY, Asked, DoorLedger, DoorRefused, DoorRequest, Wish
+from gyre.request_body import RequestRefused
+from gyre.rollouts.plane.door_ledger import ANY, Asked, DoorLedger, DoorRequest, Wish
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.requests import seed_of
 from gyre.rollouts.plane.versions import PolicyVersions
@@ -193,7 +194,7 @@ class DoorFleet(Fleet):
     def asks(self, owner: str, asked: Asked) -> None:
         before = dict(self.door.requests())
         if expected := self.refusal(owner, asked):
-            with pytest.raises(DoorRefused) as caught:
+            with pytest.raises(RequestRefused) as caught:
                 self.door.ask(owner, asked, newest=self.versions.newest, now=self.now)
             assert caught.value.details["reason"] == expected
             assert dict(self.door.requests()) == before
@@ -238,7 +239,7 @@ class DoorFleet(Fleet):
         """A client deletes its request, or tries to delete another's."""
         known = self.door.requests().get(request_id)
         if known is None or self.promises[known.request.number].owner != owner:
-            with pytest.raises(DoorRefused) as caught:
+            with pytest.raises(RequestRefused) as caught:
                 self.door.find(owner, request_id)
             assert caught.value.details["reason"] == ("not_found" if known is None else "not_yours")
             return

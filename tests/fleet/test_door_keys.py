@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from openai.types import completion_create_params as openai_params
 
-from gyre.rollouts.manager.door import bodies
+from gyre import request_body as bodies
+from gyre.request_body import RequestRefused
 from gyre.rollouts.manager.door.dialects import DIALECTS, OpenaiDialect, SglangDialect, Told
 from gyre.rollouts.manager.door.keys import (
     ANYTHING,
@@ -20,7 +21,6 @@ from gyre.rollouts.manager.door.keys import (
     Keys,
 )
 from gyre.rollouts.manager.door.words import ModelWords
-from gyre.rollouts.plane.door_ledger import DoorRefused
 from tools.door_keys import PAGE, page
 
 FALSE: tuple[Any, ...] = (False, 0, 0.0, "", [], {})
@@ -79,7 +79,7 @@ def test_a_key_passes_at_its_neutral_values_and_at_no_other(keys: Keys, name: st
         if ANYTHING in row.passes:
             assert read(keys, {name: value}).asked.digest == plain
         elif not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in row.passes):
-            with pytest.raises(DoorRefused) as refused:
+            with pytest.raises(RequestRefused) as refused:
                 read(keys, {name: value})
             assert refused.value.details["reason"] == "unsupported"
             assert name in str(refused.value)
@@ -94,7 +94,7 @@ def test_zero_is_no_truth_value() -> None:
         (COMPLETIONS, "best_of", True),
         (SAMPLING, "min_new_tokens", False),
     ):
-        with pytest.raises(DoorRefused):
+        with pytest.raises(RequestRefused):
             read(keys, {name: value})
     assert read(SAMPLING, {"repetition_penalty": 1.0}).asked.digest == read(SAMPLING, {}).asked.digest
 
@@ -103,9 +103,9 @@ def test_zero_is_no_truth_value() -> None:
 def test_a_key_that_no_table_has_is_refused_and_null_is_silence(value: Any) -> None:
     for keys in (GENERATE, SAMPLING, COMPLETIONS, STREAM_OPTIONS):
         assert read(keys, {"tempratur": None}).asked.digest == read(keys, {}).asked.digest
-        with pytest.raises(DoorRefused, match="tempratur"):
+        with pytest.raises(RequestRefused, match="tempratur"):
             read(keys, {"tempratur": value})
-    with pytest.raises(DoorRefused, match="did you mean 'temperature'"):
+    with pytest.raises(RequestRefused, match="did you mean 'temperature'"):
         read(SAMPLING, {"tempratur": value})
 
 
@@ -129,11 +129,11 @@ def test_dialects_read_the_keys_that_are_taken_and_no_others(monkeypatch: pytest
 def test_an_empty_value_of_a_key_that_is_taken_is_no_silence(value: Any) -> None:
     """It is of the key's form, or refused."""
     for keys, name in ((GENERATE, "sampling_params"), (GENERATE, "policy"), (COMPLETIONS, "stream_options")):
-        with pytest.raises(DoorRefused, match="expected"):
+        with pytest.raises(RequestRefused, match="expected"):
             read(keys, {name: value, **({"stream": True} if keys is COMPLETIONS else {})})
-    with pytest.raises(DoorRefused):
+    with pytest.raises(RequestRefused):
         read(COMPLETIONS, {"model": value})
-    with pytest.raises(DoorRefused, match="max_new_tokens: None"):
+    with pytest.raises(RequestRefused, match="max_new_tokens: None"):
         read(SAMPLING, {"max_new_tokens": None})
 
 
@@ -154,7 +154,7 @@ def test_a_text_has_the_tokens_that_are_added_unless_the_client_wants_none() -> 
 )
 def test_a_list_of_prompts_is_refused_with_what_to_do(keys: Keys, body: dict[str, Any]) -> None:
     with pytest.raises(
-        DoorRefused, match=r"a list of 2 prompts given.* Send a request for each, all at once"
+        RequestRefused, match=r"a list of 2 prompts given.* Send a request for each, all at once"
     ):
         read(keys, body)
 
@@ -167,12 +167,12 @@ def test_a_list_of_one_prompt_is_that_one() -> None:
     "options", [{"include_usag": True}, {"continuous_usage_stats": True}, {"include_usage": "yes"}, [], True]
 )
 def test_stream_options_are_known_or_refused(options: Any) -> None:
-    with pytest.raises(DoorRefused, match="stream_options"):
+    with pytest.raises(RequestRefused, match="stream_options"):
         read(COMPLETIONS, {"stream": True, "stream_options": options})
 
 
 def test_stream_options_are_of_streams() -> None:
-    with pytest.raises(DoorRefused, match="no stream"):
+    with pytest.raises(RequestRefused, match="no stream"):
         read(COMPLETIONS, {"stream_options": {"include_usage": True}})
 
 

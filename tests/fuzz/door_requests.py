@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
+from gyre.request_body import RequestRefused
 from gyre.rollouts.manager.door.dialects import DIALECTS, encode
 from gyre.rollouts.manager.door.words import ModelWords
-from gyre.rollouts.plane.door_ledger import DoorLedger, DoorRefused
+from gyre.rollouts.plane.door_ledger import DoorLedger
 from gyre.rollouts.plane.groups import OpenGroups
 from tests.fuzz.inputs import as_json, damaged, noise, twisted
 from tests.fuzz.target import Broken, Target
@@ -70,7 +71,7 @@ class DoorRequests(Target):
         try:
             told = dialect.read(sent[0], header, WORDS, "fleet")
             known, _ = self._ledger.ask("key", told.asked, newest=NEWEST, now=0.0)
-        except DoorRefused as error:
+        except RequestRefused as error:
             _check_refusal(error)
             return False
         _check_json(dialect.answer(known, told, WORDS))
@@ -79,7 +80,7 @@ class DoorRequests(Target):
             _check_json(event)
         if self._ledger.ask("key", told.asked, newest=NEWEST, now=0.0) != (known, False):
             raise Broken("the same again is another request")
-        with contextlib.suppress(DoorRefused):
+        with contextlib.suppress(RequestRefused):
             self._ledger.ask("other", told.asked, newest=NEWEST, now=0.0)
             raise Broken("another key has it")
         self._ledger.close([known])
@@ -96,7 +97,7 @@ def _body(good: dict[str, Any], draw: Random) -> bytes:
             return as_json(twisted(good, draw, wide=True))
 
 
-def _check_refusal(error: DoorRefused) -> None:
+def _check_refusal(error: RequestRefused) -> None:
     status, reason = error.details["status"], error.details["reason"]
     if not 400 <= status < 500 or not reason or len(str(error)) > 4000:
         raise Broken(f"it is refused as {status} {reason}: {str(error)[:200]}")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gyre.request_body import error_body
+
 _ELSEWHERE = {
     "/v1/chat/completions": "Write the messages as one text by the model's chat template, and POST it to "
     "/v1/completions as prompt.",
@@ -35,18 +37,6 @@ _ELSEWHERE = {
     "/metrics": "The master has /metrics for Prometheus.",
 }
 """What others' servers have and the door has not, with what to do."""
-
-
-def error_body(status: int, code: str, message: str, param: str | None = None) -> dict[str, Any]:
-    """The body of an answer with this status; `param` is the key that is at fault."""
-    kind = (
-        "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-    )
-    return {
-        "code": code,
-        "message": message,
-        "error": {"message": message, "type": kind, "code": code, "param": param},
-    }
 
 
 def no_such_route(method: str, path: str, allowed: frozenset[str] = frozenset()) -> dict[str, Any]:

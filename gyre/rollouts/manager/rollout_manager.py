@@ -31,12 +31,13 @@ from gyre.config import JOIN_SCOPE
 from gyre.errors import GyreError, Unauthorized
 from gyre.ports.bounds import PortBounds
 from gyre.ports.listener import Listener, bind
+from gyre.request_body import error_body
 from gyre.rollouts.manager.callers import Callers
 from gyre.rollouts.manager.connections import Connection
 from gyre.rollouts.manager.door.door import Door
 from gyre.rollouts.manager.front import Front
 from gyre.rollouts.manager.join_tokens import UnknownToken
-from gyre.rollouts.manager.refusals import error_body, no_such_route
+from gyre.rollouts.manager.refusals import no_such_route
 from gyre.rollouts.manager.shell import PlaneShell
 from gyre.rollouts.manager.sockets import connected, first_frame, websocket
 from gyre.rollouts.manager.trainer_front import TrainerFront

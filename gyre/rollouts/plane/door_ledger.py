@@ -30,7 +30,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.errors import GyreError
+from gyre.request_body import refused
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.requests import INDEX_BITS, InFlightRequest
 from gyre.rollouts.protocol.codec import checked
@@ -49,18 +49,6 @@ _ID, _KEY, _ASKED, _AT = "door.id", "door.key", "door.asked", "door.at"
 REQUEST_BYTES, SAMPLE_BYTES, TOKEN_BYTES = 2048, 1024, 8
 """What a request takes in the manager beside its prompt, a sample beside its tokens, and a token: its id, its
 log-prob."""
-
-
-class DoorRefused(GyreError):
-    """A request that the door does not take. `details` has `status`, of HTTP, and `reason`, a stable code; `param` is
-    the key that is at fault, where it is one."""
-
-    code = "rollouts.door_refused"
-
-
-def refused(status: int, reason: str, message: str, hint: str = "", *, param: str = "") -> DoorRefused:
-    details = {"status": status, "reason": reason, **({"param": param} if param else {})}
-    return DoorRefused(message, hint=hint, details=details)
 
 
 class Wish(NamedTuple):
@@ -201,7 +189,7 @@ class DoorLedger:
 
     def ask(self, owner: str, asked: Asked, *, newest: int, now: float) -> tuple[DoorRequest, bool]:
         """The request of this id, and whether it is new. `newest` is the newest published version. Raises
-        DoorRefused."""
+        RequestRefused."""
         known = self._by_id.get(asked.id)
         if known is not None:
             return self._again(known, owner, asked), False
@@ -240,7 +228,7 @@ class DoorLedger:
         return self._begin(owner, asked, now), True
 
     def _check_bytes(self, owner: str, asked: Asked) -> None:
-        """Raises DoorRefused where the key's requests would take too many bytes."""
+        """Raises RequestRefused where the key's requests would take too many bytes."""
         taken, more = self.bytes_of[owner], _bytes_of(asked.prompt_ids, asked.n, 0, asked.sampling)
         if taken + more <= self._key_bytes:
             return
@@ -301,7 +289,7 @@ class DoorLedger:
         return self._take(opened[0])
 
     def find(self, owner: str, request_id: str) -> DoorRequest:
-        """Raises DoorRefused where this key has no such request."""
+        """Raises RequestRefused where this key has no such request."""
         known = self._by_id.get(request_id)
         if known is None:
             raise refused(404, "not_found", f"There is no request {request_id!r}.")

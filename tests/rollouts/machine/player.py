@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from gyre.config import JOIN_SCOPE
-from gyre.rollouts.plane.door_ledger import Asked, DoorRefused, Wish
+from gyre.request_body import RequestRefused
+from gyre.rollouts.plane.door_ledger import Asked, Wish
 from gyre.rollouts.plane.events import (
     AgentDialled,
     AgentGone,
@@ -284,7 +285,7 @@ class Player:
     def _by_door(self, event: object) -> None:
         try:
             self.happens(event)
-        except (DoorRefused, FrameError) as error:
+        except (RequestRefused, FrameError) as error:
             self.done.append(["refused", str(error)])
 
     async def abort(self, owner: str, request_id: str | None) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from gyre.rollouts.manager.door.bodies import Body, decoded, token_ids
+from gyre.request_body import MOST_NEW_TOKENS, Body, RequestRefused, drawing, refused, shown
 from gyre.rollouts.manager.door.keys import (
     ABORT,
     COMPLETIONS,
@@ -29,16 +29,15 @@ from gyre.rollouts.manager.door.keys import (
     POLICY,
     SAMPLING,
     STREAM_OPTIONS,
+    decoded,
     invalid,
-    shown,
+    token_ids,
 )
 from gyre.rollouts.manager.door.words import ModelWords
-from gyre.rollouts.plane.door_ledger import Asked, DoorRefused, DoorRequest, SampleView, Wish, refused
+from gyre.rollouts.plane.door_ledger import Asked, DoorRequest, SampleView, Wish
 
 MOST_SAMPLES = 128
 """Of one request."""
-MOST_NEW_TOKENS = 1 << 20
-MOST_STOPS = 256
 VERSION_LIMIT = 2**31 - 1
 
 _ID = re.compile(r"[\x21-\x7e]{1,200}")
@@ -67,7 +66,7 @@ class Told:
 
 
 def aborted_id(body: bytes) -> str | None:
-    """Which request SGLang's `/abort_request` ends; None for all of the key. Raises DoorRefused."""
+    """Which request SGLang's `/abort_request` ends; None for all of the key. Raises RequestRefused."""
     told = Body(ABORT, decoded(body))
     request_id, is_all = told.text("rid"), told.flag("abort_all")
     told.end()
@@ -111,17 +110,19 @@ def _asked(
 
 
 def _sampling(body: Body, max_new_tokens: int) -> dict[str, Any]:
-    """The keys that both dialects call alike. A top_k of -1 or 0 is off."""
-    top_k = body.whole("top_k", -1, -1, 2**31 - 1)
-    return {
-        "max_new_tokens": max_new_tokens,
-        "temperature": body.number("temperature", 1.0, 1e4),
-        "top_p": body.number("top_p", 1.0, 1.0, above=0.0),
-        "top_k": top_k or -1,
-        "min_p": body.number("min_p", 0.0, 1.0),
-        "stop_token_ids": body.ids("stop_token_ids", MOST_STOPS),
-        "ignore_eos": body.flag("ignore_eos"),
-    }
+    """The keys that both dialects call alike."""
+    return {"max_new_tokens": max_new_tokens, **_SAMPLING, **drawing(body)}
+
+
+_SAMPLING = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "stop_token_ids": [],
+    "ignore_eos": False,
+}
+"""How tokens are drawn where a request does not say: by the model's probabilities."""
 
 
 def _writing(body: Body) -> Writing:
@@ -134,7 +135,7 @@ def _encoded(text: str, words: ModelWords, *, special: bool = True) -> list[int]
     return words.tokenizer.encode([text], special=special)[0]
 
 
-def _no_tokenizer(why: str) -> DoorRefused:
+def _no_tokenizer(why: str) -> RequestRefused:
     return refused(
         422,
         "no_tokenizer",
@@ -144,7 +145,7 @@ def _no_tokenizer(why: str) -> DoorRefused:
 
 
 def _one_prompt(value: Any, key: str) -> Any:
-    """The prompt: a list of one is that one. Raises DoorRefused for several."""
+    """The prompt: a list of one is that one. Raises RequestRefused for several."""
     if not isinstance(value, list) or not any(isinstance(one, list | str) for one in value):
         return value
     if len(value) == 1 and key == "prompt":  # to SGLang's clients a list of one is answered by a list
@@ -194,7 +195,7 @@ class SglangDialect:
 
     @staticmethod
     def read(body: bytes, header: str | None, words: ModelWords, served: str) -> Told:
-        """Raises DoorRefused."""
+        """Raises RequestRefused."""
         told = Body(GENERATE, decoded(body))
         request_id = _request_id(told.text("rid"), header)
         text, ids = _one_prompt(told.any("text"), "text"), _one_prompt(told.any("input_ids"), "input_ids")
@@ -293,7 +294,7 @@ class OpenaiDialect:
 
     @staticmethod
     def read(body: bytes, header: str | None, words: ModelWords, served: str) -> Told:
-        """Raises DoorRefused."""
+        """Raises RequestRefused."""
         told = Body(COMPLETIONS, decoded(body))
         request_id = _request_id(told.text("rid"), header)
         model = told.text("model")

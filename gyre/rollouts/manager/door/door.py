@@ -40,16 +40,16 @@ from aiohttp import web
 from gyre.config import GENERATE_SCOPE, PUBLISH_SCOPE
 from gyre.errors import GyreError, Unauthorized
 from gyre.ports.bounds import PortBounds
+from gyre.request_body import RequestRefused, error_body, refused
 from gyre.rollouts.manager.callers import Callers
-from gyre.rollouts.manager.door.bodies import decoded
 from gyre.rollouts.manager.door.counts import KEYS_TOLD, DoorCounts, key_of
 from gyre.rollouts.manager.door.dialects import DIALECTS, Dialect, Told, aborted_id, encode
+from gyre.rollouts.manager.door.keys import decoded
 from gyre.rollouts.manager.door.publishing import DURABLE_WITHIN_S, FolderServer, PlaneKey, Publishing
 from gyre.rollouts.manager.door.words import ModelWords
 from gyre.rollouts.manager.front import Front
-from gyre.rollouts.manager.refusals import error_body
 from gyre.rollouts.manager.shell import PlaneShell
-from gyre.rollouts.plane.door_ledger import Asked, DoorRefused, DoorRequest, refused
+from gyre.rollouts.plane.door_ledger import Asked, DoorRequest
 from gyre.rollouts.plane.events import Published
 from gyre.rollouts.plane.instructions import Answer
 from gyre.rollouts.plane.keys import Keys, RequestDeleted, RequestsAborted, SamplesAsked
@@ -163,7 +163,7 @@ class Door(Front):
         await self._publishing.again()
 
     async def publish_first(self, folder: Path) -> None:
-        """Publish the folder as version 0, unless something was published. Raises DoorRefused."""
+        """Publish the folder as version 0, unless something was published. Raises RequestRefused."""
         if self._versions.newest < 0:
             await self._publishing.publish({"version": 0, "path": str(folder)})
         elif self._versions.published is not None and not self._versions.published.local_path:
@@ -217,7 +217,7 @@ class Door(Front):
             caller = await self.callers.admitted(request)
             try:
                 return await handler(request, caller)
-            except DoorRefused as error:
+            except RequestRefused as error:
                 return _refusal(error)
 
         return handle
@@ -243,7 +243,7 @@ class Door(Front):
         return _json(dialect.answer(known, told, words), known.id)
 
     async def _read(self, request: web.Request, caller: Caller) -> bytes:
-        """The request's body. Raises DoorRefused where the key has too much under way."""
+        """The request's body. Raises RequestRefused where the key has too much under way."""
         owner, size = _owner(caller), request.content_length
         size = BODY_BYTES if size is None else size
         if self._reading[owner] and self._reading[owner] + size > BODIES_BYTES:
@@ -263,7 +263,7 @@ class Door(Front):
                 del self._reading[owner]
 
     def _check_fits(self, asked: Asked, words: ModelWords) -> None:
-        """Raises DoorRefused where the model has not these tokens, or does not take so many."""
+        """Raises RequestRefused where the model has not these tokens, or does not take so many."""
         highest, known = int(asked.prompt_ids.max()), self._settings.vocabulary
         if highest >= known:
             raise refused(422, "invalid", f"{highest} is no token of the model, which has {known}.")
@@ -297,7 +297,7 @@ class Door(Front):
                 del self._waiting[number]
 
     async def _more(self, caller: Caller, known: DoorRequest, waiter: _Waiter, within_s: float) -> None:
-        """Wait until more can be told of the request. Raises DoorRefused where nobody waits any longer, and
+        """Wait until more can be told of the request. Raises RequestRefused where nobody waits any longer, and
         Unauthorized where the key was revoked."""
         try:
             async with asyncio.timeout(within_s):
@@ -360,7 +360,7 @@ class Door(Front):
                     await response.write(b": it goes on\n\n")
                 waiter.wake.clear()
                 self._check_waits(caller, known, waiter)
-        except (DoorRefused, Unauthorized) as error:
+        except (RequestRefused, Unauthorized) as error:
             with contextlib.suppress(ConnectionError, RuntimeError):  # the client has gone
                 await response.write(b"data: " + encode(_error_of(error)) + b"\n\n")
         except (ConnectionError, RuntimeError):  # the client has gone; what it asked for goes on
@@ -513,11 +513,11 @@ async def _body_of(request: web.Request) -> bytes:
         raise refused(400, "invalid", f"The body cannot be read: {str(error)[:200]}.") from None
 
 
-def _failed(known: DoorRequest) -> DoorRefused:
+def _failed(known: DoorRequest) -> RequestRefused:
     return refused(500, "cannot_generate", f"The request {known.id!r} cannot be generated: {known.failed}")
 
 
-def _unfinished(why: str, *, status: int = 504) -> DoorRefused:
+def _unfinished(why: str, *, status: int = 504) -> RequestRefused:
     return refused(status, "unfinished", f"{why}; it goes on.", "Ask again with the same id.")
 
 
@@ -527,7 +527,7 @@ def _error_of(error: GyreError) -> dict[str, Any]:
     return error_body(status, reason, str(error), details.get("param"))
 
 
-def _refusal(error: DoorRefused) -> web.Response:
+def _refusal(error: RequestRefused) -> web.Response:
     status = int(error.details["status"])
     headers = {"Retry-After": "1"} if status in (429, 503, 504) else {}
     return web.Response(

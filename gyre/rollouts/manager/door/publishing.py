@@ -23,8 +23,8 @@ from typing import Any
 
 from gyre.config import WeightsSpec
 from gyre.errors import GyreError
+from gyre.request_body import refused
 from gyre.rollouts.manager.door.words import ModelWords, words_of
-from gyre.rollouts.plane.door_ledger import refused
 from gyre.rollouts.plane.settings import Tokenizer
 from gyre.rollouts.plane.versions import PolicyVersions
 from gyre.rollouts.protocol.codec import checked
@@ -178,7 +178,7 @@ class Publishing:
                 await self._publish_folder(folder, newest.version)
 
     async def publish(self, told: Any) -> dict[str, Any]:
-        """Publish what a client says: `version`, and `path`, or `checksum` and `sources`. Raises DoorRefused."""
+        """Publish what a client says: `version`, and `path`, or `checksum` and `sources`. Raises RequestRefused."""
         if not isinstance(told, dict):
             raise refused(422, "invalid", "Expected an object with version, and path or sources.")
         if strange := sorted(told.keys() - _KEYS):
@@ -213,7 +213,7 @@ class Publishing:
         return await self.publish_folder(version, Path(path))
 
     async def publish_folder(self, version: int, path: Path) -> str:
-        """Publish a folder in Hugging Face's layout, and return its checksum. Raises DoorRefused."""
+        """Publish a folder in Hugging Face's layout, and return its checksum. Raises RequestRefused."""
         try:
             folder = await asyncio.to_thread(_listed, path, version, self._folders)
         except (GyreError, OSError, ValueError) as error:
@@ -227,7 +227,7 @@ class Publishing:
         return folder.checksum
 
     async def _publish_folder(self, folder: ModelFolder, version: int) -> None:
-        """Raises DoorRefused."""
+        """Raises RequestRefused."""
         sources = []
         if self._server is not None:
             try:
@@ -251,7 +251,7 @@ class Publishing:
         return checksum
 
     async def _dial(self, sources: Any, checksum: str) -> None:
-        """Raises DoorRefused where no source has the version for the manager."""
+        """Raises RequestRefused where no source has the version for the manager."""
         if self._plane is None:
             raise refused(422, "unsupported", "This manager dials no sources.", "Leave dial out.")
         if not isinstance(sources, list) or len(sources) > MOST_SOURCES or not all(map(is_address, sources)):
@@ -265,13 +265,13 @@ class Publishing:
             )
 
     def plane(self) -> dict[str, Any]:
-        """What a publisher needs to serve its versions itself. Raises DoorRefused."""
+        """What a publisher needs to serve its versions itself. Raises RequestRefused."""
         if self._plane is None:
             raise refused(422, "unsupported", "This manager has no weight plane for publishers.")
         return self._plane.told()
 
     def _offer(self, version: int, checksum: str, path: str, sources: Any, model: Any) -> None:
-        """Raises DoorRefused."""
+        """Raises RequestRefused."""
         try:
             frame = checked(
                 Publish, version=version, checksum=checksum, path=path, sources=sources, model=model
@@ -288,7 +288,7 @@ class Publishing:
         self.words = ModelWords(found.stops, min(known, default=None), self._tokenizer)
 
     async def _durable(self, version: int) -> None:
-        """Raises DoorRefused where the commit does not come in time."""
+        """Raises RequestRefused where the commit does not come in time."""
         try:
             async with asyncio.timeout(DURABLE_WITHIN_S):
                 while self._versions.durable < version:

@@ -1,0 +1,69 @@
+"""What every dialect does: a body becomes a request, a finished turn an answer or the events of a stream.
+
+Invariant *the same bytes again*: an answer is a function of the request's body and of the turn that the ledger has.
+
+This module must not know of sockets, or where a turn comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import msgspec
+
+from gyre.chat.requests import ChatRequest, Reply
+from gyre.request_body import RequestRefused, refused, shown
+
+MOST_MESSAGES = 4096
+"""Of one request: more than any budget of turns asks for."""
+MOST_TOOLS = 512
+MOST_PARTS = 4096
+"""Of one message's content."""
+
+encode = msgspec.json.Encoder().encode
+
+
+class Dialect(Protocol):
+    @property
+    def path(self) -> str:
+        """The route, below a session's own or at the root."""
+        ...
+
+    def read(self, body: bytes) -> ChatRequest:
+        """Raises ChatRefused, of status 422."""
+        ...
+
+    def answer(self, request: ChatRequest, reply: Reply) -> dict[str, Any]: ...
+
+    def events(self, request: ChatRequest, reply: Reply) -> Iterator[bytes]:
+        """The whole stream of server-sent events of the finished turn."""
+        ...
+
+    def refusal(self, status: int, code: str, message: str, param: str | None = None) -> dict[str, Any]:
+        """The body of an answer with this status; `param` is the key that is at fault."""
+        ...
+
+
+def event(value: Any, name: str = "") -> bytes:
+    """A server-sent event of a JSON value."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + encode(value) + b"\n\n"
+
+
+def unsupported(message: str, param: str, hint: str = "") -> RequestRefused:
+    return refused(422, "unsupported", message, hint, param=param)
+
+
+def checked_choice(choice: Any, path: str = "tool_choice") -> bool:
+    """Whether parts of the answer are read as calls. Raises ChatRefused for a choice that a model would have to be held
+    to."""
+    if choice in (None, "auto"):
+        return True
+    if choice == "none":
+        return False
+    raise unsupported(
+        f"{path}: {shown(choice)} given, expected auto or none.",
+        path,
+        "The engines have no grammars, so that nobody can hold a model to a call: say auto, and reward the call.",
+    )

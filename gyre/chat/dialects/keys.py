@@ -1,0 +1,123 @@
+"""Which keys the bodies of conversations may have, and what becomes of each. One table for each body, as
+`gyre.request_body` has them; docs/chat-dialects.md is made of them.
+
+This module must not know what a taken key means, or of sockets.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gyre import request_body
+from gyre.request_body import ANYTHING, Keys, passes, table, takes
+
+PAGE = "docs/chat-dialects.md"
+"""Where the forms of bodies stand."""
+
+invalid = partial(request_body.invalid, page=PAGE)
+decoded = partial(request_body.decoded, page=PAGE)
+token_ids = partial(request_body.token_ids, page=PAGE)
+
+_keys = partial(table, server="a session", page=PAGE)
+
+_NO_STOP = "The engines know token ids alone: give stop_token_ids, or cut the text yourself."
+_NO_GRAMMAR = "The engines have no grammars; leave it out."
+_NO_BIAS = "The engines draw by temperature, top_p, top_k and min_p alone; leave it out."
+_NO_SEED = "The manager gives each turn its seed, so that it goes on the same elsewhere; leave it out."
+_NO_LENGTH = "An answer ends by its end tokens, or at its largest length; leave it out."
+_NO_OTHERS = "Engines tell the drawn tokens and their log-probs alone; leave it out."
+_NO_MEDIA = "Conversations are text; leave it out."
+_NO_FRAME = (
+    "The job's config.chat says how a conversation is written, so that a path stays one; leave it out."
+)
+_NO_STORE = "A request has its whole conversation; send the messages."
+_NO_HOSTED = "Tools are run by the agent; leave it out."
+_ONE = "A turn is one answer; send a request for each."
+_CLIENTS = "about the client"
+_CUT = "A conversation is taken whole, or refused; cut it yourself."
+
+_DRAWING = takes(
+    ("temperature", "0 for the likeliest token"),
+    ("top_p", "above 0"),
+    ("top_k", "-1 or 0 for off"),
+    ("min_p", "0 for off"),
+    ("stop_token_ids", "tokens that end the answer, besides the model's"),
+    ("ignore_eos", "no token ends the answer"),
+)
+_ABOUT_CLIENTS = passes(ANYTHING, says=_CLIENTS)(
+    *("metadata", "store", "service_tier", "user", "safety_identifier", "cache_salt", "session_id"),
+    *("prompt_cache_key", "prompt_cache_retention", "priority", "custom_labels", "request_id"),
+)
+_ENGINES_LACK = [
+    *passes(0, says=_NO_BIAS)("frequency_penalty", "presence_penalty"),
+    *passes(1, says=_NO_BIAS)("repetition_penalty"),
+    *passes({}, says=_NO_BIAS)("logit_bias"),
+    *passes([], says=_NO_STOP)("stop"),
+    *passes(0, says=_NO_LENGTH)("min_tokens"),
+    *passes(says=_NO_SEED)("seed"),
+    *passes(says=_NO_GRAMMAR)("structured_outputs", "guided_json", "guided_regex", "guided_grammar"),
+]
+_STREAM = takes(("stream", "true: the finished turn as events"))
+_TOOLS = takes(
+    (
+        "tools",
+        "functions that may be called; `strict` changes nothing, for nothing holds a model to a schema",
+    ),
+    ("tool_choice", "`auto`, or `none`: nothing in the answer is read as a call"),
+)
+_PARALLEL = takes(
+    ("parallel_tool_calls", "false: an answer has one call at most, the first that the model wrote")
+)
+
+CHAT = _keys(
+    "`/v1/chat/completions`",
+    _DRAWING,
+    _STREAM,
+    _TOOLS,
+    _PARALLEL,
+    takes(
+        ("messages", "the whole conversation; what ends it is not the assistant's"),
+        ("model", "any name, which the answer has"),
+        ("max_tokens", "most tokens of the answer"),
+        ("max_completion_tokens", "another name of `max_tokens`"),
+        ("logprobs", "true: the log-probs of the drawn tokens"),
+        ("return_token_ids", "true: `prompt_token_ids` and `token_ids`"),
+        ("stream_options", "`include_usage: true`: the stream's last event has `usage`"),
+    ),
+    _ABOUT_CLIENTS,
+    _ENGINES_LACK,
+    passes(1, says=_ONE)("n"),
+    passes(0, says=_NO_OTHERS)("top_logprobs"),
+    passes({"type": "text"}, says=_NO_GRAMMAR)("response_format"),
+    passes(["text"], says=_NO_MEDIA)("modalities"),
+    passes(says=_NO_MEDIA)("audio"),
+    passes({}, says=_NO_FRAME)("chat_template_kwargs"),
+    passes(True, says=_NO_FRAME)("add_generation_prompt"),
+    passes(False, says=_NO_FRAME)("continue_final_message", "add_special_tokens"),
+    passes(says=_NO_FRAME)("chat_template", "reasoning_effort", "verbosity"),
+    passes(says=_NO_BIAS)("prediction"),
+    passes(says=_NO_HOSTED)("web_search_options"),
+    passes(says="Say tools and tool_choice.")("functions", "function_call"),
+)
+
+STREAM_OPTIONS = _keys(
+    "`/v1/chat/completions`, in `stream_options`",
+    takes(("include_usage", "true: the stream's last event has `usage`")),
+    passes(False, says="Leave it out; the last event has the usage of the whole.")("continuous_usage_stats"),
+    passes(True, False, says="events are not padded")("include_obfuscation"),
+)
+
+TOOL = _keys(
+    "`/v1/chat/completions`, in each of `tools`",
+    takes(("type", "`function`"), ("function", "name, description and parameters")),
+)
+
+FUNCTION = _keys(
+    "`/v1/chat/completions`, in a tool's `function`",
+    takes(
+        ("name", "of the tool"), ("description", "for the model"), ("parameters", "a JSON schema: an object")
+    ),
+    passes(True, False, says="nothing holds a model to a schema")("strict"),
+)
+
+TABLES: tuple[Keys, ...] = (CHAT, STREAM_OPTIONS, TOOL, FUNCTION)

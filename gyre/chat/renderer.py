@@ -1,0 +1,39 @@
+"""What turns messages into a prompt's tokens, and drawn tokens into an assistant's message.
+
+Invariants, of every renderer:
+- *what was decoded is never encoded*: a bridge adds tokens behind the path, and changes none of it;
+- *foreign text is text*: no content of a message becomes a token that the frame is made of.
+
+This module must not know of any model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gyre.chat.messages import Message, Tool
+
+
+class Renderer(Protocol):
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end an assistant's message."""
+        ...
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """The prompt of a first turn, up to where the assistant begins. Raises ChatRefused for messages that have no
+        place in the model's frame."""
+        ...
+
+    def bridge(
+        self, path_ids: Sequence[int], finish: str, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> list[int] | None:
+        """What the new messages add after `path_ids`, which are prompt and drawn ids of all turns before, up to where
+        the assistant begins; `finish` (`stop` or `length`) is how the last of them ended. None where the frame has no
+        place for the messages there, so that a branch must begin."""
+        ...
+
+    def parse(self, drawn_ids: Sequence[int], tools: Sequence[Tool]) -> Message:
+        """The assistant's message of drawn ids, whatever they are; its calls have no ids."""
+        ...
