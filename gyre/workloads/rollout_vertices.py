@@ -32,7 +32,7 @@ from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
 from gyre.rollouts.agent.join import engine_commands
 from gyre.rollouts.engines import known_engine
 from gyre.rollouts.manager.rollout_manager import RolloutManager
-from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings
+from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings, SessionSettings
 from gyre.rollouts.protocol.credentials import new_secret, server_context
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_join_endpoint, read_trust, write_endpoint
 from gyre.rollouts.sample_checks import MOST_TOKENS
@@ -43,6 +43,7 @@ from gyre.rollouts.weight_peer import check_transports
 from gyre.weights.owned_dirs import default_root
 from gyre.workloads.addresses import address_towards, url_host
 from gyre.workloads.base import BaseWorkload, operator
+from gyre.workloads.chat_format import renderer_of
 from gyre.workloads.loop_thread import LoopThread
 from gyre.workloads.tasks.vocabulary import vocabulary_of
 
@@ -71,6 +72,8 @@ JOURNALLED = frozenset(
         "PolicyNotServed",
         "PolicyServed",
         "FetchFault",
+        "SessionFault",
+        "AgentLost",
         "TransferChosen",
         "PeerRefused",
     )
@@ -121,6 +124,7 @@ class RolloutManagerVertex(BaseWorkload):
                     for kind in (known_engine(pool["engine"]) for pool in self.context.pools.values())
                 ),
                 door=self._door(spec),
+                sessions=self._sessions(),
             ),
             on_event=self._tell,
             on_fatal=self._loop.fail,
@@ -171,6 +175,24 @@ class RolloutManagerVertex(BaseWorkload):
             tokenizer=_tokenizer(folder),
             address=url_host(_reachable(spec.host, self.context.address)),
             policy_folders=tuple(Path(one) for one in spec.door.policy_folders),
+        )
+
+    def _sessions(self) -> SessionSettings | None:
+        """None where the job has no agents."""
+        try:
+            agent = WorkloadSettings.read(self.context.config).agent
+        except ConfigError:  # of a job without Gyre's classes, whose sections mean something else
+            return None
+        if agent is None:
+            return None
+        return SessionSettings(
+            max_turns=agent.max_turns,
+            max_tokens=agent.max_tokens,
+            seconds=agent.seconds,
+            recovery=agent.recovery,
+            redraws=agent.redraws,
+            model=self.context.job,
+            renderer=renderer_of(self.context.config),
         )
 
     def _publish_first(self) -> None:

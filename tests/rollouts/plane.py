@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import aiohttp
 import msgspec
@@ -467,6 +467,25 @@ class ScriptedAgent:
         for row in ends or {}:
             del self.samples[row]
         return self.seq
+
+    async def say(self, row: int, tokens: Sequence[int], end: Literal["stop", "length"] = "stop") -> None:
+        """These are the sample's next tokens, and its last."""
+        self.seq += 1
+        sample = self.samples.pop(row)
+        assert self.weights is not None
+        await self.wire.send(
+            Progress(
+                self.seq,
+                np.array([row], np.uint32),
+                np.array([sample.work.lease], np.uint64),
+                np.array([len(sample.tokens)], np.uint32),
+                np.array([len(tokens)], np.uint32),
+                np.array([self.weights.version], np.int32),
+                np.array(tokens, np.int32),
+                np.full(len(tokens), -0.5, np.float32),
+                [End(row, sample.work.lease, end, "", ())],
+            )
+        )
 
     async def acknowledged(self, seq: int) -> None:
         while (await self.wire.expect(Ack)).seq < seq:

@@ -44,6 +44,8 @@ class AgentRoleSettings(Section):
     """How a session goes on whose process died: `replayable` runs the agent again from its beginning, and answers what
     it asked before from the ledger; `snapshot` goes on from what the environment's `snapshot()` returned; `restart`
     discards its turns."""
+    redraws: Annotated[int, Field(ge=0)] = 3
+    """Further attempts at a session that a fault of the infrastructure ended; then its group is given up."""
     breaker: PositiveInt = 8
     """Sessions in a row that fail for the infrastructure's fault, after which a vertex pauses."""
 

@@ -38,6 +38,7 @@ from gyre.rollouts.manager.door.door import Door
 from gyre.rollouts.manager.front import Front
 from gyre.rollouts.manager.join_tokens import UnknownToken
 from gyre.rollouts.manager.refusals import no_such_route
+from gyre.rollouts.manager.sessions.front import SessionFront
 from gyre.rollouts.manager.shell import PlaneShell
 from gyre.rollouts.manager.sockets import connected, first_frame, websocket
 from gyre.rollouts.manager.trainer_front import TrainerFront
@@ -80,7 +81,9 @@ WEBSOCKETS = frozenset({"/v1/agent", "/v1/trainer"})
 
 def fronts_of(settings: ManagerSettings) -> Sequence[type[Front]]:
     """Who asks a job's manager for samples."""
-    return (TrainerFront,) if settings.door is None else (Door,)
+    if settings.door is not None:
+        return (Door,)
+    return (TrainerFront,) if settings.sessions is None else (SessionFront,)
 
 
 class RolloutManager:

@@ -326,7 +326,7 @@ def committed(plane: Plane, batch: WriteBatch) -> None:
     """Acknowledge what is in the ledger, and send what waited for that."""
     now = plane.now
     for session in list(plane.sessions.values()):
-        seq = batch.sessions.get(session.number)
+        seq = batch.reports.get(session.number)
         due = session.number in batch.ended or now - session.acked_at >= ACK_WITHIN_S
         if seq is not None and session.connection is not None and due:
             session.acked_at = now

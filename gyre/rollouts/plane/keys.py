@@ -116,7 +116,7 @@ class Keys(Requester):
 
     # -- what comes of its requests -----------------------------------------------------------------
 
-    def restore(self, plane: Plane) -> None:
+    def restore(self, plane: Plane, sessions: Mapping[str, bytes]) -> None:
         self.ledger.restore(plane.now)
         self._looked_at = plane.now
 

@@ -312,7 +312,7 @@ class Fleet(RuleBasedStateMachine):
         before = {state.key: (state.length, state.lease) for state in self.open_groups.samples()}
         frame = decode(agent.frames[at])
         assert isinstance(frame, Progress)
-        reported = self.open_groups._store.write_buffer._sessions
+        reported = self.open_groups._store.write_buffer._reports
         ack = reported.get(self.open_groups.instances[to].number)
         assert not self.open_groups.progress(to, frame)
         if ack is not None:
@@ -447,7 +447,7 @@ class Fleet(RuleBasedStateMachine):
         assert stored == account_in(self.open_groups), "whoever looks at the store sees another account"
         self.committed_lengths = {(s.key, s.resets): s.length for s in self.open_groups.samples()}
         self.finished |= {(s.key, s.resets) for s in self.open_groups.samples() if s.finish}
-        for number, seq in batch.sessions.items():
+        for number, seq in batch.reports.items():
             agent = self.sessions[number]
             instance = self.open_groups.instances.get(agent.name)
             if agent.connected and instance is not None and instance.number == number:

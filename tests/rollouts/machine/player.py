@@ -318,7 +318,7 @@ class Player:
                 [[seq, packed(body)] for seq, body in batch.encoded()],
                 batch.closed,
                 batch.forgotten,
-                sorted(batch.sessions.items()),
+                sorted(batch.reports.items()),
                 sorted(batch.ended),
                 batch.complete,
                 batch.finished,

@@ -195,6 +195,8 @@ class GroupState:
             mine = self.by_id[new.id]
             if not mine.samples:
                 mine.samples = new.samples
+                if any(sample.rollout is not None for sample in new.samples):
+                    mine.prompt_ids, mine.meta = new.prompt_ids, new.meta  # what its rows have in common
                 continue
             for sample, update in zip(mine.samples, new.samples, strict=True):
                 sample.reward = update.reward if update.reward is not None else sample.reward
