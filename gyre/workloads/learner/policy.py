@@ -50,8 +50,7 @@ from gyre.workloads.learner.seen_logprobs import SeenLogprobs
 from gyre.workloads.learner.snapshot import snapshot_of
 from gyre.workloads.learner.snapshot_buffers import SnapshotBuffers
 from gyre.workloads.learner.warm_start import warm_steps
-from gyre.workloads.tasks.arithmetic import ArithmeticTask
-from gyre.workloads.tasks.task import task_of
+from gyre.workloads.tasks.task import DemonstratedTask, task_of
 
 _BEACON_EVERY = 10
 
@@ -214,8 +213,9 @@ class PolicyLearner(Learner):
 
         Rank 0 alone computes, so that ranks which share cores do not do the same work side by side; the others
         hear of its progress every few steps. A second call, or one after the first optimizer step, does nothing
-        and returns the recorded result. Only the small decoder has one, of arithmetic, where the job asks for it
-        (`config.warm_start`) and begins with no other job's weights; else the weights stay as they are: `{"steps": 0}`.
+        and returns the recorded result. Only the small decoder has one, of a task with demonstrations, where the job
+        asks for it (`config.warm_start`) and begins with no other job's weights; else the weights stay as they are:
+        `{"steps": 0}`.
         """
         self.begin_with_first()
         if self._warm is not None or self.step > 0:
@@ -223,7 +223,7 @@ class PolicyLearner(Learner):
         small, asked = self.trained_model.small, self.settings.warm_start
         if small is None or asked is None or self.settings.first_policy:
             self._warm = {"steps": 0}
-        elif isinstance(self.task, ArithmeticTask):
+        elif isinstance(self.task, DemonstratedTask):
             model = Decoder(small, seed=self.settings.seed)
             self._warm = self._warmed(model, self.task)
             self.backend.load(to_names(model.state_dict(), small).__getitem__)
@@ -232,7 +232,7 @@ class PolicyLearner(Learner):
             self._warm = {"steps": 0}
         return self._warm
 
-    def _warmed(self, model: Decoder, task: ArithmeticTask) -> dict[str, Any]:
+    def _warmed(self, model: Decoder, task: DemonstratedTask) -> dict[str, Any]:
         asked = self.settings.warm_start
         assert asked is not None
         beacon = torch.zeros(5, dtype=torch.float64)  # done, steps, loss, agreement, seconds
