@@ -20,16 +20,17 @@ def rows_of(part: Pass) -> Iterator[Pass]:
         yield part
         return
     paths = paths_of(part.lengths, part.parents or [-1] * len(part.lengths))
-    path_by_end = {int(path[-1]): torch.from_numpy(path) for path in paths}
+    ends = torch.tensor(part.lengths).cumsum(0)
     first = 0
     for row in range(count):
         predicted = slice(first, first + part.counts[row])
-        path = path_by_end[int(part.columns[predicted][-1])]
+        columns = part.columns[predicted]
+        path = torch.from_numpy(paths[int(torch.searchsorted(ends, columns[-1], right=True))])
         yield Pass(
             tokens=part.tokens[path],
             positions=part.positions[path],
             lengths=[len(path)],
-            columns=torch.arange(len(path) - part.counts[row], len(path)),
+            columns=torch.searchsorted(path, columns),
             targets=part.targets[predicted],
             rows=torch.zeros_like(part.rows[predicted]),
             values={name: value[predicted] for name, value in part.values.items()},

@@ -38,11 +38,18 @@ class Row:
     values: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     tag: tuple[int, int] | None = None
     """A group's id, and the number of the sample in it."""
+    mask: NDArray[np.bool_] | None = None
+    """bool `[t]`: which of the tokens are predicted, the others being read alone; None where all are."""
 
     @property
     def length(self) -> int:
         """Inputs: the last token is predicted, not read."""
         return len(self.prompt_ids) + len(self.token_ids) - 1
+
+    @property
+    def predicted(self) -> NDArray[np.intp]:
+        """Which of its tokens are predicted: their places, int64 `[n]`."""
+        return np.arange(len(self.token_ids)) if self.mask is None else np.flatnonzero(self.mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +126,7 @@ def pack(
 ) -> Iterator[Pass]:
     """Passes of at most `max_tokens` inputs, in the order of the rows; a longer row is a pass of its own. The width of
     each is a multiple of `multiple`. With `prompts_once` rows of the same prompt that stand beside each other in a pass
-    have it there once. Raises ValueError for a row without a prompt or without tokens."""
+    have it there once. Raises ValueError for a row without a prompt or without tokens that are predicted."""
     for some in _together(rows, max_tokens, prompts_once):
         yield laid_out(nodes_of(some, prompts_once=prompts_once), multiple)
 
@@ -143,7 +150,7 @@ def _together(rows: Sequence[Row], max_tokens: int, prompts_once: bool) -> Itera
     held: list[Row] = []
     width = keys = sharing = 0
     for row in rows:
-        if len(row.prompt_ids) == 0 or len(row.token_ids) == 0:
+        if len(row.prompt_ids) == 0 or len(row.predicted) == 0:
             raise ValueError("log-probs need rows with at least one prompt token and one sampled token")
         tokens = path = row.length
         if prompts_once and held and _share(held[-1], row):
@@ -197,27 +204,30 @@ def laid_out(nodes: Sequence[Node], multiple: int = 1) -> Pass:
         parents.append(-1)
     lengths = [len(one) for one in inputs]
     ends = np.cumsum(lengths)
-    columns = [
-        np.arange(end - len(node.row.token_ids), end)
-        for node, end in zip(nodes, ends, strict=False)
-        if node.row is not None
+    predicted = [row.predicted for row in rows]
+    begins = [
+        end - len(node.row.token_ids) for node, end in zip(nodes, ends, strict=False) if node.row is not None
     ]
+    counts = [len(places) for places in predicted]
 
     def joined(parts: Sequence[NDArray[np.generic]], dtype: type) -> Tensor:
         return torch.from_numpy(np.concatenate(parts).astype(dtype))
+
+    def picked(parts: Sequence[NDArray[np.generic]]) -> list[NDArray[np.generic]]:
+        return [part[of] for part, of in zip(parts, predicted, strict=True)]
 
     return Pass(
         tokens=joined(inputs, np.int64),
         positions=joined(positions_of(lengths, parents), np.int64),
         lengths=lengths,
-        columns=joined(columns, np.int64),
-        targets=joined([row.token_ids for row in rows], np.int64),
-        rows=torch.repeat_interleave(
-            torch.arange(len(rows)), torch.tensor([len(row.token_ids) for row in rows])
-        ),
-        values={name: joined([row.values[name] for row in rows], np.float32) for name in rows[0].values},
+        columns=joined([begin + of for begin, of in zip(begins, predicted, strict=True)], np.int64),
+        targets=joined(picked([row.token_ids for row in rows]), np.int64),
+        rows=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts)),
+        values={
+            name: joined(picked([row.values[name] for row in rows]), np.float32) for name in rows[0].values
+        },
         tags=[row.tag for row in rows],
-        counts=[len(row.token_ids) for row in rows],
+        counts=counts,
         parents=parents if max(parents) >= 0 else (),
     )
 
