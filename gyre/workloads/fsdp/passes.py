@@ -19,18 +19,18 @@ def rows_of(part: Pass) -> Iterator[Pass]:
     if count == 1 and len(part.lengths) == 1:
         yield part
         return
+    trunks = set(part.parents)
     paths = paths_of(part.lengths, part.parents or [-1] * len(part.lengths))
-    ends = torch.tensor(part.lengths).cumsum(0)
+    leaves = [path for at, path in enumerate(paths) if at not in trunks]
     first = 0
     for row in range(count):
         predicted = slice(first, first + part.counts[row])
-        columns = part.columns[predicted]
-        path = torch.from_numpy(paths[int(torch.searchsorted(ends, columns[-1], right=True))])
+        path = torch.from_numpy(leaves[row])
         yield Pass(
             tokens=part.tokens[path],
             positions=part.positions[path],
             lengths=[len(path)],
-            columns=torch.searchsorted(path, columns),
+            columns=torch.searchsorted(path, part.columns[predicted]),
             targets=part.targets[predicted],
             rows=torch.zeros_like(part.rows[predicted]),
             values={name: value[predicted] for name, value in part.values.items()},

@@ -17,7 +17,7 @@ from gyre.config.sections import LOSS_AGG_MODES, WorkloadSettings
 from gyre.rollouts.drawn import of_drawn
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.learner.losses import policy_rows
-from gyre.workloads.learner.packing import pack, paths_of
+from gyre.workloads.learner.packing import PATH_KEYS, Row, laid_out, nodes_of, pack, paths_of
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.critic import TorchCritic
 from gyre.workloads.torch.reference import TorchReference
@@ -262,6 +262,9 @@ def test_each_row_is_its_path_and_predicts_what_was_drawn(seed: int, max_tokens:
     for part in pack(rows, max_tokens=max_tokens, prompts_once=once):
         paths = paths_of(part.lengths, part.parents or [-1] * len(part.lengths))
         leaves = [path for at, path in enumerate(paths) if at not in set(part.parents)]
+        if len(part.tags) > 1:
+            assert sum(map(len, paths)) <= PATH_KEYS * max_tokens
+            assert len(part.tokens) <= max_tokens
         first = 0
         for path, tag, count in zip(leaves, part.tags, part.counts, strict=True):
             row, left = left[0], left[1:]
@@ -277,3 +280,31 @@ def test_each_row_is_its_path_and_predicts_what_was_drawn(seed: int, max_tokens:
         assert first == len(part.targets)
         assert len(set(part.columns.tolist())) == len(part.columns), "a token predicts for one sequence"
     assert not left
+
+
+def test_what_was_drawn_for_one_row_is_computed_once_for_those_that_go_on_after_it() -> None:
+    def row(tokens: list[int], drawn: str) -> Row:
+        mask = np.array([one == "x" for one in drawn])
+        return Row(np.array([1, 2, 3], np.int32), np.array(tokens, np.int32), mask=mask)
+
+    rows = [
+        row([4, 5, 6, 7, 8], "xx.xx"),
+        row([4, 5, 6, 7, 9, 9], ".....x"),  # but the first one's last input is its own
+        row([4, 5, 6, 3, 3], "....x"),
+        row([4, 5, 6, 3, 3, 3], "....xx"),  # drew what the one before drew: that is its own
+        row([4, 5], "xx"),
+    ]
+    nodes = nodes_of(rows, prompts_once=True)
+    told = [(node.tokens.tolist(), node.parent, node.row is not None) for node in nodes]
+    assert told == [
+        ([1, 2], -1, False),
+        ([3, 4, 5, 6], 0, False),
+        ([7], 1, True),
+        ([7, 9], 1, True),
+        ([3], 1, True),
+        ([3, 3], 1, True),
+        ([3, 4], 0, True),
+    ]
+    part = laid_out(nodes)
+    assert len(set(part.columns.tolist())) == len(part.columns) == 4 + 1 + 1 + 2 + 2
+    assert part.targets.tolist() == [4, 5, 7, 8, 9, 3, 3, 3, 4, 5]
