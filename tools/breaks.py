@@ -321,9 +321,9 @@ ROLLOUTS = (
     Break(
         "spare-not-held-back",
         "A spare gets samples while the instances that are wanted serve.",
-        "gyre/rollouts/plane/sessions.py",
-        "session.not_admitted = session.not_admitted or NotAdmitted.SPARE",
-        "session.not_admitted = session.not_admitted or None",
+        "gyre/rollouts/plane/links.py",
+        "link.not_admitted = link.not_admitted or NotAdmitted.SPARE",
+        "link.not_admitted = link.not_admitted or None",
         ("tests/rollouts/machine/test_spares.py", "tests/rollouts/manager/test_spares.py"),
     ),
     Break(

@@ -187,9 +187,9 @@ class Plane:
         await asyncio.gather(*manager._tasks, return_exceptions=True)
         manager.shell.commits._write = lambda batch: None
         assert manager._runner is not None
-        for session in manager.sessions.values():
-            if session.connection is not None:
-                cut(session.connection)
+        for link in manager.links.values():
+            if link.connection is not None:
+                cut(link.connection)
         for front in manager.fronts:
             for connection in front.connections():
                 cut(connection)

@@ -44,7 +44,7 @@ class WriteBatch:
     closed: list[int]
     forgotten: list[int]
     """Deltas that nobody needs any more."""
-    sessions: dict[int, int]
+    links: dict[int, int]
     """The number of the last report in it, for each instance that reported."""
     ended: set[int]
     """Instances that reported a sample's end."""
@@ -74,14 +74,14 @@ class WriteBuffer:
         self._opened: dict[int, bytes] = {}
         self._closed: list[int] = []
         self._forgotten: list[int] = []
-        self._sessions: dict[int, int] = {}
+        self._links: dict[int, int] = {}
         self._ended: set[int] = set()
         self._deltas: list[PendingDelta] = []
 
     @property
     def is_dirty(self) -> bool:
         return bool(
-            self._deltas or self._opened or self._closed or self._forgotten or self._sessions or self.complete
+            self._deltas or self._opened or self._closed or self._forgotten or self._links or self.complete
         )
 
     def take(self, counters: dict[str, Any]) -> WriteBatch:
@@ -91,13 +91,13 @@ class WriteBuffer:
             deltas=self._deltas,
             closed=self._closed,
             forgotten=self._forgotten,
-            sessions=self._sessions,
+            links=self._links,
             ended=self._ended,
             complete=self.complete,
             finished=self.finished,
         )
         self._opened, self._closed, self._forgotten = {}, [], []
-        self._sessions, self._ended = {}, set()
+        self._links, self._ended = {}, set()
         self.complete, self.finished = [], []
         self._deltas = []
         return batch
@@ -119,7 +119,7 @@ class WriteBuffer:
 
     def reported(self, instance: int, seq: int, *, ended: bool) -> None:
         """All that the instance's report brought is here."""
-        self._sessions[instance] = seq
+        self._links[instance] = seq
         if ended:
             self._ended.add(instance)
 

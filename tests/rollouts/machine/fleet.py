@@ -37,7 +37,7 @@ class Fleet(RuleBasedStateMachine):
         self.rows = Rows()
         self.open_groups = self.rows.restored(1)
         self.agents: dict[str, SimAgent] = {}
-        self.sessions: dict[int, SimAgent] = {}
+        self.links: dict[int, SimAgent] = {}
         self.pending: dict[str, list[tuple[int, Any]]] = {}
         self.committed_seq = 0
         self.incarnations = 0
@@ -136,7 +136,7 @@ class Fleet(RuleBasedStateMachine):
     def dial(self, agent: SimAgent) -> None:
         keep = self.open_groups.join(agent.hello())
         self.pending[agent.name] = []
-        self.sessions[self.open_groups.instances[agent.name].number] = agent
+        self.links[self.open_groups.instances[agent.name].number] = agent
         agent.welcomed(keep)
         instance = self.open_groups.instances[agent.name]
         instance.version = agent.version
@@ -312,7 +312,7 @@ class Fleet(RuleBasedStateMachine):
         before = {state.key: (state.length, state.lease) for state in self.open_groups.samples()}
         frame = decode(agent.frames[at])
         assert isinstance(frame, Progress)
-        reported = self.open_groups._store.write_buffer._sessions
+        reported = self.open_groups._store.write_buffer._links
         ack = reported.get(self.open_groups.instances[to].number)
         assert not self.open_groups.progress(to, frame)
         if ack is not None:
@@ -447,8 +447,8 @@ class Fleet(RuleBasedStateMachine):
         assert stored == account_in(self.open_groups), "whoever looks at the store sees another account"
         self.committed_lengths = {(s.key, s.resets): s.length for s in self.open_groups.samples()}
         self.finished |= {(s.key, s.resets) for s in self.open_groups.samples() if s.finish}
-        for number, seq in batch.sessions.items():
-            agent = self.sessions[number]
+        for number, seq in batch.links.items():
+            agent = self.links[number]
             instance = self.open_groups.instances.get(agent.name)
             if agent.connected and instance is not None and instance.number == number:
                 agent.acknowledged(seq)
@@ -510,7 +510,7 @@ class Fleet(RuleBasedStateMachine):
                     if all(version <= self.version for version in sim.versions)
                 }
         self.pending = {}
-        self.sessions = {}
+        self.links = {}
         self.committed_seq = max(self.rows.deltas, default=0)
         self.ready = [
             (request.purpose, request.group.id)

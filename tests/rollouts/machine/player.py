@@ -46,10 +46,10 @@ from gyre.rollouts.plane.instructions import (
     Write,
 )
 from gyre.rollouts.plane.keys import Keys, RequestDeleted, RequestsAborted, SamplesAsked
+from gyre.rollouts.plane.links import AgentLink
 from gyre.rollouts.plane.machine import handle
 from gyre.rollouts.plane.peers import Caller
 from gyre.rollouts.plane.requesters import Requester
-from gyre.rollouts.plane.sessions import AgentSession
 from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings
 from gyre.rollouts.plane.state import Plane
 from gyre.rollouts.plane.status import plane_status
@@ -136,7 +136,7 @@ class Player:
         self.done: list[Step] = []
         self.kind, self.rows, self.now = kind, rows, now
         self.connections: dict[int, FakeConnection] = {}
-        self.sessions: dict[int, AgentSession] = {}
+        self.links: dict[int, AgentLink] = {}
         self.batch: WriteBatch | None = None
         self.is_dispatch_due = False
         settings = settings_of(kind)
@@ -196,16 +196,16 @@ class Player:
         try:
             self.happens(AgentDialled(connection, first, caller))
             assert isinstance(first, Hello)
-            self.sessions[number] = self.plane.sessions[first.instance]
+            self.links[number] = self.plane.links[first.instance]
         except FrameError as error:
             self._reject(number, error)
 
     async def said(self, number: int, frame: str) -> None:
-        session, connection = self.sessions[number], self.connections[number]
-        if session.connection is not connection or connection.closing:
+        link, connection = self.links[number], self.connections[number]
+        if link.connection is not connection or connection.closing:
             return
         try:
-            self.happens(AgentSent(session, unpack(unpacked(frame))))
+            self.happens(AgentSent(link, unpack(unpacked(frame))))
         except FrameError as error:
             self._reject(number, error)
             await self.left(number)
@@ -220,21 +220,21 @@ class Player:
             self.connections[number].close()
 
     async def left(self, number: int) -> None:
-        session = self.sessions.pop(number, None)
-        if session is not None and session.connection is self.connections[number]:
-            self.happens(AgentGone(session))
+        link = self.links.pop(number, None)
+        if link is not None and link.connection is self.connections[number]:
+            self.happens(AgentGone(link))
         self._end(number)
 
     async def drain(self, name: str, deadline_s: float, reason: str) -> None:
-        session = self.plane.sessions.get(name)
-        if session is not None:
-            self.happens(DrainRequested(session, deadline_s, reason))
-        self.done.append(["found", session is not None])
+        link = self.plane.links.get(name)
+        if link is not None:
+            self.happens(DrainRequested(link, deadline_s, reason))
+        self.done.append(["found", link is not None])
 
     async def revoke(self, token: str) -> None:
-        for session in list(self.plane.sessions.values()):
-            if session.caller.token == token:
-                self.happens(AgentUnadmitted(session, "revoked"))
+        for link in list(self.plane.links.values()):
+            if link.caller.token == token:
+                self.happens(AgentUnadmitted(link, "revoked"))
 
     # -- requesters ---------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class Player:
                 [[seq, packed(body)] for seq, body in batch.encoded()],
                 batch.closed,
                 batch.forgotten,
-                sorted(batch.sessions.items()),
+                sorted(batch.links.items()),
                 sorted(batch.ended),
                 batch.complete,
                 batch.finished,

@@ -122,7 +122,7 @@ def restored(open_groups: OpenGroups) -> Any:
     again.newest_version = VERSION
     again.restore(batch.counters, batch.opened, batch.encoded())
     assert again.missing_tokens() == 0
-    return batch.sessions, {state.key: (state.tokens()[0].tolist(), state.runs) for state in again.samples()}
+    return batch.links, {state.key: (state.tokens()[0].tolist(), state.runs) for state in again.samples()}
 
 
 @pytest.mark.parametrize("seed", range(25))

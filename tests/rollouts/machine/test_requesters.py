@@ -107,7 +107,7 @@ class World:
         self.happens(AgentDialled(self.agent, hello, Caller()))
         self.commit()
         self.happens(
-            AgentSent(self.plane.sessions["a"], Loaded(version=0, checksum="c", fetch_s=0.0, load_s=0.0))
+            AgentSent(self.plane.links["a"], Loaded(version=0, checksum="c", fetch_s=0.0, load_s=0.0))
         )
 
     def happens(self, event: object) -> list[Instruction]:
@@ -136,7 +136,7 @@ class World:
             np.zeros(2 * size, np.float32),
             [End(row, lease, "stop", "", ()) for row, lease in zip(rows, leases, strict=True)],
         )
-        self.happens(AgentSent(self.plane.sessions["a"], unpack(encode(report))))
+        self.happens(AgentSent(self.plane.links["a"], unpack(encode(report))))
 
     def commit(self) -> None:
         for one in self.happens(LedgerFree()):

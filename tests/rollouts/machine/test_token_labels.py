@@ -264,7 +264,7 @@ class World:
             rows.deltas.pop(seq)
         if batch.deltas:
             self.committed = batch.deltas[-1].seq
-        for number, seq in batch.sessions.items():
+        for number, seq in batch.links.items():
             for agent in self.agents:
                 instance = self.groups.instances.get(agent.name)
                 if instance is not None and instance.number == number:

@@ -65,7 +65,7 @@ async def test_tokens_of_a_version_that_it_never_loaded_are_refused(plane: Plane
         case _:
             await liar.wire.send(end_of(row, sample.work.lease, ((1, 2),)))
     assert (await liar.wire.expect(Reject)).code == "not_loaded"
-    await until(lambda: "liar" not in plane.manager.sessions)
+    await until(lambda: "liar" not in plane.manager.links)
     (held,) = [one for one in plane.manager.groups.samples() if one.key == sample.work.key]
     assert held.runs == [[0, 0, 2]]
 
@@ -149,7 +149,7 @@ async def test_a_rate_that_no_tokens_prove_is_not_believed(plane: Plane) -> None
     await plane.settled()
     await trainer.ask(range(100))
     assert len(await good.work(40)) >= 40
-    assert plane.manager.sessions["liar"].rate_tokens_s == 0.0
+    assert plane.manager.links["liar"].rate_tokens_s == 0.0
 
 
 async def test_an_idle_instance_is_never_suspended(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ async def test_a_recalled_sample_is_taken_back_from_who_keeps_it(tmp_path: Path)
         (sample,) = await liar.work(1)
         await liar.acknowledged(await liar.report({sample.work.row: 4}))
         good = await joined(plane, "good")
-        plane.manager.sessions["liar"].draining = True  # so that it does not come back here
+        plane.manager.links["liar"].draining = True  # so that it does not come back here
         placement.recall(plane.manager.plane, plane.manager.groups.held_by("liar"))
         plane.manager.shell.handle(DispatchDue())  # which sends what is to be sent
         await liar.wire.expect(Cancel)
@@ -219,7 +219,7 @@ async def test_an_address_in_the_jobs_networks_is_believed(tmp_path: Path) -> No
         made = await trainer.publish(0)
         await until(lambda: plane.manager.groups.newest_version == 0)
         await plane.agent("a", token=JOIN_TOKEN, version=0, checksum=made.checksum, source="10.0.0.5:7000")
-        assert plane.manager.sessions["a"].source == "10.0.0.5:7000"
+        assert plane.manager.links["a"].source == "10.0.0.5:7000"
 
 
 # -- floods -----------------------------------------------------------------------------------------
