@@ -112,8 +112,8 @@ FAILOVER = (
         "silence-is-death",
         "A vertex whose process waits in a call into C, and cannot report meanwhile, is restarted.",
         "gyre/failover/suspicions.py",
-        "life in (Life.BUSY, Life.HUNG)",
-        "life in (Life.BUSY,)",
+        "life in (ProcessLife.BUSY, ProcessLife.HUNG)",
+        "life in (ProcessLife.BUSY,)",
         ("tests/failover/test_suspicions.py",),
     ),
     Break(

@@ -54,7 +54,7 @@ from gyre.rollouts.protocol.frames import (
     Request,
     TrainerStatus,
 )
-from gyre.rollouts.protocol.progress import End, Progress, Report
+from gyre.rollouts.protocol.progress import End, GenerationProgress, Report
 from gyre.rollouts.samples import Group, pack_groups
 from gyre.store.rollouts import RolloutRows
 from gyre.store.tables import encode_body
@@ -101,7 +101,7 @@ class Wire(asyncio.WriteTransport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.got: deque[Frame | Progress] = deque()
+        self.got: deque[Frame | GenerationProgress] = deque()
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -269,10 +269,10 @@ def hello(name: str, **changed: Any) -> Hello:
     return Hello(**(fields | changed))
 
 
-def report(samples: Sequence[InFlightSample], seq: int, *, stop: bool) -> Progress:
+def report(samples: Sequence[InFlightSample], seq: int, *, stop: bool) -> GenerationProgress:
     """One token more of each, and maybe the end."""
     size = len(samples)
-    return Progress(
+    return GenerationProgress(
         seq,
         np.array([one.row for one in samples], np.uint32),
         np.array([one.lease for one in samples], np.uint64),
@@ -352,7 +352,7 @@ class Sessions(Target, ABC):
         return Dialled(wire, wire.connection("a stranger"))
 
     @abstractmethod
-    def good(self, plane: Plane, draw: Random, dialled: Dialled) -> Frame | Progress:
+    def good(self, plane: Plane, draw: Random, dialled: Dialled) -> Frame | GenerationProgress:
         """What an honest peer could say now."""
 
     @abstractmethod
@@ -379,7 +379,7 @@ class AgentSessions(Sessions):
 
     name = "agent sessions"
 
-    def good(self, plane: Plane, draw: Random, dialled: Dialled) -> Frame | Progress:
+    def good(self, plane: Plane, draw: Random, dialled: Dialled) -> Frame | GenerationProgress:
         groups = plane.manager.groups
         own = sorted(groups.held_by("bad"), key=lambda one: one.row) if "bad" in groups.instances else []
         if dialled.link is None and draw.randrange(5):
@@ -423,7 +423,7 @@ class TrainerSessions(Sessions):
 
     name = "trainer sessions"
 
-    def good(self, plane: Plane, draw: Random, dialled: Dialled) -> Frame | Progress:
+    def good(self, plane: Plane, draw: Random, dialled: Dialled) -> Frame | GenerationProgress:
         if not dialled.attached and draw.randrange(5):
             return Attach(protocol=PROTOCOL, term=draw.randrange(5), samples_ahead=bool(draw.randrange(2)))
         match draw.randrange(6):

@@ -42,10 +42,10 @@ from gyre.rollouts.manager.sockets import connected, first_frame, websocket
 from gyre.rollouts.manager.trainer_front import TrainerFront
 from gyre.rollouts.plane.events import (
     AgentDialled,
+    AgentDrainRequested,
     AgentGone,
     AgentSent,
     AgentUnadmitted,
-    DrainRequested,
     PeerRefused,
     ReportsDue,
     RolesWanted,
@@ -338,7 +338,7 @@ class RolloutManager:
             )
         if not caller.is_ours and link.caller != caller:
             raise Unauthorized(f"The token {caller.token!r} may not drain {name}, which joined otherwise.")
-        self.shell.handle(DrainRequested(link, asked.deadline_s, asked.reason))
+        self.shell.handle(AgentDrainRequested(link, asked.deadline_s, asked.reason))
         return web.json_response({"instance": name, "draining": True})
 
     async def _status_route(self, request: web.Request) -> web.StreamResponse:

@@ -56,7 +56,7 @@ class AgentUnadmitted(NamedTuple):
     message: str
 
 
-class DrainRequested(NamedTuple):
+class AgentDrainRequested(NamedTuple):
     """Of an instance that has a link."""
 
     link: AgentLink

@@ -35,7 +35,7 @@ from gyre.rollouts.protocol.frames import (
     Loaded,
     LoadFailed,
 )
-from gyre.rollouts.protocol.progress import Progress, Report
+from gyre.rollouts.protocol.progress import GenerationProgress, Report
 from gyre.rollouts.token_log.write_buffer import WriteBatch
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _report(plane: Plane, link: AgentLink, report: Report) -> None:
     plane.commit(Commit.SOON)
 
 
-def _ended(plane: Plane, link: AgentLink, frame: Progress) -> None:
+def _ended(plane: Plane, link: AgentLink, frame: GenerationProgress) -> None:
     placement.compute_admission(plane)
     placement.send_work(plane, plane.groups.progress(link.name, frame))
     placement.dispatch(plane)  # at once: what else this turn of the loop brings may take milliseconds

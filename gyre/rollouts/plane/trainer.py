@@ -68,7 +68,7 @@ class TrainerGone(NamedTuple):
     peer: Peer
 
 
-class Trainer(Requester):
+class TrainerRequester(Requester):
     trains = True
 
     def __init__(self, groups: OpenGroups, settings: ManagerSettings) -> None:

@@ -20,7 +20,7 @@ from gyre.rollouts.samples import OLD_LOGPROBS, Group, Sample
 from gyre.workloads.algorithms.advantages import advantages_of, gae_of, reference_of, values_of
 from gyre.workloads.algorithms.losses import LossSum, policy_loss_of, value_loss
 from gyre.workloads.learner.accumulation import Tally
-from gyre.workloads.learner.packing import Pass, Row
+from gyre.workloads.learner.packing import Pass, TrainingRow
 from gyre.workloads.learner.seen_logprobs import Tag
 
 
@@ -45,7 +45,7 @@ def trained_samples(
     return found
 
 
-def policy_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[Row]:
+def policy_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[TrainingRow]:
     """The samples that have a gradient, with `advantages`, `engine` log-probs, and `old` ones and `reference`'s where
     they are needed. Raises ValueError as `trained_samples`."""
     rows, tags = [], tags_of(groups)
@@ -55,17 +55,17 @@ def policy_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[Row
             values["old"] = sample.extras[OLD_LOGPROBS]
         if settings.loss.kl_loss_coef > 0:
             values["reference"] = reference_of(sample)
-        rows.append(Row(group.prompt_ids, sample.token_ids, values, tags[id(sample)]))
+        rows.append(TrainingRow(group.prompt_ids, sample.token_ids, values, tags[id(sample)]))
     return rows
 
 
-def value_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[Row]:
+def value_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[TrainingRow]:
     """The samples with a token, with the `values` that their advantages are made from, and the `returns`.
 
     Raises ValueError for a sample without reward or without values.
     """
     return [
-        Row(
+        TrainingRow(
             group.prompt_ids,
             sample.token_ids,
             {"values": values_of(sample), "returns": gae_of(sample, settings.loss)[1]},

@@ -30,7 +30,7 @@ tokens; prompts of 1,024 with answers of 190, in groups of 8, have 4.2 times as 
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrainingRow:
     """A prompt int32 `[p]`, the tokens int32 `[t]` that followed it, and values by name, float32 `[t]` each."""
 
     prompt_ids: NDArray[np.int32]
@@ -104,7 +104,7 @@ class Node:
 
     tokens: NDArray[np.int32]
     parent: int = -1
-    row: Row | None = None
+    row: TrainingRow | None = None
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -115,7 +115,7 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def pack(
-    rows: Sequence[Row], *, max_tokens: int, multiple: int = 1, prompts_once: bool = False
+    rows: Sequence[TrainingRow], *, max_tokens: int, multiple: int = 1, prompts_once: bool = False
 ) -> Iterator[Pass]:
     """Passes of at most `max_tokens` inputs, in the order of the rows; a longer row is a pass of its own. The width of
     each is a multiple of `multiple`. With `prompts_once` rows of the same prompt that stand beside each other in a pass
@@ -125,22 +125,24 @@ def pack(
 
 
 def pack_all_but_rest(
-    rows: Sequence[Row],
+    rows: Sequence[TrainingRow],
     *,
     max_tokens: int,
     multiple: int = 1,
     least_tokens: int,
     prompts_once: bool = False,
-) -> tuple[list[Pass], list[Row]]:
+) -> tuple[list[Pass], list[TrainingRow]]:
     """As `pack`, but the rows of a last pass of fewer than `least_tokens` inputs are returned as they are."""
     parts = [nodes_of(some, prompts_once=prompts_once) for some in _together(rows, max_tokens, prompts_once)]
     rest = parts.pop() if parts and sum(len(node.tokens) for node in parts[-1]) < least_tokens else []
     return [laid_out(some, multiple) for some in parts], [node.row for node in rest if node.row is not None]
 
 
-def _together(rows: Sequence[Row], max_tokens: int, prompts_once: bool) -> Iterator[list[Row]]:
+def _together(
+    rows: Sequence[TrainingRow], max_tokens: int, prompts_once: bool
+) -> Iterator[list[TrainingRow]]:
     """The rows of each pass."""
-    held: list[Row] = []
+    held: list[TrainingRow] = []
     width = keys = sharing = 0
     for row in rows:
         if len(row.prompt_ids) == 0 or len(row.token_ids) == 0:
@@ -164,13 +166,13 @@ def _together(rows: Sequence[Row], max_tokens: int, prompts_once: bool) -> Itera
         yield held
 
 
-def _share(one: Row, other: Row) -> bool:
+def _share(one: TrainingRow, other: TrainingRow) -> bool:
     """Whether they have the same prompt, and more of it than the token that predicts."""
     mine, its = one.prompt_ids, other.prompt_ids
     return len(mine) > 1 and (mine is its or np.array_equal(mine, its))
 
 
-def nodes_of(rows: Sequence[Row], *, prompts_once: bool) -> list[Node]:
+def nodes_of(rows: Sequence[TrainingRow], *, prompts_once: bool) -> list[Node]:
     """The nodes of a pass of these rows: a sequence each, or, with `prompts_once`, what the prompts of several that
     stand beside each other have in common, and then their branches."""
     nodes: list[Node] = []

@@ -14,7 +14,7 @@ from gyre.rollouts.plane.requests import EarlierLease, InFlightSample, seed_of
 from gyre.rollouts.plane.stored_account import account_in, stored_account
 from gyre.rollouts.protocol.codec import decode
 from gyre.rollouts.protocol.frames import Assignment, Prompt, Request
-from gyre.rollouts.protocol.progress import Progress
+from gyre.rollouts.protocol.progress import GenerationProgress
 from gyre.rollouts.samples import Group, pack_groups
 from gyre.store import RolloutRows
 from tests.rollouts.machine.simulated_agents import (
@@ -293,7 +293,7 @@ class Fleet(RuleBasedStateMachine):
 
     def hear(self, agent: SimAgent, data: bytes) -> None:
         frame = decode(data)
-        assert isinstance(frame, Progress)
+        assert isinstance(frame, GenerationProgress)
         given = self.open_groups.progress(agent.name, frame)
         for state in self.open_groups.samples():
             authors = self.authors.setdefault((state.key, state.resets), [])
@@ -311,7 +311,7 @@ class Fleet(RuleBasedStateMachine):
         to = data.draw(st.sampled_from(sorted(self.open_groups.instances)))
         before = {state.key: (state.length, state.lease) for state in self.open_groups.samples()}
         frame = decode(agent.frames[at])
-        assert isinstance(frame, Progress)
+        assert isinstance(frame, GenerationProgress)
         reported = self.open_groups._store.write_buffer._links
         ack = reported.get(self.open_groups.instances[to].number)
         assert not self.open_groups.progress(to, frame)

@@ -17,12 +17,12 @@ from gyre.config import JOIN_SCOPE
 from gyre.rollouts.plane.door_ledger import Asked, DoorRefused, Wish
 from gyre.rollouts.plane.events import (
     AgentDialled,
+    AgentDrainRequested,
     AgentGone,
     AgentSent,
     AgentUnadmitted,
     Committed,
     DispatchDue,
-    DrainRequested,
     LedgerFree,
     PeerRefused,
     Published,
@@ -45,7 +45,7 @@ from gyre.rollouts.plane.instructions import (
     Send,
     Write,
 )
-from gyre.rollouts.plane.keys import Keys, RequestDeleted, RequestsAborted, SamplesAsked
+from gyre.rollouts.plane.keys import KeysRequester, RequestDeleted, RequestsAborted, SamplesAsked
 from gyre.rollouts.plane.links import AgentLink
 from gyre.rollouts.plane.machine import handle
 from gyre.rollouts.plane.peers import Caller
@@ -53,7 +53,7 @@ from gyre.rollouts.plane.requesters import Requester
 from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings
 from gyre.rollouts.plane.state import Plane
 from gyre.rollouts.plane.status import plane_status
-from gyre.rollouts.plane.trainer import Trainer, TrainerDialled, TrainerGone, TrainerSent
+from gyre.rollouts.plane.trainer import TrainerDialled, TrainerGone, TrainerRequester, TrainerSent
 from gyre.rollouts.protocol.codec import encode, unpack
 from gyre.rollouts.protocol.credentials import weights_key
 from gyre.rollouts.protocol.fields import FrameError
@@ -140,7 +140,7 @@ class Player:
         self.batch: WriteBatch | None = None
         self.is_dispatch_due = False
         settings = settings_of(kind)
-        requesters: list[type[Requester]] = [Keys] if kind == "door" else [Trainer]
+        requesters: list[type[Requester]] = [KeysRequester] if kind == "door" else [TrainerRequester]
         key = weights_key("secret")
         self.plane = Plane(settings, requesters, epoch=term, now=now, weights_key=key, node="here")
         self.happens(Restored(rows.load()))
@@ -228,7 +228,7 @@ class Player:
     async def drain(self, name: str, deadline_s: float, reason: str) -> None:
         link = self.plane.links.get(name)
         if link is not None:
-            self.happens(DrainRequested(link, deadline_s, reason))
+            self.happens(AgentDrainRequested(link, deadline_s, reason))
         self.done.append(["found", link is not None])
 
     async def revoke(self, token: str) -> None:

@@ -14,7 +14,7 @@ from gyre.rollouts.plane.instructions import ReportEvent, Send
 from gyre.rollouts.plane.links import AgentLink
 from gyre.rollouts.plane.settings import ManagerSettings
 from gyre.rollouts.plane.state import Plane
-from gyre.rollouts.plane.trainer import Trainer
+from gyre.rollouts.plane.trainer import TrainerRequester
 from gyre.rollouts.plane.windows import CLOSE_WITHIN_S, TOGETHER_S, TRAINER_AWAY_S, Windows
 from gyre.rollouts.protocol.frames import (
     Asleep,
@@ -30,7 +30,7 @@ from gyre.rollouts.protocol.frames import (
     Wake,
     WindowStatus,
 )
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 from gyre.rollouts.samples import Group, pack_groups
 from gyre.workloads.trainer.device_lending import DeviceLending
 
@@ -43,7 +43,7 @@ class World:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.plane = Plane(ManagerSettings(), [Trainer], epoch=1, now=self.now)
+        self.plane = Plane(ManagerSettings(), [TrainerRequester], epoch=1, now=self.now)
         self.book, self.links = self.plane.groups, self.plane.links
         self.book.newest_version = 0
         self.book.promote(0)
@@ -194,13 +194,15 @@ class World:
         link.rate_tokens_s = self.rates[name]
         self.book.progress(name, frame)
 
-    def _frame(self, grow: dict[int, int], ends: list[End], rate: float = 0.0, running: int = 0) -> Progress:
+    def _frame(
+        self, grow: dict[int, int], ends: list[End], rate: float = 0.0, running: int = 0
+    ) -> GenerationProgress:
         self.seq += 1
         rows = sorted(grow)
         states = [self.book._store.rows.samples[row] for row in rows]
         counts = [grow[row] for row in rows]
         total = sum(counts)
-        return Progress(
+        return GenerationProgress(
             self.seq,
             np.array(rows, np.uint32),
             np.array([state.lease for state in states if state], np.uint64),

@@ -39,7 +39,7 @@ from gyre.rollouts.protocol.frames import (
     Weights,
     Welcome,
 )
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 from gyre.rollouts.sample_checks import problem_with_group
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from tests.examples import examples
@@ -70,7 +70,7 @@ class Peer:
             self.link is not None and self.link.connection is self.connection and not self.connection.closing
         )
 
-    def dial(self, hello: Frame | Progress | bytes, caller: Caller) -> None:
+    def dial(self, hello: Frame | GenerationProgress | bytes, caller: Caller) -> None:
         self.connection = Connection(None, "an agent")  # type: ignore[arg-type]
         self.work, self.link = {}, None
         try:
@@ -80,7 +80,7 @@ class Peer:
             self.world.manager.shell.handle(PeerRefused(self.connection, error))
             self.connection.close()
 
-    def say(self, frame: Frame | Progress | bytes) -> None:
+    def say(self, frame: Frame | GenerationProgress | bytes) -> None:
         """What the route of agents does with a frame."""
         if not self.is_up or self.link is None:
             return
@@ -171,10 +171,10 @@ def progress(
     *,
     rows: Any = (), leases: Any = (), starts: Any = (), counts: Any = (), versions: Any = (), tokens: Any = (),
     logprobs: Any = (), ends: Any = (), load: Any = (0, 0, 0, 0.0),
-) -> Progress:  # fmt: skip
+) -> GenerationProgress:  # fmt: skip
     columns = zip((rows, leases, starts, counts, versions, tokens, logprobs), "IQIIiif", strict=True)
     running, waiting, used, rate = load
-    return Progress(
+    return GenerationProgress(
         1,
         *(np.array(list(values), kind) for values, kind in columns),
         list(ends),
@@ -309,7 +309,7 @@ class Liar(Peer):
             case _:
                 self._claim(self._report(data))
 
-    def _claim(self, report: Progress) -> None:
+    def _claim(self, report: GenerationProgress) -> None:
         """Tokens of a version that it never acknowledged end its connection, whatever else is right."""
         mine = [
             row in self.work and self.work[row][0].lease == lease
@@ -349,7 +349,7 @@ class Liar(Peer):
             self.proven.add(version)
         self.say(Loaded(version=version, checksum=checksum, fetch_s=0.0, load_s=1e308, source=source))
 
-    def _report(self, data: st.DataObject) -> Progress:
+    def _report(self, data: st.DataObject) -> GenerationProgress:
         rows = sorted(self.work)[: data.draw(st.sampled_from([4, 1, 2, 0]))]
         lie = data.draw(
             st.sampled_from(
