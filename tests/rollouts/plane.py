@@ -474,7 +474,7 @@ class ScriptedAgent:
         sample = self.samples.pop(row)
         assert self.weights is not None
         await self.wire.send(
-            Progress(
+            GenerationProgress(
                 self.seq,
                 np.array([row], np.uint32),
                 np.array([sample.work.lease], np.uint64),

@@ -88,7 +88,11 @@ class ReferenceModel(FrozenModel):
         where a token was not drawn."""
         flat = self.said_of(
             [
-                [TrainingRow(group.prompt_ids, one.token_ids, mask=one.mask) for one in group.samples if one.drawn]
+                [
+                    TrainingRow(group.prompt_ids, one.token_ids, mask=one.mask)
+                    for one in group.samples
+                    if one.drawn
+                ]
                 for group in groups
             ]
         )
