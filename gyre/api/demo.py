@@ -51,7 +51,7 @@ AGENT_CONFIG: dict[str, Any] = {
     },  # the longest turn is a call of four digits and two
     "evaluation": {"temperature": 1.0, "threshold": 1.0},
     "optim": {"lr": 1e-3},
-    "warm_start": {"max_steps": 200, "batch": 128, "lr": 4e-3, "slips": 0.6},
+    "warm_start": {"max_steps": 120, "batch": 128, "lr": 4e-3, "slips": 0.6},
     "agent": {
         "environment": "gyre.agents.calculator:Calculator",
         "concurrency": 128,
@@ -62,7 +62,7 @@ AGENT_CONFIG: dict[str, Any] = {
 """Of the demo with an agent. After the warm start about a quarter of the held-out problems are solved, as often as the
 pupil remembers to call."""
 
-AGENT_STEPS = 24
+AGENT_STEPS = 16
 """At 32 prompts, or 256 sessions, a step."""
 
 WAIT_S = 1800.0
@@ -88,7 +88,7 @@ def demo_job(*, steps: int | None = None, seed: int = 0, agent: bool = False) ->
             groups_per_firing=prompts // 4,
             groups_per_micro_batch=prompts // 2,
             checkpoint_every=10,
-            evaluate_every=8 if agent else 10,
+            evaluate_every=4 if agent else 10,
             held_out=128 if agent else 512,
         )
         .failover(silence_timeout_s=6.0)

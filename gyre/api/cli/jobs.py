@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "--steps",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Number of optimizer steps.  [default: 80, or 24 with --agent]",
+    help="Number of optimizer steps.  [default: 80, or 16 with --agent]",
 )
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the model, the task and the chaos."
