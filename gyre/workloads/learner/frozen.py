@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from gyre.config.sections import RewardModelSettings, WorkloadSettings, read_section
 from gyre.errors import ConfigError, UserCodeError
 from gyre.models.support import refuse_no_folder
+from gyre.rollouts.drawn import at_drawn
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, WorkloadContext, operator
 from gyre.workloads.learner.backend import Backend
@@ -83,17 +84,18 @@ class ReferenceModel(FrozenModel):
 
     @operator
     def logprobs(self, groups: list[Group]) -> list[Group]:
-        """The same groups, each sample with `extras["ref_logprobs"]`, float32 `[t]` at the sampling temperature."""
+        """The same groups, each sample with `extras["ref_logprobs"]`, float32 `[t]` at the sampling temperature, 0
+        where a token was not drawn."""
         flat = self.said_of(
             [
-                [Row(group.prompt_ids, one.token_ids) for one in group.samples if len(one.token_ids)]
+                [Row(group.prompt_ids, one.token_ids, mask=one.mask) for one in group.samples if one.drawn]
                 for group in groups
             ]
         )
         at = 0
         for sample in (sample for group in groups for sample in group.samples):
-            sample.extras["ref_logprobs"] = flat[at : at + len(sample.token_ids)].copy()
-            at += len(sample.token_ids)
+            sample.extras["ref_logprobs"] = at_drawn(sample, flat[at : at + sample.drawn].copy())
+            at += sample.drawn
         return groups
 
     def refuse_small(self) -> None:
@@ -155,8 +157,8 @@ def reward_model_folder(config: Mapping[str, Any]) -> Path:
 
 
 def take_rewards(groups: list[Group], found: Sequence[float]) -> list[Group]:
-    """The groups, with the numbers found as rewards, in the order of groups and samples. Raises UserCodeError for what
-    is no finite number."""
+    """The groups, with the numbers found as rewards, in the order of groups and samples; rows of a rollout have that of
+    its last one. Raises UserCodeError for what is no finite number."""
     rewards = iter(found)
     for group in groups:
         for sample in group.samples:
@@ -167,4 +169,7 @@ def take_rewards(groups: list[Group], found: Sequence[float]) -> list[Group]:
                     hint="Are its weights whole, and is its dtype wide enough?",
                 )
             sample.reward = reward
+        for rows in group.rollouts:
+            for row in rows:
+                group.samples[row].reward = group.samples[rows[-1]].reward
     return groups

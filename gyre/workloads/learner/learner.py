@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 
 from gyre.config.sections import OptimSettings, WorkloadSettings
 from gyre.models.flops import flops_of
+from gyre.rollouts.drawn import at_drawn
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.weights.version.manifest import WeightMismatch
 from gyre.workloads.algorithms.losses import LossSum, mini_batch_weight
@@ -536,8 +537,8 @@ class Learner(BaseWorkload):
         self, groups: list[Group], wanted: Collection[int] | None = None
     ) -> list[NDArray[np.float32]]:
         """What the model says of each token of each sample, float32 `[t]`, in the order of groups and samples, on every
-        rank of the replica: zeros for a sample whose `id()` is not `wanted`. No pass has samples of two groups, so that
-        the bits do not depend on who else is asked for."""
+        rank of the replica: zeros where a token was not drawn, and for a sample whose `id()` is not `wanted`. No pass
+        has samples of two groups, so that the bits do not depend on who else is asked for."""
         return self._said_of(groups, [[group] for group in groups], wanted)
 
     def by_sample(self, groups: list[Group]) -> list[NDArray[np.float32]]:
@@ -554,20 +555,22 @@ class Learner(BaseWorkload):
             rows = []
             for group in some:
                 for sample in group.samples:
-                    if len(sample.token_ids) and (wanted is None or id(sample) in wanted):
+                    if sample.drawn and (wanted is None or id(sample) in wanted):
                         kept.append(id(sample))
-                        rows.append(Row(group.prompt_ids, sample.token_ids))
+                        rows.append(Row(group.prompt_ids, sample.token_ids, mask=sample.mask))
             passes += self._packed(rows)
         said = self.backend.forward(passes)
         self._count_flops(passes, trains=False)
         self.report_progress()
         samples = [sample for group in groups for sample in group.samples]
         flat = torch.cat(said).numpy() if said else np.empty(0, np.float32)
-        lengths = {id(sample): len(sample.token_ids) for sample in samples}
+        lengths = {id(sample): sample.drawn for sample in samples}
         parts = np.split(flat, np.cumsum([lengths[one] for one in kept])[:-1]) if kept else []
         found = dict(zip(kept, parts, strict=True))
         return [
-            found[id(sample)].copy() if id(sample) in found else np.zeros(len(sample.token_ids), np.float32)
+            at_drawn(sample, found[id(sample)].copy())
+            if id(sample) in found
+            else np.zeros(len(sample.token_ids), np.float32)
             for sample in samples
         ]
 

@@ -27,6 +27,7 @@ from gyre.models.architecture import Architecture
 from gyre.models.modules import Decoder
 from gyre.models.saving import save_model_folder
 from gyre.models.tensor_names import from_names, to_names
+from gyre.rollouts.drawn import of_drawn
 from gyre.rollouts.samples import OLD_LOGPROBS, Group
 from gyre.rollouts.weight_peer import check_transports
 from gyre.weights.version.manifest import checksum_of_weights, pack_weights
@@ -174,13 +175,16 @@ class PolicyLearner(Learner):
             return groups
         found = self.own_logprobs(groups)
         needed = self._needed(groups)
-        for (sample, tag), values in zip(tags_of(groups).items(), found, strict=True):
-            if sample in needed:
-                self._seen.add([tag], [len(values)], torch.from_numpy(values))
+        samples = (sample for group in groups for sample in group.samples)
+        for sample, (_, tag), values in zip(samples, tags_of(groups).items(), found, strict=True):
+            if id(sample) in needed:
+                drawn = of_drawn(sample, values)
+                self._seen.add([tag], [len(drawn)], torch.from_numpy(drawn))
         return with_extras(groups, OLD_LOGPROBS, found)
 
     def own_logprobs(self, groups: list[Group]) -> list[NDArray[np.float32]]:
-        """The policy's log-probs of every sample, float32 `[t]`; zeros for samples without a gradient."""
+        """The policy's log-probs of every sample, float32 `[t]`; zeros where a token was not drawn, and for samples
+        without a gradient."""
         return self.by_group(groups, self._needed(groups))
 
     def _needed(self, groups: list[Group]) -> set[int]:

@@ -24,7 +24,7 @@ from gyre.models.safetensors_folder import TensorSource
 from gyre.models.tensor_names import VALUE_BIAS, VALUE_WEIGHT, to_names
 from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import WeightManifest, unpack_weights
-from gyre.workloads.algorithms.advantages import gae_of
+from gyre.workloads.algorithms.advantages import returns_of
 from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import operator
 from gyre.workloads.learner.accumulation import Tally
@@ -48,9 +48,7 @@ class ValueLearner(Learner):
 
     def check(self, groups: list[Group]) -> None:
         for group in groups:
-            for sample in group.samples:
-                if len(sample.token_ids):
-                    gae_of(sample, self.settings.loss)
+            returns_of(group, self.settings.loss)
 
     def rows(self, groups: list[Group]) -> list[Row]:
         return value_rows(groups, self.settings)
@@ -87,7 +85,8 @@ class ValueLearner(Learner):
 
     @operator
     def values(self, groups: list[Group], *, step: int) -> list[Group]:
-        """The same groups, each sample with `extras["values"]`, float32 `[t]`: the return expected before each token.
+        """The same groups, each sample with `extras["values"]`, float32 `[t]`: the return expected before each token, 0
+        where it was not drawn.
 
         `groups` are this rank's share; `step` is the optimizer step that will train on them. Raises StepGap where it is
         not this critic's next.

@@ -364,5 +364,6 @@ class GroupState:
 
 
 def tokens_of(group: Group) -> int:
-    """What a group costs to train: the tokens of the prompts and answers of all its samples."""
-    return len(group.prompt_ids) * len(group.samples) + group.token_count
+    """What a group costs to train: the tokens of the prompts and answers of all its samples, whoever wrote
+    them."""
+    return len(group.prompt_ids) * len(group.samples) + group.positions
