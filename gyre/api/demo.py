@@ -54,7 +54,7 @@ AGENT_CONFIG: dict[str, Any] = {
     "warm_start": {"max_steps": 120, "batch": 128, "lr": 4e-3, "slips": 0.6},
     "agent": {
         "environment": "gyre.agents.calculator:Calculator",
-        "concurrency": 128,
+        "concurrency": 64,
         "max_turns": 4,
         "max_tokens": 60,
     },
@@ -73,7 +73,7 @@ POLL_S = 0.5
 
 def demo_job(*, steps: int | None = None, seed: int = 0, agent: bool = False) -> RLJob:
     """The demo as a job: two rollout vertices, one reward vertex, a gang of two actor ranks; with `agent` one rollout
-    vertex, and one that runs sessions."""
+    vertex, and two that run sessions."""
     prompts = 32 if agent else 128
     builder = (
         RLJobBuilder()
@@ -95,7 +95,7 @@ def demo_job(*, steps: int | None = None, seed: int = 0, agent: bool = False) ->
     )
     roles = builder.actor().total(2)
     if agent:
-        job: RLJob = roles.rollout().total(1).agent().total(1).build()
+        job: RLJob = roles.rollout().total(1).agent().total(2).build()
     else:
         job = roles.rollout().total(2).elastic(1, 4).reward().total(1).build()
     return job
@@ -114,6 +114,7 @@ def run_demo(
     """Run the demo in the foreground; with `opens_page` a browser shows its page. Returns the exit status: 0 only if
     it succeeded with every prompt accounted for."""
     started = time.monotonic()
+    plan = (AGENT_PLAN if agent else PLAN) if chaos else ()
     job = demo_job(steps=steps, seed=seed, agent=agent)
     live = LiveProgress(
         "GRPO on products, with a calculator. Warm start: supervised, on sessions of a pupil who forgets to ask it."
@@ -130,7 +131,7 @@ def run_demo(
             with in_foreground(handle):
                 live.read_steps = lambda step: handle.steps(after=step)
                 try:
-                    view = _watch(handle, live, chaos)
+                    view = _watch(handle, live, plan)
                 finally:
                     live.close()
         finally:
@@ -166,6 +167,34 @@ def summary_of(view: dict[str, Any], *, wall_s: float) -> dict[str, Any]:
     }
 
 
+Plan = tuple[tuple[float, str, tuple[str, ...]], ...]
+"""At which share of the steps, how, and who."""
+
+PLAN: Plan = (
+    (0.05, "kill", ("rollout_manager-0",)),
+    (0.12, "kill", ("rollout-0",)),
+    (0.20, "kill", ("reward-0",)),
+    (0.30, "kill", ("actor-1",)),
+    (0.42, "kill", ("trainer-0",)),
+    (0.52, "kill", ("master",)),
+    (0.62, "kill", ("trainer-0", "master")),
+    (0.74, "stop", ("rollout-1",)),
+    (0.86, "kill", ("actor-0", "rollout-0")),
+)
+
+AGENT_PLAN: Plan = (
+    (0.05, "kill", ("rollout_manager-0",)),
+    (0.12, "kill", ("agent-0",)),
+    (0.20, "kill", ("rollout-0",)),
+    (0.30, "kill", ("actor-1",)),
+    (0.42, "kill", ("agent-0", "agent-1")),
+    (0.52, "kill", ("master",)),
+    (0.62, "kill", ("trainer-0", "master")),
+    (0.74, "stop", ("agent-1",)),
+    (0.86, "kill", ("agent-0", "rollout_manager-0")),
+)
+
+
 @dataclass(slots=True)
 class Chaos:
     """Kills by the step that the job has reached: each kind of process once, then several at a time."""
@@ -173,24 +202,13 @@ class Chaos:
     handle: JobHandle
     live: LiveProgress
     steps: int
+    plan: Plan
     done: set[int] = field(default_factory=set)
-
-    PLAN = (
-        (0.05, "kill", ("rollout_manager-0",)),
-        (0.12, "kill", ("rollout-0",)),
-        (0.20, "kill", ("reward-0",)),
-        (0.30, "kill", ("actor-1",)),
-        (0.42, "kill", ("trainer-0",)),
-        (0.52, "kill", ("master",)),
-        (0.62, "kill", ("trainer-0", "master")),
-        (0.74, "stop", ("rollout-1",)),
-        (0.86, "kill", ("actor-0", "rollout-0")),
-    )
 
     def strike(self, step: int) -> None:
         """Kill whatever is due at this step. Runs in a thread of its own, because finding a victim may take a
         moment."""
-        for index, (share, how, names) in enumerate(self.PLAN):
+        for index, (share, how, names) in enumerate(self.plan):
             if index not in self.done and step >= max(1, round(share * self.steps)):
                 self.done.add(index)
                 threading.Thread(target=self._do, args=(how, names), name="gyre-chaos", daemon=True).start()
@@ -208,7 +226,7 @@ class Chaos:
             self.live.say(f"chaos: {signal_name} to {victim.name} (pid {victim.pid})")
 
 
-def _watch(handle: JobHandle, live: LiveProgress, chaos: bool) -> dict[str, Any]:
+def _watch(handle: JobHandle, live: LiveProgress, plan: Plan) -> dict[str, Any]:
     deadline = time.monotonic() + WAIT_S
     monkey: Chaos | None = None
     show = cluster_watched(live.show)
@@ -218,8 +236,8 @@ def _watch(handle: JobHandle, live: LiveProgress, chaos: bool) -> dict[str, Any]
         if view["job"]["ended_at"]:
             return view
         steps = view["progress"].get("steps")
-        if chaos and steps:
-            monkey = monkey or Chaos(handle, live, steps)
+        if plan and steps:
+            monkey = monkey or Chaos(handle, live, steps, plan)
             monkey.strike(view["progress"].get("step") or 0)
         if time.monotonic() > deadline:
             raise JobFailed(f"the demo did not end within {WAIT_S:g} s.", hint="See `gyre events`.")
