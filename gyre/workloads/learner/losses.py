@@ -21,7 +21,7 @@ from gyre.rollouts.samples import OLD_LOGPROBS, Group, Sample
 from gyre.workloads.algorithms.advantages import advantages_of, reference_of, returns_of, values_of
 from gyre.workloads.algorithms.losses import LossSum, policy_loss_of, takes_lengths, value_loss
 from gyre.workloads.learner.accumulation import Tally
-from gyre.workloads.learner.packing import Pass, Row
+from gyre.workloads.learner.packing import Pass, TrainingRow
 from gyre.workloads.learner.seen_logprobs import Tag
 
 
@@ -46,7 +46,7 @@ def trained_samples(
     return found
 
 
-def policy_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[Row]:
+def policy_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[TrainingRow]:
     """The samples that have a gradient, with `advantages`, `engine` log-probs, and `old` ones, `reference`'s and
     `lengths` where they are needed. Raises ValueError as `trained_samples`, and where the job's own loss would take
     the means of rows for those of rollouts."""
@@ -67,11 +67,11 @@ def policy_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[Row
             values["old"] = sample.extras[OLD_LOGPROBS]
         if settings.loss.kl_loss_coef > 0:
             values["reference"] = reference_of(sample)
-        rows.append(Row(group.prompt_ids, sample.token_ids, values, tags[id(sample)], sample.mask))
+        rows.append(TrainingRow(group.prompt_ids, sample.token_ids, values, tags[id(sample)], sample.mask))
     return rows
 
 
-def value_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[Row]:
+def value_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[TrainingRow]:
     """The samples with a token, with the `values` that their advantages are made from, the `returns`, and `lengths`
     where they are needed.
 
@@ -79,7 +79,7 @@ def value_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[Row]
     """
     lengths = _lengths(groups, settings)
     return [
-        Row(
+        TrainingRow(
             group.prompt_ids,
             sample.token_ids,
             {"values": values_of(sample), "returns": returns, **lengths.get(id(sample), {})},

@@ -31,7 +31,7 @@ tokens; prompts of 1,024 with answers of 190, in groups of 8, have 4.2 times as 
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrainingRow:
     """A prompt int32 `[p]`, the tokens int32 `[t]` that followed it, and values by name, float32 `[t]` each."""
 
     prompt_ids: NDArray[np.int32]
@@ -117,7 +117,7 @@ class Node:
 
     tokens: NDArray[np.int32]
     parent: int = -1
-    row: Row | None = None
+    row: TrainingRow | None = None
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -128,7 +128,7 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def pack(
-    rows: Sequence[Row], *, max_tokens: int, multiple: int = 1, prompts_once: bool = False
+    rows: Sequence[TrainingRow], *, max_tokens: int, multiple: int = 1, prompts_once: bool = False
 ) -> Iterator[Pass]:
     """Passes of at most `max_tokens` inputs, in the order of the rows; a longer row is a pass of its own. The width of
     each is a multiple of `multiple`. With `prompts_once` rows of the same prompt that stand beside each other in a pass
@@ -139,22 +139,24 @@ def pack(
 
 
 def pack_all_but_rest(
-    rows: Sequence[Row],
+    rows: Sequence[TrainingRow],
     *,
     max_tokens: int,
     multiple: int = 1,
     least_tokens: int,
     prompts_once: bool = False,
-) -> tuple[list[Pass], list[Row]]:
+) -> tuple[list[Pass], list[TrainingRow]]:
     """As `pack`, but the rows of a last pass of fewer than `least_tokens` inputs are returned as they are."""
     parts = [nodes_of(some, prompts_once=prompts_once) for some in _together(rows, max_tokens, prompts_once)]
     rest = parts.pop() if parts and sum(len(node.tokens) for node in parts[-1]) < least_tokens else []
     return [laid_out(some, multiple) for some in parts], [node.row for node in rest if node.row is not None]
 
 
-def _together(rows: Sequence[Row], max_tokens: int, prompts_once: bool) -> Iterator[list[Row]]:
+def _together(
+    rows: Sequence[TrainingRow], max_tokens: int, prompts_once: bool
+) -> Iterator[list[TrainingRow]]:
     """The rows of each pass."""
-    held: list[Row] = []
+    held: list[TrainingRow] = []
     width = keys = 0
     ends: list[int] = []
     """Of the nodes on the last row's path, where they end."""
@@ -177,7 +179,7 @@ def _together(rows: Sequence[Row], max_tokens: int, prompts_once: bool) -> Itera
         yield held
 
 
-def _shared(one: Row, other: Row) -> int:
+def _shared(one: TrainingRow, other: TrainingRow) -> int:
     """After how many of the inputs of a row the next one may go on: they are the same, none of them predicts a token of
     the next one, and at least one more is the row's own. 0 where they have not the same prompt."""
     mine, its = one.prompt_ids, other.prompt_ids
@@ -197,7 +199,7 @@ class _Branch:
     """The inputs `start..end` of a row, which other rows go on after where it has children. `ends` is whether it is the
     row's last node."""
 
-    row: Row
+    row: TrainingRow
     start: int
     end: int
     ends: bool = True
@@ -215,7 +217,7 @@ class _Branch:
         return np.concatenate([prompt[self.start : self.end], answer])
 
 
-def nodes_of(rows: Sequence[Row], *, prompts_once: bool) -> list[Node]:
+def nodes_of(rows: Sequence[TrainingRow], *, prompts_once: bool) -> list[Node]:
     """The nodes of a pass of these rows: a sequence each, or, with `prompts_once`, what several that stand beside each
     other have in common, and then their branches."""
     roots: list[_Branch] = []

@@ -37,7 +37,7 @@ from gyre.workloads.gang.weight_copy import FetchedCopy
 from gyre.workloads.gang.weight_source import WeightSource
 from gyre.workloads.learner.accumulation import Tally
 from gyre.workloads.learner.errors import StepGap, WeightsNotLoaded
-from gyre.workloads.learner.learner import Learner
+from gyre.workloads.learner.learner import BaseLearner
 from gyre.workloads.learner.losses import (
     keeps_old_logprobs,
     policy_pass_loss,
@@ -46,7 +46,7 @@ from gyre.workloads.learner.losses import (
     trained_samples,
     with_extras,
 )
-from gyre.workloads.learner.packing import Pass, Row
+from gyre.workloads.learner.packing import Pass, TrainingRow
 from gyre.workloads.learner.seen_logprobs import SeenLogprobs
 from gyre.workloads.learner.snapshot import snapshot_of
 from gyre.workloads.learner.snapshot_buffers import SnapshotBuffers
@@ -56,7 +56,7 @@ from gyre.workloads.tasks.task import DemonstratedTask, task_of
 _BEACON_EVERY = 10
 
 
-class PolicyLearner(Learner):
+class PolicyLearner(BaseLearner):
     """An actor. Metrics of a step beyond the learner's: `policy_loss`, `entropy` (over tokens that carry a gradient),
     `clipped` (their fraction at the clip), `old_kl` (from the policy that generated, or from before the step), and
     `kl`, `tis_weight`, `tis_capped` and `rollout_kl` where those terms are on.
@@ -123,7 +123,7 @@ class PolicyLearner(Learner):
     def check(self, groups: list[Group]) -> None:
         trained_samples(groups, self.settings)
 
-    def rows(self, groups: list[Group]) -> list[Row]:
+    def rows(self, groups: list[Group]) -> list[TrainingRow]:
         return policy_rows(groups, self.settings)
 
     def loss(self, part: Pass, numbers: torch.Tensor, entropies: torch.Tensor) -> LossSum:

@@ -29,12 +29,12 @@ from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import operator
 from gyre.workloads.learner.accumulation import Tally
 from gyre.workloads.learner.errors import StepGap
-from gyre.workloads.learner.learner import Learner
+from gyre.workloads.learner.learner import BaseLearner
 from gyre.workloads.learner.losses import value_pass_loss, value_rows
-from gyre.workloads.learner.packing import Pass, Row
+from gyre.workloads.learner.packing import Pass, TrainingRow
 
 
-class ValueLearner(Learner):
+class ValueLearner(BaseLearner):
     """A critic. Metrics of a step beyond the learner's, over tokens: `value`, `return`, `value_error` (squared),
     `value_clipped` (the fraction at the clip), and `explained`, the share of the returns' variation that the values
     account for."""
@@ -50,7 +50,7 @@ class ValueLearner(Learner):
         for group in groups:
             returns_of(group, self.settings.loss)
 
-    def rows(self, groups: list[Group]) -> list[Row]:
+    def rows(self, groups: list[Group]) -> list[TrainingRow]:
         return value_rows(groups, self.settings)
 
     def loss(self, part: Pass, numbers: torch.Tensor, entropies: torch.Tensor) -> LossSum:

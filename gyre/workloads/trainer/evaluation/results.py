@@ -25,7 +25,7 @@ from gyre.config import JobSpec
 from gyre.config.sections import EvaluationSettings, RewardSettings, read_section
 from gyre.rollouts.drawn import as_drawn
 from gyre.rollouts.samples import MORE, Group
-from gyre.workloads.trainer.evaluation.held_out import Evaluation
+from gyre.workloads.trainer.evaluation.held_out import EvaluationKey
 from gyre.workloads.trainer.learning.step_metrics import components
 
 ACC = "acc"
@@ -45,7 +45,7 @@ Rewards = NDArray[np.float64]
 
 
 def row_of(
-    evaluation: Evaluation,
+    evaluation: EvaluationKey,
     groups: Sequence[Group],
     metas: Sequence[Mapping[str, Any]],
     settings: EvaluationSettings,

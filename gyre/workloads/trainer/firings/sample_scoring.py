@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from gyre.errors import Fenced, VertexLost
+from gyre.errors import Fenced, VertexDied
 from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group, Sample, SampleKey, unscored, with_score
@@ -74,7 +74,7 @@ class SampleScoring:
         *,
         vertices: Callable[[], int],
         report_failure: Callable[[Member, str, Failure, int], None],
-        on_result: Callable[[ScoringCall, Outcome | VertexLost], None],
+        on_result: Callable[[ScoringCall, Outcome | VertexDied], None],
         expectations: Expectations = NOTHING_KNOWN,
     ) -> None:
         self._operator = operator
@@ -179,13 +179,13 @@ class SampleScoring:
         """On the transport's thread."""
         self._on_result(call, outcome_of(done))
 
-    def ended(self, call: ScoringCall, outcome: Outcome | VertexLost) -> None:
+    def ended(self, call: ScoringCall, outcome: Outcome | VertexDied) -> None:
         """Handle a call that has ended: keep its scores, or put its samples back. Raises Fenced."""
         self._calls.ended(call.member)
         for key, sample in call.samples():
             if self._in_calls.get(key) is sample:
                 del self._in_calls[key]
-        if isinstance(outcome, VertexLost):
+        if isinstance(outcome, VertexDied):
             self._calls.lost(call.member)
             self._put_back(call)
             return
