@@ -41,7 +41,7 @@ from gyre.rollouts.plane.state import Plane
 from gyre.rollouts.plane.trainer import TrainerDialled, TrainerSent
 from gyre.rollouts.protocol.codec import encode, unpack
 from gyre.rollouts.protocol.frames import PROTOCOL, Assign, Attach, Hello, Loaded, Publish, Request
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 from gyre.rollouts.samples import Group, pack_groups
 from gyre.store import RolloutRows
 
@@ -131,7 +131,7 @@ class Manager:
         count = len(work)
         for one in work:
             self.tokens[one.key] = tokens
-        report = Progress(
+        report = GenerationProgress(
             self.seq,
             np.array([one.row for one in work], np.uint32),
             np.array([one.lease for one in work], np.uint64),

@@ -1,8 +1,8 @@
 """When sessions are handed out more slowly, because infrastructure ends one after another.
 
-A tool, a sandbox or a grader that everybody needs ends all sessions alike, within seconds, and each end takes one
-of the attempts at a prompt. So after some such ends in a row nothing is handed out for a while; then one session finds out
-whether it goes again, and after it another one, each time after a longer pause.
+A tool, a sandbox or a grader that everybody needs ends all sessions alike, within seconds, and each end takes one of
+the attempts at a prompt. So after some such ends in a row nothing is handed out for a while; then one session finds
+out whether it goes again, and after it another one, each time after a longer pause.
 
 Invariant *one finds out*: while it is open, at most one session is handed out for each pause.
 

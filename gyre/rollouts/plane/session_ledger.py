@@ -108,9 +108,7 @@ class SessionGroup:
 
     @property
     def is_complete(self) -> bool:
-        return not self.failed and all(
-            one.is_written and one.outcome not in (None, Outcome.INFRA_FAULT) for one in self.members
-        )
+        return not self.failed and all(one.is_over and one.is_written for one in self.members)
 
     def complete(self) -> Group:
         """The group with its rows; it is complete."""
@@ -221,7 +219,7 @@ class SessionLedger:
         name = f"{one.purpose.replace('/', '.')}-{one.group.id}-{index}-{attempt}"
         session = Session(name, one.purpose, one.group.id, index, attempt)
         self.sessions[name] = session
-        self.workers.wait(session)
+        self.workers.wait(session, one.asked.min_version)
         self._keep(session)
         return session
 
@@ -249,8 +247,10 @@ class SessionLedger:
 
     def claim(self, worker: str, most: int, *, now: float, at: float) -> list[Session]:
         """Hand out at most so many sessions, those of the oldest groups first. `now` is monotonic, `at` in seconds
-        since 1970."""
-        self.given = self.workers.take(worker, self.breaker.allowed(most, now), now=now, at=at)
+        since 1970. One whose turns no policy may answer before a pinned group is over is kept back: workers full of
+        such sessions would have no room for those that all of them wait for."""
+        newest = min(self._groups.pins.values(), default=None)
+        self.given = self.workers.take(worker, self.breaker.allowed(most, now), newest=newest, now=now, at=at)
         if self.given:
             self.breaker.took(now)
         for session in self.given:
@@ -284,7 +284,7 @@ class SessionLedger:
             self._again(session, session.faults, session.losses)
         else:
             self.news.append(session.id)
-            self.workers.wait(session, first=True)
+            self.workers.wait(session, self.group_with(session).asked.min_version, first=True)
             self._keep(session)
 
     # -- turns --------------------------------------------------------------------------------------
@@ -487,7 +487,8 @@ class SessionLedger:
         there = self.sessions.values()
         for session in sorted(there, key=lambda one: (not one.claim, one.group_id, one.index)):
             if session.outcome is None and not session.worker:
-                self.workers.wait(session)
+                wanted = self.group_with(session).asked.min_version
+                self.workers.wait(session, wanted, first=bool(session.claim))
         self.workers.back([one for one in there if one.outcome is None and one.worker], now)
         return [one for one in there if one.outcome is Outcome.INFRA_FAULT]
 

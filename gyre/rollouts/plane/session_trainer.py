@@ -27,7 +27,7 @@ from gyre.rollouts.plane.requests import InFlightRequest, InFlightSample
 from gyre.rollouts.plane.session_ledger import SessionEnded, SessionGroup, SessionLedger, TurnAsked
 from gyre.rollouts.plane.session_tree import Outcome, Session
 from gyre.rollouts.plane.settings import ManagerSettings, SessionSettings
-from gyre.rollouts.plane.trainer import Trainer
+from gyre.rollouts.plane.trainer import TrainerRequester
 from gyre.rollouts.protocol.frames import GroupsStored, Request
 from gyre.rollouts.samples import unpack_groups
 from gyre.rollouts.token_log.write_buffer import WriteBatch
@@ -62,7 +62,7 @@ class SnapshotKept(NamedTuple):
     body: bytes
 
 
-class SessionTrainer(Trainer):
+class SessionTrainer(TrainerRequester):
     def __init__(self, groups: OpenGroups, settings: ManagerSettings) -> None:
         super().__init__(groups, settings)
         self.sessions = SessionLedger(
@@ -171,7 +171,7 @@ class SessionTrainer(Trainer):
         if one.is_complete:
             self.sessions.completed(one)
             self.delivery.complete([one])
-            updates.promote(plane)
+            self._unpinned(plane, one)
 
     def _fault(self, plane: Plane, session: Session) -> None:
         """Infrastructure ended the session, and the ledger has that."""
@@ -196,7 +196,13 @@ class SessionTrainer(Trainer):
         self.sessions.fail(one, why)
         self._over(plane)
         self._tell_failures(plane, [one.group.id], one.purpose)
-        updates.promote(plane)
+        self._unpinned(plane, one)
+
+    def _unpinned(self, plane: Plane, one: SessionGroup) -> None:
+        """The group holds its policy no longer."""
+        if one.asked.pinned:
+            updates.promote(plane)
+            plane.instructions.append(Wake([CLAIMS]))  # others may have waited for the next one
 
     def _tell_failures(self, plane: Plane, ids: Sequence[int], purpose: str) -> None:
         """Tell the trainer that is attached of those of the groups that have failed, once."""

@@ -122,6 +122,11 @@ class Session:
     _by_key: dict[str, Turn] = field(default_factory=dict)
 
     @property
+    def is_over(self) -> bool:
+        """It has ended, and not by a fault of infrastructure."""
+        return self.outcome not in (None, Outcome.INFRA_FAULT)
+
+    @property
     def drawn(self) -> int:
         """Tokens that engines drew for it."""
         return sum(turn.sample.length for turn in self.turns)
@@ -149,13 +154,14 @@ class Session:
         """The finished turn with the longest path that the prompt begins with; ROOT where there is none. Each token of
         the tree is compared at most once."""
         best, length = ROOT, 0
-        ends = {ROOT: 0}
+        there: set[int] = set()
         for turn in self.turns:
-            start = ends.get(turn.parent)
-            if start is None or not turn.sample.finish or turn.length > len(prompt_ids):
+            if not turn.sample.finish or turn.length > len(prompt_ids):
                 continue
-            if np.array_equal(turn.own(), prompt_ids[start : turn.length]):
-                ends[turn.number] = turn.length
+            own = turn.own()
+            start = turn.length - len(own)
+            if (not start or turn.parent in there) and np.array_equal(own, prompt_ids[start : turn.length]):
+                there.add(turn.number)
                 if turn.length > length:
                     best, length = turn.number, turn.length
         return best

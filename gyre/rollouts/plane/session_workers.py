@@ -13,7 +13,6 @@ of a session that is released.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
@@ -33,7 +32,11 @@ class Workers:
     def __init__(self, *, silence_s: float, seconds: float) -> None:
         self._silence_s = silence_s
         self._seconds = seconds
-        self._waiting: OrderedDict[str, Session] = OrderedDict()
+        self._waiting: dict[tuple[int, bool], dict[str, tuple[int, Session]]] = {}
+        """By the oldest version that may answer them, and whether they have not begun; each with its place, which
+        grows."""
+        self._queue_of: dict[str, tuple[int, bool]] = {}
+        self._places = 0
         self._running: dict[str, dict[str, Session]] = {}
         """By worker and id."""
         self._heard: dict[str, float] = {}
@@ -44,7 +47,7 @@ class Workers:
     @property
     def waiting(self) -> int:
         """Sessions that nobody runs."""
-        return len(self._waiting)
+        return len(self._queue_of)
 
     @property
     def running(self) -> int:
@@ -56,17 +59,22 @@ class Workers:
 
     # -- sessions come and go -----------------------------------------------------------------------
 
-    def wait(self, session: Session, *, first: bool = False) -> None:
-        """Nobody runs it: it is handed out, `first` before the others."""
+    def wait(self, session: Session, version: int, *, first: bool = False) -> None:
+        """Nobody runs it: it is handed out, `first` before those that have not begun. `version` is the oldest that may
+        answer its turns."""
         self.forget(session)
         session.worker = ""
-        self._waiting[session.id] = session
-        if first:
-            self._waiting.move_to_end(session.id, last=False)
+        self._places += 1
+        self._queue_of[session.id] = queue = version, not first
+        self._waiting.setdefault(queue, {})[session.id] = self._places, session
 
     def forget(self, session: Session) -> None:
         """It is not handed out any more, and nobody is to run it."""
-        self._waiting.pop(session.id, None)
+        queue = self._queue_of.pop(session.id, None)
+        if queue is not None:
+            del self._waiting[queue][session.id]
+            if not self._waiting[queue]:
+                del self._waiting[queue]
         theirs = self._running.get(session.worker)
         if theirs is not None and theirs.pop(session.id, None) is not None and not theirs:
             del self._running[session.worker]
@@ -87,12 +95,20 @@ class Workers:
     def hear(self, worker: str, now: float) -> None:
         self._heard[worker] = now
 
-    def take(self, worker: str, most: int, *, now: float, at: float) -> list[Session]:
-        """The worker runs at most so many of those that wait, the first ones. `at` is in seconds since 1970."""
+    def take(
+        self, worker: str, most: int, *, newest: int | None = None, now: float, at: float
+    ) -> list[Session]:
+        """The worker runs at most so many of those that wait, the first ones; with `newest` none of those that only
+        newer versions may answer. `at` is in seconds since 1970."""
         self.hear(worker, now)
-        taken = list(islice(self._waiting.values(), most))
+        queues = [
+            [(is_fresh, place, session) for place, session in islice(waiting.values(), most)]
+            for (version, is_fresh), waiting in self._waiting.items()
+            if newest is None or version <= newest
+        ]
+        taken = [session for *_, session in islice(heapq.merge(*queues, key=_in_order), most)]
         for session in taken:
-            del self._waiting[session.id]
+            self.forget(session)
             session.worker = worker
             session.claim += 1
             session.given_at = session.seen_at = now
@@ -130,3 +146,7 @@ class Workers:
             if session is not None and session.claim == claim:
                 found.append(session)
         return found
+
+
+def _in_order(waiting: tuple[bool, int, Session]) -> tuple[bool, int]:
+    return waiting[:2]

@@ -13,7 +13,7 @@ publish policies.
     GET /workers, /v1/loads            SGLang's router's and engines': the door is one worker; what runs there
 
 A request is a group like a trainer's: admission, balance, continuation and the ledger are the machine's, and its
-requester `Keys` knows whose it is and what may be told.
+requester `KeysRequester` knows whose it is and what may be told.
 
 Invariants:
 - *written before answered*, *same id same tokens*, *a key sees its own*: see `gyre.rollouts.plane.door_ledger`;
@@ -56,7 +56,7 @@ from gyre.rollouts.manager.shell import PlaneShell
 from gyre.rollouts.plane.door_ledger import Asked, DoorRequest
 from gyre.rollouts.plane.events import Published
 from gyre.rollouts.plane.instructions import Answer
-from gyre.rollouts.plane.keys import Keys, RequestDeleted, RequestsAborted, SamplesAsked
+from gyre.rollouts.plane.keys import KeysRequester, RequestDeleted, RequestsAborted, SamplesAsked
 from gyre.rollouts.plane.peers import Caller
 from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings
 from gyre.rollouts.plane.updates import standing
@@ -93,14 +93,14 @@ class _Waiter:
 
 
 class Door(Front):
-    requester = Keys
+    requester = KeysRequester
     bounds = DOOR_BOUNDS
     body_bytes = {dialect.path: BODY_BYTES for dialect in DIALECTS}  # noqa: RUF012 - nobody changes it
 
     def __init__(self, shell: PlaneShell, callers: Callers, *, weights_key: str) -> None:
         super().__init__(shell, callers, weights_key=weights_key)
         plane = shell.plane
-        self.keys = next(one for one in plane.requesters if isinstance(one, Keys))
+        self.keys = next(one for one in plane.requesters if isinstance(one, KeysRequester))
         self.ledger = self.keys.ledger
         self._groups = plane.groups
         self._versions = plane.versions
