@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gyre.config.sections import LOSS_AGG_MODES, WorkloadSettings
 from gyre.rollouts.drawn import of_drawn
 from gyre.rollouts.samples import Group, Sample, VersionRun
+from gyre.workloads.fsdp.passes import rows_of as passes_of_one
 from gyre.workloads.learner.losses import policy_rows
 from gyre.workloads.learner.packing import PATH_KEYS, Row, laid_out, nodes_of, pack, paths_of
 from gyre.workloads.torch.actor import TorchActor
@@ -262,6 +263,7 @@ def test_each_row_is_its_path_and_predicts_what_was_drawn(seed: int, max_tokens:
     for part in pack(rows, max_tokens=max_tokens, prompts_once=once):
         paths = paths_of(part.lengths, part.parents or [-1] * len(part.lengths))
         leaves = [path for at, path in enumerate(paths) if at not in set(part.parents)]
+        mine = left[: len(part.tags)]
         if len(part.tags) > 1:
             assert sum(map(len, paths)) <= PATH_KEYS * max_tokens
             assert len(part.tokens) <= max_tokens
@@ -278,6 +280,10 @@ def test_each_row_is_its_path_and_predicts_what_was_drawn(seed: int, max_tokens:
             assert part.values["engine"][predicted].tolist() == row.values["engine"][places].tolist()
             first += count
         assert first == len(part.targets)
+        for row, alone in zip(mine, passes_of_one(part), strict=True):
+            assert alone.tokens.tolist() == [*row.prompt_ids, *row.token_ids[:-1]]
+            assert alone.columns.tolist() == (len(row.prompt_ids) - 1 + np.flatnonzero(row.mask)).tolist()
+            assert alone.targets.tolist() == row.token_ids[row.mask].tolist()
         assert len(set(part.columns.tolist())) == len(part.columns), "a token predicts for one sequence"
     assert not left
 
