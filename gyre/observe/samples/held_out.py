@@ -126,7 +126,8 @@ class HeldOutFiles:
         try:
             if version not in versions:
                 raise FileNotFoundError
-            table = pq.read_table(self._folder / held_out_file(name, version), columns=list(self._columns))
+            with pq.ParquetFile(self._folder / held_out_file(name, version)) as opened:
+                table = opened.read(columns=list(self._columns))  # an earlier version's file has not all of them
         except (OSError, pa.ArrowInvalid) as error:
             gone = isinstance(error, FileNotFoundError)  # perhaps given up meanwhile
             raise NotFound(
