@@ -134,6 +134,7 @@ def test_a_page_over_rest(rest: Client) -> None:
             "step": 2,
             "group": 2,
             "sample": 0,
+            "rollout": None,
             "reward": None,  # JSON has no NaN
             "more": {"format": None},
             "outcome": "trained",
