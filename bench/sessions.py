@@ -81,7 +81,7 @@ class Manager:
             kv_tokens=1 << 30,
         )
         self.do(AgentDialled(self.agent, hello, Caller()))
-        self.session = self.plane.sessions["a"]
+        self.session = self.plane.links["a"]
         self.do(AgentSent(self.session, Loaded(version=0, checksum="c", fetch_s=0.0, load_s=0.0)))
         groups = [Group(at, np.arange(1, 501, dtype=np.int32)) for at in range(-(-sessions // GROUP))]
         asked = Request(
