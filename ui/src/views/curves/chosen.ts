@@ -35,6 +35,17 @@ export const SECTIONS: readonly Section[] = [
     ],
   },
   {
+    title: "What its sessions do",
+    curves: [
+      { name: "turns_mean", title: "Turns", unit: "by rollout" },
+      { name: "rollouts_truncated_ratio", title: "Cut off at a limit", unit: "share of rollouts", ratio: true },
+      { name: "rollouts_policy_fault_ratio", title: "Faults of the policy", unit: "share of rollouts", ratio: true },
+      { name: "tool_seconds_mean", title: "Between turns", unit: "s by rollout" },
+      { name: "engine_seconds_mean", title: "In turns", unit: "s by rollout" },
+      { name: "tokens_not_drawn", title: "Put there by agents", unit: "tokens" },
+    ],
+  },
+  {
     title: "Is the policy well",
     curves: [
       { name: "entropy", title: "Entropy", unit: "nat per token" },

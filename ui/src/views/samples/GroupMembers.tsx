@@ -42,6 +42,7 @@ export function GroupMembers({ job, item }: { job: string; item: SampleItem }) {
             <p className="muted small">
               {whole(one.tokens)} tokens, {words(one.outcome)}, {one.finish_reason || "–"}; {one.versions.map(([version]) => `v${version}`).join(" → ")} on {one.instances.map(([name]) => name).join(" → ")}
             </p>
+            {one.session && <p className="small">{one.session.sentence}.</p>}
             {Object.keys(one.more).length > 0 && <p className="small">{Object.entries(one.more).map(([name, value]) => `${name} ${anything(value)}`).join(", ")}</p>}
             <a href={tokensHref(job, one)}>Tokens</a>
             <pre className="text" tabIndex={0} aria-label={`Answer ${one.sample}`}>{one.answer ?? "(no text)"}</pre>
