@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -264,7 +265,7 @@ def _row(row: dict[str, Any], short: bool) -> tuple[Any, ...]:
         outcome,
         row["tokens"],
         _span(row["versions"]),
-        " → ".join(_printable(name) for name, _, _ in row["instances"]),
+        " → ".join(_printable(name) for name, _ in groupby(name for name, _, _ in row["instances"])),
         _text_of(row["prompt"], short, end=True),
         _text_of(row["answer"], short),
     )

@@ -230,7 +230,7 @@ def _turns(sample: Sample) -> list[dict[str, Any]] | None:
         return None
     return [
         {
-            "turn": turn.number,
+            "turn": turn.number + 1,
             "start": turn.start,
             "drawn": turn.drawn,
             "end": turn.end,

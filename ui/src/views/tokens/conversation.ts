@@ -11,7 +11,7 @@ export function headOf(part: ConversationPart): string {
   return `Turn ${part.turn}, drawn by ${by || "the policy"}: ${tokens}${part.trained ? "" : ", for an earlier row of the rollout"}`;
 }
 
-/** Where in the tokens a turn's parts begin. */
+/** Where in the tokens a turn's parts begin; an older master tells of none. */
 export function marksOf(sample: SampleTokens): Joint[] {
-  return sample.conversation.map((part) => ({ at: part.start, text: part.drawn ? `turn ${part.turn}` : `put there, turn ${part.turn}` }));
+  return (sample.conversation ?? []).map((part) => ({ at: part.start, text: part.drawn ? `turn ${part.turn}` : `put there, turn ${part.turn}` }));
 }
