@@ -10,9 +10,7 @@ from gyre.rollouts.session_extras import PATH, RowTurn, row_turns, spent
 
 
 def row(path: object) -> Sample:
-    return Sample(
-        np.zeros(1, np.int32), np.zeros(1, np.float32), (VersionRun(0, 0, 1),), extras={PATH: path}
-    )
+    return Sample(np.zeros(1, np.int32), np.zeros(1, np.float32), (VersionRun(0, 0, 1),), extras={PATH: path})
 
 
 @pytest.mark.parametrize("path", [None, "turns", 3, [[1, 2]], [5], [None]])

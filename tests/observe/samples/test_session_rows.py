@@ -103,5 +103,12 @@ def _everything() -> Any:
 
 def test_nothing_of_a_row_without_columns() -> None:
     assert conversation_of({}) == []
-    session = {"outcome": "scored", "reason": "", "turns": 1, "turns_here": 1, "tool_s": None, "engine_s": None}
+    session = {
+        "outcome": "scored",
+        "reason": "",
+        "turns": 1,
+        "turns_here": 1,
+        "tool_s": None,
+        "engine_s": None,
+    }
     assert session_sentence(None, session) == "A session with 1 turn; ended as scored"
