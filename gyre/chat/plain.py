@@ -104,6 +104,10 @@ class PlainRenderer:
                 return Message("assistant", before, tool_calls=(call,))
         return Message("assistant", text)
 
+    def written(self, ids: Sequence[int]) -> list[str]:
+        """The character of each token; of one that has none its number."""
+        return [self._characters.get(int(one), f"<{int(one)}>") for one in ids]
+
     def _message(self, message: Message, tools: Sequence[Tool], *, is_framed: bool) -> list[int]:
         frame = self._frame
         if message.role != "assistant":

@@ -37,3 +37,7 @@ class Renderer(Protocol):
     def parse(self, drawn_ids: Sequence[int], tools: Sequence[Tool]) -> Message:
         """The assistant's message of drawn ids, whatever they are; its calls have no ids."""
         ...
+
+    def written(self, ids: Sequence[int]) -> list[str]:
+        """What each token adds to a text, and of a special token its name."""
+        ...

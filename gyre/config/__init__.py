@@ -2,6 +2,7 @@
 
 from gyre.config.parse import apply_overrides, config_error, parse_job, plain_config
 from gyre.config.spec import (
+    AGENT_ROLE,
     BUILTIN_ROLES,
     DEFAULT_TOKEN,
     FLEET,
@@ -40,6 +41,7 @@ from gyre.config.spec import (
 from gyre.config.yaml_text import load_yaml
 
 __all__ = [
+    "AGENT_ROLE",
     "BUILTIN_ROLES",
     "DEFAULT_TOKEN",
     "FLEET",

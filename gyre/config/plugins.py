@@ -1,4 +1,5 @@
-"""What a user brings by name: losses, advantages, recipes, tasks, engines, trainer back ends, weight codecs and sinks.
+"""What a user brings by name: losses, advantages, recipes, tasks, engines, trainer back ends, weight
+codecs, agents, environments and sinks.
 
 Where a setting takes one of these, it takes a built-in name, an import path `module:Name`, or the name of an entry
 point that an installed package declares in the kind's group. No file of Gyre's is edited for it. What each kind may
@@ -110,9 +111,11 @@ BACKEND = PluginKind(
     },
 )
 CODEC = PluginKind("codec", "weights.codec", "gyre.codecs", ("auto", "none", "delta", "planes", "fp8"))
+AGENT = PluginKind("agent function", "config.agent.function", "gyre.agents", ())
+ENVIRONMENT = PluginKind("environment", "config.agent.environment", "gyre.environments", ())
 SINK = PluginKind("sink", "observe.sinks", "gyre.sinks", ("file", "tensorboard", "wandb", "mlflow", "otlp"))
 
-KINDS = (LOSS, ADVANTAGE, RECIPE, TASK, ENGINE, BACKEND, CODEC, SINK)
+KINDS = (LOSS, ADVANTAGE, RECIPE, TASK, ENGINE, BACKEND, CODEC, AGENT, ENVIRONMENT, SINK)
 
 LossName = Annotated[str, AfterValidator(LOSS.check)]
 AdvantageName = Annotated[str, AfterValidator(ADVANTAGE.check)]

@@ -37,10 +37,13 @@ LOCAL_ROLLOUT = "local_rollout"
 SPARE_ROLLOUT = "spare_rollout"
 """The role of instances that wait for the death of others, added for `rollouts.spares`."""
 
+AGENT_ROLE = "agent"
+"""The role that runs the sessions of a recipe's job: `config.agent` says what."""
+
 FLEET = "fleet"
 """The recipe of a job without a trainer, whose role `trainer` is filled by a keeper."""
 
-BUILTIN_ROLES = ("trainer", "actor", "rollout", "reference", "reward", "critic")
+BUILTIN_ROLES = ("trainer", "actor", "rollout", "reference", "reward", "critic", "agent")
 """The roles with a builder method of their own. Any other name is the user's own role."""
 
 DeviceType = Literal["CPU", "GPU"]

@@ -31,6 +31,7 @@ from gyre.config import (
 )
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import GraphError, nearest
+from gyre.graph.agents import check_agents, with_agents
 from gyre.graph.dataflow import Imbalance, repetition_vector
 from gyre.graph.elements import Dcg, Dispatch, Edge, EdgeKind, Operator, PlacementPlan
 from gyre.graph.execution import ExecutionGraph
@@ -98,6 +99,7 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
         recipe = recipe_named(resolved.recipe, resolved.python_path)
         if TRAINER not in resolved.roles:
             resolved.roles = {TRAINER: RoleSpec(), **resolved.roles}
+        with_agents(resolved, recipe)
         check_recipe(resolved, recipe)
         for name, role in resolved.roles.items():
             if role.entrypoint is None and name in recipe.defaults:
@@ -111,6 +113,7 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
         if recipe.loss and isinstance(given, dict):  # `check_integrations` refuses anything but a mapping
             resolved.config = {**resolved.config, "loss": {**recipe.loss, **given}}
         check_integrations(resolved)
+        check_agents(resolved, recipe)
         settings = WorkloadSettings.read(resolved.config)
         if settings.model is not None and not settings.model_path:
             check_context(resolved, settings.model.max_positions, "config.model.max_positions")

@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gyre.config import FLEET, ROLLOUT_MANAGER, Entrypoint, JobSpec
+from gyre.config import AGENT_ROLE, FLEET, ROLLOUT_MANAGER, Entrypoint, JobSpec
 from gyre.config.plugins import RECIPE
 from gyre.errors import GraphError
 from gyre.graph.elements import Dispatch, Edge, EdgeKind, Operator
@@ -73,8 +73,12 @@ DEFAULT_CLASSES: dict[str, Entrypoint] = {
     ROLLOUT_MANAGER: _entry("gyre.workloads.rollout_vertices:RolloutManagerVertex"),
     "reference": _entry("gyre.workloads.torch.reference:TorchReference"),
     "reward": _entry("gyre.workloads.rewards:ExactMatchReward"),
+    AGENT_ROLE: _entry("gyre.agents.vertex:AgentWorker"),
 }
 """The class of each role for which neither the job nor its recipe names one."""
+
+SESSION_REWARD = _entry("gyre.agents.reward:SessionReward")
+"""The default class of the role `reward` in a job with agents, whose sessions end with their rewards."""
 
 
 def _grpo(spec: JobSpec) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:
@@ -210,7 +214,7 @@ def _group_relative(name: str, **loss: Any) -> Recipe:
     return Recipe(
         name=name,
         required=("trainer", "actor", "rollout", "reward"),
-        optional=("reference", ROLLOUT_MANAGER),
+        optional=("reference", ROLLOUT_MANAGER, AGENT_ROLE),
         defaults=DEFAULT_CLASSES,
         build=_grpo,
         loss=loss,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
 
-from gyre.config import LOCAL_ROLLOUT, ROLLOUT_MANAGER, SPARE_ROLLOUT, TRAINER, JobSpec, RoleSpec
+from gyre.config import AGENT_ROLE, LOCAL_ROLLOUT, ROLLOUT_MANAGER, SPARE_ROLLOUT, TRAINER, JobSpec, RoleSpec
 from gyre.errors import GraphError, nearest
 from gyre.graph.dataflow import Imbalance, StarvedCycle, carries_tokens, repetition_vector, starved_cycle
 from gyre.graph.elements import Dcg, Dispatch, Edge, EdgeKind
@@ -323,7 +323,7 @@ def check_every_role_used(spec: JobSpec, dcg: Dcg) -> None:
     used = {operator.role for operator in dcg.operators}
     used.update(end.partition(".")[0] for edge in dcg.role_edges for end in (edge.source, edge.target))
     if any(operator.dispatch is Dispatch.PLANE for operator in dcg.operators):
-        used.update((ROLLOUT_MANAGER, LOCAL_ROLLOUT, SPARE_ROLLOUT))
+        used.update((ROLLOUT_MANAGER, LOCAL_ROLLOUT, SPARE_ROLLOUT, AGENT_ROLE))
         used.update(name for name, role in spec.roles.items() if role.pool is not None)
     for name in spec.roles:
         if name not in used and name != TRAINER:

@@ -9,7 +9,10 @@ and slim (`gyre.workloads.vertex.slim_groups`) on the way to an operator and bac
 (`GroupRequest`), given to an instance (`Assignment` in `gyre.rollouts.protocol.frames`), generated there, and a
 `Sample` once it has ended.
 
-Invariant *every token knows its policy*: a sample's `versions` are runs that cover its tokens exactly.
+Invariants:
+- *every token knows its policy*: a sample's `versions` are runs that cover its tokens exactly;
+- *drawn once, trained once*: where rows of one rollout have drawn tokens in common, the mask of exactly one of them,
+  the first, has them as drawn.
 
 This module must not know about Ray, torch or databases: arrays are numpy's, the wire form is msgpack.
 """
@@ -66,18 +69,25 @@ class InstanceRun:
 _RUNS_KEPT = 4096
 """Few runs of a step differ, each is on its way several times, and to make one takes longer than to look it up."""
 
-_version_run = lru_cache(_RUNS_KEPT, typed=True)(VersionRun)
+version_run = lru_cache(_RUNS_KEPT, typed=True)(VersionRun)
 _instance_run = lru_cache(_RUNS_KEPT, typed=True)(InstanceRun)
 
 
 @dataclass(slots=True)
 class Sample:
-    """One trajectory.
+    """One trajectory, or one row of a rollout that has several.
 
     `token_ids`: int32 `[t]`, the generated tokens without the prompt. `logprobs`: float32 `[t]`, under the
     policy that produced each token. `finish_reason`: `stop` or `length`. `reward` is None until scored.
     `extras` holds what further operators add, as scalars or arrays of `t` (reference log-probs, values). `instances`
     says who generated which tokens, in order, as far as that is known.
+
+    `mask`: bool `[t]`, True where the policy drew the token; None where it drew all. What it did not draw (a tool's
+    result, a template's frame) has the log-prob 0.0, and is of the version run of the turn that it precedes.
+    `rollout`: the number of the rollout among its group's that this is a row of; rows of one rollout share its reward
+    and its advantage. None where each sample of the group is a rollout by itself.
+
+    Raises ValueError where log-probs, version runs or the mask are not of `t` tokens.
     """
 
     token_ids: NDArray[np.int32]
@@ -87,6 +97,8 @@ class Sample:
     reward: float | None = None
     extras: dict[str, Any] = field(default_factory=dict)
     instances: tuple[InstanceRun, ...] = ()
+    mask: NDArray[np.bool_] | None = None
+    rollout: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -100,14 +112,38 @@ class Sample:
             covered = run.end
         if covered != len(self.token_ids):
             raise ValueError(f"version runs cover {covered} of {len(self.token_ids)} tokens")
+        if self.mask is not None and len(self.mask) != covered:
+            raise ValueError(f"a sample of {covered} tokens came with a mask of {len(self.mask)}")
+
+    @property
+    def drawn(self) -> int:
+        """How many of its tokens the policy drew."""
+        return len(self.token_ids) if self.mask is None else int(np.count_nonzero(self.mask))
+
+    @property
+    def is_row(self) -> bool:
+        """Whether it may be less than a rollout of drawn tokens alone."""
+        return self.mask is not None or self.rollout is not None
+
+    @property
+    def drawn_versions(self) -> list[int]:
+        """The policy versions that drew any of its tokens, in order; of a sample without tokens, those it names."""
+        mask = self.mask
+        return [run.version for run in self.versions if mask is None or mask[run.start : run.end].any()]
 
 
-def unscored(token_ids: NDArray[np.int32], finish_reason: str) -> Sample:
+def unscored(
+    token_ids: NDArray[np.int32],
+    finish_reason: str,
+    mask: NDArray[np.bool_] | None = None,
+    rollout: int | None = None,
+) -> Sample:
     """A sample of which no more is known: its log-probs are NaN, and its policy version is -1."""
     count = len(token_ids)
     nothing = np.empty(count, np.float32)
     nothing.fill(np.nan)
-    return Sample(token_ids, nothing, (_version_run(_UNKNOWN_VERSION, 0, count),), finish_reason)
+    runs = (version_run(_UNKNOWN_VERSION, 0, count),)
+    return Sample(token_ids, nothing, runs, finish_reason, mask=mask, rollout=rollout)
 
 
 def with_score(sample: Sample, reward: Any, extras: dict[str, Any]) -> Sample:
@@ -117,12 +153,14 @@ def with_score(sample: Sample, reward: Any, extras: dict[str, Any]) -> Sample:
     scored.token_ids, scored.logprobs = sample.token_ids, sample.logprobs
     scored.versions, scored.instances = sample.versions, sample.instances
     scored.finish_reason, scored.reward, scored.extras = sample.finish_reason, reward, extras
+    scored.mask, scored.rollout = sample.mask, sample.rollout
     return scored
 
 
 @dataclass(slots=True)
 class Group:
-    """A prompt and its samples. `meta` is what the dataset said of the prompt (the answer, say)."""
+    """A prompt and its samples. `meta` is what the dataset said of the prompt (the answer, say). Rows of rollouts share
+    the prompt: it is the longest beginning that all of them have in common, or shorter."""
 
     id: int
     prompt_ids: NDArray[np.int32]
@@ -136,7 +174,21 @@ class Group:
 
     @property
     def token_count(self) -> int:
+        """The tokens that were drawn for it."""
+        return sum(sample.drawn for sample in self.samples)
+
+    @property
+    def positions(self) -> int:
+        """The tokens of its samples, whoever wrote them: what is stored, sent and computed."""
         return sum(len(sample.token_ids) for sample in self.samples)
+
+    @property
+    def rollouts(self) -> list[list[int]]:
+        """Of each rollout which of the samples are its rows, in order; rollouts in the order of their first rows."""
+        found: dict[int, list[int]] = {}
+        for index, sample in enumerate(self.samples):
+            found.setdefault(index if sample.rollout is None else sample.rollout, []).append(index)
+        return list(found.values())
 
     def token_limit(self, most: int) -> int:
         """The longest that a sample of it may become, in tokens: `most`, or its own limit where that is lower. Raises
@@ -148,8 +200,8 @@ class Group:
 
     @property
     def versions(self) -> tuple[int, int] | None:
-        """The oldest and the newest policy version among the group's tokens; None before generation."""
-        runs = [run.version for sample in self.samples for run in sample.versions]
+        """The oldest and the newest policy version among the tokens that were drawn; None before generation."""
+        runs = [version for sample in self.samples for version in sample.drawn_versions]
         return (min(runs), max(runs)) if runs else None
 
 
@@ -183,13 +235,15 @@ def _columns(samples: Sequence[Sample]) -> tuple[Any, ...]:
         [sample.reward for sample in samples],
         extras,
         [tuple((run.name, run.start, run.end) for run in sample.instances) for sample in samples],
+        _joined([sample.mask for sample in samples]),
+        [sample.rollout for sample in samples],
     )
 
 
 def _with_samples(
     group_id: int, prompt_ids: NDArray[np.int32], meta: dict[str, Any], columns: tuple[Any, ...]
 ) -> Group:
-    tokens, logprobs, versions, finish_reasons, rewards, extras, instances = columns
+    tokens, logprobs, versions, finish_reasons, rewards, extras, instances, masks, rollouts = columns
     if isinstance(extras, dict):
         parts = {key: _parted(joined) for key, joined in extras.items()}
         extras = [{key: values[at] for key, values in parts.items()} for at in range(len(versions))]
@@ -201,19 +255,23 @@ def _with_samples(
         rewards,
         extras,
         instances,
+        _parted(masks),
+        rollouts,
         strict=True,
     )
     samples = [
         Sample(
             one,
             theirs,
-            tuple(_version_run(*run) for run in runs),
+            tuple(version_run(*run) for run in runs),
             finish,
             reward,
             more,
             tuple(_instance_run(*run) for run in parts),
+            mask,
+            rollout,
         )
-        for one, theirs, runs, finish, reward, more, parts in rows
+        for one, theirs, runs, finish, reward, more, parts, mask, rollout in rows
     ]
     return Group(group_id, prompt_ids, meta, samples)
 
@@ -280,6 +338,7 @@ def _group_out(group: Group) -> list[Any]:
                 None if sample.reward is None else float(sample.reward),
                 {key: _value_out(value) for key, value in sample.extras.items()},
                 [[run.name, run.start, run.end] for run in sample.instances],
+                *([[_value_out(sample.mask), sample.rollout]] if sample.is_row else []),
             ]
             for sample in group.samples
         ],
@@ -296,16 +355,28 @@ def _group_in(row: list[Any]) -> Group:
             Sample(
                 token_ids=_array_in(tokens),
                 logprobs=_array_in(logprobs),
-                versions=tuple(_version_run(*run) for run in runs),
+                versions=tuple(version_run(*run) for run in runs),
                 finish_reason=finish,
                 reward=reward,
                 extras={key: _value_in(value) for key, value in extras.items()},
-                instances=tuple(_instance_run(*run) for runs in instances for run in runs),
+                instances=tuple(_instance_run(*run) for runs in more[:1] for run in runs),
+                **_row_in(more[1:]),
             )
             # What was stored before it was known who generated a token has no instances.
-            for tokens, logprobs, runs, finish, reward, extras, *instances in samples
+            for tokens, logprobs, runs, finish, reward, extras, *more in samples
         ],
     )
+
+
+def _row_in(found: list[Any]) -> dict[str, Any]:
+    """Mask and rollout of a sample that has either; there is nothing else."""
+    if not found:
+        return {}
+    ((mask, rollout),) = found
+    return {
+        "mask": None if mask is None else _array_in(mask).astype(np.bool_, casting="no"),
+        "rollout": None if rollout is None else operator.index(rollout),
+    }
 
 
 _ARRAY = "__nd__"

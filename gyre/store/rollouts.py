@@ -1,20 +1,21 @@
-"""The rollout plane's rows: open groups and the token deltas of their samples, as packed bytes.
+"""The rollout plane's rows: open groups, the token deltas of their samples, and sessions, as packed bytes.
 
 Invariants:
     One-writer     a write carries its writer's term; after `take_over` with a greater one it is Fenced and
                    changes nothing.
-    One-commit     the deltas that a write appends, the groups that it opens or closes and the counters that
-                   follow from them are one transaction: whoever loads sees sums that agree.
+    One-commit     the deltas that a write appends, the groups that it opens or closes, the sessions that it
+                   changes and the counters that follow from them are one transaction: whoever loads sees sums
+                   that agree.
 
 A write survives the death of any process; the last few may be lost in a power cut (SQLite synchronous=NORMAL),
 with all later ones and never without them, which costs tokens that are generated again and breaks no promise.
-This file must not know what is in a request or a delta.
+This file must not know what is in a request, a delta or a session.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, update
@@ -46,15 +47,25 @@ _FORGET = Prepared(
     )
 )
 
+_FORGET_SESSION = Prepared(
+    tables.rollout_sessions.delete().where(
+        tables.rollout_sessions.c.job_id == bindparam("job"),
+        tables.rollout_sessions.c.name == bindparam("gone"),
+    )
+)
+_KEEP_SESSION = Prepared(tables.rollout_sessions.insert())
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutRows:
-    """What a new writer starts from. `groups` by request id, `deltas` in the order of their writing."""
+    """What a new writer starts from. `groups` by request id, `deltas` in the order of their writing, `sessions` by
+    name."""
 
     term: int
     counters: dict[str, Any]
     groups: dict[int, bytes]
     deltas: list[tuple[int, bytes]]
+    sessions: dict[str, bytes] = field(default_factory=dict)
 
 
 class RolloutStore:
@@ -80,9 +91,11 @@ class RolloutStore:
         deltas: Sequence[tuple[int, bytes]] = (),
         closed: Sequence[int] = (),
         forgotten: Sequence[int] = (),
+        sessions: Mapping[str, bytes | None] | None = None,
     ) -> None:
-        """Open groups, append deltas, then remove closed groups (request ids) and forgotten deltas (numbers), in one
-        transaction. Fenced if another term is stored."""
+        """Open groups, append deltas, then remove closed groups (request ids) and forgotten deltas (numbers), and
+        replace the rows of these sessions, None for those that are forgotten, in one transaction. Fenced if another
+        term is stored."""
         job = self.job_id
         with self._database.write(relaxed=True, checkpoints_apart=True) as connection:
             self._claim(connection, term, encode_body(dict(counters), "the rollout counters"))
@@ -97,6 +110,15 @@ class RolloutStore:
                 (_APPEND, [{"job_id": job, "seq": seq, "body": body} for seq, body in deltas]),
                 (_CLOSE, [{"job": job, "gone": key} for key in closed]),
                 (_FORGET, [{"job": job, "gone": key} for key in forgotten]),
+                (_FORGET_SESSION, [{"job": job, "gone": name} for name in sessions or {}]),
+                (
+                    _KEEP_SESSION,
+                    [
+                        {"job_id": job, "name": name, "body": body}
+                        for name, body in (sessions or {}).items()
+                        if body is not None
+                    ],
+                ),
             ):
                 if rows:
                     statement.run(connection, rows)
@@ -108,6 +130,7 @@ class RolloutStore:
     def load(self) -> RolloutRows:
         """Returns everything that a new writer needs, as of one moment. Empty, at term 0, if nobody has written yet."""
         rollouts, groups, deltas = tables.rollouts, tables.rollout_groups, tables.rollout_deltas
+        sessions = tables.rollout_sessions
         with self._database.read() as connection:
             head = connection.execute(
                 select(rollouts.c.term, rollouts.c.counters).where(rollouts.c.job_id == self.job_id)
@@ -122,11 +145,15 @@ class RolloutStore:
                 .where(deltas.c.job_id == self.job_id)
                 .order_by(deltas.c.seq)
             ).all()
+            session_rows = connection.execute(
+                select(sessions.c.name, sessions.c.body).where(sessions.c.job_id == self.job_id)
+            ).all()
         return RolloutRows(
             term=head[0] if head else 0,
             counters=decode_body(head[1], "the rollout counters") if head else {},
             groups={request_id: bytes(body) for request_id, body in group_rows},
             deltas=[(seq, bytes(body)) for seq, body in delta_rows],
+            sessions={name: bytes(body) for name, body in session_rows},
         )
 
     def snapshot_rows(self, kind: str) -> dict[str, dict[str, Any]]:

@@ -35,10 +35,10 @@ from sqlalchemy import (
 
 from gyre.errors import StoreCorrupt, StoreError
 
-HEAD = "0011"
+HEAD = "0012"
 """The revision that this code reads and writes: the newest file in `migrations/versions/`."""
 
-KNOWN_REVISIONS = ("0008", "0009", "0010", "0011")
+KNOWN_REVISIONS = ("0008", "0009", "0010", "0011", "0012")
 """Every revision that this code can migrate from. Lower ones are of before the first release, higher ones of a newer
 Gyre."""
 
@@ -298,6 +298,16 @@ rollout_deltas = Table(
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Column("body", LargeBinary, nullable=False),
 )
+
+rollout_sessions = Table(
+    "gyre_rollout_sessions",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+"""Sessions of several turns, and the groups that they are of; the turns' tokens are in the rows of groups and
+deltas."""
 
 series = Table(
     "gyre_series",

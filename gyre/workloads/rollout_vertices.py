@@ -12,14 +12,11 @@ This module must not know how samples are routed, or what an engine does.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import ssl
-import threading
-import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +32,7 @@ from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
 from gyre.rollouts.agent.join import engine_commands
 from gyre.rollouts.engines import known_engine
 from gyre.rollouts.manager.rollout_manager import RolloutManager
-from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings
+from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings, SessionSettings
 from gyre.rollouts.protocol.credentials import new_secret, server_context
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_join_endpoint, read_trust, write_endpoint
 from gyre.rollouts.sample_checks import MOST_TOKENS
@@ -46,16 +43,12 @@ from gyre.rollouts.weight_peer import check_transports
 from gyre.weights.owned_dirs import default_root
 from gyre.workloads.addresses import address_towards, url_host
 from gyre.workloads.base import BaseWorkload, operator
+from gyre.workloads.chat_format import renderer_of
+from gyre.workloads.loop_thread import LoopThread
 from gyre.workloads.tasks.vocabulary import vocabulary_of
 
 START_TIMEOUT_S = 60.0
 """How long the manager may take to read its ledger and listen: gigabytes of deltas at a few hundred megabytes/s."""
-
-CLOSE_TIMEOUT_S = 5.0
-"""How long sockets may take to close after their handlers have ended: no time, unless the machine is busy."""
-
-STOP_TIMEOUT_S = 20.0
-"""How long an engine may take to end by itself: SGLang takes ten seconds."""
 
 JOURNALLED = frozenset(
     (
@@ -79,83 +72,13 @@ JOURNALLED = frozenset(
         "PolicyNotServed",
         "PolicyServed",
         "FetchFault",
+        "SessionFault",
+        "AgentLost",
         "TransferChosen",
         "PeerRefused",
     )
 )
 """The manager's events that the job's journal keeps. The others come with every step, and are in the log."""
-
-
-class _Loop:
-    """An asyncio loop on its own thread, and the first error that ended something in it."""
-
-    def __init__(self, name: str) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.error: BaseException | None = None
-        self._main: asyncio.Task[None] | None = None
-        self.closing: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Closes the loop's sockets, however it ended, because in tests several vertices share a process."""
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        try:
-            with contextlib.suppress(SystemExit):  # a test killed the vertex: its tasks end with it
-                self.loop.run_forever()
-            main = [self._main] if self._main is not None else []
-            for tasks in (
-                main,
-                asyncio.all_tasks(self.loop),
-            ):  # the main one first, which ends others in order
-                for task in tasks:
-                    task.cancel()
-                    with contextlib.suppress(BaseException):  # the error was reported, or is a test's kill
-                        self.loop.run_until_complete(task)
-            if self.closing is not None:
-                self.loop.run_until_complete(asyncio.wait_for(self.closing(), CLOSE_TIMEOUT_S))
-        finally:
-            self.loop.close()
-
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start the loop's main task, which runs until it ends by itself or by `stop`."""
-
-        async def guarded() -> None:
-            try:
-                await work
-            except (asyncio.CancelledError, SystemExit):
-                raise
-            except BaseException as error:
-                self.fail(error)
-
-        async def start() -> None:
-            self._main = asyncio.create_task(guarded())
-
-        self.call(start(), 5.0)
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until the main task has ended, at most `timeout_s`."""
-        if self._main is not None:
-            self.call(asyncio.wait([self._main], timeout=timeout_s), timeout_s + 1.0)
-
-    def call(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
-        """Run `work` in the loop, and wait for what it returns. Raises TimeoutError, and RuntimeError if the loop has
-        ended."""
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
-        finally:
-            if self.loop.is_closed() or not self._thread.is_alive():
-                work.close()  # the loop may have ended before it began this
-
-    def fail(self, error: BaseException) -> None:
-        if self.error is None:
-            self.error = error
-            traceback.print_exception(error)
-
-    def stop(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended already
-            self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=STOP_TIMEOUT_S)
 
 
 class RolloutManagerVertex(BaseWorkload):
@@ -169,7 +92,7 @@ class RolloutManagerVertex(BaseWorkload):
         join_token = joining[1] if joining is not None and joining[1] != secret else new_secret()
         port = spec.port or (int(before[0].rpartition(":")[2]) if before is not None else 0)
         calm_collector()
-        self._loop = _Loop("gyre-rollouts")
+        self._loop = LoopThread("gyre-rollouts")
         self._store = contextlib.ExitStack()
         ledger = self._store.enter_context(
             rollout_ledger(self.context.store_url, self.context.job_id, hold_s=self.context.store_hold_s)
@@ -201,6 +124,7 @@ class RolloutManagerVertex(BaseWorkload):
                     for kind in (known_engine(pool["engine"]) for pool in self.context.pools.values())
                 ),
                 door=self._door(spec),
+                sessions=self._sessions(),
             ),
             on_event=self._tell,
             on_fatal=self._loop.fail,
@@ -251,6 +175,24 @@ class RolloutManagerVertex(BaseWorkload):
             tokenizer=_tokenizer(folder),
             address=url_host(_reachable(spec.host, self.context.address)),
             policy_folders=tuple(Path(one) for one in spec.door.policy_folders),
+        )
+
+    def _sessions(self) -> SessionSettings | None:
+        """None where the job has no agents."""
+        try:
+            agent = WorkloadSettings.read(self.context.config).agent
+        except ConfigError:  # of a job without Gyre's classes, whose sections mean something else
+            return None
+        if agent is None:
+            return None
+        return SessionSettings(
+            max_turns=agent.max_turns,
+            max_tokens=agent.max_tokens,
+            seconds=agent.seconds,
+            recovery=agent.recovery,
+            redraws=agent.redraws,
+            model=self.context.job,
+            renderer=renderer_of(self.context.config),
         )
 
     def _publish_first(self) -> None:
@@ -310,7 +252,7 @@ class RolloutInstance(BaseWorkload):
     def setup(self) -> None:
         spec = RolloutsSpec.model_validate(self.context.rollouts)
         check_transports(WeightsSpec.model_validate(self.context.weights))
-        self._loop = _Loop("gyre-agent")
+        self._loop = LoopThread("gyre-agent")
         self.agent = Agent(
             AgentSettings(
                 name=f"{self.role}-{self.rank}",

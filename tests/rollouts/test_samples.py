@@ -22,6 +22,7 @@ from gyre.rollouts.samples import (
     VersionRun,
     pack_groups,
     unpack_groups,
+    with_score,
 )
 from tests.examples import examples
 
@@ -55,6 +56,8 @@ def samples(draw):
             InstanceRun(draw(TEXT), bounds[index], bounds[index + 1])
             for index in range(draw(st.integers(0, len(cuts))))
         ),
+        mask=draw(st.none() | hnp.arrays(np.bool_, length)),
+        rollout=draw(st.none() | st.integers(0, 2**40)),
     )
 
 
@@ -89,7 +92,7 @@ def same(one, other):
             [other.id, other.prompt_ids, other.meta, other.samples],
         )
     elif isinstance(one, Sample):
-        for name in ("token_ids", "logprobs", "finish_reason", "reward", "extras"):
+        for name in ("token_ids", "logprobs", "finish_reason", "reward", "extras", "mask", "rollout"):
             same(getattr(one, name), getattr(other, name))
         assert one.versions == other.versions
         assert one.instances == other.instances
@@ -146,6 +149,39 @@ def test_instances_that_cannot_be_are_a_problem_of_the_group(instances, problem)
     assert bool(found) == bool(problem)
 
 
+def test_a_group_without_masks_has_the_bytes_that_it_always_had():
+    """The store has groups of earlier versions, and a manager of one may speak to a trainer of another."""
+    runs = [[3, 0, 2]]
+    sample = [ARRAY, ARRAY | {"__nd__": "<f4"}, runs, "stop", 0.5, {}, [["sglang-0", 0, 2]]]
+    before = msgpack.packb([WIRE_FORMAT, [group_row(samples=[sample])]], use_bin_type=True)
+    (group,) = unpack_groups(before)
+    assert (group.samples[0].mask, group.samples[0].rollout) == (None, None)
+    assert pack_groups([group]) == before
+
+
+def test_a_sample_with_a_mask_counts_what_was_drawn():
+    sample = Sample(
+        np.arange(5, dtype=np.int32),
+        np.zeros(5, np.float32),
+        (VersionRun(0, 0, 2), VersionRun(1, 2, 5)),
+        mask=np.array([False, False, True, False, True]),
+        rollout=1,
+    )
+    other = Sample(np.zeros(2, np.int32), np.zeros(2, np.float32), (VersionRun(2, 0, 2),), rollout=0)
+    group = Group(0, np.zeros(1, np.int32), samples=[sample, other, with_score(sample, 1.0, {})])
+    assert (sample.drawn, sample.drawn_versions) == (2, [1])
+    assert (group.token_count, group.positions, group.versions) == (6, 12, (1, 2))
+    assert group.rollouts == [[0, 2], [1]]
+    assert group.samples[2].mask is sample.mask
+
+
+def test_a_mask_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="a sample of 2 tokens came with a mask of 3"):
+        Sample(
+            np.zeros(2, np.int32), np.zeros(2, np.float32), (VersionRun(0, 0, 2),), mask=np.ones(3, np.bool_)
+        )
+
+
 def test_what_samples_have_alike_is_pickled_together():
     group = Group(0, np.zeros(1, np.int32), samples=[copy.deepcopy(GROUP.samples[0]) for _ in range(8)])
     for number, sample in enumerate(group.samples):
@@ -196,6 +232,12 @@ GROUP = Group(
 ARRAY = {"__nd__": "<i4", "shape": [2], "data": bytes(8)}
 
 
+def packed_row(row):
+    """A sample with `row` where its mask and the number of its rollout are."""
+    sample = [ARRAY, ARRAY | {"__nd__": "<f4"}, [[0, 0, 2]], "stop", None, {}, [], row]
+    return msgpack.packb([WIRE_FORMAT, [group_row(samples=[sample])]])
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -218,8 +260,9 @@ ARRAY = {"__nd__": "<i4", "shape": [2], "data": bytes(8)}
         msgpack.packb([WIRE_FORMAT, [group_row(samples=[[ARRAY, ARRAY, [[0, 0, 1]], "stop", None, {}]])]]),
         msgpack.packb([WIRE_FORMAT, [group_row(samples=[[ARRAY, ARRAY, [[0, 0]], "stop", None, {}]])]]),
         msgpack.packb([WIRE_FORMAT, [group_row(samples=[[ARRAY]])]]),
+        *(packed_row(row) for row in (5, [], [None], ["x", 0], [None, "0"], [{**ARRAY}, 0], [None, 0, 1])),
     ],
-    ids=range(19),
+    ids=range(26),
 )
 def test_anything_else_is_refused_with_a_value_error(data):
     with pytest.raises(ValueError):  # noqa: PT011

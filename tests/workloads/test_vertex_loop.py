@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gyre.workloads.rollout_vertices import _Loop
+from gyre.workloads.loop_thread import LoopThread
 
 
 async def one() -> int:
@@ -16,7 +16,7 @@ async def one() -> int:
 
 def test_what_a_loop_never_began_is_forgotten_without_a_warning() -> None:
     """A warning of it would fail whichever test comes next."""
-    loop = _Loop("test")
+    loop = LoopThread("test")
     assert loop.call(one(), 10.0) == 1
     called = threading.Event()
 

@@ -32,6 +32,7 @@ from gyre.api.definition.entrypoints import entrypoint_of, import_roots
 from gyre.api.definition.rl_job import RLJob
 from gyre.api.definition.source import PLACE, JobSource, Place, users_line
 from gyre.config import (
+    AGENT_ROLE,
     TRAINER,
     EdgeSpec,
     Elastic,
@@ -216,6 +217,10 @@ class RLJobBuilder:
 
     def critic(self, module: Any = None, cls: str | None = None) -> RoleBuilder:
         return self.role("critic", module, cls)
+
+    def agent(self, module: Any = None, cls: str | None = None) -> RoleBuilder:
+        """The processes that run the sessions of `config.agent`."""
+        return self.role(AGENT_ROLE, module, cls)
 
     def role(self, name: str, module: Any = None, cls: str | None = None) -> RoleBuilder:
         """A role of any name. Without a class it takes the recipe's default."""

@@ -23,7 +23,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from gyre.api.definition.signatures import check_call, check_made_without_arguments, check_method
-from gyre.config import LOCAL_ROLLOUT, ROLLOUT_MANAGER, SPARE_ROLLOUT, TRAINER, Entrypoint, JobSpec
+from gyre.config import (
+    AGENT_ROLE,
+    LOCAL_ROLLOUT,
+    ROLLOUT_MANAGER,
+    SPARE_ROLLOUT,
+    TRAINER,
+    Entrypoint,
+    JobSpec,
+)
 from gyre.config.plugins import on_path
 from gyre.errors import ConfigError, nearest
 from gyre.extras import how_to_install
@@ -183,6 +191,7 @@ def check_entrypoints(spec: JobSpec, *, own: bool = True) -> dict[str, type]:
 _PACKAGES = {
     TRAINER: ("gyre.workloads.trainer.loop:GraphTrainer",),
     ROLLOUT_MANAGER: ("gyre.workloads.rollout_vertices:RolloutManagerVertex",),
+    AGENT_ROLE: ("gyre.agents.vertex:AgentWorker",),
     "actor": (
         "gyre.workloads.torch.actor:TorchActor",
         "gyre.workloads.megatron.actor:MegatronActor",
@@ -203,6 +212,7 @@ _PACKAGES = {
         "gyre.workloads.fsdp.reference:FsdpReference",
     ),
     "reward": (
+        "gyre.agents.reward:SessionReward",
         "gyre.workloads.rewards.workloads:ExactMatchReward",
         "gyre.workloads.rewards.workloads:PythonReward",
         "gyre.workloads.torch.reward_model:TorchRewardModel",

@@ -4,6 +4,7 @@ They are what the command line and the master check before any process starts, s
 torch.
 """
 
+from gyre.config.sections.agent import AgentRoleSettings
 from gyre.config.sections.data import HELD_OUT, DataSettings
 from gyre.config.sections.fsdp import FsdpSettings
 from gyre.config.sections.lora import LoraSettings
@@ -22,6 +23,7 @@ __all__ = [
     "HELD_OUT",
     "KL_TYPES",
     "LOSS_AGG_MODES",
+    "AgentRoleSettings",
     "CriticSettings",
     "DataSettings",
     "EvaluationSettings",

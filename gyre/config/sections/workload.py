@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from gyre.config.sections.agent import AgentRoleSettings
 from gyre.config.sections.data import DataSettings
 from gyre.config.sections.fsdp import FsdpSettings
 from gyre.config.sections.lora import LoraSettings
@@ -62,9 +63,11 @@ class WorkloadSettings(Section):
     critic: CriticSettings = CriticSettings()
     """The critic's optimizer."""
     warm_start: WarmStartSettings | None = None
-    """Supervised steps before the first optimizer step; only the arithmetic task has them."""
+    """Supervised steps before the first optimizer step; a task without demonstrations has none."""
     first_weights: FirstWeightsSettings = FirstWeightsSettings()
     """Another job's weights, which training begins with."""
+    agent: AgentRoleSettings | None = None
+    """What the role `agent` runs, where answers are sessions of several turns."""
     reward: RewardSettings = RewardSettings()
     """The function of `PythonReward`, and its pool of processes."""
     reward_model: RewardModelSettings = RewardModelSettings()

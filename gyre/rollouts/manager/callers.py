@@ -13,7 +13,7 @@ from aiohttp import web
 from gyre.config import JOIN_TOKEN
 from gyre.errors import Unauthorized
 from gyre.ports.http_gate import Credentials
-from gyre.rollouts.manager.join_tokens import JoinTokens, UnknownToken
+from gyre.rollouts.manager.join_tokens import SCHEME, JoinTokens, UnknownToken
 from gyre.rollouts.manager.token_reader import TokenReader
 from gyre.rollouts.plane.peers import Caller
 from gyre.store import RolloutStore
@@ -52,8 +52,10 @@ class Callers:
         self._reader.close()
 
     def known(self, request: web.Request) -> Caller:
-        """Raises Unauthorized."""
-        return self.tokens.caller(request.headers.get("Authorization", ""), self.clock())
+        """By `Authorization: Bearer`, or by `x-api-key`, as older clients of Anthropic's have it. Raises
+        Unauthorized."""
+        shown = request.headers.get("Authorization") or SCHEME + request.headers.get("x-api-key", "")
+        return self.tokens.caller(shown, self.clock())
 
     async def admitted(self, request: web.Request) -> Caller:
         """The same, after a look at the store where the token is not known: it may be a moment old."""

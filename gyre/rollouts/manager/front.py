@@ -73,5 +73,8 @@ class Front:
     def committed(self) -> None:
         """That batch is in the ledger."""
 
+    def wake(self, names: Sequence[str]) -> None:
+        """Whoever waits for what has one of these names looks again."""
+
     def answer(self, requests: Sequence[DoorRequest]) -> None:
         """More can be told of these requests, or nothing any more."""

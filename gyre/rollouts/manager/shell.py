@@ -34,6 +34,7 @@ from gyre.rollouts.plane.instructions import (
     Refuse,
     ReportEvent,
     Send,
+    Wake,
     Write,
 )
 from gyre.rollouts.plane.machine import handle
@@ -138,6 +139,10 @@ class PlaneShell:
         for front in self.fronts:
             front.answer(one.requests)
 
+    def _wake(self, one: Wake) -> None:
+        for front in self.fronts:
+            front.wake(one.names)
+
     def _refuse(self, one: Refuse) -> None:
         raise one.error
 
@@ -153,6 +158,7 @@ class PlaneShell:
         CommitWithin: _commit_within,
         DispatchSoon: _dispatch_soon,
         Answer: _answer,
+        Wake: _wake,
         Refuse: _refuse,
         Write: _written,
     }
@@ -187,6 +193,7 @@ class PlaneShell:
             deltas=batch.encoded(),
             closed=batch.closed,
             forgotten=batch.forgotten,
+            sessions=batch.sessions,
         )
 
     def committed(self, batch: WriteBatch) -> None:

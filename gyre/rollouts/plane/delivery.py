@@ -16,10 +16,10 @@ This module must not know who generated a group.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, Protocol
 
-from gyre.rollouts.plane.requests import InFlightRequest, InFlightSample
+from gyre.rollouts.plane.requests import InFlightSample
 from gyre.rollouts.protocol.frames import Done, Finished, FinishedSample
 from gyre.rollouts.samples import Group, Sample, pack_groups
 
@@ -35,6 +35,20 @@ _BYTES_A_TOKEN = 8
 """An id and a log-prob; the rest of a sample is small beside them."""
 
 
+class Deliverable(Protocol):
+    """A requested group, which has a number of its own."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def purpose(self) -> str: ...
+    @property
+    def group(self) -> Group: ...
+    def complete(self) -> Group:
+        """The group with its samples, which are all there."""
+        ...
+
+
 class _Portion(NamedTuple):
     """What one frame brings."""
 
@@ -47,12 +61,12 @@ class _Portion(NamedTuple):
 class Delivery:
     """`open_requests` are those of the open groups, by number: a group that was closed is not delivered."""
 
-    def __init__(self, open_requests: dict[int, InFlightRequest]) -> None:
-        self._requests = open_requests
+    def __init__(self, open_requests: Mapping[int, Deliverable]) -> None:
+        self.requests = open_requests
         self._samples_ahead = False
-        self._ready: dict[str, dict[int, InFlightRequest]] = defaultdict(dict)
+        self._ready: dict[str, dict[int, Deliverable]] = defaultdict(dict)
         """Complete groups in the ledger that the trainer has not taken, by purpose and group."""
-        self._outbox: dict[int, InFlightRequest] = {}
+        self._outbox: dict[int, Deliverable] = {}
         """Of these, what goes to the trainer that is attached, and which of them it was sent."""
         self._sent: set[int] = set()
         self._parts: deque[_Portion] = deque()
@@ -69,9 +83,9 @@ class Delivery:
         """Whether there is something to send."""
         return bool(self._outbox or self._parts)
 
-    def complete(self, requests: Iterable[InFlightRequest]) -> None:
+    def complete(self, requests: Iterable[Deliverable]) -> None:
         """Deliver these groups, which are complete in the ledger."""
-        open_ones = [request for request in requests if request.number in self._requests]
+        open_ones = [request for request in requests if request.number in self.requests]
         for request in open_ones:
             self._ready[request.purpose][request.group.id] = request
         self._deliver(open_ones)
@@ -111,7 +125,7 @@ class Delivery:
         if not ready:
             self._ready.pop(purpose, None)
 
-    def _deliver(self, requests: list[InFlightRequest]) -> None:
+    def _deliver(self, requests: list[Deliverable]) -> None:
         self._outbox.update(
             {request.number: request for request in requests if request.number not in self._sent}
         )
@@ -126,13 +140,13 @@ class Delivery:
         groups: list[Group] = []
         purpose, size = "", 0
         for number, request in list(self._outbox.items()):
-            if number not in self._requests:
+            if number not in self.requests:
                 del self._outbox[number]
                 continue
             if groups and request.purpose != purpose:
                 continue
             purpose, group = request.purpose, request.complete()
-            group_bytes = _BYTES_A_TOKEN * group.token_count
+            group_bytes = _BYTES_A_TOKEN * group.positions
             if groups and size + group_bytes > PORTION_BYTES:
                 break
             self._sent.add(number)

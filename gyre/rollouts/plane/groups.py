@@ -49,7 +49,7 @@ from gyre.rollouts.plane.sample_store import SampleStore
 from gyre.rollouts.protocol.columns import JoinedColumns, lineage
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Assignment, Held, Hello, Keep, Prompt, Request
-from gyre.rollouts.protocol.progress import End, Progress, Report
+from gyre.rollouts.protocol.progress import End, GenerationProgress, Report
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.samples import Group, GroupRequest
 from gyre.rollouts.scheduling.fleet import Instance
@@ -100,6 +100,8 @@ class OpenGroups:
         self._by_group: dict[tuple[str, int], InFlightRequest] = {}
         """Open requests by purpose and group."""
         self._pinned: dict[int, InFlightRequest] = {}
+        self.pins: dict[int, int] = {}
+        """Versions that have to stay served for what will be asked for, by who holds each."""
         self._next_number = 1
         self._lost = LostIncarnations()
         self._loaded = LoadedByIncarnation()
@@ -132,9 +134,9 @@ class OpenGroups:
                 self._queue(sample)
         return opened
 
-    def close(self, purpose: str, ids: Iterable[int]) -> list[tuple[str, int, int]]:
-        """Forget these groups, which the trainer has; unknown ones were closed before. Returns (instance, row, lease)
-        of their samples that still run and have to be cancelled."""
+    def close(self, purpose: str, ids: Iterable[int], *, unused: str = "") -> list[tuple[str, int, int]]:
+        """Forget these groups, which the trainer has, or which nobody uses for the reason `unused`; unknown ones were
+        closed before. Returns (instance, row, lease) of their samples that still run and have to be cancelled."""
         running = []
         for group_id in ids:
             request = self._by_group.pop((purpose, group_id), None)
@@ -148,9 +150,13 @@ class OpenGroups:
                     running.append((sample.instance, sample.row, sample.lease))
                 self._detach(sample)
                 self.given_up.pop(sample.key, None)
-                self._store.remove(sample)
+                self._store.remove(sample, unused=unused)
             request.samples = []  # samples refer to their request: the cycle would wait for the garbage collector
         return running
+
+    def keep_session(self, name: str, body: bytes | None) -> None:
+        """This row of a session goes into the next batch; None where it is forgotten."""
+        self._store.write_buffer.keep_session(name, body)
 
     def _add(self, number: int, asked: GroupRequest) -> InFlightRequest:
         request = InFlightRequest.of(asked, number)
@@ -165,7 +171,8 @@ class OpenGroups:
     @property
     def pinned_version(self) -> int | None:
         """The newest policy that open requests allow; None if any may be served."""
-        return min((one.min_version for one in self._pinned.values() if self._is_wanted(one)), default=None)
+        asked = [one.min_version for one in self._pinned.values() if self._is_wanted(one)]
+        return min([*asked, *self.pins.values()], default=None)
 
     def pinned_to(self, version: int) -> list[InFlightRequest]:
         """Open requests that no policy but this one may answer."""
@@ -475,7 +482,7 @@ class OpenGroups:
 
     # -- what agents report -------------------------------------------------------------------------
 
-    def progress(self, name: str, frame: Progress) -> Given:
+    def progress(self, name: str, frame: GenerationProgress) -> Given:
         """Take in a report's tokens and ends. Returns the work for samples that migrate; other samples that were handed
         back are queued. Raises FrameError, and changes nothing, if the frame is inconsistent."""
         instance = self.instances[name]

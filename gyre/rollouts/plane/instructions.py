@@ -77,6 +77,12 @@ class Answer(NamedTuple):
     requests: Sequence[DoorRequest]
 
 
+class Wake(NamedTuple):
+    """Whoever waits for what has one of these names looks again."""
+
+    names: Sequence[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Refuse:
     """The event was refused, and changed nothing: whoever brought it about gets the error."""
@@ -85,7 +91,17 @@ class Refuse:
 
 
 Instruction = (
-    Send | Close | Deliver | ReportEvent | Commit | CommitWithin | DispatchSoon | Write | Answer | Refuse
+    Send
+    | Close
+    | Deliver
+    | ReportEvent
+    | Commit
+    | CommitWithin
+    | DispatchSoon
+    | Write
+    | Answer
+    | Wake
+    | Refuse
 )
 
 DISPATCH_SOON = DispatchSoon()

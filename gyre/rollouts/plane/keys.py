@@ -58,7 +58,7 @@ class RequestsAborted(NamedTuple):
     id: str | None
 
 
-class Keys(Requester):
+class KeysRequester(Requester):
     most_resets = 0  # a door never takes back what it told
 
     def __init__(self, groups: OpenGroups, settings: ManagerSettings) -> None:
@@ -116,7 +116,7 @@ class Keys(Requester):
 
     # -- what comes of its requests -----------------------------------------------------------------
 
-    def restore(self, plane: Plane) -> None:
+    def restore(self, plane: Plane, sessions: Mapping[str, bytes]) -> None:
         self.ledger.restore(plane.now)
         self._looked_at = plane.now
 

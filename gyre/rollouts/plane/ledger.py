@@ -33,7 +33,7 @@ def restore(plane: Plane, event: Restored) -> None:
     updates.promote(plane)
     report_failures(plane)
     for one in plane.requesters:
-        one.restore(plane)
+        one.restore(plane, rows.sessions)
     # Complete groups were not delivered yet; they are when the trainer attaches.
     plane.commit(Commit.NOW)
     if any(not state.finish for state in plane.groups.samples()):

@@ -52,8 +52,8 @@ class Requester:
         """Requests that have not ended, where they are counted."""
         return 0
 
-    def restore(self, plane: Plane) -> None:
-        """The groups are restored."""
+    def restore(self, plane: Plane, sessions: Mapping[str, bytes]) -> None:
+        """The groups are restored; these rows of sessions go with them."""
 
     def collect(self, plane: Plane, batch: WriteBatch, finished: Sequence[InFlightSample]) -> None:
         """The batch goes to the ledger next; these samples of theirs have finished in it."""

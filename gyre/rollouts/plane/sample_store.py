@@ -47,9 +47,11 @@ class SampleStore:
         for sample in request.samples:
             self.rows.give(sample)
 
-    def remove(self, sample: InFlightSample) -> None:
-        """Its group is closed, and nobody has it."""
-        if sample.finish:
+    def remove(self, sample: InFlightSample, *, unused: str = "") -> None:
+        """Its group is closed, and nobody has it. `unused` is why nobody uses it, "" where somebody does."""
+        if unused:
+            self.account.discarded[unused] += sample.length
+        elif sample.finish:
             self.account.delivered += sample.length
             self.account.samples_delivered += 1
         else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from gyre.chat.renderer import Renderer
 from gyre.config import DoorSpec, WeightsSpec
 from gyre.models.adapters import AdapterLimits
 from gyre.rollouts.protocol.connection import HEARTBEAT_S
@@ -58,6 +59,8 @@ class DoorSettings:
     """Most tokens of prompt and answer; None for the model's own limit."""
     tokenizer: Tokenizer | None = None
     """None where prompts are token ids."""
+    renderer: Renderer | None = None
+    """What puts messages into tokens; None where nobody chats."""
     serves_folders: bool = True
     """Whether the manager serves the chunks of folders that are published; else instances read them from the disk."""
     address: str = ""
@@ -66,6 +69,23 @@ class DoorSettings:
     cache: Path | None = None
     """Where it links them; None for shared memory."""
     policy_folders: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """The sessions of a job with agents; the first five as in `gyre.config.sections.AgentRoleSettings`."""
+
+    max_turns: int = 16
+    max_tokens: int = 4096
+    seconds: float = 600.0
+    recovery: str = "replayable"
+    redraws: int = 3
+    worker_silence_s: float = 15.0
+    """A worker that said nothing for so long has lost its sessions: it says something every 5 s."""
+    model: str = "policy"
+    """The name of the model in the clients' dialects."""
+    renderer: Renderer | None = None
+    """What puts messages into tokens; None where prompts are token ids alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,5 +135,7 @@ class ManagerSettings:
     rebalance_every_s: float = 1.0
     door: DoorSettings | None = None
     """Where the manager is a fleet's: it has a door, and no trainer."""
+    sessions: SessionSettings | None = None
+    """Where the members of the trainer's groups are sessions, which agents run."""
     tokens_every_s: float = 1.0
     """How often the join tokens are read: a revoked one is good for so long."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gyre.rollouts.plane import placement, updates, windows
-from gyre.rollouts.plane.delivery import Delivery
+from gyre.rollouts.plane.delivery import Deliverable, Delivery
 from gyre.rollouts.plane.events import RoomFor
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.instructions import Commit, Deliver, Send
@@ -68,7 +68,7 @@ class TrainerGone(NamedTuple):
     peer: Peer
 
 
-class Trainer(Requester):
+class TrainerRequester(Requester):
     trains = True
 
     def __init__(self, groups: OpenGroups, settings: ManagerSettings) -> None:
@@ -122,7 +122,7 @@ class Trainer(Requester):
     def unservable(self, plane: Plane, request: InFlightRequest, why: str) -> None:
         self._fail(plane, request, why)
 
-    def _fail(self, plane: Plane, request: InFlightRequest, why: str) -> None:
+    def _fail(self, plane: Plane, request: Deliverable, why: str) -> None:
         if self.peer is not None:
             failed = Failed(purpose=request.purpose, ids=[request.group.id], message=why[:MESSAGE_CHARS])
             plane.send(self.peer, failed)
@@ -170,7 +170,7 @@ class Trainer(Requester):
         elif isinstance(frame, ReclaimDevices):
             windows.reclaim(plane, frame.window)
         elif isinstance(frame, TrainerStatus):
-            plane.send(peer, underway(plane.groups, plane.sessions.values(), plane.now))
+            plane.send(peer, underway(plane.groups, plane.links.values(), plane.now))
             placement.set_wanted(plane, frame.wanted)
             plane.autoscaler.pulse(frame, plane.now)
         else:
@@ -178,7 +178,7 @@ class Trainer(Requester):
 
     def _requested(self, plane: Plane, peer: Peer, frame: Request) -> None:
         try:
-            opened = plane.groups.open(frame)
+            opened = self._open(plane, frame)
         except FrameError as error:
             if error.details["reason"] != "pinned_late":
                 raise
@@ -193,8 +193,15 @@ class Trainer(Requester):
             self._deliver(plane)
         report_failures(plane)
 
-    def _stored(self, plane: Plane, frame: GroupsStored) -> None:
+    def _open(self, plane: Plane, frame: Request) -> bool:
+        """Open the groups of the frame; whether any is new. Raises FrameError."""
+        return bool(plane.groups.open(frame))
+
+    def _close(self, plane: Plane, frame: GroupsStored) -> None:
         plane.groups.cancelled += plane.groups.close(frame.purpose, frame.ids)
+
+    def _stored(self, plane: Plane, frame: GroupsStored) -> None:
+        self._close(plane, frame)
         placement.cancel_superseded(plane)
         self.delivery.taken(frame.purpose, frame.ids)
         plane.commit(Commit.SOON)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ class WriteBatch:
     closed: list[int]
     forgotten: list[int]
     """Deltas that nobody needs any more."""
-    sessions: dict[int, int]
+    reports: dict[int, int]
     """The number of the last report in it, for each instance that reported."""
     ended: set[int]
     """Instances that reported a sample's end."""
@@ -52,6 +52,8 @@ class WriteBatch:
     """Groups that may be delivered once this is committed."""
     finished: list[int]
     """The keys of samples that have finished."""
+    sessions: dict[str, bytes | None] = field(default_factory=dict)
+    """Rows of sessions by name, None for those that are forgotten."""
 
     def encoded(self) -> list[tuple[int, bytes]]:
         """The deltas as they are stored. The thread that writes encodes them, not the loop."""
@@ -74,14 +76,21 @@ class WriteBuffer:
         self._opened: dict[int, bytes] = {}
         self._closed: list[int] = []
         self._forgotten: list[int] = []
-        self._sessions: dict[int, int] = {}
+        self._reports: dict[int, int] = {}
+        self._sessions: dict[str, bytes | None] = {}
         self._ended: set[int] = set()
         self._deltas: list[PendingDelta] = []
 
     @property
     def is_dirty(self) -> bool:
         return bool(
-            self._deltas or self._opened or self._closed or self._forgotten or self._sessions or self.complete
+            self._deltas
+            or self._opened
+            or self._closed
+            or self._forgotten
+            or self._reports
+            or self._sessions
+            or self.complete
         )
 
     def take(self, counters: dict[str, Any]) -> WriteBatch:
@@ -91,13 +100,14 @@ class WriteBuffer:
             deltas=self._deltas,
             closed=self._closed,
             forgotten=self._forgotten,
-            sessions=self._sessions,
+            reports=self._reports,
             ended=self._ended,
             complete=self.complete,
             finished=self.finished,
+            sessions=self._sessions,
         )
         self._opened, self._closed, self._forgotten = {}, [], []
-        self._sessions, self._ended = {}, set()
+        self._reports, self._ended, self._sessions = {}, set(), {}
         self.complete, self.finished = [], []
         self._deltas = []
         return batch
@@ -109,6 +119,10 @@ class WriteBuffer:
         self._opened.pop(number, None)
         self._closed.append(number)
 
+    def keep_session(self, name: str, body: bytes | None) -> None:
+        """The session, or group of sessions, of this name has changed; None where it is forgotten."""
+        self._sessions[name] = body
+
     def close_sample(self, key: int, keys: NDArray[np.int64]) -> None:
         """The sample is closed; `keys` are those of all rows as they are now."""
         self._forgotten += self.retention.closed(key, keys)
@@ -119,7 +133,7 @@ class WriteBuffer:
 
     def reported(self, instance: int, seq: int, *, ended: bool) -> None:
         """All that the instance's report brought is here."""
-        self._sessions[instance] = seq
+        self._reports[instance] = seq
         if ended:
             self._ended.add(instance)
 

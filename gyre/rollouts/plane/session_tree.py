@@ -1,0 +1,241 @@
+"""A session, which is a rollout of several turns: the tree of its turns, and the rows to train on.
+
+A turn adds tokens to those of its parent: what an agent, a tool or a template put there (`added`), then what an engine
+drew. The first turn has no parent, and neither has one that begins anew because its history was edited. A row is a path
+from the root to a leaf.
+
+Invariants:
+- *drawn once, trained once*: each drawn token is in the mask of exactly one row, the first that has it;
+- *never encoded again*: a turn's prompt begins with its parent's tokens, bit for bit;
+- *a turn is asked for once*: whoever asks with the key of a turn that is there gets that turn.
+
+This module must not know what a message is, who runs the agent, or how a turn is generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gyre.rollouts.plane.requests import InFlightRequest, InFlightSample
+from gyre.rollouts.samples import Group, InstanceRun, Sample, VersionRun
+
+ASKED = "session.prompt_ids"
+"""In the `meta` of a group that is delivered: the prompt that it was asked for with, int32 `[p]`."""
+
+ROOT = -1
+"""The parent of a turn that begins a branch of its own."""
+
+
+class Outcome(StrEnum):
+    """How a session ended."""
+
+    SCORED = "scored"
+    """Its reward is what the agent says."""
+    TRUNCATED = "truncated"
+    """A budget was spent; its reward is what the agent says of what is there."""
+    POLICY_FAULT = "policy_fault"
+    """The policy did what it must not: the reward says so."""
+    INFRA_FAULT = "infra_fault"
+    """A machine, a tool or a grader failed: there is no reward, and another attempt is made."""
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """`request` is a group of one sample, whose prompt is the path before it and what the turn adds. `note` is what its
+    front wants to find again."""
+
+    number: int
+    parent: int
+    key: str
+    request: InFlightRequest
+    note: bytes = b""
+    is_written: bool = False
+    """Its end is in the ledger, so that it may be told."""
+
+    @property
+    def name(self) -> str:
+        """Who waits for it waits for this name."""
+        return f"turn/{self.request.number}"
+
+    @property
+    def sample(self) -> InFlightSample:
+        return self.request.samples[0]
+
+    @property
+    def prompt_ids(self) -> NDArray[np.int32]:
+        return self.request.group.prompt_ids
+
+    def path(self) -> NDArray[np.int32]:
+        """int32: every token from the root to its last one."""
+        return np.concatenate([self.prompt_ids, self.sample.tokens()[0]])
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """One attempt at one member of a group. `claim` grows each time that it is handed out."""
+
+    id: str
+    purpose: str
+    group_id: int
+    index: int
+    attempt: int
+    claim: int = 0
+    worker: str = ""
+    """Who runs it; "" while it waits for somebody."""
+    given_at: float = 0.0
+    """When it was handed to them, monotonic, in seconds."""
+    turns: list[Turn] = field(default_factory=list)
+    snapshot: bytes = b""
+    began_at: float | None = None
+    """When it was first handed out, in seconds since 1970."""
+    outcome: Outcome | None = None
+    reward: float | None = None
+    reason: str = ""
+    extras: dict[str, float] = field(default_factory=dict)
+    is_written: bool = False
+    """The ledger has all of it but its turns' tokens."""
+
+    @property
+    def is_over(self) -> bool:
+        """It has ended, and not by a fault of infrastructure."""
+        return self.outcome not in (None, Outcome.INFRA_FAULT)
+
+    @property
+    def drawn(self) -> int:
+        """Tokens that engines drew for it."""
+        return sum(turn.sample.length for turn in self.turns)
+
+    def turn(self, number: int) -> Turn:
+        return next(one for one in self.turns if one.number == number)
+
+    def turn_of(self, key: str) -> Turn | None:
+        return next((turn for turn in self.turns if turn.key == key), None)
+
+    def parent_of(self, prompt_ids: NDArray[np.int32]) -> int:
+        """The finished turn with the longest path that the prompt begins with; ROOT where there is none."""
+        best, length = ROOT, 0
+        for turn in self.turns:
+            if not turn.sample.finish:
+                continue
+            path = turn.path()
+            if length < len(path) <= len(prompt_ids) and np.array_equal(path, prompt_ids[: len(path)]):
+                best, length = turn.number, len(path)
+        return best
+
+
+@dataclass(slots=True)
+class _Row:
+    """A path: `token_ids` int32 `[p + t]`, `logprobs` float32, `mask` bool, with the first turn's prompt."""
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    mask: NDArray[np.bool_]
+    versions: list[VersionRun]
+    instances: list[InstanceRun]
+    finish: str
+
+    @property
+    def prompt(self) -> NDArray[np.int32]:
+        """What stands before the first drawn token."""
+        drawn = np.flatnonzero(self.mask)
+        return self.token_ids[: int(drawn[0])] if len(drawn) else self.token_ids
+
+
+def group_of(group: Group, sessions: Sequence[Session]) -> Group:
+    """The group with a sample for each row of its sessions, which have all ended. Its prompt is what the rows have in
+    common before anything was drawn."""
+    rows = [(session, row) for session in sessions for row in _rows_of(session)]
+    prompt = _common([row.prompt for _, row in rows]) if rows else group.prompt_ids
+    samples = [_sample_of(session, at, row, len(prompt)) for at, session, row in _numbered(rows, sessions)]
+    return Group(group.id, prompt, {**group.meta, ASKED: group.prompt_ids}, samples)
+
+
+def asked_prompt(group: Group) -> Group:
+    """The group as it was asked for, where it was delivered before and is asked for again."""
+    meta = dict(group.meta)
+    prompt = meta.pop(ASKED, group.prompt_ids)
+    return Group(group.id, np.asarray(prompt, np.int32), meta)
+
+
+def _numbered(
+    rows: Sequence[tuple[Session, _Row]], sessions: Sequence[Session]
+) -> Sequence[tuple[int, Session, _Row]]:
+    places = {session.id: at for at, session in enumerate(sessions)}
+    return [(places[session.id], session, row) for session, row in rows]
+
+
+def _common(prompts: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+    """The longest prefix that all have."""
+    length = min(map(len, prompts))
+    first = prompts[0][:length]
+    for other in prompts[1:]:
+        different = np.flatnonzero(first != other[: len(first)])
+        if len(different):
+            first = first[: int(different[0])]
+    return first
+
+
+def _sample_of(session: Session, rollout: int, row: _Row, prompt: int) -> Sample:
+    runs = [VersionRun(one.version, max(one.start - prompt, 0), one.end - prompt) for one in row.versions]
+    parts = [InstanceRun(one.name, one.start - prompt, one.end - prompt) for one in row.instances]
+    return Sample(
+        row.token_ids[prompt:],
+        row.logprobs[prompt:],
+        tuple(run for run in runs if run.end > run.start),
+        "length" if session.outcome is Outcome.TRUNCATED else row.finish,
+        session.reward,
+        {f"reward.{name}": value for name, value in session.extras.items()},
+        tuple(parts),
+        mask=row.mask[prompt:],
+        rollout=rollout,
+    )
+
+
+def _rows_of(session: Session) -> list[_Row]:
+    parents = {turn.parent for turn in session.turns}
+    covered: set[int] = set()
+    rows = []
+    for leaf in session.turns:
+        if leaf.number not in parents and leaf.sample.length:
+            rows.append(_row_of(session, leaf, covered))
+    return rows
+
+
+def _row_of(session: Session, leaf: Turn, covered: set[int]) -> _Row:
+    """The path to the leaf. Turns in `covered` are in the mask of another row; those of this one are added to it."""
+    way = [leaf]
+    while way[-1].parent != ROOT:
+        way.append(session.turn(way[-1].parent))
+    ids: list[NDArray[Any]] = []
+    logprobs: list[NDArray[Any]] = []
+    mask: list[NDArray[Any]] = []
+    versions: list[VersionRun] = []
+    instances: list[InstanceRun] = []
+    length = 0
+    for turn in reversed(way):
+        added, (drawn, told) = turn.prompt_ids[length:], turn.sample.tokens()
+        ids += [added, drawn]
+        logprobs += [np.zeros(len(added), np.float32), told]
+        mask += [np.zeros(len(added), np.bool_), np.full(len(drawn), turn.number not in covered)]
+        since = len(turn.prompt_ids)
+        for version, start, end in turn.sample.runs:
+            versions.append(VersionRun(version, length if not start else since + start, since + end))
+        instances += [
+            InstanceRun(one.name, since + one.start, since + one.end) for one in turn.sample.instances
+        ]
+        covered.add(turn.number)
+        length = since + len(drawn)
+    return _Row(
+        np.concatenate(ids),
+        np.concatenate(logprobs),
+        np.concatenate(mask),
+        versions,
+        instances,
+        leaf.sample.finish,
+    )

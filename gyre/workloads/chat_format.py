@@ -1,0 +1,26 @@
+"""The chat format of a job's model: what puts messages into its tokens.
+
+This module must not know who speaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gyre.chat.plain import PlainRenderer
+from gyre.chat.renderer import Renderer
+from gyre.errors import ConfigError
+from gyre.workloads.tasks.task import task_of
+
+
+def renderer_of(config: Mapping[str, Any]) -> Renderer | None:
+    """That of the job's task; None where its tokens have no place for a conversation, so that agents ask with token
+    ids. Raises ConfigError."""
+    tokenizer = task_of(config).tokenizer
+    if not hasattr(tokenizer, "alphabet"):
+        return None
+    try:
+        return PlainRenderer(tokenizer)  # type: ignore[arg-type]  # it has an alphabet
+    except ConfigError:
+        return None  # the alphabet has no characters for a frame: the task is one of single answers
