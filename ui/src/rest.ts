@@ -654,12 +654,14 @@ export interface RunGroup {
 
 /**
  * One sample in a list. `prompt`, `answer` and `right_answer`, which is the data's, are cut at 2,000 characters.
- * `versions` and `instances` are `[which, start, end]`: tokens `start` to `end`, the latter exclusive.
+ * `rollout` is the rollout that it is a row of, null where it is one by itself. `versions` and `instances` are `[which,
+ * start, end]`: tokens `start` to `end`, the latter exclusive.
  */
 export interface SampleItem {
   step: number;
   group: number;
   sample: number;
+  rollout: number | null;
   reward: number | null;
   more: Record<string, number | null>;
   outcome: string;
@@ -696,12 +698,13 @@ export interface SampleSteps {
 
 /**
  * One sample with all that is kept of it: its texts are whole. What has a value for each token is null where the job
- * has none.
+ * has none. `mask` is true of each token that was drawn, null where all were.
  */
 export interface SampleTokens {
   step: number;
   group: number;
   sample: number;
+  rollout: number | null;
   reward: number | null;
   more: Record<string, number | null>;
   outcome: string;
