@@ -94,6 +94,7 @@ export interface EngineList {
   engines: EngineSchema[];
   pools: Record<string, PoolSchema>;
   door: DoorSchema | null;
+  sessions: SessionsSchema | null;
 }
 
 /**
@@ -749,6 +750,44 @@ export interface SeriesSchema {
 
 export interface SessionBody {
   token: string;
+}
+
+/**
+ * What came of sessions since the rollout manager started: how many ended how, turns that were answered, attempts that
+ * were begun in the place of others, and the newest faults, the newest first.
+ */
+export interface SessionCountsSchema {
+  outcomes: Record<string, number>;
+  turns: number;
+  drawn_again: number;
+  faults: SessionFaultSchema[];
+}
+
+/** An attempt at a rollout that infrastructure ended: which, and what was said. */
+export interface SessionFaultSchema {
+  session: string;
+  reason: string;
+}
+
+/**
+ * The sessions of a job with agents. Of those that are `running` some are `at_engine`, the others `with_agent`; those
+ * that `ended` are of groups that are not stored yet, and `turns` of all that are there. `branches`: turns that began
+ * anew, by why, since the manager started. `pause_s` is above 0 while one is handed out at a time. `sentence` says all
+ * of it.
+ */
+export interface SessionsSchema {
+  waiting: number;
+  running: number;
+  at_engine: number;
+  with_agent: number;
+  ended: number;
+  turns: number;
+  workers: number;
+  failed_groups: number;
+  pause_s: number;
+  branches: Record<string, number>;
+  since_start: SessionCountsSchema;
+  sentence: string;
 }
 
 /**
