@@ -18,7 +18,7 @@ WIDEST_DRY = 512
 
 def passes_of(drawn: np.random.Generator, *, widest: int, multiple: int) -> list[Any]:
     """Eight passes of up to `widest` tokens, of sequences of any length."""
-    from gyre.workloads.learner.packing import Row as Sequence
+    from gyre.workloads.learner.packing import TrainingRow as Sequence
     from gyre.workloads.learner.packing import pack
 
     parts: list[Any] = []

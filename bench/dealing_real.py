@@ -22,7 +22,7 @@ from dealing_fleet import REPORT_S, SLOTS, Case, Engine, Sim, best_parts
 from gyre.rollouts.agent.agent import FLUSH_GAP_S
 from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, encode
 from gyre.rollouts.protocol.frames import PROTOCOL, Attach, GroupsStored, Hello, Loaded, Publish, Request
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.weights.version.model_folder import list_model_folder
 
@@ -146,7 +146,7 @@ class Agent:
                 await self.socket.send_bytes(encode(self.progress(everything)))
             await asyncio.sleep(FLUSH_GAP_S)
 
-    def progress(self, everything: bool) -> Progress:
+    def progress(self, everything: bool) -> GenerationProgress:
         self.seq += 1
         ends, self.ends = self.ends, []
         leases = self.sims if everything else [lease for _, lease, _ in ends]
@@ -163,7 +163,7 @@ class Agent:
         )
         for _, lease, _ in ends:
             del self.sims[lease]
-        return Progress(
+        return GenerationProgress(
             self.seq,
             np.array(rows, np.uint32),
             np.array(held, np.uint64),

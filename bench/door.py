@@ -114,7 +114,7 @@ class Relay:
     async def _agent(self, request: web.Request) -> web.WebSocketResponse:
         from gyre.rollouts.protocol.codec import decode, encode
         from gyre.rollouts.protocol.frames import PROTOCOL, Weights, Welcome
-        from gyre.rollouts.protocol.progress import Progress
+        from gyre.rollouts.protocol.progress import GenerationProgress
 
         self._socket = web.WebSocketResponse(compress=False)
         await self._socket.prepare(request)
@@ -125,7 +125,7 @@ class Relay:
         await self._socket.send_bytes(encode(welcome))
         async for message in self._socket:
             frame = decode(message.data)
-            if isinstance(frame, Progress) and frame.ends:
+            if isinstance(frame, GenerationProgress) and frame.ends:
                 self._ended += [end.row for end in frame.ends]
                 self._has_ended.set()
         return self._socket
@@ -258,11 +258,11 @@ class Instance:
 
     async def report(self, told: list[tuple[int, int, int]], ends: list[Any]) -> None:
         from gyre.rollouts.protocol.codec import encode
-        from gyre.rollouts.protocol.progress import Progress
+        from gyre.rollouts.protocol.progress import GenerationProgress
 
         self._seq += 1
         count = len(told)
-        frame = Progress(
+        frame = GenerationProgress(
             self._seq,
             np.array([row for row, _, _ in told], np.uint32),
             np.array([lease for _, lease, _ in told], np.uint64),

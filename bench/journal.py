@@ -45,7 +45,7 @@ from gyre.failover.events import (
     kind_of,
 )
 from gyre.graph import compile_job
-from gyre.store import Command, Entry, EventRow, GroupCommitWriter, Journal, Store, open_store
+from gyre.store import Entry, EventRow, GroupCommitWriter, Journal, Store, StoredCommand, open_store
 
 BATCHES = {1: 2_000, 100: 20_000, 1000: 50_000}
 """Events per commit, and how many events are written so."""
@@ -84,7 +84,7 @@ def entry(seq: int, *, whole: bool = False) -> Entry:
             "note": "x" * 80,
         },
         upserts={("vertex", vertex): {"state": "running", "tokens": seq * 17}} if whole else {},
-        commands=[Command(f"cmd-{seq}", "DrainInstance", {"vertex": vertex})] if whole else (),
+        commands=[StoredCommand(f"cmd-{seq}", "DrainInstance", {"vertex": vertex})] if whole else (),
         done=[f"cmd-{seq - 1}"] if whole else (),
     )
 

@@ -190,7 +190,7 @@ def _step(backend: Any, size: int, *, vocab: int) -> tuple[Any, int]:
     import torch
 
     from gyre.workloads.algorithms.losses import LossSum
-    from gyre.workloads.learner.packing import Row as Sequence
+    from gyre.workloads.learner.packing import TrainingRow as Sequence
     from gyre.workloads.learner.packing import pack
 
     drawn = np.random.default_rng(size)
@@ -252,10 +252,10 @@ def config_of_job(case: Case, dry: bool, **more: Any) -> Row:
 
 def foretold(case: Case, tokens: int, sequences: int, dry: bool) -> dict[str, int]:
     from gyre.config.sections import WorkloadSettings
-    from gyre.workloads.memory.rank import Pass, fsdp_rank, megatron_ranks
+    from gyre.workloads.memory.rank import PassSize, fsdp_rank, megatron_ranks
 
     settings, shape = WorkloadSettings.read(config_of_job(case, dry)), architecture(case)
-    part = Pass(tokens, sequences)
+    part = PassSize(tokens, sequences)
     if case.backend == "megatron":
         ranks = megatron_ranks(shape, settings.megatron, ranks=case.ranks, width=2)
         return max((one.peak(part) for one in ranks), key=lambda parts: sum(parts.values()))

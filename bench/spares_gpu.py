@@ -291,8 +291,8 @@ class Plane:
 
     def waits(self, name: str) -> bool:
         """Whether it is a spare that has nothing to do."""
-        session = self.manager.sessions.get(name)
-        return session is not None and session.not_admitted == "spare" and not self.of(name).held
+        link = self.manager.links.get(name)
+        return link is not None and link.not_admitted == "spare" and not self.of(name).held
 
     async def until(self, holds: Callable[[], bool], within_s: float) -> float:
         """When it holds, monotonic. Raises TimeoutError with the last events."""

@@ -13,7 +13,7 @@
     ├── Conflict             the job's state does not permit it             exit 5
     ├── JobFailed            the job ended, and not well                    exit 1
     ├── Fenced               the caller was replaced by a newer one
-    ├── VertexLost           a vertex died while it was being called
+    ├── VertexDied           a vertex died while it was being called
     ├── RanksMissing         ranks of a gang did not meet in time
     └── UserCodeError        the user's own code raised
 
@@ -147,7 +147,7 @@ class Fenced(GyreError):
     http_status = 409
 
 
-class VertexLost(GyreError):
+class VertexDied(GyreError):
     code = "vertex_lost"
     http_status = 503
 

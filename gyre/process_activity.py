@@ -23,7 +23,7 @@ FAULTS_A_S = 100.0
 """Page faults a second with something to read from which on it is being brought in from a disk."""
 
 
-class Life(StrEnum):
+class ProcessLife(StrEnum):
     """What is found of a process that reports nothing."""
 
     BUSY = "busy"
@@ -49,12 +49,12 @@ class Activity:
     """Page faults a second for which something was read."""
 
     @property
-    def life(self) -> Life:
+    def life(self) -> ProcessLife:
         if not self.states.strip("ZX"):
-            return Life.DEAD
+            return ProcessLife.DEAD
         if not self.states.strip("TtZX"):
-            return Life.STOPPED
-        return Life.BUSY if self.is_starved or self.ran >= WORKING_SHARE else Life.HUNG
+            return ProcessLife.STOPPED
+        return ProcessLife.BUSY if self.is_starved or self.ran >= WORKING_SHARE else ProcessLife.HUNG
 
     @property
     def is_starved(self) -> bool:

@@ -192,11 +192,11 @@ def _fsdp_optimizer(backend: Any) -> dict[str, int]:
 def _pass(backend: Any, shape: Architecture, length: int) -> Any:
     import numpy as np
 
-    from gyre.workloads.learner.packing import Row, pack
+    from gyre.workloads.learner.packing import TrainingRow, pack
 
     drawn = np.random.default_rng(5)
     rows = [
-        Row(
+        TrainingRow(
             drawn.integers(0, shape.vocab, 4).astype(np.int32),
             drawn.integers(0, shape.vocab, length - 3).astype(np.int32),
         )

@@ -142,7 +142,7 @@ def test_the_custom_workload_arrives(tmp_path: Path) -> None:
 def test_an_example_on_a_data_set_trains_with_a_small_model_instead(name: str, tmp_path: Path) -> None:
     """Data set, chat template, tokenizer and mathematical reward as in the file; another actor and other rollouts."""
     pytest.importorskip("math_verify")
-    from gyre.data.prepare import Recipe, prepare
+    from gyre.data.prepare import PromptRecipe, prepare
     from tests.data.small import write_lines, write_tokenizer
 
     tokenizer = write_tokenizer(tmp_path / "model")
@@ -159,7 +159,7 @@ def test_an_example_on_a_data_set_trains_with_a_small_model_instead(name: str, t
             write_lines(tmp_path / "test.jsonl", questions),
             tmp_path / "test",
             tokenizer,
-            Recipe(layout="gsm8k"),
+            PromptRecipe(layout="gsm8k"),
         )
         data["held_out"] = str(tmp_path / "test")
     else:

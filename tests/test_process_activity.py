@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gyre.process_activity import Activity, Life, activity_of
+from gyre.process_activity import Activity, ProcessLife, activity_of
 from tests.machine import control_group
 from tests.waits import GENEROUS_S
 
@@ -71,7 +71,7 @@ def waited(pid: int) -> float:
     return found.waited
 
 
-def life_of(pid: int) -> Life | None:
+def life_of(pid: int) -> ProcessLife | None:
     found = activity_of(pid, 0.2)
     return None if found is None else found.life
 
@@ -79,16 +79,16 @@ def life_of(pid: int) -> Life | None:
 @pytest.mark.parametrize(
     ("code", "stop", "life"),
     [
-        (SLEEP, False, Life.HUNG),
-        (IN_C, False, Life.HUNG),
-        (SPIN, True, Life.STOPPED),
-        (SPIN, False, Life.BUSY),
-        (COUNTS_IN_C, False, Life.BUSY),
-        (LOADS, False, Life.BUSY),
+        (SLEEP, False, ProcessLife.HUNG),
+        (IN_C, False, ProcessLife.HUNG),
+        (SPIN, True, ProcessLife.STOPPED),
+        (SPIN, False, ProcessLife.BUSY),
+        (COUNTS_IN_C, False, ProcessLife.BUSY),
+        (LOADS, False, ProcessLife.BUSY),
     ],
     ids=["sleeps", "sleeps in C", "stopped", "works", "works in C", "loads"],
 )
-def test_what_it_does_is_told_without_it(start: Start, code: str, stop: bool, life: Life) -> None:
+def test_what_it_does_is_told_without_it(start: Start, code: str, stop: bool, life: ProcessLife) -> None:
     pid = start(code)
     if stop:
         os.kill(pid, signal.SIGSTOP)
@@ -105,7 +105,7 @@ def test_one_that_the_machine_lets_have_no_memory_is_starved(start: Start) -> No
         until(lambda: (found := activity_of(pid, 0.2)) is not None and found.ran < 0.01)
         held = activity_of(pid, 0.5)
         assert held is not None
-        assert (held.life, held.is_starved) == (Life.BUSY, True)
+        assert (held.life, held.is_starved) == (ProcessLife.BUSY, True)
         group.release()
         until(lambda: (found := activity_of(pid, 0.2)) is not None and found.ran > 0.05)
 
@@ -113,19 +113,19 @@ def test_one_that_the_machine_lets_have_no_memory_is_starved(start: Start) -> No
 @pytest.mark.parametrize(
     ("activity", "life", "starved"),
     [
-        (Activity("R", ran=0.1, waited=0.9), Life.BUSY, True),
-        (Activity("RS", ran=0.2, waited=0.5), Life.BUSY, True),
-        (Activity("DS", ran=0.0, waited=0.0), Life.BUSY, True),
-        (Activity("S", ran=0.0, waited=0.0, faults=500.0), Life.BUSY, True),
-        (Activity("RS", ran=1.0, waited=0.0), Life.BUSY, False),
-        (Activity("S", ran=0.03, waited=0.0), Life.HUNG, False),
-        (Activity("T", ran=0.0, waited=0.0), Life.STOPPED, False),
-        (Activity("TZ", ran=0.0, waited=0.0), Life.STOPPED, False),
-        (Activity("Z", ran=0.0, waited=0.0), Life.DEAD, False),
+        (Activity("R", ran=0.1, waited=0.9), ProcessLife.BUSY, True),
+        (Activity("RS", ran=0.2, waited=0.5), ProcessLife.BUSY, True),
+        (Activity("DS", ran=0.0, waited=0.0), ProcessLife.BUSY, True),
+        (Activity("S", ran=0.0, waited=0.0, faults=500.0), ProcessLife.BUSY, True),
+        (Activity("RS", ran=1.0, waited=0.0), ProcessLife.BUSY, False),
+        (Activity("S", ran=0.03, waited=0.0), ProcessLife.HUNG, False),
+        (Activity("T", ran=0.0, waited=0.0), ProcessLife.STOPPED, False),
+        (Activity("TZ", ran=0.0, waited=0.0), ProcessLife.STOPPED, False),
+        (Activity("Z", ran=0.0, waited=0.0), ProcessLife.DEAD, False),
     ],
     ids=["starved", "some starved", "disk", "swaps", "works", "sleeps", "stopped", "a thread ended", "dead"],
 )
-def test_the_words(activity: Activity, life: Life, starved: bool) -> None:
+def test_the_words(activity: Activity, life: ProcessLife, starved: bool) -> None:
     assert (activity.life, activity.is_starved) == (life, starved)
 
 

@@ -112,8 +112,8 @@ FAILOVER = (
         "silence-is-death",
         "A vertex whose process waits in a call into C, and cannot report meanwhile, is restarted.",
         "gyre/failover/suspicions.py",
-        "life in (Life.BUSY, Life.HUNG)",
-        "life in (Life.BUSY,)",
+        "life in (ProcessLife.BUSY, ProcessLife.HUNG)",
+        "life in (ProcessLife.BUSY,)",
         ("tests/failover/test_suspicions.py",),
     ),
     Break(
@@ -321,9 +321,9 @@ ROLLOUTS = (
     Break(
         "spare-not-held-back",
         "A spare gets samples while the instances that are wanted serve.",
-        "gyre/rollouts/plane/sessions.py",
-        "session.not_admitted = session.not_admitted or NotAdmitted.SPARE",
-        "session.not_admitted = session.not_admitted or None",
+        "gyre/rollouts/plane/links.py",
+        "link.not_admitted = link.not_admitted or NotAdmitted.SPARE",
+        "link.not_admitted = link.not_admitted or None",
         ("tests/rollouts/machine/test_spares.py", "tests/rollouts/manager/test_spares.py"),
     ),
     Break(

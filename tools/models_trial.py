@@ -40,7 +40,7 @@ from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.fsdp.backend import FsdpBackend
 from gyre.workloads.fsdp.conversion import export_checkpoint
-from gyre.workloads.learner.packing import Row, pack
+from gyre.workloads.learner.packing import TrainingRow, pack
 from gyre.workloads.megatron.reference import MegatronReference
 from gyre.workloads.torch.reference import TorchReference
 
@@ -349,7 +349,7 @@ def _backend(rank: int, ranks: int, port: int, folder: Path, dtype: str, *, trai
 def _passes(rank: int, ranks: int, max_tokens: int, *, once: bool = False) -> list[Any]:
     drawn = _rows()
     rows = [
-        Row(
+        TrainingRow(
             np.array(p, np.int32),
             np.array(t, np.int32),
             {"advantages": np.array(a, np.float32)},

@@ -257,7 +257,7 @@ class Work:
 
         from gyre.workloads.learner.losses import policy_rows
         from gyre.workloads.learner.packing import pack
-        from gyre.workloads.megatron.model.gpt import Segments
+        from gyre.workloads.megatron.model.gpt import SegmentParams
 
         torch, policy, settings = self.torch, self.actor.backend.policy, self.actor.settings
         device, vocab = policy.device, policy.architecture.vocab
@@ -271,7 +271,7 @@ class Work:
                 labels[there.columns] = there.targets % vocab
                 mask = torch.zeros(len(there.tokens), device=device)
                 mask[there.columns] = 1.0
-                parts.append((there, Segments.of(part.lengths, device), labels, mask))
+                parts.append((there, SegmentParams.of(part.lengths, device), labels, mask))
                 tokens += len(part.tokens)
             batches.append(parts)
 

@@ -35,7 +35,7 @@ from plane import lines, quantiles, say
 from gyre.rollouts.agent.agent import FLUSH_GAP_S
 from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, encode
 from gyre.rollouts.protocol.frames import PROTOCOL, Attach, GroupsStored, Hello, Loaded, Publish, Request
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 
 VOCABULARY = 151_936
@@ -269,7 +269,7 @@ class Agent:
         offsets = np.cumsum(counts) - counts
         position = np.arange(total) + np.repeat(starts - offsets, counts)
         tokens = tokens_of(np.repeat(self.bases[which], counts), position)
-        frame = Progress(
+        frame = GenerationProgress(
             self.seq,
             self.rows[which],
             self.leases[which],

@@ -45,7 +45,7 @@ _EXPORT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class WeightsSource:
     """Where weights come from: `name` for people, and the folders to try in turn."""
 
     name: str
@@ -53,7 +53,7 @@ class Source:
     is_job: bool
 
 
-def find_source(store: Store, place: Home, source: str | Path) -> Source:
+def find_source(store: Store, place: Home, source: str | Path) -> WeightsSource:
     """What `source` names: a job (an id, or the newest of a name), or a folder. Text with a slash is a folder's path,
     other text is a job's name first. Raises NotFound, with what is missing."""
     if isinstance(source, str) and "/" not in source:
@@ -67,10 +67,10 @@ def find_source(store: Store, place: Home, source: str | Path) -> Source:
     folder = Path(source).expanduser().absolute()
     if not folder.is_dir():
         raise NotFound(f"There is no folder {folder}.", hint="Give a job, a checkpoint or a model's folder.")
-    return Source(str(folder), (folder,), is_job=False)
+    return WeightsSource(str(folder), (folder,), is_job=False)
 
 
-def _checkpoints_of(store: Store, place: Home, job_id: str) -> Source:
+def _checkpoints_of(store: Store, place: Home, job_id: str) -> WeightsSource:
     """The job's checkpoints, the newest first."""
     job = state_from(store.journal(job_id).snapshot()).job
     if job.checkpoint_step < 0:
@@ -86,7 +86,7 @@ def _checkpoints_of(store: Store, place: Home, job_id: str) -> Source:
             f"The checkpoints of job {job_id} are not on this machine: nothing is in {root}.",
             hint="Begin where its home is, or give the folder of a checkpoint.",
         )
-    return Source(f"job {job_id}", tuple(found[step] for step in known), is_job=True)
+    return WeightsSource(f"job {job_id}", tuple(found[step] for step in known), is_job=True)
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def refuse_differences(found: list[str], where: Path, said_in: str) -> None:
         )
 
 
-def _copy_whole(source: Source, out: Path, wanted: Wanted, *, trust: bool) -> tuple[Path, list[str]]:
+def _copy_whole(source: WeightsSource, out: Path, wanted: Wanted, *, trust: bool) -> tuple[Path, list[str]]:
     """Copy the first folder that is whole. Returns it, and what was wrong with those before it."""
     from gyre.workloads.learner.errors import CheckpointMismatch, NoPolicy
 

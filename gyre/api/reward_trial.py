@@ -32,7 +32,7 @@ _PROMPTS = ("prompt", "question", "problem", "input", "messages")
 
 
 @dataclass(slots=True)
-class Row:
+class TrialRow:
     """`reward` and `empty` are None where the function failed; `error` is then its sentence."""
 
     row: int
@@ -51,7 +51,7 @@ class Trial:
 
     function: str
     form: str
-    rows: list[Row]
+    rows: list[TrialRow]
     own_text: bool
     format: str
 
@@ -118,7 +118,7 @@ def try_reward(settings: RewardSettings, data: Path, completion: str | None, cou
     samples = list(islice(_samples(data), count or None))
     if not samples:
         raise ConfigError(f"{data} holds no rows.")
-    rows = [Row(number, prompt, answer) for number, (prompt, answer, _) in enumerate(samples)]
+    rows = [TrialRow(number, prompt, answer) for number, (prompt, answer, _) in enumerate(samples)]
     for part in settings.parts:
         if part.function not in BUILTIN and (seen := look_at(part.function)) is not None:
             form_of(seen.name, seen.parameters, part.signature, seen.where)

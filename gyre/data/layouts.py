@@ -40,7 +40,7 @@ LAST_BOX = "the last \\boxed{}"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ColumnLayout:
     """Where a row's prompt and answer are. `answer` is "" where the data set has none."""
 
     name: str
@@ -94,21 +94,21 @@ class Layout:
 _KNOWN = {
     layout.name: layout
     for layout in (
-        Layout("verl", "prompt", "reward_model.ground_truth"),
-        Layout("openr1-math", "problem", "answer"),
-        Layout("math", "problem", "solution", LAST_BOX),
-        Layout("gsm8k", "question", "answer", AFTER_MARK),
-        Layout("qa", "question", "answer"),
-        Layout("search-r1", "question", "golden_answers"),
-        Layout("instruction", "instruction", below="input"),
-        Layout("messages", "messages"),
-        Layout("plain", "prompt", "answer"),
+        ColumnLayout("verl", "prompt", "reward_model.ground_truth"),
+        ColumnLayout("openr1-math", "problem", "answer"),
+        ColumnLayout("math", "problem", "solution", LAST_BOX),
+        ColumnLayout("gsm8k", "question", "answer", AFTER_MARK),
+        ColumnLayout("qa", "question", "answer"),
+        ColumnLayout("search-r1", "question", "golden_answers"),
+        ColumnLayout("instruction", "instruction", below="input"),
+        ColumnLayout("messages", "messages"),
+        ColumnLayout("plain", "prompt", "answer"),
     )
 }
 NAMES = ("auto", *_KNOWN)
 
 
-def layout_for(name: str, rows: Sequence[Row], *, prompt: str = "", answer: str = "") -> Layout:
+def layout_for(name: str, rows: Sequence[Row], *, prompt: str = "", answer: str = "") -> ColumnLayout:
     """The layout of this name; `auto` follows the rule above. `rows` are the first of the data set. Raises ConfigError
     if none fits, or if a name and columns are given that contradict each other."""
     columns = columns_of(rows)
@@ -203,7 +203,7 @@ def _braced(text: str, at: int) -> tuple[str | None, int]:
     return None, at
 
 
-def _named(name: str, columns: list[str]) -> Layout:
+def _named(name: str, columns: list[str]) -> ColumnLayout:
     layout = _KNOWN[name]
     needs = [layout.prompt, layout.answer.partition(".")[0]] if layout.answer else [layout.prompt]
     if any(column not in columns for column in needs):
@@ -212,15 +212,15 @@ def _named(name: str, columns: list[str]) -> Layout:
         )
     if name == "messages":
         answer = next((one for one in ("ground_truth", "answer") if one in columns), "")
-        return Layout(name, layout.prompt, answer)
-    return Layout(
+        return ColumnLayout(name, layout.prompt, answer)
+    return ColumnLayout(
         name, layout.prompt, layout.answer, layout.reading, layout.below if layout.below in columns else ""
     )
 
 
 def _chosen(
     name: str, prompt: str, answer: str, rows: Sequence[Row], columns: list[str], *, named: bool
-) -> Layout:
+) -> ColumnLayout:
     reading = AS_IT_IS
     if not answer and name == "plain":
         answer = "answer" if "answer" in columns else ""
@@ -233,7 +233,7 @@ def _chosen(
     name = "plain" if named else next((one.name for one in known), "plain")
     if prompt == "messages" and not named:
         name = "messages"
-    return Layout(name, prompt, answer, reading, below)
+    return ColumnLayout(name, prompt, answer, reading, below)
 
 
 def _answer_of_rule(rows: Sequence[Row], columns: list[str], prompt: str) -> tuple[str, str]:

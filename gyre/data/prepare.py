@@ -20,7 +20,7 @@ from typing import Any
 
 from gyre.data.columns import ANSWER, Columns, check_size
 from gyre.data.folder import FolderWriter, meta_line
-from gyre.data.layouts import Layout, columns_of, layout_for
+from gyre.data.layouts import ColumnLayout, columns_of, layout_for
 from gyre.data.messages import Messages, Unsupported, messages_of, refuse_columns, without_last_answer
 from gyre.data.readers import Row
 from gyre.data.sources import read_rows
@@ -36,7 +36,7 @@ _TOO_LONG = "too long"
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PromptRecipe:
     """How rows become prompts."""
 
     split: str = "train"
@@ -74,7 +74,9 @@ class Recipe:
     """Rows to read; 0 reads all."""
 
 
-def prepare(source: Path, out: Path, tokenizer: Path, recipe: Recipe = Recipe()) -> dict[str, Any]:
+def prepare(
+    source: Path, out: Path, tokenizer: Path, recipe: PromptRecipe = PromptRecipe()
+) -> dict[str, Any]:
     """Writes the folder `out` and returns its manifest; see `gyre.data.folder`. The same input gives the same digest.
 
     Raises ConfigError if the source, the layout, the tokenizer or its template cannot be used.
@@ -121,10 +123,12 @@ class _Problem:
 class _Preparation:
     """Makes prompts of rows, and counts what it leaves out. The layout is chosen by the `first` rows."""
 
-    def __init__(self, text: TextTokenizer, recipe: Recipe, first: list[Row]) -> None:
+    def __init__(self, text: TextTokenizer, recipe: PromptRecipe, first: list[Row]) -> None:
         self._text = text
         self._recipe = recipe
-        self._layout: Layout = layout_for(recipe.layout, first, prompt=recipe.prompt, answer=recipe.answer)
+        self._layout: ColumnLayout = layout_for(
+            recipe.layout, first, prompt=recipe.prompt, answer=recipe.answer
+        )
         self._columns = Columns(
             columns_of(first),
             prompt=self._layout.prompt_columns,
@@ -282,7 +286,7 @@ class _Preparation:
         return ConfigError(f"row {self._read}{between} {sentence}", hint=hint)
 
 
-def _check_options(text: TextTokenizer, folder: Path, recipe: Recipe) -> None:
+def _check_options(text: TextTokenizer, folder: Path, recipe: PromptRecipe) -> None:
     """Raises ConfigError for an option that would change nothing, or that cannot be."""
     for option, told in (("--system", recipe.system), ("--suffix", recipe.suffix), *recipe.template.items()):
         if isinstance(told, str):

@@ -82,7 +82,7 @@ def _environment() -> Any:
     sandbox = needed("jinja2.sandbox", "a chat template")
     extensions = needed("jinja2.ext", "a chat template")
 
-    class Generation(extensions.Extension):  # type: ignore[name-defined,misc]
+    class GenerationTag(extensions.Extension):  # type: ignore[name-defined,misc]
         """The block around the assistant's text; its content is rendered as it is."""
 
         tags = {"generation"}  # noqa: RUF012
@@ -121,7 +121,7 @@ def _environment() -> Any:
         raise jinja.exceptions.TemplateError(message)
 
     environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, extensions.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, extensions.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals |= {

@@ -3,7 +3,7 @@
     GyreError
     └── EngineError               an engine did not do what it was asked for
         ├── EngineUnreachable     nobody listens, or the connection broke: the engine may be dead
-        │   └── EngineDied        the engine's process ended; `details["tail"]` is what it said last
+        │   └── EngineExited        the engine's process ended; `details["tail"]` is what it said last
         ├── EngineNotStarted      no engine could be started; `details["said"]` and `["traceback"]` are its last words
         ├── EngineTimeout         connected, and no answer within the deadline: the engine may hang
         ├── EngineRefused         it understood and said no (4xx): the same again is refused again
@@ -30,7 +30,7 @@ class EngineUnreachable(EngineError):
     http_status = 503
 
 
-class EngineDied(EngineUnreachable):
+class EngineExited(EngineUnreachable):
     code = "engine.died"
 
 

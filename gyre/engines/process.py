@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gyre.engines.errors import EngineDied, EngineError, EngineTimeout
+from gyre.engines.errors import EngineError, EngineExited, EngineTimeout
 from gyre.engines.http_client import Deadlines, EngineClient
 from gyre.engines.last_words import SECRET_LEAST, clean
 from gyre.engines.limits import RequestLimits
@@ -73,9 +73,9 @@ class EngineDeath:
             return f"killed by signal {-self.returncode}"
         return f"exit status {self.returncode}"
 
-    def error(self, what: str) -> EngineDied:
+    def error(self, what: str) -> EngineExited:
         said = f" It said last:\n{self.tail[-2000:]}" if self.tail else ""
-        return EngineDied(
+        return EngineExited(
             f"{what}: {self.reason}.",
             hint=f"Start it again, or elsewhere.{said}",
             details={"returncode": self.returncode, "tail": self.tail},
@@ -160,7 +160,7 @@ class EngineProcess:
     async def start(self) -> str:
         """Start the engine, wait until it takes requests, and return its URL. A running engine is left alone.
 
-        Raises EngineDied if it ends before that, EngineTimeout if it is not ready within `ready_within_s`, both with
+        Raises EngineExited if it ends before that, EngineTimeout if it is not ready within `ready_within_s`, both with
         its last words; it is then stopped.
         """
         async with self._changing:

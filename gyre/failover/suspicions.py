@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from gyre.config import JobSpec
 from gyre.failover.state import Cause
-from gyre.process_activity import Life
+from gyre.process_activity import ProcessLife
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ def forgiven(seen: Observation, late_s: float, now: float) -> Observation:
     )
 
 
-def is_left_alone(suspicion: Suspicion, life: Life, spec: JobSpec) -> bool:
+def is_left_alone(suspicion: Suspicion, life: ProcessLife, spec: JobSpec) -> bool:
     """Whether a silent process is given more time. Whether one that does nothing is in a call cannot be asked: its last
     report may be from before the call."""
     stall_timeout_s = spec.roles[suspicion.vertex.rpartition("-")[0]].stall_timeout_s
-    return life in (Life.BUSY, Life.HUNG) and suspicion.after_s <= stall_timeout_s
+    return life in (ProcessLife.BUSY, ProcessLife.HUNG) and suspicion.after_s <= stall_timeout_s
 
 
 def silent_together(silent: int, watched: int, machine: str) -> str:

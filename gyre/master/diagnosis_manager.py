@@ -49,13 +49,13 @@ from gyre.master.growth_demand import GrowthDemand
 from gyre.master.job_context import JobContext
 from gyre.master.vertex_reports import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
 from gyre.master.vertex_scheduler import Scheduler
-from gyre.process_activity import Activity, Life
+from gyre.process_activity import Activity, ProcessLife
 from gyre.process_identity import ProcessIdentity
 from gyre.workloads.plain_data import plain_fields
 from gyre.workloads.vertex.disk_room import DiskLook, DiskRoom
 from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.memory_kills import MemoryKills
-from gyre.workloads.vertex.messages import Report
+from gyre.workloads.vertex.messages import VertexReport
 from gyre.workloads.vertex.preflight import needs_of
 
 _TRAINER = f"{TRAINER}-0"
@@ -86,10 +86,10 @@ MOST_STEPS = 2**53
 """Above any count of steps, and exact in JSON: what a script of the user's own reports may be anything."""
 
 _SENTENCES = {
-    Life.BUSY: "its process works, and its interpreter is not free to report",
-    Life.HUNG: "its process could run, and does nothing",
-    Life.STOPPED: "its process is stopped",
-    Life.DEAD: "its process is dead",
+    ProcessLife.BUSY: "its process works, and its interpreter is not free to report",
+    ProcessLife.HUNG: "its process could run, and does nothing",
+    ProcessLife.STOPPED: "its process is stopped",
+    ProcessLife.DEAD: "its process is dead",
 }
 
 
@@ -230,7 +230,7 @@ class DiagnosisManager:
 
     async def _end_holder(self, address: Address) -> None:
         activity = await self._scheduler.activity(address, ACTIVITY_OVER_S)
-        if activity is not None and activity.life is not Life.BUSY:
+        if activity is not None and activity.life is not ProcessLife.BUSY:
             print(f"{address.vertex} is silent and holds the journal up: ended", file=sys.stderr, flush=True)
             await self._scheduler.end(address)
 
@@ -357,7 +357,7 @@ class DiagnosisManager:
         self._look_again_at.pop(address, None)
         await self._lost(address, suspicion.cause, evidence, after_s=round(suspicion.after_s, 3))
 
-    def _leave_alone(self, address: Address, suspicion: Suspicion, life: Life, detail: str) -> None:
+    def _leave_alone(self, address: Address, suspicion: Suspicion, life: ProcessLife, detail: str) -> None:
         self._look_again_at[address] = self._monotonic() + LOOK_AGAIN_S
         record = self._context.state.vertices.get(address.vertex)
         if record is not None and not record.silent:
@@ -446,7 +446,7 @@ class DiagnosisManager:
                 if writing.done():
                     acknowledged, writing = taken, None
 
-    def _observe(self, address: Address, report: Report) -> None:
+    def _observe(self, address: Address, report: VertexReport) -> None:
         now = self._monotonic()
         role = address.vertex.rpartition("-")[0]
         self._disks_of[address.vertex] = (self._scheduler.node_of(address), report.disks)
@@ -483,7 +483,7 @@ class DiagnosisManager:
             self._context.submit(StepReported(step), actor=_TRAINER)
 
     async def _take_in(
-        self, address: Address, report: Report, taken: int
+        self, address: Address, report: VertexReport, taken: int
     ) -> tuple[int, asyncio.Future[int] | None]:
         """Submit the reports after number `taken`. Returns the newest report's number and its commit, if any."""
         writing = None

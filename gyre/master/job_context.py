@@ -26,8 +26,7 @@ from gyre.errors import Fenced, GyreError
 from gyre.failover import Decision, FailoverCoordinator, JobState, fold, row_of, state_from
 from gyre.failover.commands import Command, command_body, command_from, command_kind
 from gyre.failover.events import Event, body_of, kind_of
-from gyre.store import Command as StoredCommand
-from gyre.store import EncodedEntry, Entry, GroupCommitWriter, Journal, encode_entry
+from gyre.store import EncodedEntry, Entry, GroupCommitWriter, Journal, StoredCommand, encode_entry
 
 RETRY_S = 1.0
 """Pause between attempts to write the journal after a failure; long, because people have to free a full disk."""

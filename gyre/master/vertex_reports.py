@@ -21,7 +21,7 @@ from gyre.master.cluster import Address
 from gyre.workloads.plain_data import PLAIN_LIMIT, plain, plain_fields, plain_text
 from gyre.workloads.vertex.disk_room import DiskRoom
 from gyre.workloads.vertex.memory_kills import MemoryKills
-from gyre.workloads.vertex.messages import Report
+from gyre.workloads.vertex.messages import VertexReport
 
 LIMIT = PLAIN_LIMIT + 2**12
 """Limit of a report's data, above the vertex's own: what a vertex has already cut is not cut again."""
@@ -39,7 +39,7 @@ class Unreadable(Exception):
     """A vertex's answer is not a report. The message says what is wrong with it."""
 
 
-def read_report(answer: Any) -> Report:
+def read_report(answer: Any) -> VertexReport:
     """Returns the answer of a watch call with plain data in every field; `event_of` reads the kinds and bodies in its
     outbox. Raises Unreadable."""
     try:
@@ -47,7 +47,7 @@ def read_report(answer: Any) -> Report:
         if not math.isfinite(still_s):
             raise ValueError(f"still_s is {still_s}")
         version = plain(answer.version)
-        return Report(
+        return VertexReport(
             ticks=int(answer.ticks),
             fields=plain_fields(answer.fields, limit=LIMIT),
             busy=plain_text(answer.busy, limit=KIND_LIMIT),

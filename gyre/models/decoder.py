@@ -1,8 +1,8 @@
 """The decoder's forward pass, for training and for serving: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-Invariant *one function*: a trainer and an engine run `hidden_states` over the same `Weights`, so that log-probs of the
-two agree up to the rounding of differently shaped products. They differ in attention alone, which each passes in: over
-whole sequences with a gradient (`gyre.models.modules`), or one token a row over a cache
+Invariant *one function*: a trainer and an engine run `hidden_states` over the same `DecoderWeights`, so that log-probs
+of the two agree up to the rounding of differently shaped products. They differ in attention alone, which each passes
+in: over whole sequences with a gradient (`gyre.models.modules`), or one token a row over a cache
 (`gyre.engines.embedded.batch_step`).
 
 Queries, keys, values and rotary positions are float32 whatever the weights are: torch's CPU attention is faster so than
@@ -52,7 +52,7 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class DecoderWeights:
     """Everything that is learned. `head` is `embed` where they are tied."""
 
     embed: Tensor
@@ -61,14 +61,14 @@ class Weights:
     head: Tensor
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Tensor], architecture: Architecture) -> Weights:
+    def of(cls, parameters: Mapping[str, Tensor], architecture: Architecture) -> DecoderWeights:
         """The decoder's parameters by its own names (`gyre.models.tensor_names`), whose memory it shares."""
         layers = tuple(_layer(parameters, number, architecture) for number in range(architecture.layers))
         embed = parameters["embed.weight"]
         return cls(embed, layers, parameters["norm.weight"], parameters.get("head.weight", embed))
 
 
-def load_weights(folder: Path, architecture: Architecture, dtype: torch.dtype) -> Weights:
+def load_weights(folder: Path, architecture: Architecture, dtype: torch.dtype) -> DecoderWeights:
     """The weights in `folder`, in memory of their own: the folder may be written anew while they are used.
 
     Raises ModelFolderError where it holds no weights, another model's, or some that are not finite.
@@ -86,12 +86,12 @@ def load_weights(folder: Path, architecture: Architecture, dtype: torch.dtype) -
 
     fused = {name: joined(name, parts) for name, parts in parameter_parts(architecture).items()}
     refuse_not_finite([name for name, tensor in fused.items() if not is_finite(tensor)])
-    return Weights.of(fused, architecture)
+    return DecoderWeights.of(fused, architecture)
 
 
 def hidden_states(
     architecture: Architecture,
-    weights: Weights,
+    weights: DecoderWeights,
     tokens: Tensor,
     rotary: tuple[Tensor, Tensor],
     attention: Attention,
@@ -122,7 +122,7 @@ def hidden_states(
     return x
 
 
-def last_norm(architecture: Architecture, weights: Weights, x: Tensor) -> Tensor:
+def last_norm(architecture: Architecture, weights: DecoderWeights, x: Tensor) -> Tensor:
     """The hidden states that logits and values are made from, of what `hidden_states` gave."""
     return F.rms_norm(x, (architecture.hidden,), weights.norm, architecture.norm_eps)
 

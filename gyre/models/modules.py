@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gyre.models.architecture import Architecture
-from gyre.models.decoder import Weights, hidden_states, last_norm, rotary_table
+from gyre.models.decoder import DecoderWeights, hidden_states, last_norm, rotary_table
 
 
 class Decoder(nn.Module):
@@ -44,9 +44,9 @@ class Decoder(nn.Module):
             scale = depth_scale if name.endswith(("out.weight", "down.weight")) else 1.0
             nn.init.normal_(parameter, std=scale / math.sqrt(parameter.shape[1]), generator=generator)
 
-    def weights(self) -> Weights:
+    def weights(self) -> DecoderWeights:
         """The parameters as the forward pass takes them."""
-        return Weights.of(dict(self.named_parameters()), self.architecture)
+        return DecoderWeights.of(dict(self.named_parameters()), self.architecture)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits float32 `[rows, length, vocab]` of int64 `tokens` `[rows, length]`; see `hidden`."""
@@ -58,7 +58,7 @@ class Decoder(nn.Module):
         IndexError for more tokens than `max_positions`."""
         return self._hidden(self.weights(), tokens)
 
-    def _hidden(self, weights: Weights, tokens: Tensor) -> Tensor:
+    def _hidden(self, weights: DecoderWeights, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
         if length > self.architecture.max_positions:
             raise IndexError(f"{length} tokens exceed max_positions={self.architecture.max_positions}")

@@ -61,7 +61,7 @@ def takes_all(architecture: Architecture) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SupportRow:
     """A kind of model, or a property of one, and what `config.json` says of it. `key` is by what a record says that it
     lacks this; "" for what everybody takes."""
 
@@ -74,20 +74,22 @@ class Row:
 
 
 SUPPORT = (
-    Row("Qwen2, Qwen2.5 (dense)", 'model_type: "qwen2"'),
-    Row("Qwen3 (dense)", 'model_type: "qwen3"'),
-    Row("Llama 2, 3 and models of its shape", 'model_type: "llama"'),
-    Row("output layer tied to the embedding, or its own", "tie_word_embeddings"),
-    Row("grouped-query attention", "num_key_value_heads"),
-    Row("rotary positions: default, linear, llama3", "rope_scaling, rope_parameters"),
-    Row("rotary positions: yarn, dynamic, longrope, mrope", "rope_scaling, …", "other rotary positions"),
-    Row("biases in attention alone", "attention_bias of qwen3 and llama", "attention_bias"),
-    Row("biases in attention and MLP", "attention_bias, mlp_bias of llama", "mlp_bias"),
-    Row("a sliding window that is active", "use_sliding_window, layer_types", "sliding window"),
-    Row("mixtures of experts", "num_experts, num_local_experts", "experts"),
-    Row("quantized weights", "quantization_config", "quantized"),
-    Row("images and sound", "vision_config, audio_config", "images and sound"),
-    Row("every other kind that was tried (Gemma, Mistral, Phi, …)", "model_type", "other kinds"),
+    SupportRow("Qwen2, Qwen2.5 (dense)", 'model_type: "qwen2"'),
+    SupportRow("Qwen3 (dense)", 'model_type: "qwen3"'),
+    SupportRow("Llama 2, 3 and models of its shape", 'model_type: "llama"'),
+    SupportRow("output layer tied to the embedding, or its own", "tie_word_embeddings"),
+    SupportRow("grouped-query attention", "num_key_value_heads"),
+    SupportRow("rotary positions: default, linear, llama3", "rope_scaling, rope_parameters"),
+    SupportRow(
+        "rotary positions: yarn, dynamic, longrope, mrope", "rope_scaling, …", "other rotary positions"
+    ),
+    SupportRow("biases in attention alone", "attention_bias of qwen3 and llama", "attention_bias"),
+    SupportRow("biases in attention and MLP", "attention_bias, mlp_bias of llama", "mlp_bias"),
+    SupportRow("a sliding window that is active", "use_sliding_window, layer_types", "sliding window"),
+    SupportRow("mixtures of experts", "num_experts, num_local_experts", "experts"),
+    SupportRow("quantized weights", "quantization_config", "quantized"),
+    SupportRow("images and sound", "vision_config, audio_config", "images and sound"),
+    SupportRow("every other kind that was tried (Gemma, Mistral, Phi, …)", "model_type", "other kinds"),
 )
 """Of an engine of others it is what that engine serves by itself: a job serves what it trains, so the row's other
 columns hold there too. Which kinds were tried, `gyre.models.tried` says."""

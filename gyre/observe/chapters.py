@@ -58,7 +58,7 @@ class Flag(NamedTuple):
     seq: int
 
 
-class Move(NamedTuple):
+class PhaseChange(NamedTuple):
     """A vertex came into a phase. `why` is the cause of the incident that led to it, else the phase's reason."""
 
     at: float
@@ -72,7 +72,7 @@ class Move(NamedTuple):
 class Chapter:
     decisions: list[int] = field(default_factory=list)
     flags: list[Flag] = field(default_factory=list)
-    moves: list[Move] = field(default_factory=list)
+    moves: list[PhaseChange] = field(default_factory=list)
 
     def add(self, folded: Folded) -> None:
         """Take in the next event."""
@@ -128,7 +128,7 @@ def _incidents(folded: Folded) -> list[str]:
     )
 
 
-def _moves(folded: Folded) -> list[Move]:
+def _moves(folded: Folded) -> list[PhaseChange]:
     before, after = folded.before.vertices, folded.decision.state.vertices
     found = []
     blamed: dict[str, str] = {}
@@ -141,10 +141,10 @@ def _moves(folded: Folded) -> list[Move]:
         known, record = before.get(key), after.get(key)
         if record is None:
             if known is not None and known.phase is not VertexPhase.STOPPED:
-                found.append(Move(folded.row.at, key, known.role, "stopped", ""))
+                found.append(PhaseChange(folded.row.at, key, known.role, "stopped", ""))
         elif known is None or known.phase is not record.phase or known.incarnation != record.incarnation:
             why = blamed.get(key, record.reason.value)
-            found.append(Move(folded.row.at, key, record.role, record.phase.value, why))
+            found.append(PhaseChange(folded.row.at, key, record.role, record.phase.value, why))
     return found
 
 
@@ -208,7 +208,7 @@ def unpack_chapter(body: bytes) -> Chapter:
     try:
         raw = zstandard.ZstdDecompressor().decompress(body, max_output_size=LARGEST_BYTES)
         flags, moves = msgpack.unpackb(raw)
-        return Chapter([], [Flag(*flag) for flag in flags], [Move(*move) for move in moves])
+        return Chapter([], [Flag(*flag) for flag in flags], [PhaseChange(*move) for move in moves])
     except (ValueError, TypeError, zstandard.ZstdError, msgpack.UnpackException) as error:
         raise StoreCorrupt(
             f"A chapter of the job's history is none: {error!r:.200}.",

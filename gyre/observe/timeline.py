@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from gyre.config import TRAINER
 from gyre.failover import VertexPhase
-from gyre.observe.chapters import COMMAND, INCIDENT, Flag, Move, spread
+from gyre.observe.chapters import COMMAND, INCIDENT, Flag, PhaseChange, spread
 from gyre.observe.history import JobHistory
 from gyre.observe.series import Series, read_series
 from gyre.observe.series.thinning import TICK_S
@@ -145,8 +145,8 @@ def read_timeline(
     until = last if until is None else max(min(until, last), since)
     past = history.between(since, until)
     begun = history.at(time=since).state.vertices
-    moves: dict[str, list[Move]] = {
-        vertex.id: [Move(since, vertex.id, vertex.role, vertex.phase.value, vertex.reason.value)]
+    moves: dict[str, list[PhaseChange]] = {
+        vertex.id: [PhaseChange(since, vertex.id, vertex.role, vertex.phase.value, vertex.reason.value)]
         for vertex in begun.values()
     }
     for move in past.moves:
@@ -166,7 +166,7 @@ def read_timeline(
         lanes.append(Lane(vertex, role, kind, spans_of(moves[vertex], ran.of(vertex, role), since, until)))
     for name in sorted(instances):
         if name not in moves and len(lanes) < MOST_LANES:  # one that came by itself
-            always = [Move(since, name, "", VertexPhase.RUNNING.value, "")]
+            always = [PhaseChange(since, name, "", VertexPhase.RUNNING.value, "")]
             lanes.append(Lane(name, "", "instance", spans_of(always, ran.of(name, ""), since, until)))
     cut = len(ids) + len(instances - moves.keys()) > len(lanes)
     return Timeline(since, until, first, last, bounded(lanes, since, until), bounded_flags(past.flags), cut)
@@ -324,7 +324,7 @@ def _of_shares(
 # -- spans ------------------------------------------------------------------------------------------
 
 
-def spans_of(moves: Sequence[Move], ticks: Sequence[Tick], since: float, until: float) -> list[Span]:
+def spans_of(moves: Sequence[PhaseChange], ticks: Sequence[Tick], since: float, until: float) -> list[Span]:
     """The spans of one lane: its phases, and what it did in its ticks while it ran."""
     spans: list[Span] = []
     place = 0
@@ -360,7 +360,7 @@ def spans_of(moves: Sequence[Move], ticks: Sequence[Tick], since: float, until: 
 _FIRST_STARTS = ("submitted", "scaled", "continued")
 
 
-def _of_phase(move: Move) -> tuple[str, str]:
+def _of_phase(move: PhaseChange) -> tuple[str, str]:
     if move.phase == VertexPhase.STARTING:
         return (START, "") if move.why in _FIRST_STARTS else (DOWN, move.why)
     return (DOWN if move.why == "drained" else IDLE), move.why

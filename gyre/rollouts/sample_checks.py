@@ -1,7 +1,8 @@
 """What a sample must be before anything is trained on it, whoever made it.
 
 Tokens are in the vocabulary, log-probs are finite, not above 0 and as many as the tokens, version runs cover the
-tokens, a reward is a finite real number, and what operators added is finite and of the sample's length.
+tokens, a reward is a finite real number, and what operators added is finite and of the sample's length. A mask has a
+token that was drawn, and log-probs of 0 where none was; rows of one rollout earned the same.
 
 Each function returns a sentence's part that says what was found and what was expected, or "" where nothing is wrong.
 This module must not know who made a sample, or what becomes of one that is refused.
@@ -10,12 +11,13 @@ This module must not know who made a sample, or what becomes of one that is refu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from gyre.engines.replies import LOGPROB_SLACK
 from gyre.rollouts.samples import Group, InstanceRun, Sample, VersionRun
@@ -138,6 +140,45 @@ def problem_with_instances(instances: Any, count: int) -> str:
     return ""
 
 
+def problem_with_mask(mask: Any, logprobs: NDArray[np.float32]) -> str:
+    """`logprobs` are those of all tokens, which nothing is wrong with."""
+    if mask is None:
+        return ""
+    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != logprobs.shape:
+        return f"a mask that is {_kind_of(mask)}, expected a bool array of {len(logprobs)} elements"
+    if not mask.any():
+        return "a mask by which no token was drawn, expected one at least: there is nothing to train on"
+    others = np.flatnonzero(~mask & (logprobs != 0.0))
+    if len(others):
+        first = int(others[0])
+        return (
+            f"a log-prob of {logprobs[first]:g} at token {first}, which by the mask was not drawn, expected 0"
+        )
+    return ""
+
+
+def problem_with_rollouts(samples: Sequence[Sample]) -> str:
+    """Of the samples of a group, each of which is right by itself."""
+    numbers = [sample.rollout for sample in samples]
+    if all(number is None for number in numbers):
+        return ""
+    for index, number in enumerate(numbers):
+        if number is None or not _is_whole(number) or number < 0:
+            return (
+                f"sample {index} that is a row of rollout {shown(number)}, expected the rollout's number, as other "
+                "samples have it"
+            )
+    earned: dict[int, tuple[int, Any]] = {}
+    for index, sample in enumerate(samples):
+        first, reward = earned.setdefault(sample.rollout or 0, (index, sample.reward))
+        if sample.reward != reward:
+            return (
+                f"samples {first} and {index}, rows of rollout {sample.rollout}, with the rewards {shown(reward)} and "
+                f"{shown(sample.reward)}, expected one reward of a rollout"
+            )
+    return ""
+
+
 def problem_with_extras(extras: Any, count: int, *, needed: Iterable[str] = ()) -> str:
     """`needed` are names that must be there."""
     if not isinstance(extras, dict) or not all(isinstance(key, str) for key in extras):
@@ -192,18 +233,20 @@ def problem_with_sample(
         or (problem_with_reward(sample.reward) if sample.reward is not None else "")
         or problem_with_extras(sample.extras, count, needed=needed)
         or problem_with_instances(sample.instances, count)
+        or problem_with_mask(sample.mask, sample.logprobs)
     )
 
 
 def problem_with_group(group: Group, *, vocabulary: int | None, newest: int | None = None) -> str:
-    """The first problem of a group's samples, with the sample's number."""
+    """The first problem of a group's samples, with the sample's number, or of its rollouts."""
     if _is_plainly_right(group.samples, vocabulary, newest):
         return ""
     for index, sample in enumerate(group.samples):
         problem = problem_with_sample(sample, vocabulary=vocabulary, newest=newest)
         if problem:
             return f"sample {index} of group {group.id} has {problem}"
-    return ""
+    problem = problem_with_rollouts(group.samples)
+    return f"group {group.id} has {problem}" if problem else ""
 
 
 def _is_plainly_right(samples: list[Sample], vocabulary: int | None, newest: int | None) -> bool:
@@ -239,6 +282,7 @@ def _is_plain(sample: Any, newest: int | None) -> bool:
         and not (sample.extras and problem_with_extras(sample.extras, count))
         and isinstance(sample.extras, dict)
         and not problem_with_instances(sample.instances, count)
+        and not sample.is_row
     )
 
 

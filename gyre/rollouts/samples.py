@@ -69,7 +69,7 @@ class InstanceRun:
 _RUNS_KEPT = 4096
 """Few runs of a step differ, each is on its way several times, and to make one takes longer than to look it up."""
 
-_version_run = lru_cache(_RUNS_KEPT, typed=True)(VersionRun)
+version_run = lru_cache(_RUNS_KEPT, typed=True)(VersionRun)
 _instance_run = lru_cache(_RUNS_KEPT, typed=True)(InstanceRun)
 
 
@@ -121,18 +121,29 @@ class Sample:
         return len(self.token_ids) if self.mask is None else int(np.count_nonzero(self.mask))
 
     @property
+    def is_row(self) -> bool:
+        """Whether it may be less than a rollout of drawn tokens alone."""
+        return self.mask is not None or self.rollout is not None
+
+    @property
     def drawn_versions(self) -> list[int]:
         """The policy versions that drew any of its tokens, in order; of a sample without tokens, those it names."""
         mask = self.mask
         return [run.version for run in self.versions if mask is None or mask[run.start : run.end].any()]
 
 
-def unscored(token_ids: NDArray[np.int32], finish_reason: str) -> Sample:
+def unscored(
+    token_ids: NDArray[np.int32],
+    finish_reason: str,
+    mask: NDArray[np.bool_] | None = None,
+    rollout: int | None = None,
+) -> Sample:
     """A sample of which no more is known: its log-probs are NaN, and its policy version is -1."""
     count = len(token_ids)
     nothing = np.empty(count, np.float32)
     nothing.fill(np.nan)
-    return Sample(token_ids, nothing, (_version_run(_UNKNOWN_VERSION, 0, count),), finish_reason)
+    runs = (version_run(_UNKNOWN_VERSION, 0, count),)
+    return Sample(token_ids, nothing, runs, finish_reason, mask=mask, rollout=rollout)
 
 
 def with_score(sample: Sample, reward: Any, extras: dict[str, Any]) -> Sample:
@@ -172,11 +183,11 @@ class Group:
         return sum(len(sample.token_ids) for sample in self.samples)
 
     @property
-    def rollouts(self) -> list[list[Sample]]:
-        """Of each rollout its rows, in the order in which they stand; rollouts in the order of their first rows."""
-        found: dict[int, list[Sample]] = {}
+    def rollouts(self) -> list[list[int]]:
+        """Of each rollout which of the samples are its rows, in order; rollouts in the order of their first rows."""
+        found: dict[int, list[int]] = {}
         for index, sample in enumerate(self.samples):
-            found.setdefault(index if sample.rollout is None else sample.rollout, []).append(sample)
+            found.setdefault(index if sample.rollout is None else sample.rollout, []).append(index)
         return list(found.values())
 
     def token_limit(self, most: int) -> int:
@@ -229,11 +240,6 @@ def _columns(samples: Sequence[Sample]) -> tuple[Any, ...]:
     )
 
 
-def _is_row(sample: Sample) -> bool:
-    """Whether it is more than a trajectory of drawn tokens alone."""
-    return sample.mask is not None or sample.rollout is not None
-
-
 def _with_samples(
     group_id: int, prompt_ids: NDArray[np.int32], meta: dict[str, Any], columns: tuple[Any, ...]
 ) -> Group:
@@ -257,7 +263,7 @@ def _with_samples(
         Sample(
             one,
             theirs,
-            tuple(_version_run(*run) for run in runs),
+            tuple(version_run(*run) for run in runs),
             finish,
             reward,
             more,
@@ -332,7 +338,7 @@ def _group_out(group: Group) -> list[Any]:
                 None if sample.reward is None else float(sample.reward),
                 {key: _value_out(value) for key, value in sample.extras.items()},
                 [[run.name, run.start, run.end] for run in sample.instances],
-                *([[_value_out(sample.mask), sample.rollout]] if _is_row(sample) else []),
+                *([[_value_out(sample.mask), sample.rollout]] if sample.is_row else []),
             ]
             for sample in group.samples
         ],
@@ -349,7 +355,7 @@ def _group_in(row: list[Any]) -> Group:
             Sample(
                 token_ids=_array_in(tokens),
                 logprobs=_array_in(logprobs),
-                versions=tuple(_version_run(*run) for run in runs),
+                versions=tuple(version_run(*run) for run in runs),
                 finish_reason=finish,
                 reward=reward,
                 extras={key: _value_in(value) for key, value in extras.items()},

@@ -11,7 +11,7 @@ modules that hold them: `database` (transactions, errors), `tables`, `journal`, 
 """
 
 from gyre.store.directory import JobFields, JobRow, QueuedJob, Store, open_store
-from gyre.store.journal import Command, CommandRow, EncodedEntry, Entry, EventRow, Journal, encode_entry
+from gyre.store.journal import CommandRow, EncodedEntry, Entry, EventRow, Journal, StoredCommand, encode_entry
 from gyre.store.keyframes import KeyframeMark, KeyframeRow, KeyframeStore
 from gyre.store.ledger import (
     CheckpointRow,
@@ -33,7 +33,6 @@ from gyre.store.writer import GroupCommitWriter
 
 __all__ = [
     "CheckpointRow",
-    "Command",
     "CommandRow",
     "DiscardRow",
     "EncodedEntry",
@@ -65,6 +64,7 @@ __all__ = [
     "StepRow",
     "Store",
     "StoreMark",
+    "StoredCommand",
     "encode_entry",
     "open_store",
 ]

@@ -43,7 +43,7 @@ _SELECT_EVENTS = select(
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class StoredCommand:
     """A command, carried out after the commit. `id` is unique in its job and makes carrying it out idempotent."""
 
     id: str
@@ -69,7 +69,7 @@ class Entry:
     body: dict[str, Any]
     upserts: Mapping[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     deletes: Sequence[tuple[str, str]] = ()
-    commands: Sequence[Command] = ()
+    commands: Sequence[StoredCommand] = ()
     done: Sequence[str] = ()
 
     def __str__(self) -> str:

@@ -30,20 +30,20 @@ from gyre.errors import (
     GyreError,
     Unreachable,
     UserCodeError,
-    VertexLost,
+    VertexDied,
     is_configuration,
 )
 from gyre.workloads.gang.gang import GangLost
 from gyre.workloads.gang.script import Arguments, ScriptGang
 from gyre.workloads.vertex.membership import Member, Membership
 from gyre.workloads.vertex.messages import Failure
-from gyre.workloads.vertex.transport import Transport
+from gyre.workloads.vertex.transport import VertexTransport
 
 _POOL = ThreadPoolExecutor(max_workers=64, thread_name_prefix="gyre-call")
 """Threads in which submitted calls wait for replacements; the calls themselves run elsewhere."""
 
 
-class ScaledAway(VertexLost):
+class ScaledAway(VertexDied):
     """The vertex that was called is not wanted any more: its role has fewer."""
 
 
@@ -81,7 +81,7 @@ class RoleHandle:
         self,
         role: str,
         membership: Membership,
-        transport: Transport,
+        transport: VertexTransport,
         *,
         timeout_s: float,
         gate: Callable[[], object],
@@ -181,7 +181,7 @@ class RoleHandle:
                 left_s = max(0.0, deadline - time.monotonic())
                 outcome = self._submit(member, method, args, kwargs).result(left_s)
                 return _value(outcome, member[0], method)
-            except VertexLost:
+            except VertexDied:
                 member = self._replacement(member, method, deadline)
             except TimeoutError:
                 raise Unreachable(
@@ -302,7 +302,7 @@ class RoleMethod:
             try:
                 left_s = max(0.0, deadline - time.monotonic())
                 results.append(_value(future.result(left_s), member[0], self._method))
-            except VertexLost:
+            except VertexDied:
                 with contextlib.suppress(ScaledAway):  # then it is none of the role's any more
                     member = self._handle._replacement(member, self._method, deadline)
                     results.append(self._handle._call_one(member, self._method, args, kwargs, deadline))

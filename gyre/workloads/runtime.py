@@ -17,7 +17,7 @@ from gyre.workloads.plain_data import plain_fields
 from gyre.workloads.vertex.membership import Membership
 from gyre.workloads.vertex.messages import Binding, failure_of
 from gyre.workloads.vertex.returns import named
-from gyre.workloads.vertex.transport import RayTransport, Transport
+from gyre.workloads.vertex.transport import RayTransport, VertexTransport
 
 
 class TrainerRuntime:
@@ -30,7 +30,7 @@ class TrainerRuntime:
         context: WorkloadContext,
         *,
         report: Callable[[str, dict[str, Any]], None],
-        transport: Transport | None = None,
+        transport: VertexTransport | None = None,
     ) -> None:
         self.binding = binding
         self.spec: JobSpec = parse_job(binding.spec or {})

@@ -226,7 +226,7 @@ async def served(manager: Manager) -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:

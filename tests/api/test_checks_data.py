@@ -12,7 +12,7 @@ import pytest
 from gyre.api.checks.data import check
 from gyre.api.checks.findings import JobWarning, Note
 from gyre.config import parse_job
-from gyre.data.prepare import Recipe, prepare
+from gyre.data.prepare import PromptRecipe, prepare
 from gyre.errors import ConfigError
 from gyre.graph import compile_job
 from tests.data.small import write_lines, write_tokenizer
@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Any:
     def of(rows: list[dict[str, Any]] | None = None, **how: Any) -> str:
         folder = tmp_path_factory.mktemp("data")
         rows = rows or [{"prompt": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(8)]
-        prepare(write_lines(folder / "rows.jsonl", rows), folder / "data", tokenizer, Recipe(**how))
+        prepare(write_lines(folder / "rows.jsonl", rows), folder / "data", tokenizer, PromptRecipe(**how))
         return str(folder / "data")
 
     return of

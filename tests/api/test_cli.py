@@ -420,7 +420,7 @@ def test_a_users_traceback_comes_before_the_sentence(monkeypatch: pytest.MonkeyP
     def fail(*_: Any) -> None:
         raise GyreError("It failed.", hint="Mend it.", details={"traceback": "Traceback …\nValueError: no"})
 
-    monkeypatch.setattr("gyre.api.cli.context.Session.reader", fail)
+    monkeypatch.setattr("gyre.api.cli.context.CliContext.reader", fail)
     result = gyre("show")
     assert result.exit_code == 1
     assert result.stderr == "Traceback …\nValueError: no\nerror: It failed.\n       Mend it.\n"
@@ -430,7 +430,7 @@ def test_ctrl_c_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gyre.api.cli.context.Session.reader", interrupt)
+    monkeypatch.setattr("gyre.api.cli.context.CliContext.reader", interrupt)
     result = gyre("show")
     assert (result.exit_code, result.output.strip()) == (130, "")
 
@@ -470,7 +470,7 @@ def test_an_error_that_nobody_caused_by_a_signal_is_told(monkeypatch: pytest.Mon
     def fail(*_: Any) -> None:
         raise ImportError("a part of this library is missing")
 
-    monkeypatch.setattr("gyre.api.cli.context.Session.reader", fail)
+    monkeypatch.setattr("gyre.api.cli.context.CliContext.reader", fail)
     result = gyre("show")
     assert isinstance(result.exception, ImportError)
 

@@ -15,7 +15,7 @@ from gyre.api.client import GyreClient
 from gyre.api.home import Home
 from gyre.api.reader import JobReader
 from gyre.api.rest import RestServer, create_app
-from gyre.api.rest.schemas import Evaluation
+from gyre.api.rest.schemas import EvaluationSchema
 from gyre.errors import (
     ConfigError,
     Conflict,
@@ -109,7 +109,7 @@ def test_evaluations_of_an_ended_job_are_the_journals(seed: Seed) -> None:
         "by": {"math": {"count": 6, "reward_mean": 0.5, "accuracy": 0.5}},
     }
     assert found["math500"][1]["accuracy"] == 0.5
-    assert set(found["math500"][1]) == set(Evaluation.model_fields)
+    assert set(found["math500"][1]) == set(EvaluationSchema.model_fields)
 
 
 def test_a_port_that_another_job_has_now_is_not_believed(seed: Seed, job: StandingJob) -> None:

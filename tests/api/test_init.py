@@ -68,7 +68,7 @@ def test_the_templates_that_have_rows_plan_here_with_a_prepared_set(
 ) -> None:
     """Their own commands, with a small tokenizer: the rows are enough for what the job holds out."""
     from gyre.api.checks.amounts import amounts_of
-    from gyre.data.prepare import Recipe, prepare
+    from gyre.data.prepare import PromptRecipe, prepare
     from gyre.graph import compile_job
     from tests.data.small import write_tokenizer
 
@@ -77,7 +77,7 @@ def test_the_templates_that_have_rows_plan_here_with_a_prepared_set(
         assert gyre("init", str(folder), "--template", template).exit_code == 0
         (folder / "model").mkdir()
         write_tokenizer(folder / "model")
-        prepare(folder / "rows.jsonl", folder / "data" / "train", folder / "model", Recipe())
+        prepare(folder / "rows.jsonl", folder / "data" / "train", folder / "model", PromptRecipe())
         monkeypatch.chdir(folder)
         found = amounts_of(compile_job(load_job_file(Path("job.yaml")).spec).spec)
         assert found is not None

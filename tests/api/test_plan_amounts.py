@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from gyre.api.checks.amounts import Amounts, amounts_of, lines_of
 from gyre.api.cli import main
 from gyre.config import parse_job
-from gyre.data.prepare import Recipe, prepare
+from gyre.data.prepare import PromptRecipe, prepare
 from gyre.graph import compile_job
 from gyre.models.architecture import Architecture, config_of
 from tests.data.small import write_lines, write_tokenizer
@@ -55,7 +55,7 @@ def prepared(folder: Path, prompts: list[str]) -> str:
     made = folder / f"data-{len(prompts)}"
     rows = [{"prompt": prompt, "answer": "1"} for prompt in prompts]
     made.mkdir()
-    prepare(write_lines(made / "rows.jsonl", rows), made / "data", tokenizer, Recipe())
+    prepare(write_lines(made / "rows.jsonl", rows), made / "data", tokenizer, PromptRecipe())
     return str(made / "data")
 
 

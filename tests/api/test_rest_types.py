@@ -50,12 +50,12 @@ def test_a_jobs_view_has_no_key_that_is_not_listed(shared_job: StandingJob) -> N
     ("record", "schema", "elsewhere"),
     [
         (state.JobRecord, schemas.Job, JOBS_OWN),
-        (state.VertexRecord, schemas.Vertex, VERTEXS_OWN),
-        (state.Incident, schemas.Incident, set()),
-        (state.Evaluation, schemas.Evaluation, set()),
+        (state.VertexRecord, schemas.VertexSchema, VERTEXS_OWN),
+        (state.Incident, schemas.IncidentSchema, set()),
+        (state.Evaluation, schemas.EvaluationSchema, set()),
         (state.TrainingRecord, schemas.Training, set()),
-        (state.LearningWarning, schemas.LearningWarning, {"holds"}),  # those that hold are told
-        (state.JoinToken, schemas.JoinToken, {"digest"}),  # it is nobody's business
+        (state.LearningWarning, schemas.LearningWarningSchema, {"holds"}),  # those that hold are told
+        (state.JoinToken, schemas.JoinTokenSchema, {"digest"}),  # it is nobody's business
     ],
 )
 def test_what_the_state_has_is_listed(record: Any, schema: type[BaseModel], elsewhere: set[str]) -> None:

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from gyre.api.checks import rewards
 from gyre.api.cli import main
 from gyre.config import parse_job
-from gyre.data.prepare import Recipe, prepare
+from gyre.data.prepare import PromptRecipe, prepare
 from gyre.errors import ConfigError
 from gyre.graph import compile_job
 from tests.data.small import write_lines, write_tokenizer
@@ -55,7 +55,7 @@ def with_rows(data: str, metas: list[dict[str, Any]]) -> str:
     """The prepared folder again, with other columns beside the prompt."""
     shutil.rmtree(data)
     rows = [{"prompt": f"Question {n}", **meta} for n, meta in enumerate(metas)]
-    recipe = Recipe(keep_unanswered=any("answer" in meta for meta in metas))
+    recipe = PromptRecipe(keep_unanswered=any("answer" in meta for meta in metas))
     prepare(write_lines(Path("others.jsonl"), rows), Path(data), Path("tokenizer"), recipe)
     return data
 

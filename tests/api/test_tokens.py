@@ -214,7 +214,7 @@ async def test_a_real_agent_ends_with_the_reason_when_its_token_is_revoked(job: 
     crew = Crew(job.plane, tmp_path)
     crew.token = await job.token("spot")
     work = asyncio.create_task(run_agent(crew.settings("a"), crew.endpoint, crew.command("a", 0.01)))
-    await until(lambda: "a" in job.plane.manager.sessions)
+    await until(lambda: "a" in job.plane.manager.links)
     await job.gyre("token", "revoke", "standing-1", "spot")
     with pytest.raises(Unauthorized, match="'spot' was revoked"):
         await asyncio.wait_for(work, SOON_S)

@@ -12,7 +12,7 @@ import pytest
 
 from gyre.data.columns import Columns
 from gyre.data.folder import PreparedFolder
-from gyre.data.prepare import Recipe, prepare
+from gyre.data.prepare import PromptRecipe, prepare
 from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from tests.data.small import write_lines, write_tokenizer
@@ -36,7 +36,7 @@ def prepared(tmp_path, model):
         else:
             source = tmp_path / "rows.parquet"
             pyarrow.parquet.write_table(rows, source)
-        manifest = prepare(source, out, model, Recipe(**how))
+        manifest = prepare(source, out, model, PromptRecipe(**how))
         folder = PreparedFolder(out)
         metas = [folder.meta(row) for row in range(folder.rows)]
         for meta in metas:  # it travels with its group

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gyre.data.folder import PreparedFolder
-from gyre.data.prepare import Recipe, prepare
+from gyre.data.prepare import PromptRecipe, prepare
 from gyre.data.prepared import PreparedData
 from gyre.errors import ConfigError
 from gyre.rollouts.samples import OWN_LIMIT
@@ -29,7 +29,7 @@ def model(tmp_path_factory):
 def made(folder, model, *, plus=0):
     rows = [{"prompt": f"What is {n} plus {plus}?", "answer": str(n + plus)} for n in range(ROWS)]
     source = write_lines(folder.with_suffix(".jsonl"), rows)
-    prepare(source, folder, model, Recipe())
+    prepare(source, folder, model, PromptRecipe())
     return folder
 
 

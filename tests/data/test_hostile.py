@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.data.prepare import Recipe, _Preparation
+from gyre.data.prepare import PromptRecipe, _Preparation
 from gyre.data.readers import rows_of
 from gyre.data.tokenizer import TextTokenizer, tokenizer_identity
 from gyre.errors import ConfigError
@@ -43,7 +43,7 @@ def tokenizer(tmp_path_factory):
 @settings(max_examples=examples(150), deadline=None)
 @given(rows=ROWS, skip=st.booleans(), keep=st.booleans(), chat=st.booleans())
 def test_any_rows_become_prompts_or_a_sentence(tokenizer, rows, skip, keep, chat):
-    recipe = Recipe(skip_unsupported=skip, keep_unanswered=keep, chat=chat)
+    recipe = PromptRecipe(skip_unsupported=skip, keep_unanswered=keep, chat=chat)
     try:
         preparation = _Preparation(tokenizer, recipe, rows)
         found = list(preparation.prompts(rows))

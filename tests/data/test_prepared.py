@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gyre.api.cli import main
 from gyre.data.order import EpochOrder
-from gyre.data.prepare import Recipe, prepare
+from gyre.data.prepare import PromptRecipe, prepare
 from gyre.data.prepared import PreparedData
 from gyre.data.templates import ChatTemplate
 from gyre.data.tokenizer import TextTokenizer
@@ -37,7 +37,7 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, model, source):
     path = tmp_path_factory.mktemp("prepared") / "train"
-    prepare(source, path, model, Recipe(suffix=" Think."))
+    prepare(source, path, model, PromptRecipe(suffix=" Think."))
     return path
 
 
@@ -141,21 +141,21 @@ def test_a_prompt_brings_its_own_limit(tmp_path, model):
 
 
 def test_the_same_input_has_the_same_digest_and_another_has_another(tmp_path, model, source, folder):
-    again = prepare(source, tmp_path / "again", model, Recipe(suffix=" Think."))
-    other = prepare(source, tmp_path / "other", model, Recipe())
+    again = prepare(source, tmp_path / "again", model, PromptRecipe(suffix=" Think."))
+    other = prepare(source, tmp_path / "other", model, PromptRecipe())
     assert again["digest"] == json.loads((folder / "manifest.json").read_text())["digest"]
     assert other["digest"] != again["digest"]
 
 
 def test_what_is_left_out_is_counted(tmp_path, model):
     rows = write_lines(tmp_path / "rows.jsonl", gsm8k_rows())
-    told = prepare(rows, tmp_path / "out", model, Recipe(max_prompt_tokens=40, chat=False))
+    told = prepare(rows, tmp_path / "out", model, PromptRecipe(max_prompt_tokens=40, chat=False))
     assert (told["read"], told["rows"]) == (4, 3 - told["left_out"].get("too long", 0))
     assert told["left_out"]["without an answer"] == 1
     with pytest.raises(
         ConfigError, match=r"no row is left of the 4 .*: 3 too long, 1 without an answer"
     ) as raised:
-        prepare(rows, tmp_path / "none", model, Recipe(max_prompt_tokens=1))
+        prepare(rows, tmp_path / "none", model, PromptRecipe(max_prompt_tokens=1))
     assert "--keep-unanswered" in raised.value.hint
     assert "--max-prompt-tokens, which is 1" in raised.value.hint
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "rows.jsonl"]
@@ -256,7 +256,7 @@ def test_what_is_held_out_is_never_drawn(folder, tmp_path, model, source):
     assert not held & {data.prompt(index).meta["row"] for index in range(120)}
     assert [group.id for group in data.held_out(3)] == [-1, -2, -3]
     aside = tmp_path / "aside"
-    prepare(source, aside, model, Recipe(suffix=" Think.", limit=10))
+    prepare(source, aside, model, PromptRecipe(suffix=" Think.", limit=10))
     data = data_of(folder, held_out=str(aside))
     assert [group.meta["row"] for group in data.held_out(10)] == list(range(10))
     assert {data.prompt(index).meta["row"] for index in range(90)} == set(range(10, 40))
@@ -272,7 +272,7 @@ def test_what_is_held_out_is_never_drawn(folder, tmp_path, model, source):
 
 def test_several_sets_are_held_out_by_name_and_a_short_one_is_taken_whole(folder, tmp_path, model, source):
     for name, limit in (("few", 3), ("many", 10)):
-        prepare(source, tmp_path / name, model, Recipe(suffix=" Think.", limit=limit))
+        prepare(source, tmp_path / name, model, PromptRecipe(suffix=" Think.", limit=limit))
     data = data_of(folder, held_out={"many": str(tmp_path / "many"), "few": str(tmp_path / "few")})
     sets = data.held_out_sets(5)
     assert {name: [group.meta["row"] for group in groups] for name, groups in sets.items()} == {
@@ -307,7 +307,7 @@ def test_a_wrong_section_is_named(section, sentence):
 def test_the_largest_token_is_that_of_all_prompts(folder, tmp_path, model):
     rows = write_lines(tmp_path / "rows.jsonl", [{"question": "<|im_end|>\xff", "answer": "#### 1"}])
     aside = tmp_path / "aside"
-    prepare(rows, aside, model, Recipe(chat=False))
+    prepare(rows, aside, model, PromptRecipe(chat=False))
     drawn = max(int(data_of(folder).prompt(index).prompt_ids.max()) for index in range(40))
     assert data_of(folder).largest_token == drawn
     both = data_of(folder, held_out=str(aside))
@@ -328,7 +328,7 @@ def test_help_and_prompts_import_neither_torch_nor_a_tokenizer():
 def test_a_shown_prompt_has_its_special_tokens(tmp_path):
     tokenizer = write_tokenizer(tmp_path / "tokenizer")
     source = write_lines(tmp_path / "rows.jsonl", [{"question": "How many?", "answer": "#### 3"}])
-    prepare(source, tmp_path / "data", tokenizer, Recipe())
+    prepare(source, tmp_path / "data", tokenizer, PromptRecipe())
     shown = CliRunner().invoke(main, ["data", "show", str(tmp_path / "data"), "--rows", "1"])
     assert "<|im_start|>user" in shown.output
     assert "<|im_end|>" in shown.output

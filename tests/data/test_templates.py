@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from gyre.data.folder import PreparedFolder
-from gyre.data.prepare import Recipe, prepare
+from gyre.data.prepare import PromptRecipe, prepare
 from gyre.data.templates import ChatTemplate
 from gyre.data.tokenizer import TextTokenizer
 from gyre.errors import ConfigError
@@ -123,7 +123,7 @@ def test_padding_and_truncation_of_the_last_user_are_ignored(tmp_path, kept):
     assert len(Tokenizer.from_file(str(file)).encode("aé" * 40).ids) % 4 == 0, "the file has it"
     assert TextTokenizer(model).encode(["a" * 40, "b"], special=True) == plain
     source = write_lines(tmp_path / "rows.jsonl", [{"prompt": "a" * 40}, {"prompt": "b"}])
-    prepare(source, tmp_path / "out", model, Recipe(chat=False))
+    prepare(source, tmp_path / "out", model, PromptRecipe(chat=False))
     folder = PreparedFolder(tmp_path / "out")
     assert [folder.prompt_ids(row).tolist() for row in range(2)] == plain
     copied = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer" / "tokenizer.json"))
@@ -188,14 +188,14 @@ def test_a_template_that_fails_is_one_sentence(template, sentence):
 def test_options_of_prepare_that_would_do_nothing(tmp_path, how, sentence):
     source = write_lines(tmp_path / "rows.jsonl", [{"prompt": "a"}])
     with pytest.raises(ConfigError, match=sentence):
-        prepare(source, tmp_path / "out", write_tokenizer(tmp_path / "model"), Recipe(**how))
+        prepare(source, tmp_path / "out", write_tokenizer(tmp_path / "model"), PromptRecipe(**how))
 
 
 def test_a_system_message_that_the_template_does_not_write(tmp_path):
     template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
     source = write_lines(tmp_path / "rows.jsonl", [{"prompt": "a"}])
     with pytest.raises(ConfigError, match="does not write system messages"):
-        prepare(source, tmp_path / "out", folder_of(tmp_path / "model", template), Recipe(system="S"))
+        prepare(source, tmp_path / "out", folder_of(tmp_path / "model", template), PromptRecipe(system="S"))
 
 
 def test_the_system_message_of_the_recipe_is_the_only_one(tmp_path):
@@ -204,7 +204,7 @@ def test_the_system_message_of_the_recipe_is_the_only_one(tmp_path):
         {"prompt": [{"role": "system", "content": "S1"}, {"role": "user", "content": "u"}]},
         {"prompt": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]},
     ]
-    how = Recipe(system="S2", suffix=" Think.")
+    how = PromptRecipe(system="S2", suffix=" Think.")
     manifest = prepare(write_lines(tmp_path / "rows.jsonl", rows), tmp_path / "out", model, how)
     folder, tokenizer = PreparedFolder(tmp_path / "out"), TextTokenizer(model)
     expected = [{"role": "system", "content": "S2"}, {"role": "user", "content": "u Think."}]

@@ -36,7 +36,7 @@ from gyre.testing.clock import VirtualClock
 from gyre.workloads.vertex.disk_room import DiskRoom
 from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.memory_kills import MemoryKills
-from gyre.workloads.vertex.messages import Binding, Failure, Report
+from gyre.workloads.vertex.messages import Binding, Failure, VertexReport
 from tests.doubles.fake_connection import Connection
 from tests.doubles.fake_room import FakeRoom
 
@@ -507,7 +507,7 @@ class FakeCluster:
         master: tuple[int, str] | None = None,
         *,
         deadline: float,
-    ) -> Report:
+    ) -> VertexReport:
         process.outbox = [entry for entry in process.outbox if entry[0] > acknowledged]
         answer_at = self.clock.monotonic() + report_s
         while True:
@@ -524,7 +524,7 @@ class FakeCluster:
                 break
             await self._wait(answer_at)
         usual = {"step": len(self.steps)} if process.address in self.fits else {}
-        return Report(
+        return VertexReport(
             ticks=process.ticks,
             fields=usual if process.fields is None else process.fields,
             busy="generate" if process.stalled else "",

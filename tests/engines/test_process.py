@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gyre.engines.errors import EngineDied, EngineError, EngineTimeout
+from gyre.engines.errors import EngineError, EngineExited, EngineTimeout
 from gyre.engines.process import EngineCommand, EngineProcess, reserve_port
 from gyre.engines.sglang.command import LAUNCHER, LAUNCHER_KEY, sglang_command
 from gyre.engines.weight_loading import LOADER, LOADER_KEY, LOADER_PATH
@@ -68,7 +68,7 @@ async def test_the_output_goes_to_the_log_as_it_comes_without_keys() -> None:
     command = EngineCommand((sys.executable, "-c", said), api_key="api-secret-key")
     logged: list[bytes] = []
     engine = EngineProcess(command, stop_within_s=0.3, ready_within_s=GENEROUS_S, log=logged.append)
-    with pytest.raises(EngineDied):
+    with pytest.raises(EngineExited):
         await engine.start()
     assert b"".join(logged) == b"a ***\nb ***\nhalf\n"
 
@@ -268,13 +268,13 @@ async def test_the_tail_is_bounded_and_is_the_end(make: Make) -> None:
 
 async def test_an_engine_that_ends_before_it_is_ready(make: Make) -> None:
     engine = make("--never-ready", "--say", "no such model\n", "--exit-soon", "1")
-    with pytest.raises(EngineDied, match=r"exit status 1\.(.|\n)*no such model"):
+    with pytest.raises(EngineExited, match=r"exit status 1\.(.|\n)*no such model"):
         await engine.start()
 
 
 async def test_a_command_that_does_not_exist(make: Make) -> None:
     engine = EngineProcess(EngineCommand(("/no/such/engine", "--port", "{port}")))
-    with pytest.raises(EngineDied, match=r"exit status 127\.(.|\n)*No such file"):
+    with pytest.raises(EngineExited, match=r"exit status 127\.(.|\n)*No such file"):
         await engine.start()
 
 

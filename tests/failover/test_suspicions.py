@@ -13,7 +13,7 @@ from gyre.failover import (
     is_left_alone,
     silent_together,
 )
-from gyre.process_activity import Life
+from gyre.process_activity import ProcessLife
 from tests.doubles.standing_job import small_spec
 
 
@@ -77,10 +77,15 @@ def test_the_worst_comes_first(spec: JobSpec) -> None:
 
 @pytest.mark.parametrize(
     ("life", "left"),
-    [(Life.BUSY, True), (Life.HUNG, True), (Life.STOPPED, False), (Life.DEAD, False)],
+    [
+        (ProcessLife.BUSY, True),
+        (ProcessLife.HUNG, True),
+        (ProcessLife.STOPPED, False),
+        (ProcessLife.DEAD, False),
+    ],
 )
 def test_a_silent_process_that_is_neither_stopped_nor_dead_is_left_alone_until_its_stall_timeout(
-    spec: JobSpec, life: Life, left: bool
+    spec: JobSpec, life: ProcessLife, left: bool
 ) -> None:
     for now, over in ((29.0, False), (31.0, True)):
         [found] = diagnose({"rollout-0": seen("rollout-0")}, spec, now)

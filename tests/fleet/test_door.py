@@ -20,7 +20,7 @@ from gyre.rollouts.plane import updates
 from gyre.rollouts.plane.door_ledger import Asked, DoorLedger
 from gyre.rollouts.protocol.credentials import digest_of
 from gyre.rollouts.protocol.frames import LoadFailed, Weights
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 from gyre.rollouts.samples import VersionRun
 from tests.data.small import write_tokenizer
 from tests.fleet.fleet_plane import PROMPT, FleetPlane, finish, fleet_plane, generate_body
@@ -728,7 +728,7 @@ def test_versions_that_an_engine_corrects_are_told_after_the_commit() -> None:
     before = known.view()[0].versions
     open_groups.serve("a", 2)
     end = End(sample.row, sample.lease, "stop", "", ((0, 2), (2, 4)))
-    open_groups.progress("a", Progress(9, *[np.empty(0, t) for t in "IQIIiif"], [end]))
+    open_groups.progress("a", GenerationProgress(9, *[np.empty(0, t) for t in "IQIIiif"], [end]))
     assert known.view()[0].versions == before == (VersionRun(0, 0, 6),)
     ledger.collect(open_groups.take_batch())
     ledger.committed(0.0)

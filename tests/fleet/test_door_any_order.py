@@ -352,8 +352,8 @@ class DoorFleet(Fleet):
             request.pinned for request in (*whole, *(known.request for known in changed if known.failed))
         ):
             self.promote()
-        for number, seq in batch.sessions.items():
-            agent = self.sessions[number]
+        for number, seq in batch.links.items():
+            agent = self.links[number]
             instance = self.open_groups.instances.get(agent.name)
             if agent.connected and instance is not None and instance.number == number:
                 agent.acknowledged(seq)
@@ -401,7 +401,7 @@ class DoorFleet(Fleet):
         for agent in self.agents.values():
             agent.connected = False
             assert agent.version <= self.versions.newest, "an instance had a policy that is not in the ledger"
-        self.authors, self.pending, self.sessions = {}, {}, {}
+        self.authors, self.pending, self.links = {}, {}, {}
         self.committed_seq = max(self.rows.deltas, default=0)
         for number in [number for number in self.promises if number not in self.rows.groups]:
             assert not self.promises.pop(number).is_told, "something was told of a request that is lost"

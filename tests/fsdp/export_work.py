@@ -51,7 +51,7 @@ def largest_in_memory(rank: int, ranks: int, port: int, path: Path, out: Path, s
 
     from gyre.workloads.fsdp import conversion
 
-    save, tensors, most = conversion.save_model_folder, conversion.StoredWeights.tensors, 0
+    save, tensors, most = conversion.save_model_folder, conversion.FsdpStoredWeights.tensors, 0
     given: list[Any] = []
 
     def watched(self: Any) -> Any:
@@ -62,12 +62,12 @@ def largest_in_memory(rank: int, ranks: int, port: int, path: Path, out: Path, s
             yield name, tensor
             del tensor
 
-    conversion.StoredWeights.tensors = watched
+    conversion.FsdpStoredWeights.tensors = watched
     conversion.save_model_folder = lambda *given, **named: save(*given, **named, shard_bytes=shard_bytes)
     try:
         conversion.export_checkpoint(path, out)
     finally:
-        conversion.StoredWeights.tensors, conversion.save_model_folder = tensors, save
+        conversion.FsdpStoredWeights.tensors, conversion.save_model_folder = tensors, save
     return most
 
 

@@ -14,7 +14,7 @@ from gyre.config.sections import FsdpSettings, LoraSettings, WorkloadSettings
 from gyre.workloads.memory import activations
 from gyre.workloads.memory.learners import ranks_of
 from gyre.workloads.memory.passes import MARGIN, WITHOUT_A_DEVICE, need, tokens_of
-from gyre.workloads.memory.rank import Pass, fsdp_rank
+from gyre.workloads.memory.rank import PassSize, fsdp_rank
 from tests.fsdp.learner_work import of_folder, runs_out_of_memory
 from tests.megatron.work import random_groups
 from tests.memory_work import LENGTH, SEQUENCES, SHAPES, automatic, keeps, most
@@ -89,7 +89,7 @@ def test_the_most_at_once_is_foretold(
     (found,) = pool.run(most, 1, "fsdp", shape, own, lora, 192)
     adapter = None if lora is None else LoraSettings(**lora)
     mine = fsdp_rank(shape, settings, ranks=1, width=2, lora=adapter)
-    foretold = mine.bytes_of(Pass(SEQUENCES * 192, SEQUENCES)) - mine.static["workspaces"]
+    foretold = mine.bytes_of(PassSize(SEQUENCES * 192, SEQUENCES)) - mine.static["workspaces"]
     assert foretold == pytest.approx(found, rel=0.15)
 
 
@@ -117,7 +117,7 @@ def test_ranks_keep_activations_where_they_fit_the_smallest_device(pool: RankPoo
     settings = WorkloadSettings.read({"fsdp": own})
     ranks = ranks_of("fsdp", shape, settings, ranks=2)
     kept, again = (
-        need([replace(one, recompute=on) for one in ranks], Pass.of(8192, 1024), several=True).total
+        need([replace(one, recompute=on) for one in ranks], PassSize.of(8192, 1024), several=True).total
         for on in (False, True)
     )
     assert again < kept

@@ -17,7 +17,7 @@ from gyre.errors import ConfigError
 from gyre.models.small_model import small_model, tokens_of, transformers_config
 from gyre.workloads.fsdp import small_check
 from gyre.workloads.fsdp.model import build_causal
-from gyre.workloads.fsdp.small_check import Tried, try_small
+from gyre.workloads.fsdp.small_check import SmallCheckResult, try_small
 from gyre.workloads.fsdp.token_model import TokenModel
 
 pytestmark = pytest.mark.landing
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.landing
 CPU = torch.device("cpu")
 
 
-def tried(kind: str, *, values: bool = False, attention: str = "auto", **changes: Any) -> Tried:
+def tried(kind: str, *, values: bool = False, attention: str = "auto", **changes: Any) -> SmallCheckResult:
     config = CONFIG_MAPPING[kind](**changes)
     return try_small(config, attention=attention, values=values, device=CPU, seed=1)
 

@@ -174,12 +174,12 @@ def grouped_rows(groups: Sequence[tuple[int, int, int]], *, seed: int = 0) -> Ro
 
 
 def passes_of(rows: Rows, max_tokens: int = 40, prompts_once: bool = False) -> list[Any]:
-    from gyre.workloads.learner.packing import Row, pack
+    from gyre.workloads.learner.packing import TrainingRow, pack
 
     return list(
         pack(
             [
-                Row(
+                TrainingRow(
                     np.array(prompt, np.int32),
                     np.array(tokens, np.int32),
                     {"advantages": np.array(advantages, np.float32)},
@@ -835,7 +835,7 @@ def a_model_that_does_not_bear_trees(
 
 def members(rank: int, ranks: int, port: int, folder: Path) -> tuple[list[str], list[str], dict[str, Any]]:
     """What the protocols name and the back end or its ranks lack; and its facts for people."""
-    from gyre.workloads.learner.backend import Backend, Ranks
+    from gyre.workloads.learner.backend import LearnerBackend, Ranks
 
     def lacking(protocol: Any, thing: Any) -> list[str]:
         names = [name for name in vars(protocol) if not name.startswith("_")]
@@ -844,4 +844,4 @@ def members(rank: int, ranks: int, port: int, folder: Path) -> tuple[list[str], 
     with backend_on(rank, ranks, port, folder, CONFIG) as backend:
         backend.prepare()
         backend.unlink()
-        return lacking(Backend, backend), lacking(Ranks, backend.ranks), backend.status()
+        return lacking(LearnerBackend, backend), lacking(Ranks, backend.ranks), backend.status()

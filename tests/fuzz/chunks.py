@@ -22,7 +22,7 @@ from gyre.weights.transfer.mooncake import remote_memory
 from gyre.weights.transfer.protocol import MAGIC, Abandoned, PeerConnection, Stalled, dial
 from gyre.weights.transfer.receiver import Receiver
 from gyre.weights.transfer.server import ChunkServer
-from gyre.weights.transfer.swarm import Peer
+from gyre.weights.transfer.swarm import SwarmPeer
 from gyre.weights.version.arena import Arena
 from gyre.weights.version.manifest import (
     TENSOR_FILE,
@@ -292,7 +292,7 @@ class ChunkClients(Target):
         body = hostile_json(good, draw) if draw.randrange(2) else as_json(good)
         return framed(body, draw) + data
 
-    def _after(self, fetch: Fetch, peer: Peer) -> None:
+    def _after(self, fetch: Fetch, peer: SwarmPeer) -> None:
         """What it learned is still good for choosing whom to ask for what."""
         swarm = fetch._swarm
         if len(swarm.peers) > 200:
@@ -308,7 +308,7 @@ class ChunkClients(Target):
             swarm.pick_ahead(peer, fetch._needed, now, 1.0)
 
 
-def _ask(fetch: Fetch, peer: Peer, transport: TcpTransport) -> bool:
+def _ask(fetch: Fetch, peer: SwarmPeer, transport: TcpTransport) -> bool:
     """What a scout does."""
     try:
         fetch._ask_what(peer, transport)

@@ -12,7 +12,7 @@ import numpy as np
 from gyre.rollouts.protocol.codec import decode, encode
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import KINDS, Done, Frame, Request
-from gyre.rollouts.protocol.progress import Progress
+from gyre.rollouts.protocol.progress import GenerationProgress
 from gyre.rollouts.samples import Group, Sample, VersionRun, pack_groups, unpack_groups
 from tests.fuzz.inputs import damaged, hostile, noise, packed, twisted
 from tests.fuzz.target import Broken, Target
@@ -80,7 +80,7 @@ class Frames(Target):
             if not error.details.get("reason"):
                 raise Broken("a refusal without a code") from error
             return False
-        if not isinstance(frame, Frame | Progress):
+        if not isinstance(frame, Frame | GenerationProgress):
             raise Broken(f"{type(frame).__name__} is no frame")
         if encode(decode(encode(frame))) != encode(frame):
             raise Broken("what was taken is another frame when it is sent on")

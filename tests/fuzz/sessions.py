@@ -23,9 +23,9 @@ from gyre.rollouts.manager.connections import Connection
 from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.manager.trainer_front import TrainerFront
 from gyre.rollouts.plane.events import AgentGone, AgentSent, DispatchDue, PeerRefused, ReportsDue
+from gyre.rollouts.plane.links import AgentLink
 from gyre.rollouts.plane.peers import Caller
 from gyre.rollouts.plane.requests import InFlightSample
-from gyre.rollouts.plane.sessions import AgentSession
 from gyre.rollouts.plane.settings import ManagerSettings
 from gyre.rollouts.plane.trainer import TrainerDialled, TrainerGone
 from gyre.rollouts.protocol.codec import decode, encode, unpack
@@ -54,7 +54,7 @@ from gyre.rollouts.protocol.frames import (
     Request,
     TrainerStatus,
 )
-from gyre.rollouts.protocol.progress import End, Progress, Report
+from gyre.rollouts.protocol.progress import End, GenerationProgress, Report
 from gyre.rollouts.samples import Group, pack_groups
 from gyre.store.rollouts import RolloutRows
 from gyre.store.tables import encode_body
@@ -101,7 +101,7 @@ class Wire(asyncio.WriteTransport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.got: deque[Frame | Progress] = deque()
+        self.got: deque[Frame | GenerationProgress] = deque()
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -143,7 +143,7 @@ class Plane:
         self.trainer, self.agent = Wire(), Wire()
         self.at_trainer = self.trainer.connection("the trainer")
         self.at_agent = self.agent.connection("good")
-        self.session: AgentSession
+        self.link: AgentLink
         self.work: list[Assignment] = []
 
     async def open(self) -> None:
@@ -152,8 +152,8 @@ class Plane:
         await self.tell_trainer(published(0))
         await self.turn()
         honest = hello("good", incarnation="honest", max_running=2)
-        self.session = manager.join(honest, self.at_agent, Caller())
-        manager.shell.handle(AgentSent(self.session, LOADED))
+        self.link = manager.join(honest, self.at_agent, Caller())
+        manager.shell.handle(AgentSent(self.link, LOADED))
         await self.turn()
         await self.tell_trainer(asked(range(2)))
         await self.turn()
@@ -224,10 +224,10 @@ class Plane:
     async def serve_the_honest(self) -> None:
         """The honest agent ends its samples, and the honest trainer gets their group."""
         mine = sorted(self.manager.groups.held_by("good"), key=lambda one: one.row)
-        if {one.key for one in mine} < {one.key for one in self.work} or self.session.connection is None:
+        if {one.key for one in mine} < {one.key for one in self.work} or self.link.connection is None:
             raise Broken("the honest agent lost its samples")
         told = unpack(encode(report(mine, 1, stop=True)))
-        self.manager.shell.handle(AgentSent(self.session, told))
+        self.manager.shell.handle(AgentSent(self.link, told))
         await self.turn()
         if self.trainer.first(Done) is None:
             raise Broken("the honest trainer did not get its group")
@@ -269,10 +269,10 @@ def hello(name: str, **changed: Any) -> Hello:
     return Hello(**(fields | changed))
 
 
-def report(samples: Sequence[InFlightSample], seq: int, *, stop: bool) -> Progress:
+def report(samples: Sequence[InFlightSample], seq: int, *, stop: bool) -> GenerationProgress:
     """One token more of each, and maybe the end."""
     size = len(samples)
-    return Progress(
+    return GenerationProgress(
         seq,
         np.array([one.row for one in samples], np.uint32),
         np.array([one.lease for one in samples], np.uint64),
@@ -352,7 +352,7 @@ class Sessions(Target, ABC):
         return Dialled(wire, wire.connection("a stranger"))
 
     @abstractmethod
-    def good(self, plane: Plane, draw: Random, dialled: Dialled) -> Frame | Progress:
+    def good(self, plane: Plane, draw: Random, dialled: Dialled) -> Frame | GenerationProgress:
         """What an honest peer could say now."""
 
     @abstractmethod
@@ -370,7 +370,7 @@ class Sessions(Target, ABC):
 class Dialled:
     wire: Wire
     connection: Connection
-    session: AgentSession | None = None
+    link: AgentLink | None = None
     attached: bool = False
 
 
@@ -379,10 +379,10 @@ class AgentSessions(Sessions):
 
     name = "agent sessions"
 
-    def good(self, plane: Plane, draw: Random, dialled: Dialled) -> Frame | Progress:
+    def good(self, plane: Plane, draw: Random, dialled: Dialled) -> Frame | GenerationProgress:
         groups = plane.manager.groups
         own = sorted(groups.held_by("bad"), key=lambda one: one.row) if "bad" in groups.instances else []
-        if dialled.session is None and draw.randrange(5):
+        if dialled.link is None and draw.randrange(5):
             held = [
                 Held(key=one.key, lease=one.lease, start=0, length=one.length + draw.randrange(3))
                 for one in groups.samples()
@@ -404,15 +404,15 @@ class AgentSessions(Sessions):
                 return draw.choice(FROM_AGENTS)
 
     async def send(self, plane: Plane, dialled: Dialled, frame: Frame | Report) -> None:
-        if dialled.session is None:
+        if dialled.link is None:
             caller = Caller("machine", "its digest")
-            dialled.session = plane.manager.join(frame, dialled.connection, caller)
-        elif dialled.session.connection is dialled.connection and not dialled.connection.closing:
-            plane.manager.shell.handle(AgentSent(dialled.session, frame))
+            dialled.link = plane.manager.join(frame, dialled.connection, caller)
+        elif dialled.link.connection is dialled.connection and not dialled.connection.closing:
+            plane.manager.shell.handle(AgentSent(dialled.link, frame))
 
     def hang_up(self, plane: Plane, dialled: Dialled) -> None:
-        if dialled.session is not None and dialled.session.connection is dialled.connection:
-            plane.manager.shell.handle(AgentGone(dialled.session))
+        if dialled.link is not None and dialled.link.connection is dialled.connection:
+            plane.manager.shell.handle(AgentGone(dialled.link))
 
     async def at_the_end(self, plane: Plane) -> None:
         await plane.serve_the_honest()
@@ -423,7 +423,7 @@ class TrainerSessions(Sessions):
 
     name = "trainer sessions"
 
-    def good(self, plane: Plane, draw: Random, dialled: Dialled) -> Frame | Progress:
+    def good(self, plane: Plane, draw: Random, dialled: Dialled) -> Frame | GenerationProgress:
         if not dialled.attached and draw.randrange(5):
             return Attach(protocol=PROTOCOL, term=draw.randrange(5), samples_ahead=bool(draw.randrange(2)))
         match draw.randrange(6):

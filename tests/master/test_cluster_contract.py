@@ -19,10 +19,10 @@ from gyre.errors import Fenced
 from gyre.graph import Bundle, SubGraph
 from gyre.master.cluster import Address, CannotPlace, Cluster, NotAnswering, ProcessDied, Spawned
 from gyre.master.ray_cluster import CONTROL_THREADS, RayCluster, living_nodes
-from gyre.process_activity import Life
+from gyre.process_activity import ProcessLife
 from gyre.testing.clock import VirtualClock, run_virtual
 from gyre.workloads.vertex.host import VertexHost
-from gyre.workloads.vertex.messages import Binding, Failure, Report
+from gyre.workloads.vertex.messages import Binding, Failure, VertexReport
 from gyre.workloads.vertex.preflight import needs_of
 from gyre.workloads.vertex.transport import RayTransport
 from tests.doubles.fake_cluster import FakeCluster
@@ -223,7 +223,7 @@ def test_a_quiet_watch_ends_at_its_deadline_with_a_report(bench: Bench) -> None:
         )  # sees the end of the set-up
         began = bench.now()
         report = await bench.cluster.call(FIRST, GENEROUS_S, VertexHost.watch, 1, 0, WATCH_S)
-        assert isinstance(report, Report)
+        assert isinstance(report, VertexReport)
         assert bench.now() - began >= WATCH_S * 0.9
         assert (report.busy, report.outbox, report.version) == ("", [], None)
         assert report.still_s >= WATCH_S * 0.9
@@ -246,7 +246,7 @@ def test_operators_that_block_keep_nobody_from_watching(bench: Bench) -> None:
         ]
         await asyncio.sleep(1.0)  # by then they have begun
         report = await bench.cluster.call(FIRST, BLOCKS_S / 2, VertexHost.watch, 1, 0, WATCH_S)
-        assert isinstance(report, Report)
+        assert isinstance(report, VertexReport)
         assert not any(call.done() for call in calls)
 
     bench.run(scenario)
@@ -386,7 +386,7 @@ def test_a_process_that_is_stopped_does_not_answer_and_can_be_looked_at_and_ende
         assert "T (stopped)" in seen
         activity = await bench.cluster.activity(pid=spawned.pid, node=spawned.node, over_s=0.1)
         assert activity is not None
-        assert activity.life is Life.STOPPED
+        assert activity.life is ProcessLife.STOPPED
         await bench.cluster.kill(FIRST, pid=spawned.pid, node=spawned.node)
         with pytest.raises(ProcessDied):
             await bench.cluster.call(FIRST, GENEROUS_S, VertexHost.hello, 1)

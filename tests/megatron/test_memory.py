@@ -11,7 +11,7 @@ import pytest
 from gyre.config.sections import MegatronSettings, WorkloadSettings
 from gyre.workloads.memory.learners import ranks_of
 from gyre.workloads.memory.passes import MARGIN, WITHOUT_A_DEVICE, need, tokens_of
-from gyre.workloads.memory.rank import Pass, megatron_ranks
+from gyre.workloads.memory.rank import PassSize, megatron_ranks
 from tests.memory_work import LENGTH, SEQUENCES, SHAPES, automatic, keeps, most
 from tests.rank_pool import RankPool
 
@@ -73,7 +73,7 @@ def test_the_most_at_once_is_foretold(pool: RankPool, recompute: bool, vocab: in
     settings = MegatronSettings(**own)
     (found,) = pool.run(most, 1, "megatron", shape, own, None, 192)
     (mine,) = megatron_ranks(shape, settings, ranks=1, width=2)
-    foretold = mine.bytes_of(Pass(SEQUENCES * 192, SEQUENCES)) - mine.static["workspaces"]
+    foretold = mine.bytes_of(PassSize(SEQUENCES * 192, SEQUENCES)) - mine.static["workspaces"]
     assert foretold == pytest.approx(found, rel=0.15)
 
 
@@ -101,7 +101,7 @@ def test_ranks_keep_activations_where_they_fit_the_smallest_device(pool: RankPoo
     settings = WorkloadSettings.read({"megatron": own})
     ranks = ranks_of("megatron", shape, settings, ranks=2)
     kept, again = (
-        need([replace(one, recompute=on) for one in ranks], Pass.of(8192, 1024), several=True).total
+        need([replace(one, recompute=on) for one in ranks], PassSize.of(8192, 1024), several=True).total
         for on in (False, True)
     )
     assert again < kept

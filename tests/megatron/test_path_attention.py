@@ -19,7 +19,7 @@ from gyre.workloads.megatron.model import gpt  # noqa: E402
 @pytest.mark.parametrize("how", WAYS)
 def test_megatron_attends_along_paths(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """On a GPU by the sequences' bounds; its kernel is played here."""
-    segments = gpt.Segments.of(PASS.lengths, CPU, PASS.parents)
+    segments = gpt.SegmentParams.of(PASS.lengths, CPU, PASS.parents)
     attend = gpt._attend_by_segment
     if how != WAYS[0]:
         attend = gpt._attend_by_bounds

@@ -228,10 +228,13 @@ def forward_and_back(
     rank: int, ranks: int, port: int, config: dict[str, Any], sequences: list[list[int]]
 ) -> dict[str, Any]:
     """A model from a folder: what it exports, and its log-probs of every token but the first of each sequence."""
-    from gyre.workloads.learner.packing import Row, pack
+    from gyre.workloads.learner.packing import TrainingRow, pack
 
     with actor_on(rank, ranks, port, config) as actor:
-        rows = [Row(np.array(tokens[:1], np.int32), np.array(tokens[1:], np.int32)) for tokens in sequences]
+        rows = [
+            TrainingRow(np.array(tokens[:1], np.int32), np.array(tokens[1:], np.int32))
+            for tokens in sequences
+        ]
         multiple = actor.backend.layout.tensor_parallel if actor.backend.layout.sequence_parallel else 1
         passes = list(pack(rows, max_tokens=actor.backend.layout.pass_tokens, multiple=multiple))
         found = actor.backend.policy.logprobs(passes, temperature=1.0)
@@ -450,7 +453,7 @@ def take_a_copy(
     log-probs then, and what it trains from there."""
     import json
 
-    from gyre.workloads.learner.packing import Row, pack
+    from gyre.workloads.learner.packing import TrainingRow, pack
 
     with actor_on(rank, ranks, port, config, job) as actor:
         actor.copies_root = job / "memory"
@@ -458,7 +461,10 @@ def take_a_copy(
         first = list(actor.fetch_weights(**told, sources=sources)) if rank == 0 else None
         first = json.loads(actor.ranks.from_first(json.dumps(first)))
         actor.restore_weights(**told, sources=[tuple(first), *sources], trained=[[0, 4]])
-        rows = [Row(np.array(tokens[:1], np.int32), np.array(tokens[1:], np.int32)) for tokens in sequences]
+        rows = [
+            TrainingRow(np.array(tokens[:1], np.int32), np.array(tokens[1:], np.int32))
+            for tokens in sequences
+        ]
         found = actor.backend.policy.logprobs(list(pack(rows, max_tokens=200)), temperature=1.0)
         logprobs = [value.numpy() for pair in found for value in pair[:1]]
         return {

@@ -24,7 +24,7 @@ from gyre.errors import ConfigError, Unreachable
 from gyre.failover import events as e
 from gyre.master.sink_processes import sinks_of
 from gyre.observe.http_deadline import bounded, within
-from gyre.observe.sinks.delivery import Command, Message, Webhook
+from gyre.observe.sinks.delivery import CommandDelivery, Message, Webhook
 from gyre.observe.sinks.following import Cursor, read_cursor, tell_new
 from gyre.observe.sinks.incidents import IncidentNews
 from gyre.observe.sinks.notify import (
@@ -505,8 +505,8 @@ def test_a_webhook_that_is_not_there_is_a_sentence() -> None:
 # -- commands ---------------------------------------------------------------------------------------
 
 
-def command(script: str, *, within_s: float = GENEROUS_S, **environment: str) -> Command:
-    return Command(["/bin/sh", "-c", script], {"PATH": os.environ["PATH"], **environment}, within_s)
+def command(script: str, *, within_s: float = GENEROUS_S, **environment: str) -> CommandDelivery:
+    return CommandDelivery(["/bin/sh", "-c", script], {"PATH": os.environ["PATH"], **environment}, within_s)
 
 
 def test_a_command_gets_the_message(tmp_path: Path) -> None:
@@ -526,7 +526,7 @@ def test_a_command_that_fails_says_how_it_ended() -> None:
     with pytest.raises(Unreachable, match=r"The command /bin/sh ended with 3: no such channel\."):
         command("echo no such channel >&2; exit 3").deliver(MESSAGE)
     with pytest.raises(Unreachable, match="The command /no/such cannot be started: No such file"):
-        Command(["/no/such", "s3cret"], {}).deliver(MESSAGE)
+        CommandDelivery(["/no/such", "s3cret"], {}).deliver(MESSAGE)
 
 
 def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:

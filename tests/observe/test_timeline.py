@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.observe.chapters import Flag, Move
+from gyre.observe.chapters import Flag, PhaseChange
 from gyre.observe.series import Series
 from gyre.observe.timeline import (
     DOWN,
@@ -38,8 +38,8 @@ from tests.examples import examples
 ROLLOUT = "rollout (generating)"
 
 
-def moves(*told: tuple[float, str, str]) -> list[Move]:
-    return [Move(at, "actor-0", "actor", phase, why) for at, phase, why in told]
+def moves(*told: tuple[float, str, str]) -> list[PhaseChange]:
+    return [PhaseChange(at, "actor-0", "actor", phase, why) for at, phase, why in told]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_an_only_instance_did_what_its_role_counted_and_not_what_a_look_saw(inst
     looks = {f"instance/rollout-{n}": {"state/loading": [(0.0, 1.0), (5.0, 1.0)]} for n in range(instances)}
     read = {"trainer": {"trainer": trainer}, "instance": looks, "vertex": {}}
     ticks = Activities(lambda prefix: Series(5.0, read[prefix]), instances).of("rollout-0", "rollout")
-    found = spans_of([Move(0.0, "rollout-0", "rollout", "running", "")], ticks, 0.0, 10.0)
+    found = spans_of([PhaseChange(0.0, "rollout-0", "rollout", "running", "")], ticks, 0.0, 10.0)
     seconds = dict.fromkeys((GENERATE, LOAD, WAIT), 0.0)
     for span in found:
         seconds[span.state] += span.end - span.begin

@@ -20,16 +20,16 @@ from gyre.rollouts.protocol.frames import (
     Weights,
     Welcome,
 )
-from gyre.rollouts.protocol.progress import COLUMNS, End, Progress
+from gyre.rollouts.protocol.progress import COLUMNS, End, GenerationProgress
 from gyre.rollouts.samples import Group, pack_groups
 
 
-def empty_progress(seq: int) -> Progress:
+def empty_progress(seq: int) -> GenerationProgress:
     """A report of no sample."""
-    return Progress(seq, *(np.empty(0, dtype) for _, dtype in COLUMNS))
+    return GenerationProgress(seq, *(np.empty(0, dtype) for _, dtype in COLUMNS))
 
 
-def progress(**changed: Any) -> Progress:
+def progress(**changed: Any) -> GenerationProgress:
     """A report of three samples."""
     columns: dict[str, Any] = {
         "seq": 7,
@@ -46,7 +46,7 @@ def progress(**changed: Any) -> Progress:
         "used_tokens": 99,
         "rate_tokens_s": 12.5,
     }
-    return Progress(**(columns | changed))
+    return GenerationProgress(**(columns | changed))
 
 
 WEIGHTS = Weights(

@@ -21,7 +21,7 @@ from gyre.ports.bounds import PortBounds
 from gyre.rollouts.manager.connections import Connection
 from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.plane.settings import ManagerSettings
-from gyre.rollouts.plane.trainer import Trainer
+from gyre.rollouts.plane.trainer import TrainerRequester
 from gyre.rollouts.protocol.codec import decode, encode
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
@@ -40,7 +40,7 @@ from gyre.rollouts.protocol.frames import (
     Weights,
     Welcome,
 )
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.store import RolloutStore, open_store
 from gyre.weights.version.model_folder import ModelFolder, list_model_folder
@@ -155,9 +155,9 @@ class Plane:
         manager.shell.tick = counted  # type: ignore[method-assign]
 
     @property
-    def requester(self) -> Trainer:
+    def requester(self) -> TrainerRequester:
         """Of a job that has a trainer."""
-        return next(one for one in self.manager.plane.requesters if isinstance(one, Trainer))
+        return next(one for one in self.manager.plane.requesters if isinstance(one, TrainerRequester))
 
     @property
     def trainer_connection(self) -> Connection | None:
@@ -187,9 +187,9 @@ class Plane:
         await asyncio.gather(*manager._tasks, return_exceptions=True)
         manager.shell.commits._write = lambda batch: None
         assert manager._runner is not None
-        for session in manager.sessions.values():
-            if session.connection is not None:
-                cut(session.connection)
+        for link in manager.links.values():
+            if link.connection is not None:
+                cut(link.connection)
         for front in manager.fronts:
             for connection in front.connections():
                 cut(connection)
@@ -274,12 +274,12 @@ class Wire:
     def __init__(self, plane: Plane, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.plane = plane
         self.socket = socket
-        self.seen: list[Frame | Progress] = []
-        self._arrived: deque[Frame | Progress] = deque()
+        self.seen: list[Frame | GenerationProgress] = []
+        self._arrived: deque[Frame | GenerationProgress] = deque()
         """Frames that came before the answer to a ping, and were not asked for yet."""
         self._pings = 0
 
-    async def send(self, frame: Frame | Progress | bytes) -> None:
+    async def send(self, frame: Frame | GenerationProgress | bytes) -> None:
         await self.socket.send_bytes(frame if isinstance(frame, bytes) else encode(frame))
 
     async def expect(self, kind: type[Kind], within_s: float = SOON_S) -> Kind:
@@ -333,7 +333,7 @@ class Wire:
             while (await self._message()).type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.PONG):
                 pass
 
-    async def _frame(self, wanted: str) -> Frame | Progress:
+    async def _frame(self, wanted: str) -> Frame | GenerationProgress:
         message = await self._message()
         assert message.type is aiohttp.WSMsgType.BINARY, f"{message.type} instead of {wanted}"
         return decode(message.data)
@@ -452,7 +452,7 @@ class ScriptedAgent:
         ]
         number = version if version is not None else self.weights.version
         await self.wire.send(
-            Progress(
+            GenerationProgress(
                 self.seq,
                 np.array(rows, np.uint32),
                 np.array([self.samples[row].work.lease for row in rows], np.uint64),
@@ -474,7 +474,7 @@ class ScriptedAgent:
         sample = self.samples.pop(row)
         assert self.weights is not None
         await self.wire.send(
-            Progress(
+            GenerationProgress(
                 self.seq,
                 np.array([row], np.uint32),
                 np.array([sample.work.lease], np.uint64),

@@ -171,8 +171,8 @@ def test_a_sample_with_a_mask_counts_what_was_drawn():
     group = Group(0, np.zeros(1, np.int32), samples=[sample, other, with_score(sample, 1.0, {})])
     assert (sample.drawn, sample.drawn_versions) == (2, [1])
     assert (group.token_count, group.positions, group.versions) == (6, 12, (1, 2))
-    assert [[one.rollout for one in rows] for rows in group.rollouts] == [[1, 1], [0]]
-    assert group.rollouts[0][1].mask is sample.mask
+    assert group.rollouts == [[0, 2], [1]]
+    assert group.samples[2].mask is sample.mask
 
 
 def test_a_mask_of_another_length_is_refused():

@@ -177,3 +177,19 @@ async def test_workers_wait_for_sessions(plane: SessionPlane) -> None:
     await plane.asked([0])
     assert len(await waiting) == 1
     assert await plane.claim(wait_s=0.0) == []
+
+
+async def test_a_group_waits_for_its_last_session(plane: SessionPlane) -> None:
+    trainer = await plane.asked([0], n=2)
+    agent = await plane.working("a")
+    one, other = await plane.claim()
+    for session in (one, other):
+        turn = plane.turning(session, PROMPT)
+        await drawn(agent)
+        await turn
+    await plane.end(one, reward=0.0)
+    await plane.settled()
+    assert plane.ledger.complete_groups() == []
+    await plane.end(other, reward=1.0)
+    rows = (await trainer.groups(1))[0].samples
+    assert [(row.rollout, row.reward) for row in rows] == [(0, 0.0), (1, 1.0)]

@@ -43,7 +43,7 @@ def in_processes(url: str, *actions: tuple[str, dict[str, Any]]) -> list[Outcome
 
 
 def entries(first: int, count: int, **fields: Any) -> list[Any]:
-    from gyre.store import Command, Entry
+    from gyre.store import Entry, StoredCommand
 
     return [
         Entry(
@@ -56,7 +56,7 @@ def entries(first: int, count: int, **fields: Any) -> list[Any]:
             body={"seq": seq},
             upserts={("counter", "last"): {"seq": seq}, ("row", str(seq)): {}},
             deletes=[("row", str(seq - 1))],
-            commands=[Command(id=f"c{seq}", kind="Tick", body={"seq": seq})],
+            commands=[StoredCommand(id=f"c{seq}", kind="Tick", body={"seq": seq})],
             done=[f"c{seq - 1}"],
             **fields,
         )

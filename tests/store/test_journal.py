@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gyre.errors import Fenced, NotFound, StoreError
-from gyre.store import Command, Entry, Journal, Store, tables
+from gyre.store import Entry, Journal, Store, StoredCommand, tables
 from tests.examples import examples
 from tests.store.fault_points import AFTER_COMMIT, BEFORE_COMMIT, BEGUN
 from tests.store.store_processes import entries, in_processes
@@ -55,7 +55,7 @@ def test_an_append_stores_events_snapshot_and_commands(journal: Journal) -> None
 def test_commands_come_back_in_the_order_of_issue(journal: Journal) -> None:
     epoch = journal.take_over(now=5.0, pid=7)
     first, second = entries(1, 2)
-    issued = [Command(id=name, kind="Do", body={}) for name in ("z", "a", "m")]
+    issued = [StoredCommand(id=name, kind="Do", body={}) for name in ("z", "a", "m")]
     journal.append(epoch, [replace(first, commands=issued), replace(second, done=["a", "unknown"])])
     assert [command.id for command in journal.pending_commands()] == ["z", "m", "c2"]
     assert [command.seq for command in journal.pending_commands()] == [1, 1, 2]
@@ -70,7 +70,7 @@ def test_what_is_done_is_not_kept(store: Store, journal: Journal) -> None:
 
     epoch = journal.take_over(now=5.0, pid=7)
     for entry in entries(1, 200):
-        ours = Command(id=f"c{entry.seq}", kind="Do", body={})
+        ours = StoredCommand(id=f"c{entry.seq}", kind="Do", body={})
         journal.append(epoch, [replace(entry, commands=[ours], done=[f"c{entry.seq - 1}"])])
     assert kept() == 1
     with store._database.write() as connection:  # as if it had been left
@@ -144,7 +144,7 @@ def test_an_id_used_twice_is_refused_and_named(journal: Journal) -> None:
     with pytest.raises(StoreError, match="used twice in this append"):
         journal.append(epoch, [replace(entry, event_id="same") for entry in entries(3, 2)])
     with pytest.raises(StoreError, match="command c2 was issued by event 2"):
-        journal.append(epoch, [replace(entries(3, 1)[0], commands=[Command("c2", "Tick", {})])])
+        journal.append(epoch, [replace(entries(3, 1)[0], commands=[StoredCommand("c2", "Tick", {})])])
     _agrees(journal, 2)
 
 
@@ -270,7 +270,7 @@ def test_any_json_body_comes_back_as_it_was(journal: Journal, body, row, order) 
         actor="me",
         body=body,
         upserts={("kind", "ключ"): row},
-        commands=[Command(f"c{seq}", "Do", order)],
+        commands=[StoredCommand(f"c{seq}", "Do", order)],
         done=[f"c{seq - 1}"],
     )
     journal.append(epoch, [entry])

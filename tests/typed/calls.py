@@ -14,7 +14,7 @@ from gyre.rollouts.samples import Group
 from gyre.workloads.gang.learner_gang import ActorGang, LearnerGang
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.vertex.host import VertexHost
-from gyre.workloads.vertex.messages import Report
+from gyre.workloads.vertex.messages import VertexReport
 from gyre.workloads.vertex.returns import Expected
 
 
@@ -35,7 +35,7 @@ def to_one_vertex(calls: VertexCalls, operator: Operator, expected: Expected) ->
     calls.fire(member, operator, [], step=1, expected=expected)  # type: ignore[call-arg]
 
 
-async def to_hosts(cluster: Cluster, at: Address) -> Report:
+async def to_hosts(cluster: Cluster, at: Address) -> VertexReport:
     await cluster.call(at, 1.0, VertexHost.stack, 1)  # type: ignore[attr-defined]
     await cluster.call(at, 1.0, VertexHost.stacks)  # type: ignore[call-arg]
     await cluster.call(at, 1.0, VertexHost.set_paused, 1, "yes")  # type: ignore[arg-type]

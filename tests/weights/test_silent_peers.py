@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gyre.weights.transfer.chunk_transports import Source
 from gyre.weights.transfer.protocol import HANDSHAKE_S, Stalled, dial
-from gyre.weights.transfer.swarm import SCOUTS, Peer, Swarm
+from gyre.weights.transfer.swarm import SCOUTS, Swarm, SwarmPeer
 from gyre.weights.version.manifest import WeightManifest
 from tests.examples import examples
 from tests.waits import GENEROUS_S
@@ -58,7 +58,7 @@ class VirtualFetch:
             : NAMED_BY_THE_MANAGER - 1
         ]
         self.swarm.add([*by_manager, self.living], lambda source: False)
-        self.work: list[tuple[float, int, str, Peer | None, int]] = []
+        self.work: list[tuple[float, int, str, SwarmPeer | None, int]] = []
         self.count = 0
 
     def took_s(self, limit_s: float) -> float:
@@ -74,7 +74,7 @@ class VirtualFetch:
             self.go_on(now, worker)
         return now
 
-    def at(self, when: float, worker: str, peer: Peer | None = None, chunk: int = -1) -> None:
+    def at(self, when: float, worker: str, peer: SwarmPeer | None = None, chunk: int = -1) -> None:
         self.count += 1
         heapq.heappush(self.work, (when, self.count, worker, peer, chunk))
 
@@ -101,11 +101,11 @@ class VirtualFetch:
         )
         self.at(now + (self.chunk_s if gives else STALL_S), worker, peer, chunk)
 
-    def is_heard(self, peer: Peer, now: float) -> bool:
+    def is_heard(self, peer: SwarmPeer, now: float) -> bool:
         one = self.silent.get(peer.source)
         return one is None or one.tells or now < one.since_s
 
-    def end(self, now: float, worker: str, peer: Peer, chunk: int) -> None:
+    def end(self, now: float, worker: str, peer: SwarmPeer, chunk: int) -> None:
         lives = self.is_heard(peer, now)
         if chunk >= 0:
             peer.busy -= 1

@@ -15,8 +15,8 @@ from gyre.weights.transfer.swarm import (
     LONGEST_REST_OF_NAMED_S,
     LOOK_AROUND_S,
     MOST_SILENT,
-    Peer,
     Swarm,
+    SwarmPeer,
     bits_of,
     check_bits,
     each_bit,
@@ -40,7 +40,7 @@ def heard(swarm: Swarm, now: float) -> None:
         peer.heard(now)
 
 
-def picked(swarm: Swarm, now: float, open_: int = ALL) -> tuple[Peer, int]:
+def picked(swarm: Swarm, now: float, open_: int = ALL) -> tuple[SwarmPeer, int]:
     job = swarm.pick(open_, now, PATIENCE_S)
     assert job is not None
     return job
@@ -113,7 +113,7 @@ def test_a_peer_that_fails_rests_longer_each_time_and_is_asked_again() -> None:
 
 
 def test_a_peer_that_sends_wrong_bytes_twice_is_left_alone() -> None:
-    peer = Peer(PUBLISHER)
+    peer = SwarmPeer(PUBLISHER)
     peer.sent_wrong_bytes(0.0)
     assert peer.rest_until == FIRST_REST_S
     peer.sent_wrong_bytes(1.0)
@@ -158,7 +158,7 @@ def test_whom_nobody_has_heard_is_a_scouts_and_no_streams() -> None:
 
 
 def test_who_is_silent_rests_longer_each_time() -> None:
-    named = Peer(ONE, named=True)
+    named = SwarmPeer(ONE, named=True)
     rests = []
     for _ in range(12):
         named.rest(0.0)
@@ -166,7 +166,7 @@ def test_who_is_silent_rests_longer_each_time() -> None:
     assert rests == sorted(rests)
     assert rests[-1] == LONGEST_REST_OF_NAMED_S
     assert named.dial_s(5.0) == 5.0
-    assert Peer(ONE).dial_s(5.0) == FIRST_DIAL_S
+    assert SwarmPeer(ONE).dial_s(5.0) == FIRST_DIAL_S
 
 
 def test_who_names_others_without_end_is_not_remembered_without_end() -> None:

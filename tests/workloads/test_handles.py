@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gyre.errors import Fenced, Unreachable, UserCodeError, VertexLost
+from gyre.errors import Fenced, Unreachable, UserCodeError, VertexDied
 from tests.waits import GENEROUS_S
 from tests.workloads.plain_workloads import Cluster
 
@@ -245,7 +245,7 @@ def test_a_call_to_one_rank_that_is_scaled_away_says_so(cluster):
         later(cluster.announce)
 
     cluster.moments.add("echo.who", 1, shrink, when="before", vertex="echo-2")
-    with pytest.raises(VertexLost, match="echo-2 was scaled away during who"):
+    with pytest.raises(VertexDied, match="echo-2 was scaled away during who"):
         cluster.handle[2].who()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from gyre.errors import UserCodeError, VertexLost
+from gyre.errors import UserCodeError, VertexDied
 from gyre.testing.in_process import InProcessHost, InProcessTransport, InProcessVertex, Killed
 from gyre.workloads.torch.actor import TorchActor
 from tests.workloads.conftest import digests_of
@@ -94,7 +94,7 @@ def test_pending_and_later_calls_of_a_killed_vertex_are_lost(cluster):
     cluster.vertices["echo-0"].kill()
     later = cluster.transport.submit("echo-0", 1, "who")
     for future in (running, waiting, later):
-        with pytest.raises(VertexLost, match=r"echo-0 \(incarnation 1\)"):
+        with pytest.raises(VertexDied, match=r"echo-0 \(incarnation 1\)"):
             future.result(DEADLINE_S)
     assert cluster.transport.submit("echo-1", 1, "who").result(DEADLINE_S) == ("ok", (1, 1))
     assert cluster.vertices["echo-0"].join(0.05) is False
@@ -104,9 +104,9 @@ def test_pending_and_later_calls_of_a_killed_vertex_are_lost(cluster):
 
 def test_a_call_to_an_incarnation_that_is_no_more_is_lost(cluster):
     cluster.start([0])
-    with pytest.raises(VertexLost):
+    with pytest.raises(VertexDied):
         cluster.transport.submit("echo-0", 1, "who").result(DEADLINE_S)
-    with pytest.raises(VertexLost):
+    with pytest.raises(VertexDied):
         cluster.transport.submit("echo-9", 1, "who").result(DEADLINE_S)
 
 
@@ -121,7 +121,7 @@ def test_code_that_runs_on_in_a_dead_vertex_ends_where_it_reports_progress():
         host.progress.tick()
         reached.append("and going on")
 
-    with pytest.raises(VertexLost):
+    with pytest.raises(VertexDied):
         vertex.submit(work).result(DEADLINE_S)
     assert vertex.join(DEADLINE_S)
     assert reached == ["dead"]

@@ -11,7 +11,7 @@ from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, WorkloadContext
 from gyre.workloads.learner.accumulation import Tally
 from gyre.workloads.learner.errors import MicroBatchMismatch
-from gyre.workloads.learner.learner import Learner
+from gyre.workloads.learner.learner import BaseLearner
 from gyre.workloads.tasks.arithmetic import ArithmeticTask
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.rollout import TorchRollout
@@ -75,7 +75,7 @@ def train_as_peer(
         actor.teardown()
 
 
-def gradient_of(learner: Learner, groups: list[Group]) -> tuple[Any, Tally]:
+def gradient_of(learner: BaseLearner, groups: list[Group]) -> tuple[Any, Tally]:
     """The flat gradient of the summed loss, in passes as they are set, and its tally. Nothing is accumulated then."""
     tally = learner.gradient(groups, learner.rows(groups)).plus(learner._finish_gradient())
     backend: Any = learner.backend

@@ -14,10 +14,16 @@ export interface Accepted {
 }
 
 export interface Account {
-  prompts: PromptAccount;
-  tokens: TokenAccount;
+  prompts: PromptAccountSchema;
+  tokens: TokenAccountSchema;
   money: Price[];
   cost: CostLine[];
+}
+
+/** `needs_token`: whether this server asks for one at all. `lasts_s`: for how long the cookie is good. */
+export interface BrowserSessionSchema {
+  needs_token: boolean;
+  lasts_s: number;
 }
 
 /** What a job costs, in words: so far, by the hour, by a million tokens. */
@@ -43,15 +49,6 @@ export interface Decisions {
   next: number | null;
 }
 
-/** The door of a fleet. `open` requests are not answered yet, and `kept` ones can be asked for again. */
-export interface Door {
-  url: string;
-  open: number;
-  kept: number;
-  waiting: number;
-  requests: DoorRequests;
-}
-
 export interface DoorOfKey {
   answered: number;
   failed: number;
@@ -71,6 +68,15 @@ export interface DoorRequests {
   keys: Record<string, DoorOfKey>;
 }
 
+/** The door of a fleet. `open` requests are not answered yet, and `kept` ones can be asked for again. */
+export interface DoorSchema {
+  url: string;
+  open: number;
+  kept: number;
+  waiting: number;
+  requests: DoorRequests;
+}
+
 export interface DrainBody {
   target: string;
   reason?: string;
@@ -79,9 +85,15 @@ export interface DrainBody {
 export type EdgeKind = "samples" | "weights" | "collective" | "control";
 
 /** How many there may be of a role. */
-export interface Elastic {
+export interface ElasticSchema {
   min: number;
   max: number;
+}
+
+export interface EngineList {
+  engines: EngineSchema[];
+  pools: Record<string, PoolSchema>;
+  door: DoorSchema | null;
 }
 
 /**
@@ -90,7 +102,7 @@ export interface Elastic {
  * (`loader`, `disk`, or `start` of the engine), and `loads_why` why not by the loader; `transfer_why`: why by this
  * transport and codec.
  */
-export interface Engine {
+export interface EngineSchema {
   instance: string;
   engine: string;
   node: string;
@@ -115,10 +127,11 @@ export interface Engine {
   silent_s: number | null;
 }
 
-export interface EngineList {
-  engines: Engine[];
-  pools: Record<string, Pool>;
-  door: Door | null;
+/** What the prompts with one value of a column earned. */
+export interface EvaluationPart {
+  count: number;
+  reward_mean: number | null;
+  accuracy: number | null;
 }
 
 /**
@@ -128,7 +141,7 @@ export interface EngineList {
  * that is not known. `components` has the mean of each number that the reward function returned beside the reward, as
  * `reward.NAME`.
  */
-export interface Evaluation {
+export interface EvaluationSchema {
   version: number;
   set: string;
   prompts: number;
@@ -145,15 +158,15 @@ export interface Evaluation {
   components: Record<string, number>;
 }
 
-/** What the prompts with one value of a column earned. */
-export interface EvaluationPart {
-  count: number;
-  reward_mean: number | null;
-  accuracy: number | null;
+/** `next` is the `after` of the following page; `more`: whether this one is full. */
+export interface EventPage {
+  events: EventSchema[];
+  next: number;
+  more: boolean;
 }
 
 /** One event of the journal; `seq` is the id of its server-sent form. */
-export interface Event {
+export interface EventSchema {
   seq: number;
   id: string;
   cause: string | null;
@@ -163,22 +176,15 @@ export interface Event {
   body: Record<string, Json>;
 }
 
-/** `next` is the `after` of the following page; `more`: whether this one is full. */
-export interface EventPage {
-  events: Event[];
-  next: number;
-  more: boolean;
-}
-
 /** `view` is the view of the page that has more of it. */
-export interface Fact {
+export interface FactSchema {
   label: string;
   value: string;
   view: string;
 }
 
 /** `seq` is the event that made it. */
-export interface Flag {
+export interface FlagSchema {
   at: number;
   kind: "incident" | "publish" | "evaluation" | "checkpoint" | "command";
   text: string;
@@ -206,7 +212,7 @@ export interface Graph {
   name: string;
   recipe: string | null;
   roles: Role[];
-  operators: Operator[];
+  operators: OperatorSchema[];
   edges: GraphEdge[];
   role_edges: GraphEdge[];
 }
@@ -302,8 +308,12 @@ export interface Histogram {
   counts: number[];
 }
 
+export interface IncidentList {
+  incidents: IncidentSchema[];
+}
+
 /** One thing that went wrong: evidence, culprit, decision, outcome. */
-export interface Incident {
+export interface IncidentSchema {
   id: string;
   at: number;
   vertex: string;
@@ -320,10 +330,6 @@ export interface Incident {
   outcome: string;
   /** The outcome in words: a call that is made again, and the job's own code that raised, have not recovered. */
   came_to: string;
-}
-
-export interface IncidentList {
-  incidents: Incident[];
 }
 
 /** The job's record as the journal keeps it. */
@@ -373,13 +379,13 @@ export interface JobList {
 export interface JobView {
   job: Job;
   master: Master;
-  vertices: Vertex[];
-  incidents: Incident[];
+  vertices: VertexSchema[];
+  incidents: IncidentSchema[];
   progress: Record<string, Json>;
   /** By the held-out set's name, in the order of versions. */
-  evaluations: Record<string, Evaluation[]>;
+  evaluations: Record<string, EvaluationSchema[]>;
   training: Training;
-  warnings: LearningWarning[];
+  warnings: LearningWarningSchema[];
   /** What the job's speed depends on, in one sentence; empty where that is not known. */
   bottleneck: string;
   seq: number;
@@ -388,18 +394,18 @@ export interface JobView {
   store: StoreHealth;
 }
 
+export interface JoinTokenList {
+  tokens: JoinTokenSchema[];
+}
+
 /** A token with which machines join the rollout plane; the token itself is nowhere. Times in seconds since 1970. */
-export interface JoinToken {
+export interface JoinTokenSchema {
   name: string;
   by: string;
   created_at: number;
   expires_at: number | null;
   revoked_at: number | null;
   scopes: string[];
-}
-
-export interface JoinTokenList {
-  tokens: JoinToken[];
 }
 
 /** Tags to add and to remove, and the note; null leaves it as it is. */
@@ -409,7 +415,7 @@ export interface LabelBody {
   notes?: string | null;
 }
 
-export interface Labels {
+export interface LabelsSchema {
   tags: string[];
   notes: string;
 }
@@ -418,7 +424,7 @@ export interface Labels {
  * `kind` is `vertex` or `instance`. `spans` are from, to (seconds since 1970), state and cause: whom it waited for, or
  * why it was down.
  */
-export interface Lane {
+export interface LaneSchema {
   id: string;
   role: string;
   kind: "vertex" | "instance";
@@ -426,7 +432,7 @@ export interface Lane {
 }
 
 /** What says that the job does not learn as it should, since `step`; it holds now. `code` is stable. */
-export interface LearningWarning {
+export interface LearningWarningSchema {
   code: string;
   step: number;
   message: string;
@@ -436,7 +442,7 @@ export interface LearningWarning {
  * `verdict` is `yes`, `partly`, `no`, `worse`, `stuck`, `saturated`, `too early` or `unknown`, `words` says it;
  * `beside` are the warnings that hold, which do not change it.
  */
-export interface Learns {
+export interface LearnsSchema {
   verdict: string;
   words: string;
   tone: Tone;
@@ -509,7 +515,7 @@ export interface Metrics {
   steps: Step[];
   next: number;
   more: boolean;
-  warnings: LearningWarning[];
+  warnings: LearningWarningSchema[];
   bottleneck: string;
   job_id: string;
   seq: number;
@@ -519,23 +525,23 @@ export interface Metrics {
 }
 
 /** The job after `event`, which is null before the first one. `first` and `last` are the journal's. */
-export interface Moment {
+export interface MomentSchema {
   view: JobView;
-  event: Event | null;
+  event: EventSchema | null;
   first: number;
   last: number;
 }
 
 /** What the job does now, in a sentence, and whether that is as it should be. */
-export interface Now {
+export interface NowSchema {
   sentence: string;
   tone: Tone;
-  learns: Learns;
-  slow: Slow;
-  facts: Fact[];
+  learns: LearnsSchema;
+  slow: SlowSchema;
+  facts: FactSchema[];
 }
 
-export interface Operator {
+export interface OperatorSchema {
   ref: string;
   role: string;
   method: string;
@@ -549,7 +555,7 @@ export type Point = [number, number | null];
  * `rate_tokens_s` is the rate of one instance, measured on those that generate; it gives `price_per_million_tokens`.
  * The last two are null while none generates.
  */
-export interface Pool {
+export interface PoolSchema {
   instances: number;
   price_per_hour: number;
   rate_tokens_s: number | null;
@@ -575,7 +581,7 @@ export interface Problem {
 }
 
 /** Groups. `drawn` = `trained` + `dropped` + `in_flight` + `lost`. */
-export interface PromptAccount {
+export interface PromptAccountSchema {
   drawn: number;
   trained: number;
   dropped: number;
@@ -593,7 +599,7 @@ export interface Role {
   entrypoint: string;
   total: number;
   gang: boolean;
-  elastic: Elastic | null;
+  elastic: ElasticSchema | null;
 }
 
 /**
@@ -641,7 +647,7 @@ export interface RunGroup {
   jobs: string[];
   names: string[];
   failed: number;
-  values: Record<string, Spread>;
+  values: Record<string, SpreadSchema>;
   words: Record<string, string>;
   held_out: [string, string] | null;
 }
@@ -732,16 +738,10 @@ export interface ScaleBody {
  * Numbers over time: by source and name, pairs of a time (seconds since 1970) and a value, which is of the
  * `resolution_s` seconds from there on. `cut`: there are more sources than an answer holds; ask for fewer.
  */
-export interface Series {
+export interface SeriesSchema {
   resolution_s: number;
   series: Record<string, Record<string, Point[]>>;
   cut: boolean;
-}
-
-/** `needs_token`: whether this server asks for one at all. `lasts_s`: for how long the cookie is good. */
-export interface Session {
-  needs_token: boolean;
-  lasts_s: number;
 }
 
 export interface SessionBody {
@@ -752,7 +752,7 @@ export interface SessionBody {
  * The role that the job's speed depends on, and in which way; both empty where that is not known. `words` are a
  * sentence, also then.
  */
-export interface Slow {
+export interface SlowSchema {
   what: string;
   because: string;
   words: string;
@@ -763,7 +763,7 @@ export type Span = [number, number, SpanState, string];
 export type SpanState = "train" | "generate" | "wait" | "load" | "reward" | "checkpoint" | "evaluate" | "start" | "down" | "idle";
 
 /** Of `count` runs that have the value; `std` is their standard deviation, null of one alone. */
-export interface Spread {
+export interface SpreadSchema {
   count: number;
   mean: number;
   std: number | null;
@@ -784,13 +784,13 @@ export interface StoreHealth {
 }
 
 /** `first` and `last` are the job's own ends. `cut`: there are more lanes than an answer holds. */
-export interface Timeline {
+export interface TimelineSchema {
   since: number;
   until: number;
   first: number;
   last: number;
-  lanes: Lane[];
-  flags: Flag[];
+  lanes: LaneSchema[];
+  flags: FlagSchema[];
   cut: boolean;
 }
 
@@ -799,7 +799,7 @@ export interface Timeline {
  * has counted. `told` says what the count is of, `waiting` how what is in flight is called. `not_trained` are those
  * that the trainer left out after their delivery, by reason.
  */
-export interface TokenAccount {
+export interface TokenAccountSchema {
   generated: number | null;
   delivered: number | null;
   in_flight: number | null;
@@ -830,12 +830,16 @@ export interface UndrainBody {
   target: string;
 }
 
+export interface VertexList {
+  vertices: VertexSchema[];
+}
+
 /**
  * One instance of a role. `version`: of the weights that it serves. `no_room`: what it waits for, since
  * `no_room_since`, while no machine has room for it. `silent`: what its process does (`busy` or `hung`) while it
  * reports nothing, since `silent_since`; `false_alarms`: how often it was heard again.
  */
-export interface Vertex {
+export interface VertexSchema {
   id: string;
   role: string;
   rank: number;
@@ -855,8 +859,4 @@ export interface Vertex {
   version: number | null;
   busy: string;
   fields: Record<string, Json>;
-}
-
-export interface VertexList {
-  vertices: Vertex[];
 }

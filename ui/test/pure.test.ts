@@ -17,7 +17,7 @@ import { binCondition } from "../src/views/samples/filters";
 import { columnsOf, firstAfter, rolesOf, rowsOf, spanAt, sumsOf } from "../src/views/timeline/rows";
 import { asked, clamped, zoomed } from "../src/views/timeline/window";
 import { jointsOf, scaleOf } from "../src/views/tokens/scales";
-import type { Lane, SampleTokens } from "../src/rest";
+import type { LaneSchema, SampleTokens } from "../src/rest";
 
 /** As they read: between a number and its unit stands a space at which no line breaks. */
 const read = (text: string): string => text.replaceAll("\u00a0", " ");
@@ -166,7 +166,7 @@ describe("the address", () => {
   });
 });
 
-const LANES: Lane[] = [
+const LANES: LaneSchema[] = [
   { id: "rollout-0", role: "rollout", kind: "instance", spans: [[0, 10, "generate", ""], [10, 14, "idle", ""], [20, 30, "generate", ""]] },
   { id: "rollout-1", role: "rollout", kind: "instance", spans: [[0, 30, "down", "process_died"]] },
   { id: "trainer-0", role: "trainer", kind: "vertex", spans: [] },
@@ -185,7 +185,7 @@ describe("the timeline", () => {
   });
 
   it("finds spans, and gaps", () => {
-    const [lane] = LANES as [Lane];
+    const [lane] = LANES as [LaneSchema];
     expect(spanAt(lane, 12)?.[2]).toBe("idle");
     expect(spanAt(lane, 17)).toBeUndefined();
     expect(firstAfter(lane.spans, 100)).toBe(3);

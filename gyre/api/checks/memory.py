@@ -29,12 +29,12 @@ from gyre.models.architecture import Architecture, read_architecture
 from gyre.models.errors import ModelFolderError
 from gyre.rollouts.engines import known_engine
 from gyre.workloads.memory.beside import backend_of, beside, kind_of
-from gyre.workloads.memory.choice import Asked, Choice, choose
+from gyre.workloads.memory.choice import PassChoice, PassSettings, choose
 from gyre.workloads.memory.engine import EngineNeed, engine_need
 from gyre.workloads.memory.host import host_need
 from gyre.workloads.memory.learners import is_foretold, ranks_of, section_of, width_of
 from gyre.workloads.memory.passes import GIB, LEAST, MARGIN, MOST, Need, free_bytes, largest_pass, need
-from gyre.workloads.memory.rank import Pass, Rank
+from gyre.workloads.memory.rank import PassSize, RankMemory
 
 _PARTS_SHOWN = 3
 
@@ -78,13 +78,13 @@ class _Learner:
     role: str
     backend: str
     shape: Architecture
-    ranks: list[Rank]
+    ranks: list[RankMemory]
     gang: int
     trains: bool
     values: bool
     on_gpu: bool
     neighbours: list[Neighbour]
-    choice: Choice | None = None
+    choice: PassChoice | None = None
 
     @property
     def several(self) -> bool:
@@ -200,7 +200,7 @@ def _chosen(job: _Job, learner: _Learner) -> _Learner:
     """With what its ranks choose. Raises ConfigError for passes by `auto` on a device that is shared with others that
     would take as much, or nobody knows how much."""
     section = section_of(learner.backend, job.settings)
-    asked = Asked(section.pass_tokens, section.recompute if learner.trains else False)
+    asked = PassSettings(section.pass_tokens, section.recompute if learner.trains else False)
     if job.device is None and asked.is_auto:
         return learner
     others = beside(learner.neighbours, learner.shape, job.settings, job.device)
@@ -250,8 +250,8 @@ def _lines_of(job: _Job, learner: _Learner, findings: list[str]) -> Iterator[Lin
     yield from _lines_of_host(job, learner)
 
 
-def _pass(job: _Job, tokens: int) -> Pass:
-    return Pass.of(max(tokens, job.longest), job.longest)
+def _pass(job: _Job, tokens: int) -> PassSize:
+    return PassSize.of(max(tokens, job.longest), job.longest)
 
 
 def _left_open(job: _Job, learner: _Learner) -> str:
@@ -273,7 +273,7 @@ def _left_open(job: _Job, learner: _Learner) -> str:
     )
 
 
-def _of_activations(choice: Choice) -> str:
+def _of_activations(choice: PassChoice) -> str:
     """What `recompute: auto` comes to, with both sums; "" where the job itself says it."""
     if not choice.why:
         return ""
@@ -356,7 +356,7 @@ def _most(job: _Job, learner: _Learner, beside: dict[str, int], room: float) -> 
 def _judged(
     job: _Job,
     learner: _Learner,
-    choice: Choice,
+    choice: PassChoice,
     whole: Need,
     beside: dict[str, int],
     findings: list[str],
@@ -380,7 +380,7 @@ def _judged(
 
 
 def _does_not_fit(
-    job: _Job, learner: _Learner, choice: Choice, whole: Need, beside: dict[str, int]
+    job: _Job, learner: _Learner, choice: PassChoice, whole: Need, beside: dict[str, int]
 ) -> ConfigError:
     assert job.device is not None
     key = f"config.{learner.backend}.pass_tokens"

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from gyre.api.cli.context import Session, global_options
+from gyre.api.cli.context import CliContext, global_options
 from gyre.api.terminal.plain_text import plain
 from gyre.api.terminal.signals import INTERRUPTED, TERMINATED, interrupts_noted
 from gyre.errors import ConfigError, GyreError
@@ -145,7 +145,7 @@ class LazyGroup(click.Group):
             _forget_stdout()
             return 0
         finally:
-            self.debug = ctx.ensure_object(Session).debug
+            self.debug = ctx.ensure_object(CliContext).debug
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, verbs in _SECTIONS.items():
@@ -263,4 +263,4 @@ def _forget_stdout() -> None:
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """RL post-training of language models that survives the death of any of its processes."""
-    ctx.ensure_object(Session)
+    ctx.ensure_object(CliContext)

@@ -11,12 +11,12 @@ import click
 
 from gyre.api.cli.completion import job_then_roles
 from gyre.api.cli.completion import jobs as job_names
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark, write_json
 
 
 def _command(
-    session: Session, job: str | None, name: str, body: dict[str, Any], as_json: bool, *, doing: str
+    session: CliContext, job: str | None, name: str, body: dict[str, Any], as_json: bool, *, doing: str
 ) -> None:
     with session.reader() as reader:
         found = reader.find(job, live_first=True)
@@ -27,7 +27,7 @@ def _command(
         remark(f"{found.name}: {doing} (event {seq})")
 
 
-def _end_if_lost(session: Session, job: str | None, sure: bool, reason: str, as_json: bool) -> bool:
+def _end_if_lost(session: CliContext, job: str | None, sure: bool, reason: str, as_json: bool) -> bool:
     """Write the end of a job whose cluster is gone, and return whether that was done. With `sure` the user's word is
     enough; otherwise the loss must show from this machine."""
     from gyre.api.orphaned_jobs import end_lost_job, is_lost, master_answers
@@ -55,7 +55,7 @@ _JSON = click.option(
 @verb()
 @click.argument("words", nargs=-1, required=True, metavar="[JOB] ROLE=N", shell_complete=job_then_roles)
 @_JSON
-def scale(session: Session, words: tuple[str, ...], as_json: bool) -> None:
+def scale(session: CliContext, words: tuple[str, ...], as_json: bool) -> None:
     """Set how many vertices a role has: gyre scale grpo rollout=4"""
     *jobs, wanted = words
     role, separator, count = wanted.partition("=")
@@ -74,7 +74,7 @@ def scale(session: Session, words: tuple[str, ...], as_json: bool) -> None:
 @verb()
 @click.argument("job", required=False, shell_complete=job_names)
 @_JSON
-def pause(session: Session, job: str | None, as_json: bool) -> None:
+def pause(session: CliContext, job: str | None, as_json: bool) -> None:
     """Pause a job at the end of its step. `gyre resume` resumes it."""
     _command(session, job, "pause", {}, as_json, doing="pausing")
 
@@ -93,7 +93,7 @@ def pause(session: Session, job: str | None, as_json: bool) -> None:
     is_flag=True,
     help="Record a job as ended because its cluster is gone for good. This frees the job's name.",
 )
-def stop(session: Session, job: str | None, reason: str, now: bool, lost: bool, as_json: bool) -> None:
+def stop(session: CliContext, job: str | None, reason: str, now: bool, lost: bool, as_json: bool) -> None:
     """Stop a job at the end of its step, or after failover.drain_timeout_s (30 s by default).
 
     `gyre resume` continues it, from its last checkpoint.

@@ -7,7 +7,7 @@ import time
 import click
 
 from gyre.api.cli.completion import jobs as job_names
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark, write_json, write_table
 from gyre.api.terminal.text_tables import Column
 
@@ -16,7 +16,7 @@ from gyre.api.terminal.text_tables import Column
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB JOB...", shell_complete=job_names)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print every metric of every step of the jobs as CSV.")
-def compare(session: Session, jobs: tuple[str, ...], as_json: bool, as_csv: bool) -> None:
+def compare(session: CliContext, jobs: tuple[str, ...], as_json: bool, as_csv: bool) -> None:
     """Compare two to twenty jobs: what came of them, metrics at the same step, and settings in which they differ.
 
     The metrics are means of the 10 steps up to the last step that all of them have made. A setting that a job does not

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 
 if TYPE_CHECKING:
     import sqlite3
@@ -37,7 +37,7 @@ _MOST_NUMBERS = 16
 
 @verb()
 @click.argument("shell", type=click.Choice(SHELLS))
-def completion(session: Session, shell: str) -> None:
+def completion(session: CliContext, shell: str) -> None:
     """Print the completion script of a shell, which also completes the names of jobs, roles and vertices.
 
     \b
@@ -58,7 +58,7 @@ def completion(session: Session, shell: str) -> None:
 def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names and ids of jobs: the live ones first, then the newest."""
     found = []
-    for job_id, name, phase in _jobs(ctx.ensure_object(Session)):
+    for job_id, name, phase in _jobs(ctx.ensure_object(CliContext)):
         found += [CompletionItem(name, help=f"{phase}, {job_id}"), CompletionItem(job_id, help=phase)]
     return _beginning(found, incomplete)
 
@@ -96,7 +96,7 @@ def _words(ctx: click.Context, param: click.Parameter) -> tuple[str, ...]:
     return tuple(ctx.params.get(param.name or "") or ())
 
 
-def _jobs(session: Session) -> list[tuple[str, str, str]]:
+def _jobs(session: CliContext) -> list[tuple[str, str, str]]:
     """Id, name and phase of each job."""
     query = "SELECT job_id, name, phase FROM gyre_jobs ORDER BY ended_at IS NOT NULL, created_at DESC LIMIT ?"
     return _rows(session, query, _MOST_NAMES)
@@ -108,7 +108,7 @@ def _newest(ctx: click.Context, job: str | None) -> tuple[str, str] | None:
         "SELECT job_id, spec FROM gyre_jobs WHERE ?1 IS NULL OR name = ?1 OR job_id = ?1 "
         "ORDER BY ended_at IS NOT NULL, created_at DESC LIMIT 1"
     )
-    found = _rows(ctx.ensure_object(Session), query, job)
+    found = _rows(ctx.ensure_object(CliContext), query, job)
     return found[0] if found else None
 
 
@@ -136,10 +136,10 @@ def _vertices(ctx: click.Context, job: str | None) -> list[str]:
     if found is None:
         return []
     query = "SELECT key FROM gyre_snapshot WHERE job_id = ? AND kind = 'vertex' ORDER BY key LIMIT 200"
-    return [key for (key,) in _rows(ctx.ensure_object(Session), query, found[0])]
+    return [key for (key,) in _rows(ctx.ensure_object(CliContext), query, found[0])]
 
 
-def _rows(session: Session, query: str, *values: Any) -> list[Any]:
+def _rows(session: CliContext, query: str, *values: Any) -> list[Any]:
     """The rows of a query; none where they cannot be read."""
     try:
         with closing(_connection(session)) as connection:
@@ -148,7 +148,7 @@ def _rows(session: Session, query: str, *values: Any) -> list[Any]:
         return []
 
 
-def _connection(session: Session) -> sqlite3.Connection:
+def _connection(session: CliContext) -> sqlite3.Connection:
     """The SQLite file, to be read only. Raises ValueError for a store of another kind."""
     import sqlite3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import write_json
 
 
@@ -14,7 +14,7 @@ def config() -> None:
 
 
 @verb()
-def schema(session: Session) -> None:
+def schema(session: CliContext) -> None:
     """Print the JSON schema of a job file, with a description of every key, for editors.
 
     \b
@@ -33,7 +33,7 @@ def schema(session: Session) -> None:
     "--set", "overrides", multiple=True, metavar="A.B=C", help="Override a key of the file. May be repeated."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
-def show(session: Session, file: str, overrides: tuple[str, ...], as_json: bool) -> None:
+def show(session: CliContext, file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Print the whole configuration of a job file, with every default and what its recipe adds, as YAML.
 
     The output is a job file of the same job. `gyre plan` checks the files and classes that it names.

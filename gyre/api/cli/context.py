@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Session:
+class CliContext:
     """The global options of one invocation."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ def _holds_something(database: Path) -> bool:
 
 def _keep(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     """Remember a global option. After the verb it wins over the one before, and over the environment."""
-    session = ctx.ensure_object(Session)
+    session = ctx.ensure_object(CliContext)
     assert param.name is not None
     if value is None or (ctx.parent is not None and _is_from_environment(ctx, param.name)):
         return
@@ -99,7 +99,7 @@ def _is_from_environment(ctx: click.Context, name: str) -> bool:
 
 
 def global_options(command: Command) -> Command:
-    """--home, --store, --url, --token, --ca, --fingerprint and --debug, kept in the Session and not passed on."""
+    """--home, --store, --url, --token, --ca, --fingerprint and --debug, kept in the CliContext and not passed on."""
     return _add_options(command, hidden=False)
 
 
@@ -160,7 +160,7 @@ def _add_options(command: Command, *, hidden: bool) -> Command:
 
 
 def _debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    session = ctx.ensure_object(Session)
+    session = ctx.ensure_object(CliContext)
     session.debug = session.debug or value
 
 

@@ -105,12 +105,12 @@ def prepare(
 
     A job names OUT as `config.data.path`. It holds the tokens, the columns that the reward gets, and the tokenizer.
     """
-    from gyre.data.prepare import Recipe
+    from gyre.data.prepare import PromptRecipe
     from gyre.data.prepare import prepare as write
 
     source, out, tokenizer = (path.expanduser() for path in (source, out, tokenizer))
     named = {column: str(name) for column, name in _pairs(rename, "--rename").items()}
-    recipe = Recipe(**how, rename=named, template=_options(template))
+    recipe = PromptRecipe(**how, rename=named, template=_options(template))
     manifest = write(source, out, tokenizer, recipe)
     if as_json:
         write_json(manifest)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gyre.api.cli.completion import jobs as job_names
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark, write_json
 
 
@@ -21,7 +21,7 @@ from gyre.api.cli.output import remark, write_json
     help="Where the archive goes.  [default: gyre-debug-JOB.tar.gz here]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as one JSON object.")
-def debug(session: Session, job: str | None, output: Path | None, as_json: bool) -> None:
+def debug(session: CliContext, job: str | None, output: Path | None, as_json: bool) -> None:
     """Write an archive for a report: a job's view, configuration, events, steps, logs and versions, without secrets."""
     from gyre.api.debug_bundle import write_bundle
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from gyre.api.cli import packages
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark, write_json, write_table
 from gyre.api.cluster_checks import Check, check_machines
 from gyre.api.terminal.text_tables import Column
@@ -50,7 +50,7 @@ CHECK_COLUMNS = (
     help="Ray cluster to check, as HOST:PORT or auto [RAY_ADDRESS].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array of checks.")
-def doctor(session: Session, cluster: bool, ray_address: str | None, as_json: bool) -> int:
+def doctor(session: CliContext, cluster: bool, ray_address: str | None, as_json: bool) -> int:
     """Check this machine and say what to fix. The exit code is 2 if something must be fixed."""
     remark("Importing what is installed; this takes some seconds.")
     checks = list(examine(session))
@@ -66,7 +66,7 @@ def doctor(session: Session, cluster: bool, ray_address: str | None, as_json: bo
     return 2 if any(check.status == "fail" for check in checks) else 0
 
 
-def examine(session: Session) -> Iterator[Check]:
+def examine(session: CliContext) -> Iterator[Check]:
     """Every check, one after the other."""
     checks: list[tuple[str, Callable[[], Check | Iterable[Check]]]] = [
         ("python", _python),
@@ -103,7 +103,7 @@ def _python() -> Check:
     return Check("python", "fail", found, "Use Python 3.11, 3.12 or 3.13.")
 
 
-def _home(session: Session) -> Check:
+def _home(session: CliContext) -> Check:
     path = session.home.path
     if path.exists():
         session.home.check_writable()
@@ -119,7 +119,7 @@ def _home(session: Session) -> Check:
     )
 
 
-def _database(session: Session) -> Check:
+def _database(session: CliContext) -> Check:
     from gyre.store import open_store
 
     if not session.has_store():
@@ -136,7 +136,7 @@ def _shown(url: str) -> str:
     return make_url(url).render_as_string(hide_password=True)
 
 
-def _postgres_driver(session: Session) -> Check:
+def _postgres_driver(session: CliContext) -> Check:
     name = "postgresql driver"
     if (found := packages.installed("psycopg")) is not None:
         return packages.imported(Check(name, "ok", f"psycopg {found}"), "psycopg", status="fail")
@@ -162,7 +162,7 @@ def _cluster() -> Check:
         )
 
 
-def _disk(session: Session) -> Check:
+def _disk(session: CliContext) -> Check:
     path = session.home.path
     above = next(folder for folder in (path, *path.parents) if folder.exists())
     free = shutil.disk_usage(above).free

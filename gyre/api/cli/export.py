@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from gyre.api.cli.completion import jobs as job_names
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark, write_json
 from gyre.errors import NotFound
 
@@ -30,7 +30,7 @@ from gyre.errors import NotFound
 @click.option("--adapter", is_flag=True, help="Write the adapter of config.lora alone, in PEFT's layout.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as one JSON object.")
 def export(
-    session: Session,
+    session: CliContext,
     checkpoint: str,
     out: Path,
     dtype: str | None,
@@ -65,7 +65,7 @@ def export(
         remark(f"wrote {os.fspath(out)}")
 
 
-def _folder_of(session: Session, checkpoint: str) -> Path:
+def _folder_of(session: CliContext, checkpoint: str) -> Path:
     """The folder of that path, or the last checkpoint of the job of that name or id. Raises NotFound."""
     folder = Path(checkpoint).expanduser()
     if folder.is_dir():

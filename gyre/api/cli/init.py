@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark
 from gyre.errors import ConfigError, Conflict
 
@@ -44,7 +44,7 @@ _NAME = "my-job"
     "without a trainer; with verl's data and reward function.",
 )
 @click.option("--force", is_flag=True, help="Overwrite files of these names.")
-def init(session: Session, folder: Path, template: str, force: bool) -> None:
+def init(session: CliContext, folder: Path, template: str, force: bool) -> None:
     """Write a small job into DIR (default: this folder): job.yaml, reward.py, rows.jsonl, job.schema.json.
 
     The job runs as it is, on a laptop without a GPU: it trains a tiny model on the twenty rows with the reward

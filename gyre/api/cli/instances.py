@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _checked(url: str) -> str:
 )
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def join(
-    session: Session,
+    session: CliContext,
     address: str,
     name: str | None,
     engine: str | None,
@@ -204,7 +204,7 @@ def _trust(address: str, ca: Path | None) -> Callable[[], ssl.SSLContext | None]
     return lambda: context
 
 
-def _endpoint(session: Session, address: str) -> Endpoint:
+def _endpoint(session: CliContext, address: str) -> Endpoint:
     from gyre.rollouts.protocol.endpoint import read_join_endpoint
 
     directory = Path(address)
@@ -219,7 +219,7 @@ def _endpoint(session: Session, address: str) -> Endpoint:
 
 
 def drain_instance(
-    session: Session, job: str | None, instance: str, *, deadline_s: float, reason: str, ca: Path | None
+    session: CliContext, job: str | None, instance: str, *, deadline_s: float, reason: str, ca: Path | None
 ) -> dict[str, Any]:
     """Have the rollout manager drain an instance. Returns its answer."""
     url, token, trust = _manager(session, job, ca or (Path(session.ca) if session.ca else None))
@@ -227,7 +227,7 @@ def drain_instance(
     return _post(f"{url.rstrip('/')}/v1/drain", token, body, trust)
 
 
-def _manager(session: Session, job: str | None, ca: Path | None) -> tuple[str, str, ssl.SSLContext | None]:
+def _manager(session: CliContext, job: str | None, ca: Path | None) -> tuple[str, str, ssl.SSLContext | None]:
     """Returns the rollout manager's URL, its token and the certificates to trust: from --url, --token and --ca, or from
     the job's directory."""
     from gyre.errors import NotFound

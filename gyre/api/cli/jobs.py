@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gyre.api.cli.completion import jobs as job_names
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark, write_json
 from gyre.api.terminal.signals import ended_at_once
 from gyre.errors import GyreError
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the model, the task and the chaos."
 )
-def demo(session: Session, chaos: bool, opens_page: bool, as_json: bool, steps: int | None, seed: int) -> int:
+def demo(
+    session: CliContext, chaos: bool, opens_page: bool, as_json: bool, steps: int | None, seed: int
+) -> int:
     """Train a small language model on two-digit addition, on this machine.
 
     The demo has every part of a job: a trainer, a gang of two actor ranks, rollouts, a reward and the master.
@@ -134,7 +136,7 @@ def _job_options(command: Any) -> Any:
 @_job_options
 @click.option("--json", "as_json", is_flag=True, help="Print the job's state at the end, as one JSON object.")
 def run(
-    session: Session,
+    session: CliContext,
     file: str,
     name: str | None,
     overrides: tuple[str, ...],
@@ -208,7 +210,7 @@ def _write_view(handle: JobHandle) -> None:
 @_where_options
 @click.option("--json", "as_json", is_flag=True, help="Print the job's state at the end, as one JSON object.")
 def resume(
-    session: Session,
+    session: CliContext,
     words: tuple[str, ...],
     overrides: tuple[str, ...],
     detach: bool,
@@ -282,7 +284,7 @@ def resume(
 @_job_options
 @click.option("--json", "as_json", is_flag=True, help="Print the job's id as a JSON object.")
 def submit(
-    session: Session,
+    session: CliContext,
     file: str,
     name: str | None,
     overrides: tuple[str, ...],
@@ -306,7 +308,7 @@ def submit(
         click.echo(handle.job_id)
 
 
-def _is_lost(session: Session, reader: JobReader, job_id: str) -> bool:
+def _is_lost(session: CliContext, reader: JobReader, job_id: str) -> bool:
     """Whether the job's cluster is gone, as far as can be seen from here."""
     from gyre.api.orphaned_jobs import is_lost
 
@@ -331,7 +333,7 @@ _LOADED = (
 )
 
 
-def _job(session: Session, file: str, overrides: tuple[str, ...], name: str | None = None) -> RLJob:
+def _job(session: CliContext, file: str, overrides: tuple[str, ...], name: str | None = None) -> RLJob:
     """Returns the job of a file, and reports its mistakes before anything that takes time."""
     from gyre.api.definition.jobfile import load_job_file
     from gyre.config import parse_job
@@ -353,7 +355,7 @@ def _named(job: RLJob | None) -> AbstractContextManager[None]:
     return job.source.named() if job is not None and job.source is not None else nullcontext()
 
 
-def _start(session: Session, job: RLJob, name: str | None, **where: Any) -> JobHandle:
+def _start(session: CliContext, job: RLJob, name: str | None, **where: Any) -> JobHandle:
     from gyre.api.submit import submit_job
 
     with _named(job):

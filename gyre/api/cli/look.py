@@ -11,7 +11,7 @@ import click
 
 from gyre.api.cli.completion import jobs as job_names
 from gyre.api.cli.completion import roles as role_names
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import moment, remark, say, write_json, write_json_line, write_table
 from gyre.api.terminal.formats import duration, incident_message, local_time, number, one_line, times_of
 from gyre.api.terminal.text_tables import Column
@@ -101,7 +101,7 @@ INCIDENT_COLUMNS = (
     help="Add how each role spends its time, and everything that the trainer reports.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
-def show(session: Session, job: str | None, incident: str | None, verbose: bool, as_json: bool) -> None:
+def show(session: CliContext, job: str | None, incident: str | None, verbose: bool, as_json: bool) -> None:
     """Show a job: its progress, master, vertices and incidents, and its result once it has ended.
 
     INCIDENT shows one incident with all of its evidence: its id, its number from 1 on, or a vertex for its last one.
@@ -404,7 +404,7 @@ def _cause(incident: dict[str, Any]) -> str:
 @click.option(
     "--after", type=click.IntRange(min=0), default=0, metavar="N", help="Print only events after number N."
 )
-def events(session: Session, job: str | None, follow: bool, as_json: bool, after: int) -> None:
+def events(session: CliContext, job: str | None, follow: bool, as_json: bool, after: int) -> None:
     """Print a job's events, with number, time, kind and content."""
     with session.reader() as reader:
         history = reader.history(reader.find(job).job_id, after=after, follow=follow)
@@ -481,7 +481,7 @@ def _short(value: Any, length: int = 100) -> str:
     "--json", "as_json", is_flag=True, help="Print a JSON array of lines; with -f one object per line."
 )
 def logs(
-    session: Session,
+    session: CliContext,
     job: str | None,
     follow: bool,
     role: str | None,

@@ -10,7 +10,7 @@ import click
 
 from gyre.api.cli.completion import job_then_vertices
 from gyre.api.cli.completion import jobs as job_names
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark, write_json, write_table
 from gyre.api.terminal.formats import duration
 from gyre.api.terminal.text_tables import Column
@@ -32,7 +32,7 @@ NODE_COLUMNS = (
 @verb()
 @click.argument("job", required=False, shell_complete=job_names)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def nodes(session: Session, job: str | None, as_json: bool) -> None:
+def nodes(session: CliContext, job: str | None, as_json: bool) -> None:
     """List the cluster's machines: resources, vertices, recent deaths, and whether new vertices are accepted."""
     with session.reader() as reader:
         found = reader.nodes(reader.find(job, live_first=True).job_id)
@@ -90,7 +90,7 @@ def _state(node: dict[str, Any]) -> str:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def drain(
-    session: Session,
+    session: CliContext,
     words: tuple[str, ...],
     deadline_s: float,
     reason: str,
@@ -131,7 +131,7 @@ def drain(
     "words", nargs=-1, required=True, metavar="[JOB] NODE|VERTEX", shell_complete=job_then_vertices
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the job's id and the event's number as JSON.")
-def undrain(session: Session, words: tuple[str, ...], as_json: bool) -> None:
+def undrain(session: CliContext, words: tuple[str, ...], as_json: bool) -> None:
     """Use a machine again that was drained, or is avoided after failures. VERTEX means the machine it last ran on."""
     job, target = _job_and_target(words, "NODE|VERTEX")
     with session.reader() as reader:

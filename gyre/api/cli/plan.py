@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import LAST_LINE, console, remark, say, write_json, write_table
 from gyre.api.terminal.text_tables import Column
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     help="Cluster that the job will run on. Files may exist only there; it is not contacted [RAY_ADDRESS].",
 )
 def plan(
-    session: Session,
+    session: CliContext,
     file: str,
     form: str | None,
     overrides: tuple[str, ...],

@@ -8,7 +8,7 @@ from datetime import datetime
 import click
 
 from gyre.api.cli.completion import jobs as job_names
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.look import show_view
 from gyre.api.cli.output import remark, write_json
 from gyre.api.terminal.formats import local_time
@@ -27,7 +27,7 @@ DIFFERS = 1
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the state and the differences as one JSON object."
 )
-def replay(session: Session, job: str | None, until: str | None, as_json: bool) -> int:
+def replay(session: CliContext, job: str | None, until: str | None, as_json: bool) -> int:
     """Rebuild a job's state from its journal, print it, and compare it with the stored state.
 
     It works without the cluster. The exit code is 1 if the two differ.

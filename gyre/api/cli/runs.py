@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gyre.api.cli.completion import jobs as job_names
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import moment, remark, say, write_json, write_table
 from gyre.api.terminal.formats import duration, number, one_line, sparkline
 from gyre.api.terminal.text_tables import Column
@@ -17,7 +17,7 @@ from gyre.observe.number_text import percent, short
 from gyre.observe.run_lines import ran_for
 
 if TYPE_CHECKING:
-    from gyre.api.runs import Group, RunColumn
+    from gyre.api.runs import GroupedRuns, RunColumn
 
 JOB_COLUMNS = (
     Column("NAME", dispensable=5),
@@ -71,7 +71,7 @@ Item = Mapping[str, Any]
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 def ls(
-    session: Session,
+    session: CliContext,
     show_all: bool,
     wanted: str,
     sort: str,
@@ -130,7 +130,7 @@ def ls(
         remark(f"They cost {cost}." if len(found) > 1 else f"It cost {cost.removesuffix(' in all')}.")
 
 
-def _groups(session: Session, found: Sequence[Item], by: str, sort: str, now: float) -> list[Group]:
+def _groups(session: CliContext, found: Sequence[Item], by: str, sort: str, now: float) -> list[GroupedRuns]:
     """The groups; those that differ in settings are named by them, for which a job of each is looked up."""
     from gyre.api.definition.whole_spec import whole_of
     from gyre.api.runs import NAMED, grouped, named
@@ -226,7 +226,7 @@ def _cell(column: RunColumn, job: Item, now: float) -> str:
     return text if len(text) <= NOTE_WIDTH else f"{text[: NOTE_WIDTH - 1]}…"
 
 
-def _write_groups(by: str, groups: Sequence[Group]) -> None:
+def _write_groups(by: str, groups: Sequence[GroupedRuns]) -> None:
     """A line for each group: `0.71 ±0.02` is the mean of its members and their standard deviation."""
     from gyre.api.runs.table import SUMMARISED
 
@@ -271,7 +271,7 @@ def _short(value: float | None) -> str:
 @click.argument("tags", nargs=-1, metavar="[TAG...]")
 @click.option("--remove", is_flag=True, help="Remove these tags instead of adding them.")
 @click.option("--json", "as_json", is_flag=True, help="Print the job's tags and note as JSON.")
-def tag(session: Session, job: str, tags: tuple[str, ...], remove: bool, as_json: bool) -> None:
+def tag(session: CliContext, job: str, tags: tuple[str, ...], remove: bool, as_json: bool) -> None:
     """Tag a job, whether it runs or has ended, or show its tags: gyre tag grpo ablation lr-sweep
 
     gyre ls --filter tag=ablation lists those that have it, gyre ls --group tag what they come to.
@@ -295,7 +295,7 @@ def tag(session: Session, job: str, tags: tuple[str, ...], remove: bool, as_json
 @click.argument("job", shell_complete=job_names)
 @click.argument("text", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the job's tags and note as JSON.")
-def note(session: Session, job: str, text: str | None, as_json: bool) -> None:
+def note(session: CliContext, job: str, text: str | None, as_json: bool) -> None:
     """Write a note about a job, whether it runs or has ended, or show it: gyre note grpo "lr halved at 200"
 
     A new note takes the place of the one before; "" removes it.

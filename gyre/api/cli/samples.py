@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gyre.api.cli.completion import jobs as job_names
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark, stdout_is_terminal, write_json, write_table
 from gyre.api.terminal.formats import number, one_line
 from gyre.api.terminal.text_tables import Column
@@ -67,7 +67,7 @@ _TEXT = 200
 @click.option("--tokens", metavar="GROUP/SAMPLE", help="Print one sample of --step token by token.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as REST has it.")
 def samples(
-    session: Session,
+    session: CliContext,
     job: str | None,
     step: int | None,
     group: int | None,

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gyre.api.cli.completion import jobs as job_names
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark, stdout_is_terminal, write_json, write_table
 from gyre.api.terminal.text_tables import Column
 
@@ -46,7 +46,7 @@ _MOST_COMPONENTS = 8
 @click.argument("job", required=False, shell_complete=job_names)
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="Print only the last N steps.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with every metric of each step.")
-def metrics(session: Session, job: str | None, last: int | None, as_json: bool) -> None:
+def metrics(session: CliContext, job: str | None, last: int | None, as_json: bool) -> None:
     """Print the metrics of a job's steps: reward, loss, KL, entropy, lengths, speed.
 
     On a terminal the last 20 steps are shown, in a pipe all of them. docs/training.md explains the metrics; their names

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gyre.api.cli.completion import jobs as job_names
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark, write_json
 from gyre.config import GENERATE_SCOPE, JOIN_SCOPE, PUBLISH_SCOPE, TOKEN_SCOPES
 
@@ -61,7 +61,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 )
 @_JSON
 def create(
-    session: Session,
+    session: CliContext,
     job: str | None,
     name: str,
     expires_in_s: float | None,
@@ -85,7 +85,7 @@ def create(
 @verb()
 @click.argument("job", required=False, shell_complete=job_names)
 @_JSON
-def ls(session: Session, job: str | None, as_json: bool) -> None:
+def ls(session: CliContext, job: str | None, as_json: bool) -> None:
     """List the names of a job's tokens, and how long each is valid."""
     with session.reader() as reader:
         tokens = reader.tokens(reader.find(job, live_first=True).job_id)
@@ -109,7 +109,7 @@ def _state(one: dict[str, Any], now: float) -> str:
 @verb()
 @click.argument("words", nargs=-1, required=True, metavar="[JOB] NAME")
 @_JSON
-def revoke(session: Session, words: tuple[str, ...], as_json: bool) -> None:
+def revoke(session: CliContext, words: tuple[str, ...], as_json: bool) -> None:
     """Revoke a token and disconnect its instances, whose samples continue elsewhere."""
     if len(words) > 2:
         raise click.UsageError(f"{' '.join(words)!r}: expected [JOB] NAME.")

@@ -7,7 +7,7 @@ import time
 import click
 
 from gyre.api.cli.completion import jobs as job_names
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark
 
 LOOK_S = 0.5
@@ -17,7 +17,7 @@ EARLIER_STEPS = 500
 
 @verb()
 @click.argument("job", required=False, shell_complete=job_names)
-def top(session: Session, job: str | None) -> int:
+def top(session: CliContext, job: str | None) -> int:
     """Watch a job live, as `gyre run` shows it. Ctrl-C leaves; the job goes on."""
     from gyre.api.terminal.live import LiveProgress
     from gyre.api.terminal.run_end import last_lines

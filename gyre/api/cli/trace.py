@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gyre.api.cli.completion import jobs as job_names
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark, write_json
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ MOST_WAYS = 64
     metavar="FILE|URL",
     help="As traces of OpenTelemetry, one for each step: into this file, or to the collector at http://HOST:4318.",
 )
-def trace(session: Session, job: str | None, step: int | None, sample: str | None, otlp: str | None) -> None:
+def trace(
+    session: CliContext, job: str | None, step: int | None, sample: str | None, otlp: str | None
+) -> None:
     """Print a job's course as a Chrome trace: `gyre trace > trace.json` opens in Perfetto.
 
     Lanes are roles and their vertices; arrows lead from generation to the step that trained it. It works without the

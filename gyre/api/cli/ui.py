@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gyre.api.cli.context import Session, verb
+from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark
 
 PORT = 8790
@@ -27,7 +27,7 @@ PORT = 8790
 )
 @click.option("--plain-http", is_flag=True, help="Allow HTTP without TLS off loopback.")
 @click.option("--no-open", is_flag=True, help="Print the address, and open no browser.")
-def ui(session: Session, port: int | None, host: str, plain_http: bool, no_open: bool) -> None:
+def ui(session: CliContext, port: int | None, host: str, plain_http: bool, no_open: bool) -> None:
     """Show the web page over all jobs of the store, until Ctrl-C.
 
     It reads the store, and asks the master of a job that runs. Its end costs no job anything.

@@ -22,7 +22,7 @@ Moment = Annotated[float, Field(ge=0.0, le=1e11, allow_inf_nan=False)]
 """Seconds since 1970."""
 
 
-@reads.get("/jobs/{job:gyre_job}/series", response_model=schemas.Series)
+@reads.get("/jobs/{job:gyre_job}/series", response_model=schemas.SeriesSchema)
 def show_series(
     port: Port,
     source: Annotated[
@@ -47,7 +47,7 @@ def show_series(
     return Response(orjson.dumps(found), media_type="application/json")
 
 
-@reads.get("/jobs/{job:gyre_job}/timeline", response_model=schemas.Timeline)
+@reads.get("/jobs/{job:gyre_job}/timeline", response_model=schemas.TimelineSchema)
 def show_timeline(
     port: Port,
     since: Annotated[Moment | SkipJsonSchema[None], Query()] = None,
@@ -59,7 +59,7 @@ def show_timeline(
     return Response(orjson.dumps(found), media_type="application/json")
 
 
-@reads.get("/jobs/{job:gyre_job}/at", response_model=schemas.Moment)
+@reads.get("/jobs/{job:gyre_job}/at", response_model=schemas.MomentSchema)
 def show_moment(
     port: Port,
     seq: Annotated[

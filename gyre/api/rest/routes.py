@@ -234,7 +234,7 @@ def list_vertices(view: Found) -> Any:
     return {"vertices": view["vertices"]}
 
 
-@reads.get("/jobs/{job:gyre_job}/vertices/{vertex}", response_model=schemas.Vertex)
+@reads.get("/jobs/{job:gyre_job}/vertices/{vertex}", response_model=schemas.VertexSchema)
 def show_vertex(view: Found, vertex: str) -> Any:
     """One vertex, by its id."""
     for record in view["vertices"]:
@@ -296,7 +296,7 @@ def show_metrics(
     }
 
 
-@reads.get("/jobs/{job:gyre_job}/now", response_model=schemas.Now)
+@reads.get("/jobs/{job:gyre_job}/now", response_model=schemas.NowSchema)
 def show_now(view: Found, port: Port) -> Any:
     """Is it well, does it learn, what is slow, and because of what: in sentences."""
     last = int((view["training"]["last"] or {}).get("step", 0))
@@ -486,7 +486,7 @@ async def stop(request: Request, job: JobPath, body: schemas.StopBody | None = N
     return await _carry(request, job, "stop", (body or schemas.StopBody()).model_dump())
 
 
-@commands.post("/jobs/{job:gyre_job}:label", response_model=schemas.Labels)
+@commands.post("/jobs/{job:gyre_job}:label", response_model=schemas.LabelsSchema)
 async def label(request: Request, job: JobPath, body: schemas.LabelBody) -> Any:
     """Tag a job and write its note, also of one that has ended; the job itself does not hear of it."""
 

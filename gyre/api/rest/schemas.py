@@ -3,6 +3,9 @@
 
 Bodies that come in are strict: an unknown key is refused. What goes out lists the keys that clients may build
 on; a workload's own report and later additions pass through beside them.
+
+What shows a thing that has a class in another room is called by that class's name with `Schema`; a body that comes in
+ends in `Body`.
 """
 
 from __future__ import annotations
@@ -109,7 +112,7 @@ class Run(JobItem):
     notes: str = ""
 
 
-class Spread(BaseModel):
+class SpreadSchema(BaseModel):
     """Of `count` runs that have the value; `std` is their standard deviation, null of one alone."""
 
     count: int
@@ -129,7 +132,7 @@ class RunGroup(BaseModel):
     jobs: list[str]
     names: list[str]
     failed: int
-    values: dict[str, Spread]
+    values: dict[str, SpreadSchema]
     words: dict[str, str]
     held_out: tuple[str, str] | None
 
@@ -146,7 +149,7 @@ class JobList(BaseModel):
     cost: str = ""
 
 
-class Labels(BaseModel):
+class LabelsSchema(BaseModel):
     tags: list[str]
     notes: str
 
@@ -188,7 +191,7 @@ class Master(Out):
     answering: bool
 
 
-class Vertex(Out):
+class VertexSchema(Out):
     """One instance of a role. `version`: of the weights that it serves. `no_room`: what it waits for, since
     `no_room_since`, while no machine has room for it. `silent`: what its process does (`busy` or `hung`)
     while it reports nothing, since `silent_since`; `false_alarms`: how often it was heard again."""
@@ -227,14 +230,14 @@ class GraphEdge(Out):
     capacity: int | None
 
 
-class Operator(Out):
+class OperatorSchema(Out):
     ref: str
     role: str
     method: str
     dispatch: str
 
 
-class Elastic(Out):
+class ElasticSchema(Out):
     """How many there may be of a role."""
 
     min: int
@@ -246,7 +249,7 @@ class Role(Out):
     entrypoint: str
     total: int
     gang: bool
-    elastic: Elastic | None
+    elastic: ElasticSchema | None
 
 
 class Graph(Out):
@@ -256,16 +259,16 @@ class Graph(Out):
     name: str
     recipe: str | None
     roles: list[Role]
-    operators: list[Operator]
+    operators: list[OperatorSchema]
     edges: list[GraphEdge]
     role_edges: list[GraphEdge]
 
 
 class VertexList(BaseModel):
-    vertices: list[Vertex]
+    vertices: list[VertexSchema]
 
 
-class Engine(Out):
+class EngineSchema(Out):
     """One instance of the rollout plane, as the rollout manager last said. `not_admitted`: why it is given no samples;
     `limits_why`: where `max_running` and `kv_tokens` come from; `loads`: how weights last came into the engine
     (`loader`, `disk`, or `start` of the engine), and `loads_why` why not by the loader; `transfer_why`: why by this
@@ -317,7 +320,7 @@ class MachineList(BaseModel):
     nodes: list[Machine]
 
 
-class Pool(Out):
+class PoolSchema(Out):
     """A role of instances that has its own price. `price_per_hour` is for one instance, in the user's currency.
     `rate_tokens_s` is the rate of one instance, measured on those that generate; it gives `price_per_million_tokens`.
     The last two are null while none generates."""
@@ -343,7 +346,7 @@ class DoorRequests(DoorOfKey):
     keys: dict[str, DoorOfKey] = Field(default_factory=dict)
 
 
-class Door(Out):
+class DoorSchema(Out):
     """The door of a fleet. `open` requests are not answered yet, and `kept` ones can be asked for again."""
 
     url: str = ""
@@ -354,12 +357,12 @@ class Door(Out):
 
 
 class EngineList(BaseModel):
-    engines: list[Engine]
-    pools: dict[str, Pool] = Field(default_factory=dict)
-    door: Door | None = None
+    engines: list[EngineSchema]
+    pools: dict[str, PoolSchema] = Field(default_factory=dict)
+    door: DoorSchema | None = None
 
 
-class Incident(Out):
+class IncidentSchema(Out):
     """One thing that went wrong: evidence, culprit, decision, outcome."""
 
     id: str
@@ -381,7 +384,7 @@ class Incident(Out):
 
 
 class IncidentList(BaseModel):
-    incidents: list[Incident]
+    incidents: list[IncidentSchema]
 
 
 class EvaluationPart(Out):
@@ -392,7 +395,7 @@ class EvaluationPart(Out):
     accuracy: float | None = None
 
 
-class Evaluation(Out):
+class EvaluationSchema(Out):
     """What a policy version's answers to a held-out set earned: `count` samples of `prompts`. `accuracy` is null where
     nothing says what is right: neither a reward (`config.evaluation.threshold`) nor the reward function, by the number
     that `right_by` names; `pass_at` and `best_of` are by k. `distinct`: how many different answers there are, 0 where
@@ -420,7 +423,7 @@ class StoreHealth(Out):
     """Why the journal cannot be written, or an empty string."""
 
 
-class LearningWarning(Out):
+class LearningWarningSchema(Out):
     """What says that the job does not learn as it should, since `step`; it holds now. `code` is stable."""
 
     code: str
@@ -457,13 +460,13 @@ class JobView(Out):
 
     job: Job
     master: Master
-    vertices: list[Vertex]
-    incidents: list[Incident]
+    vertices: list[VertexSchema]
+    incidents: list[IncidentSchema]
     progress: dict[str, Any]
-    evaluations: dict[str, list[Evaluation]] = Field(default_factory=dict)
+    evaluations: dict[str, list[EvaluationSchema]] = Field(default_factory=dict)
     """By the held-out set's name, in the order of versions."""
     training: Training = Field(default_factory=Training)
-    warnings: list[LearningWarning] = Field(default_factory=list)
+    warnings: list[LearningWarningSchema] = Field(default_factory=list)
     bottleneck: str = ""
     """What the job's speed depends on, in one sentence; empty where that is not known."""
     seq: int
@@ -472,7 +475,7 @@ class JobView(Out):
     store: StoreHealth
 
 
-class Event(Out):
+class EventSchema(Out):
     """One event of the journal; `seq` is the id of its server-sent form."""
 
     seq: int
@@ -484,7 +487,7 @@ class Event(Out):
     body: dict[str, Any]
 
 
-class Series(BaseModel):
+class SeriesSchema(BaseModel):
     """Numbers over time: by source and name, pairs of a time (seconds since 1970) and a value, which is of the
     `resolution_s` seconds from there on. `cut`: there are more sources than an answer holds; ask for fewer."""
 
@@ -493,7 +496,7 @@ class Series(BaseModel):
     cut: bool = False
 
 
-class Lane(BaseModel):
+class LaneSchema(BaseModel):
     """`kind` is `vertex` or `instance`. `spans` are from, to (seconds since 1970), state and cause: whom it waited for,
     or why it was down."""
 
@@ -503,7 +506,7 @@ class Lane(BaseModel):
     spans: list[Span]
 
 
-class Flag(BaseModel):
+class FlagSchema(BaseModel):
     """`seq` is the event that made it."""
 
     at: float
@@ -512,23 +515,23 @@ class Flag(BaseModel):
     seq: int
 
 
-class Timeline(BaseModel):
+class TimelineSchema(BaseModel):
     """`first` and `last` are the job's own ends. `cut`: there are more lanes than an answer holds."""
 
     since: float
     until: float
     first: float
     last: float
-    lanes: list[Lane]
-    flags: list[Flag]
+    lanes: list[LaneSchema]
+    flags: list[FlagSchema]
     cut: bool = False
 
 
-class Moment(BaseModel):
+class MomentSchema(BaseModel):
     """The job after `event`, which is null before the first one. `first` and `last` are the journal's."""
 
     view: JobView
-    event: Event | None
+    event: EventSchema | None
     first: int
     last: int
 
@@ -543,7 +546,7 @@ class Decisions(BaseModel):
 class EventPage(BaseModel):
     """`next` is the `after` of the following page; `more`: whether this one is full."""
 
-    events: list[Event]
+    events: list[EventSchema]
     next: int
     more: bool
 
@@ -579,7 +582,7 @@ class Metrics(BaseModel):
     steps: list[Step]
     next: int
     more: bool
-    warnings: list[LearningWarning]
+    warnings: list[LearningWarningSchema]
     bottleneck: str
     job_id: str
     seq: int
@@ -588,7 +591,7 @@ class Metrics(BaseModel):
     progress: dict[str, Any]
 
 
-class Learns(Out):
+class LearnsSchema(Out):
     """`verdict` is `yes`, `partly`, `no`, `worse`, `stuck`, `saturated`, `too early` or `unknown`, `words` says it;
     `beside` are the warnings that hold, which do not change it."""
 
@@ -599,7 +602,7 @@ class Learns(Out):
     beside: list[str]
 
 
-class Slow(Out):
+class SlowSchema(Out):
     """The role that the job's speed depends on, and in which way; both empty where that is not known. `words` are a
     sentence, also then."""
 
@@ -608,7 +611,7 @@ class Slow(Out):
     words: str
 
 
-class Fact(Out):
+class FactSchema(Out):
     """`view` is the view of the page that has more of it."""
 
     label: str
@@ -616,17 +619,17 @@ class Fact(Out):
     view: str
 
 
-class Now(BaseModel):
+class NowSchema(BaseModel):
     """What the job does now, in a sentence, and whether that is as it should be."""
 
     sentence: str
     tone: Tone
-    learns: Learns
-    slow: Slow
-    facts: list[Fact]
+    learns: LearnsSchema
+    slow: SlowSchema
+    facts: list[FactSchema]
 
 
-class PromptAccount(Out):
+class PromptAccountSchema(Out):
     """Groups. `drawn` = `trained` + `dropped` + `in_flight` + `lost`."""
 
     drawn: int
@@ -637,7 +640,7 @@ class PromptAccount(Out):
     twice: int
 
 
-class TokenAccount(Out):
+class TokenAccountSchema(Out):
     """`generated` = `delivered` + `in_flight` + `discarded` + `missing`, all of one moment; null where no rollout
     manager has counted. `told` says what the count is of, `waiting` how what is in flight is called. `not_trained` are
     those that the trainer left out after their delivery, by reason."""
@@ -667,8 +670,8 @@ class CostLine(BaseModel):
 
 
 class Account(BaseModel):
-    prompts: PromptAccount
-    tokens: TokenAccount
+    prompts: PromptAccountSchema
+    tokens: TokenAccountSchema
     money: list[Price]
     cost: list[CostLine] = Field(default_factory=list)
 
@@ -690,7 +693,7 @@ class DrainBody(UndrainBody):
     reason: Annotated[str, Field(max_length=1000)] = ""
 
 
-class JoinToken(Out):
+class JoinTokenSchema(Out):
     """A token with which machines join the rollout plane; the token itself is nowhere. Times in seconds since 1970."""
 
     name: str
@@ -702,7 +705,7 @@ class JoinToken(Out):
 
 
 class JoinTokenList(BaseModel):
-    tokens: list[JoinToken]
+    tokens: list[JoinTokenSchema]
 
 
 TokenName = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["spot"])]

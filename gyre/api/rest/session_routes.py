@@ -20,20 +20,20 @@ class SessionBody(schemas.In):
     token: Annotated[str, Field(max_length=1000)]
 
 
-class Session(BaseModel):
+class BrowserSessionSchema(BaseModel):
     """`needs_token`: whether this server asks for one at all. `lasts_s`: for how long the cookie is good."""
 
     needs_token: bool
     lasts_s: float = 0.0
 
 
-@sessions.post("/session", response_model=Session)
+@sessions.post("/session", response_model=BrowserSessionSchema)
 async def open_session(request: Request, response: Response, body: SessionBody) -> Any:
     """Show the token once; the answer sets a cookie that no script can read and no other site can send."""
     cookies: SessionCookies | None = request.app.state.cookies
     token: str | None = request.app.state.token
     if cookies is None or token is None:
-        return Session(needs_token=False)
+        return BrowserSessionSchema(needs_token=False)
     if not compare_digest(body.token.encode(), token.encode()):
         raise Unauthorized(
             "The token is wrong.", hint="It is the one that the job was started with (--token or GYRE_TOKEN)."
@@ -47,13 +47,13 @@ async def open_session(request: Request, response: Response, body: SessionBody) 
         secure=request.url.scheme == "https",
         path="/",
     )
-    return Session(needs_token=True, lasts_s=cookies.lasts_s)
+    return BrowserSessionSchema(needs_token=True, lasts_s=cookies.lasts_s)
 
 
-@sessions.delete("/session", response_model=Session)
+@sessions.delete("/session", response_model=BrowserSessionSchema)
 async def close_session(request: Request, response: Response) -> Any:
     """Forget the cookie of this browser."""
     cookies: SessionCookies | None = request.app.state.cookies
     if cookies is not None:
         response.delete_cookie(cookies.name, path="/", httponly=True, samesite="strict")
-    return Session(needs_token=cookies is not None)
+    return BrowserSessionSchema(needs_token=cookies is not None)

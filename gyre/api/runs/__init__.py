@@ -8,13 +8,13 @@ from gyre.api.runs.columns import COLUMNS, RunColumn, column_named
 from gyre.api.runs.csv_text import csv_of_curves, csv_of_runs
 from gyre.api.runs.filters import parse_filter
 from gyre.api.runs.naming import NAMED, named
-from gyre.api.runs.table import GROUPS, Group, cost_words, grouped, ordered, select_runs, shared_names
+from gyre.api.runs.table import GROUPS, GroupedRuns, cost_words, grouped, ordered, select_runs, shared_names
 
 __all__ = [
     "COLUMNS",
     "GROUPS",
     "NAMED",
-    "Group",
+    "GroupedRuns",
     "RunColumn",
     "column_named",
     "cost_words",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gyre.api.runs.table import Group
+from gyre.api.runs.table import GroupedRuns
 from gyre.observe.run_lines import NOT_THE_EXPERIMENT
 
 NAMED = 100
@@ -32,7 +32,7 @@ _WHOLE = re.compile(rf"{_BETWEEN}|\d|$")
 _PARTS = re.compile(rf"^(.*){_BETWEEN}")
 
 
-def named(groups: Sequence[Group], specs: Mapping[str, Mapping[str, Any]]) -> list[Group]:
+def named(groups: Sequence[GroupedRuns], specs: Mapping[str, Mapping[str, Any]]) -> list[GroupedRuns]:
     """The groups of runs that differ in their seed alone, with their titles and settings. `specs`: of the first member
     of each group, by its id, with every default; a group of which there is none keeps its key."""
     beginnings = [beginning_of(group.names) for group in groups]

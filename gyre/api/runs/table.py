@@ -41,7 +41,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupedRuns:
     """`key`: what its members have in common; "" for those that have none of it. `title`: what it is called, and
     `settings`: in which it differs from the other groups (`gyre.api.runs.naming`), "" where that is not known. `names`
     and `jobs`: of its members, in the order of the table; `failed`: how many of them. `values` and, for people,
@@ -107,7 +107,7 @@ def cost_words(items: Sequence[Item]) -> str:
     return f"{price(sum(costs))} in all{some}"
 
 
-def grouped(items: Sequence[Item], by: str, *, sort: str = "", now: float) -> list[Group]:
+def grouped(items: Sequence[Item], by: str, *, sort: str = "", now: float) -> list[GroupedRuns]:
     """The groups by one of `GROUPS`, in the order of their first members; with an order by the means of its columns,
     and of a column that has none by their first members. Raises ConfigError for another word."""
     if by not in GROUPS:
@@ -125,7 +125,7 @@ def grouped(items: Sequence[Item], by: str, *, sort: str = "", now: float) -> li
     named_set = len({group.held_out for group, _ in found} - {None}) > 1
     found = [(replace(group, words=_words(group, named_set)), first) for group, first in found]
 
-    def value_of(name: str, one: tuple[Group, Item]) -> Value:
+    def value_of(name: str, one: tuple[GroupedRuns, Item]) -> Value:
         group, first = one
         known = column_named(name)
         if known.name in SUMMARISED:
@@ -135,7 +135,7 @@ def grouped(items: Sequence[Item], by: str, *, sort: str = "", now: float) -> li
     return [group for group, _ in _ordered(found, sort, value_of)]
 
 
-def _group(key: str, items: Sequence[Item], now: float) -> Group:
+def _group(key: str, items: Sequence[Item], now: float) -> GroupedRuns:
     kinds = Counter((one["set"], one["unit"]) for item in items if (one := held_out_of(item)) is not None)
     kind = kinds.most_common(1)[0][0] if kinds else None
     values = {}
@@ -149,7 +149,7 @@ def _group(key: str, items: Sequence[Item], now: float) -> Group:
         found = [float(value) for item in told if isinstance(value := column.value(item, now), int | float)]
         if found:
             values[name] = _spread(found)
-    return Group(
+    return GroupedRuns(
         key=key,
         title=key,
         settings="",
@@ -166,7 +166,7 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(len(values), fmean(values), stdev(values) if len(values) > 1 else None, sum(values))
 
 
-def _words(group: Group, named_set: bool) -> dict[str, str]:
+def _words(group: GroupedRuns, named_set: bool) -> dict[str, str]:
     """`0.71 ±0.02`: the mean of the members and their standard deviation; of how many, where not all have it. Of costs
     the sum, too. `named_set`: say of which held-out set an evaluation is, for the groups have several."""
     words = {}

@@ -77,8 +77,8 @@ class TaskSettings(Section):
 
 
 class WarmStartSettings(Section):
-    """Supervised steps before the reinforcement learning, on the answers of a pupil who often forgets to carry (see
-    `ArithmeticTask.demonstrations`)."""
+    """Supervised steps before the reinforcement learning, on what a forgetful pupil writes: of arithmetic, they often
+    forget to carry (see `ArithmeticTask.demonstrations`); a task of your own may have `demonstrations`, too."""
 
     max_steps: Annotated[int, Field(ge=0)]
     """Supervised steps at most."""
@@ -89,4 +89,4 @@ class WarmStartSettings(Section):
     stop_at: Annotated[float, Field(ge=0, le=1)] = 1.0
     """The rate of exact agreement with the pupil at which the supervised start ends."""
     slips: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The part of the problems in which the pupil forgets to carry."""
+    """The part of the problems in which the pupil forgets: in arithmetic, to carry."""

@@ -63,7 +63,7 @@ class WorkloadSettings(Section):
     critic: CriticSettings = CriticSettings()
     """The critic's optimizer."""
     warm_start: WarmStartSettings | None = None
-    """Supervised steps before the first optimizer step; only the arithmetic task has them."""
+    """Supervised steps before the first optimizer step; a task without demonstrations has none."""
     first_weights: FirstWeightsSettings = FirstWeightsSettings()
     """Another job's weights, which training begins with."""
     agent: AgentRoleSettings | None = None

@@ -20,7 +20,7 @@ from gyre.engines.embedded.invariance import attend, mask_of
 from gyre.engines.embedded.served_model import StepBatch
 from gyre.engines.embedded.zero_pages import zero_pages
 from gyre.models.architecture import Architecture
-from gyre.models.decoder import Weights, hidden_states, last_norm, rotary_table
+from gyre.models.decoder import DecoderWeights, hidden_states, last_norm, rotary_table
 
 _COPIED_KEYS = 1 << 16
 """Most keys of a head that are copied for a step: 256 rows of 256 positions, some megabytes."""
@@ -85,7 +85,7 @@ class BatchDecoder:
         self._cos = self._sin = torch.empty(0)
         self._heads = torch.arange(architecture.kv_heads)
 
-    def step(self, weights: Weights, cache: KVCache, batch: StepBatch) -> Tensor:
+    def step(self, weights: DecoderWeights, cache: KVCache, batch: StepBatch) -> Tensor:
         """Writes the batch's keys and values, and returns float32 logits `[len(batch.sampled), vocab]`."""
         a = self._architecture
         pads = max(0, self._fewest_rows - len(batch.tokens))

@@ -13,7 +13,7 @@ from gyre.engines.embedded.batch_step import BatchDecoder, KVCache
 from gyre.engines.embedded.invariance import Scheme, measure
 from gyre.engines.embedded.served_model import StepBatch
 from gyre.models.architecture import Architecture
-from gyre.models.decoder import Weights, load_weights
+from gyre.models.decoder import DecoderWeights, load_weights
 from gyre.models.errors import ModelFolderError
 
 _FIRST_CAPACITY = 256
@@ -41,7 +41,7 @@ class DecoderModel:
     def eos_token_ids(self) -> frozenset[int]:
         return self.architecture.eos_token_ids
 
-    def load(self, folder: Path, dtype: torch.dtype) -> Weights:
+    def load(self, folder: Path, dtype: torch.dtype) -> DecoderWeights:
         return load_weights(folder, self.architecture, dtype)
 
     takes_adapters = False
@@ -52,7 +52,7 @@ class DecoderModel:
         )
 
     def runner(
-        self, weights: Weights, *, slots: int, prefill_tokens: int, context_length: int
+        self, weights: DecoderWeights, *, slots: int, prefill_tokens: int, context_length: int
     ) -> DecoderRunner:
         scheme = _measure(
             self.architecture, weights, most_rows=slots + prefill_tokens, context_length=context_length
@@ -83,11 +83,13 @@ class DecoderRunner:
     def rearrange(self, targets: list[int], sources: list[int], kept: list[int], end: int) -> None:
         self._cache.rearrange(targets, sources, kept, end)
 
-    def step(self, weights: Weights, batch: StepBatch) -> Tensor:
+    def step(self, weights: DecoderWeights, batch: StepBatch) -> Tensor:
         return self._decoder.step(weights, self._cache, batch)
 
 
-def _measure(architecture: Architecture, weights: Weights, *, most_rows: int, context_length: int) -> Scheme:
+def _measure(
+    architecture: Architecture, weights: DecoderWeights, *, most_rows: int, context_length: int
+) -> Scheme:
     first = weights.layers[0]
     return measure(
         (

@@ -60,7 +60,7 @@ _PARAMS = {
 """The sampling parameters that are taken, by vLLM's name; a seed goes to the worker."""
 
 
-class Refused(Exception):
+class DialectRefused(Exception):
     """What the dialect answers with this status."""
 
     def __init__(self, message: str, status: int = 400) -> None:
@@ -69,7 +69,7 @@ class Refused(Exception):
 
 
 @dataclass
-class Flow:
+class OpenRequest:
     """A request that is open. `made`: tokens that were sent."""
 
     prompt: int
@@ -85,7 +85,7 @@ class Server:
         self.interval, self.by_seed = interval, by_seed
         self.model_path = str(engine.model_config.model)
         self.is_paused = False
-        self.flows: dict[str, Flow] = {}
+        self.flows: dict[str, OpenRequest] = {}
         self.adapters: dict[str, Any] = {}
         self._numbers = 0
         self._changing = asyncio.Lock()
@@ -131,7 +131,7 @@ class Server:
             try:
                 answer: web.StreamResponse = await handler(http)
                 return answer
-            except Refused as error:
+            except DialectRefused as error:
                 return _reply(_error(str(error), error.status), error.status)
 
         return checked
@@ -166,7 +166,7 @@ class Server:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         rid, place = one["rid"], one["place"]
-        flow = self.flows[rid] = Flow(len(one["ids"]))
+        flow = self.flows[rid] = OpenRequest(len(one["ids"]))
 
         def put(body: dict[str, Any], is_last: bool) -> None:
             body = body if place is None else {**body, "index": place}
@@ -186,7 +186,7 @@ class Server:
         finally:
             self.flows.pop(rid, None)
 
-    def _chunk(self, rid: str, flow: Flow, output: Any) -> dict[str, Any]:
+    def _chunk(self, rid: str, flow: OpenRequest, output: Any) -> dict[str, Any]:
         (made,) = output.outputs
         ids = list(made.token_ids)
         flow.made += len(ids)
@@ -211,10 +211,10 @@ class Server:
         return {"output_ids": ids, "meta_info": meta}
 
     def _read(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """The requests of a body. Raises Refused."""
+        """The requests of a body. Raises DialectRefused."""
         ids = body.get("input_ids")
         if body.get("stream") is not True or not isinstance(ids, list):
-            raise Refused("Give input_ids, one list of token ids or several, and stream: true.")
+            raise DialectRefused("Give input_ids, one list of token ids or several, and stream: true.")
         batched = bool(ids) and isinstance(ids[0], list)
         rows = ids if batched else [ids]
         columns = {key: body.get(key) for key in ("rid", "sampling_params", "extra_key", "lora_path")}
@@ -226,7 +226,7 @@ class Server:
             }
             asked.append(self._request(row, place if batched else None, **one))
         if len({one["rid"] for one in asked} - self.flows.keys()) < len(asked):
-            raise Refused("Duplicate request ID: each needs one that no other open request has.")
+            raise DialectRefused("Duplicate request ID: each needs one that no other open request has.")
         return asked
 
     def _request(
@@ -239,18 +239,18 @@ class Server:
         given = sampling_params if isinstance(sampling_params, dict) else {}
         for key in given:
             if key not in _PARAMS:
-                raise Refused(
+                raise DialectRefused(
                     f"unknown field `{key}`, expected one of {', '.join(f'`{name}`' for name in _PARAMS)}"
                 )
         if not isinstance(rid, str) or not rid:
-            raise Refused("Each request needs a rid, a text.")
+            raise DialectRefused("Each request needs a rid, a text.")
         vocabulary, most = self.engine.model_config.get_vocab_size(), self.engine.model_config.max_model_len
         if (
             not isinstance(ids, list)
             or not ids
             or not all(type(one) is int and 0 <= one < vocabulary for one in ids)
         ):
-            raise Refused(f"input_ids must hold at least one token id, each below {vocabulary}.")
+            raise DialectRefused(f"input_ids must hold at least one token id, each below {vocabulary}.")
         wanted = {_PARAMS[key]: value for key, value in given.items() if _PARAMS[key]}
         if wanted.get("ignore_eos"):
             wanted.pop(
@@ -258,9 +258,11 @@ class Server:
             )  # SGLang's meaning of the flag; vLLM stops at them all the same
         new = wanted.get("max_tokens")
         if type(new) is not int or new < 1 or len(ids) + new > most:
-            raise Refused(f"{len(ids)} tokens and max_new_tokens {new!r} do not fit in a context of {most}.")
+            raise DialectRefused(
+                f"{len(ids)} tokens and max_new_tokens {new!r} do not fit in a context of {most}."
+            )
         if lora_path and lora_path not in self.adapters:
-            raise Refused(f"There is no adapter {lora_path!r}.")
+            raise DialectRefused(f"There is no adapter {lora_path!r}.")
         seed = given.get("sampling_seed") if self.by_seed else None
         try:
             params = SamplingParams(
@@ -271,7 +273,7 @@ class Server:
                 extra_args=None if seed is None else {SEED: int(seed)},
             )
         except (VLLMClientError, ValueError, TypeError) as error:
-            raise Refused(str(error)) from error
+            raise DialectRefused(str(error)) from error
         prompt = TokensPrompt(prompt_token_ids=ids)
         if extra_key:
             prompt["cache_salt"] = str(extra_key)
@@ -296,7 +298,7 @@ class Server:
     async def pause(self, http: web.Request) -> web.StreamResponse:
         mode = (await _json(http)).get("mode", "abort")
         if mode not in _PAUSES:
-            raise Refused(f"mode must be one of {', '.join(_PAUSES)}, got {mode!r}.")
+            raise DialectRefused(f"mode must be one of {', '.join(_PAUSES)}, got {mode!r}.")
         vllms, drops = _PAUSES[mode]
         await self.engine.pause_generation(mode=vllms, clear_cache=drops)
         self.is_paused = True
@@ -320,7 +322,7 @@ class Server:
                 await self.engine.pause_generation(mode="wait", clear_cache=bool(flush))
             try:
                 if was_paused and flush and not await self.engine.reset_prefix_cache():
-                    raise Refused(
+                    raise DialectRefused(
                         "The cache cannot be flushed while requests hold it: give flush_cache false."
                     )
                 told = await self.engine.collective_rpc("gyre_load_folder", args=(path,))
@@ -335,7 +337,7 @@ class Server:
 
     async def load_prepared(self, http: web.Request) -> web.StreamResponse:
         if (await _json(http)).get("load_format") != LOADER:
-            raise Refused(f"This engine loads tensors by {LOADER} alone.")
+            raise DialectRefused(f"This engine loads tensors by {LOADER} alone.")
         async with self._changing:
             told = await self.engine.collective_rpc("gyre_load")
         problem = next(filter(None, told), "")
@@ -351,12 +353,12 @@ class Server:
 
     async def flush(self, http: web.Request) -> web.StreamResponse:
         if (self.flows and not self.is_paused) or not await self.engine.reset_prefix_cache():
-            raise Refused("The cache cannot be flushed while requests hold it.")
+            raise DialectRefused("The cache cannot be flushed while requests hold it.")
         return web.Response(text="Cache flushed.\n")
 
     async def memory(self, http: web.Request) -> web.StreamResponse:
         if self.engine.vllm_config.device_config.device_type != "cpu":
-            raise Refused("This engine keeps its memory.", 404)
+            raise DialectRefused("This engine keeps its memory.", 404)
         return web.Response()  # the host's, which stays
 
     # Adapters
@@ -381,7 +383,7 @@ class Server:
                 await asyncio.to_thread(_as_peft_names_it, Path(path), Path(place))
                 adapter = LoRARequest(lora_name=name, lora_int_id=self._numbers, lora_path=place)
                 if not await self.engine.add_lora(adapter):
-                    raise Refused("vLLM did not take it")
+                    raise DialectRefused("vLLM did not take it")
         except Exception as error:  # vLLM's own, of any kind; it lives on
             return _adapter(f"the adapter at {path}: {type(error).__name__}: {error}"[:2000])
         self.adapters[name] = adapter
@@ -490,14 +492,14 @@ def _adapter(problem: str = "") -> web.Response:
 
 
 async def _json(http: web.Request) -> dict[str, Any]:
-    """The body, {} if there is none. Raises Refused."""
+    """The body, {} if there is none. Raises DialectRefused."""
     raw = await http.read()
     try:
         body = json.loads(raw) if raw else {}
     except (ValueError, RecursionError) as error:
-        raise Refused(f"The body is not JSON: {error}.") from None
+        raise DialectRefused(f"The body is not JSON: {error}.") from None
     if not isinstance(body, dict):
-        raise Refused("The body must be a JSON object.")
+        raise DialectRefused("The body must be a JSON object.")
     return body
 
 

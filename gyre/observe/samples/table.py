@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from gyre.observe.samples.names import QUARANTINED, TRAINED
 from gyre.observe.samples.texts import Texts, as_text
+from gyre.rollouts.drawn import at_drawn, of_drawn
 from gyre.rollouts.samples import MORE, OLD_LOGPROBS, Group, Sample
 
 FORMAT = "1"
@@ -90,7 +91,7 @@ def table_of(
     logprobs: Mapping[tuple[int, int], NDArray[np.float32]] = MappingProxyType({}),
 ) -> pa.Table:
     """A row for each sample, in the order of groups; of a group without samples one, whose sample is 0. `logprobs` are
-    the trainer's own of trained samples, by group and sample, as far as they are known."""
+    the trainer's own of the drawn tokens of trained samples, by group and sample, as far as they are known."""
     of = list(observed)
     rows = [row for one in of for row in _rows_of(one)]
     tokens = [_ids(row.sample.token_ids) for row in rows]
@@ -179,7 +180,7 @@ def _of_tokens(
         columns[name] = [row.sample.extras.get(key) for row in rows]
         if key == OLD_LOGPROBS:
             columns[name] = [
-                logprobs.get((row.of.group.id, row.index), old) if row.of.outcome == TRAINED else old
+                _trainers(row, logprobs, old) if row.of.outcome == TRAINED else old
                 for row, old in zip(rows, columns[name], strict=True)
             ]
     arrays = {
@@ -190,6 +191,15 @@ def _of_tokens(
         found = [_floats(values, len(ids)) for values, ids in zip(of_rows, tokens, strict=True)]
         arrays[name] = _lists(found, np.float32, pa.float32())
     return arrays
+
+
+def _trainers(row: _Row, logprobs: Mapping[tuple[int, int], NDArray[np.float32]], old: Any) -> Any:
+    """The trainer's own log-probs of a sample, 0 where a token was not drawn: of drawn tokens among `logprobs`, or
+    `old`."""
+    found = logprobs.get((row.of.group.id, row.index))
+    if found is None:
+        return old
+    return at_drawn(row.sample, found) if len(found) == row.sample.drawn else found
 
 
 def _arrays(columns: Mapping[str, Any]) -> dict[str, pa.Array]:
@@ -205,9 +215,9 @@ def _advantages(rows: Sequence[_Row], advantages: Advantages) -> list[float | No
     of_places: list[NDArray[np.float32]] = []
     for place, row in enumerate(rows):
         of_group = known.get(id(row.of.group)) if row.of.outcome == TRAINED else None
-        if of_group is not None and len(of_group[row.index]):
+        if of_group is not None and row.sample.drawn:
             places.append(place)
-            of_places.append(of_group[row.index])
+            of_places.append(of_drawn(row.sample, of_group[row.index]))
     for place, value in zip(places, _means(of_places), strict=True):
         found[place] = value
     return found

@@ -41,7 +41,7 @@ def is_share(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class SourceGroup:
     """`values` has a row for each source and a column for each name. The sources are of one kind: all vertices, or all
     instances."""
 
@@ -50,7 +50,7 @@ class Group:
     values: NDArray[np.float64]
 
 
-Frame = list[Group]
+Frame = list[SourceGroup]
 
 
 def frame_of(numbers: Numbers) -> Frame:
@@ -59,7 +59,7 @@ def frame_of(numbers: Numbers) -> Frame:
         if values:
             groups[_kind(source), tuple(sorted(values))].append(source)
     return [
-        Group(
+        SourceGroup(
             tuple(sources),
             names,
             np.array([[numbers[source][name] for name in names] for source in sources], dtype="<f8"),
@@ -99,11 +99,11 @@ def unpack(body: bytes) -> Frame:
         ) from error
 
 
-def _groups(parts: Any) -> Iterator[Group]:
+def _groups(parts: Any) -> Iterator[SourceGroup]:
     for packed_sources, packed_names, columns in parts:
         sources, names = _texts(packed_sources), _texts(packed_names)
         values = np.frombuffer(columns, dtype="<f8").reshape(len(names), len(sources))
-        yield Group(sources, names, values.T)
+        yield SourceGroup(sources, names, values.T)
 
 
 @lru_cache(maxsize=64)
@@ -124,7 +124,9 @@ def only(frame: Frame, meant: Iterable[str]) -> Frame:
         if len(rows) == len(group.sources):
             found.append(group)
         elif rows:
-            found.append(Group(tuple(group.sources[at] for at in rows), group.names, group.values[rows]))
+            found.append(
+                SourceGroup(tuple(group.sources[at] for at in rows), group.names, group.values[rows])
+            )
     return found
 
 
@@ -133,14 +135,14 @@ def mean_of(frames: Sequence[Frame]) -> Frame:
     that have its source; of one whose name ends in `_max` the greatest."""
     if len(frames) == 1:
         return list(frames[0])
-    kinds: dict[str, list[list[Group]]] = {}
+    kinds: dict[str, list[list[SourceGroup]]] = {}
     for number, frame in enumerate(frames):
         for group in frame:
             kinds.setdefault(_kind(group.sources[0]), [[] for _ in frames])[number].append(group)
     return [group for kind in kinds for group in _mean_of_kind(kinds[kind])]
 
 
-def _mean_of_kind(frames: list[list[Group]]) -> Iterator[Group]:
+def _mean_of_kind(frames: list[list[SourceGroup]]) -> Iterator[SourceGroup]:
     """Sources of one kind have nearly the same names, so that a table of all sources and all names is nearly full."""
     sources = _numbered(group.sources for frame in frames for group in frame)
     names = _numbered(group.names for frame in frames for group in frame)
@@ -168,7 +170,7 @@ def _mean_of_kind(frames: list[list[Group]]) -> Iterator[Group]:
     patterns, which = np.unique(has, axis=0, return_inverse=True)
     for number, pattern in enumerate(patterns):
         rows, filled = np.flatnonzero(which.reshape(-1) == number), np.flatnonzero(pattern)
-        yield Group(
+        yield SourceGroup(
             tuple(listed_sources[row] for row in rows),
             tuple(listed_names[column] for column in filled),
             means[np.ix_(rows, filled)],

@@ -105,7 +105,7 @@ def _beginning_of(answer: httpx.Response) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CommandDelivery:
     """Runs without a shell, in a group of processes of its own, with the body on its standard input."""
 
     arguments: Sequence[str]

@@ -27,7 +27,7 @@ from urllib.parse import quote as url_quote
 
 from gyre.config.secrets import is_address, is_header_value, resolved
 from gyre.errors import ConfigError
-from gyre.observe.sinks.delivery import Command, Message, Target, Webhook
+from gyre.observe.sinks.delivery import CommandDelivery, Message, Target, Webhook
 from gyre.observe.sinks.sink import SinkEnd, SinkEvaluation, SinkIncident, SinkJob, SinkWarning
 
 NOTIFY = "notify"
@@ -89,7 +89,9 @@ class NotifyOptions:
         """Who is told. `environment` has what `$NAME` stands for, and is the command's. Raises ConfigError for a
         variable that is not set, or holds no address."""
         if self.command:
-            return Command(self.command, {**environment, "GYRE_JOB": job.name, "GYRE_JOB_ID": job.job_id})
+            return CommandDelivery(
+                self.command, {**environment, "GYRE_JOB": job.name, "GYRE_JOB_ID": job.job_id}
+            )
         address = resolved(self.webhook, environment)
         if not is_address(address):
             raise ConfigError(

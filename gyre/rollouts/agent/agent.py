@@ -57,7 +57,7 @@ from gyre.rollouts.protocol.frames import (
     Weights,
     Welcome,
 )
-from gyre.rollouts.protocol.progress import Progress
+from gyre.rollouts.protocol.progress import GenerationProgress
 
 FLUSH_GAP_S = 0.02
 """Shortest time between two reports; one that is wanted sooner (a sample ended) waits for it."""
@@ -327,7 +327,7 @@ class Agent:
             return True
         return not self._weights.source and not (weights.local_path and Path(weights.local_path).is_dir())
 
-    def _received(self, frame: Frame | Progress) -> None:
+    def _received(self, frame: Frame | GenerationProgress) -> None:
         if isinstance(frame, Assign):
             self._generation.begin(with_prompts(frame))
         elif isinstance(frame, Ack):

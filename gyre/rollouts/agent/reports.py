@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.rollouts.agent.held_samples import HeldSample
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 
 PORTION_TOKENS = 1 << 20
 """Most tokens in one report: 8 MiB, well below the frame limit however long the manager was away."""
@@ -41,7 +41,7 @@ class Reports:
         interval_s: float,
         now: float,
         newest: int = 2**31 - 1,
-    ) -> tuple[Progress, bool]:
+    ) -> tuple[GenerationProgress, bool]:
         """The next report, and whether more tokens (of another version, say) need a further frame. It has the new
         tokens of all samples with `everything`, else of samples that ended. `made_tokens` counts all that the agent's
         engines generated. Tokens of a version above `newest`, of which the manager has not heard yet that it is loaded,
@@ -93,7 +93,7 @@ class Reports:
             self._rate = made / seconds if self._rate_at else 0.0
             self._rate_at, self._rate_tokens = now, made_tokens
         running = [held for held in samples if not held.end]
-        frame = Progress(
+        frame = GenerationProgress(
             self.seq,
             np.array(rows, np.uint32),
             np.array(leases, np.uint64),

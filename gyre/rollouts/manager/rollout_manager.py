@@ -44,17 +44,17 @@ from gyre.rollouts.manager.sockets import connected, first_frame, websocket
 from gyre.rollouts.manager.trainer_front import TrainerFront
 from gyre.rollouts.plane.events import (
     AgentDialled,
+    AgentDrainRequested,
     AgentGone,
     AgentSent,
     AgentUnadmitted,
-    DrainRequested,
     PeerRefused,
     ReportsDue,
     RolesWanted,
 )
+from gyre.rollouts.plane.links import AgentLink
 from gyre.rollouts.plane.peer_limits import RateLimit
 from gyre.rollouts.plane.peers import Caller
-from gyre.rollouts.plane.sessions import AgentSession
 from gyre.rollouts.plane.settings import ManagerSettings
 from gyre.rollouts.plane.status import plane_status
 from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, checked, encode, unpack
@@ -120,7 +120,7 @@ class RolloutManager:
             monotonic=monotonic,
         )
         self.plane = plane = self.shell.plane
-        self.groups, self.sessions, self.versions = plane.groups, plane.sessions, plane.versions
+        self.groups, self.links, self.versions = plane.groups, plane.links, plane.versions
         self.fronts = [kind(self.shell, self.callers, weights_key=key) for kind in kinds]
         self.shell.fronts = self.fronts
         self._dials = RateLimit(DIALS_AT_ONCE, DIALS_S)
@@ -202,9 +202,9 @@ class RolloutManager:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for session in self.sessions.values():
-            if session.connection is not None:
-                _connection(session).close()
+        for link in self.links.values():
+            if link.connection is not None:
+                _connection(link).close()
         for front in self.fronts:
             for connection in front.connections():
                 connection.close()
@@ -239,9 +239,9 @@ class RolloutManager:
         while True:
             await asyncio.sleep(self.plane.settings.tokens_every_s)
             await self.callers.read()
-            for session in list(self.sessions.values()):
-                if message := self.callers.why_not(session.caller):
-                    self.shell.handle(AgentUnadmitted(session, message))
+            for link in list(self.links.values()):
+                if message := self.callers.why_not(link.caller):
+                    self.shell.handle(AgentUnadmitted(link, message))
 
     # -- who dials in -------------------------------------------------------------------------------
 
@@ -283,38 +283,36 @@ class RolloutManager:
         async with connected(
             Connection(socket, "an agent", request.transport, settings.send_timeout_s)
         ) as connection:
-            session: AgentSession | None = None
+            link: AgentLink | None = None
             try:
-                session = self.join(await first_frame(socket, settings), connection, caller)
-                await self._receive(socket, session, connection)
+                link = self.join(await first_frame(socket, settings), connection, caller)
+                await self._receive(socket, link, connection)
             except FrameError as error:
                 self.shell.handle(PeerRefused(connection, error))
             finally:
-                if session is not None and session.connection is connection:
-                    self.shell.handle(AgentGone(session))
+                if link is not None and link.connection is connection:
+                    self.shell.handle(AgentGone(link))
         return socket
 
-    def join(self, frame: Any, connection: Connection, caller: Caller) -> AgentSession:
-        """The session of an agent that joins by this frame. Raises FrameError."""
+    def join(self, frame: Any, connection: Connection, caller: Caller) -> AgentLink:
+        """The link of an agent that joins by this frame. Raises FrameError."""
         self.shell.handle(AgentDialled(connection, frame, caller))
-        return self.sessions[frame.instance]
+        return self.links[frame.instance]
 
-    async def _receive(
-        self, socket: web.WebSocketResponse, session: AgentSession, connection: Connection
-    ) -> None:
+    async def _receive(self, socket: web.WebSocketResponse, link: AgentLink, connection: Connection) -> None:
         """Raises FrameError for what is no frame of an agent, and where too many come."""
         frames = RateLimit(FRAMES_AT_ONCE, FRAMES_S, most=1)
         received_bytes = RateLimit(4 * MAX_FRAME_BYTES, MAX_FRAME_BYTES, most=1)
         async for message in socket:
             if message.type is WSMsgType.BINARY:
-                if session.connection is not connection or connection.closing:
+                if link.connection is not connection or connection.closing:
                     break  # the same instance dialled again: this connection is obsolete
                 now = self.shell.now()
-                if not session.caller.is_ours and (
+                if not link.caller.is_ours and (
                     frames.wait_s("", now) or received_bytes.wait_s("", now, cost=len(message.data))
                 ):
                     raise refuse("flood", f"more than {FRAMES_S} frames or {MAX_FRAME_BYTES} bytes a second")
-                self.shell.handle(AgentSent(session, unpack(message.data)))
+                self.shell.handle(AgentSent(link, unpack(message.data)))
             elif message.type is WSMsgType.TEXT:
                 raise refuse("malformed", "a text message; frames are binary")
 
@@ -336,15 +334,15 @@ class RolloutManager:
                 {"code": "invalid", "message": f'expected {{"instance": NAME, "deadline_s": S}}: {error!r}'},
                 status=422,
             )
-        session = self.sessions.get(name)
-        if session is None:
+        link = self.links.get(name)
+        if link is None:
             return web.json_response(
-                {"code": "not_found", "message": f"no instance {name!r}; there are {sorted(self.sessions)}"},
+                {"code": "not_found", "message": f"no instance {name!r}; there are {sorted(self.links)}"},
                 status=404,
             )
-        if not caller.is_ours and session.caller != caller:
+        if not caller.is_ours and link.caller != caller:
             raise Unauthorized(f"The token {caller.token!r} may not drain {name}, which joined otherwise.")
-        self.shell.handle(DrainRequested(session, asked.deadline_s, asked.reason))
+        self.shell.handle(AgentDrainRequested(link, asked.deadline_s, asked.reason))
         return web.json_response({"instance": name, "draining": True})
 
     async def _status_route(self, request: web.Request) -> web.StreamResponse:
@@ -369,9 +367,9 @@ class RolloutManager:
         return told
 
 
-def _connection(session: AgentSession) -> Connection:
-    assert isinstance(session.connection, Connection)
-    return session.connection
+def _connection(link: AgentLink) -> Connection:
+    assert isinstance(link.connection, Connection)
+    return link.connection
 
 
 def _size(bounds: PortBounds) -> int:

@@ -15,7 +15,7 @@ from gyre.rollouts.manager.connections import Connection
 from gyre.rollouts.manager.front import Front
 from gyre.rollouts.manager.sockets import connected, first_frame, websocket
 from gyre.rollouts.plane.events import PeerRefused
-from gyre.rollouts.plane.trainer import Trainer, TrainerDialled, TrainerGone, TrainerSent
+from gyre.rollouts.plane.trainer import TrainerDialled, TrainerGone, TrainerRequester, TrainerSent
 from gyre.rollouts.protocol.codec import unpack
 from gyre.rollouts.protocol.fields import FrameError, refuse
 from gyre.rollouts.protocol.frames import Frame, Publish
@@ -26,12 +26,12 @@ from gyre.weights.version.model_folder import ModelFolder
 
 
 class TrainerFront(Front):
-    requester = Trainer
+    requester = TrainerRequester
 
     @property
     def connection(self) -> Connection | None:
         """Of the trainer that is attached."""
-        trainer = next(one for one in self.plane.requesters if isinstance(one, Trainer))
+        trainer = next(one for one in self.plane.requesters if isinstance(one, TrainerRequester))
         return cast("Connection | None", trainer.peer)
 
     def routes(self) -> list[web.RouteDef]:

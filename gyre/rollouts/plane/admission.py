@@ -89,7 +89,7 @@ def why_not_admitted(
 ) -> NotAdmitted | None:
     """None where the instance is admitted, else the reason that has to go first.
 
-    `is_current`: its session is the newest under its name. `version` is the policy version that it acknowledged, -1 for
+    `is_current`: its link is the newest under its name. `version` is the policy version that it acknowledged, -1 for
     none; `loading` another is under way; `handover` is the update mode that hands samples over before a load. `refused`
     are the versions that it said it cannot load.
     """

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gyre.rollouts.protocol.frames import TrainerStatus
-from gyre.rollouts.scheduling.elasticity import ElasticPolicy, ElasticSettings, Observation, Scale
+from gyre.rollouts.scheduling.elasticity import ElasticPolicy, ElasticSettings, PlaneObservation, Scale
 from gyre.rollouts.scheduling.pools import Pool, in_all, share_out
 
 NO_STEP_S = 60.0
@@ -60,7 +60,7 @@ class Advice:
     seen: int
     count: int
     reason: str
-    observed: Observation
+    observed: PlaneObservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Autoscaler:
         self._rates: dict[str, float] = {}
         """Tokens/s of one instance of each pool, when it last generated."""
         self._asked: dict[str, _Asked] = {}
-        self._goal: tuple[Scale, Observation] | None = None
+        self._goal: tuple[Scale, PlaneObservation] | None = None
         """What there should be in all, by the last decision."""
 
     def detached(self) -> None:
@@ -197,11 +197,11 @@ class Autoscaler:
 
     def _observation(
         self, fleet: Fleet, first: TrainerStatus, last: TrainerStatus, wanted: Mapping[str, int]
-    ) -> Observation:
+    ) -> PlaneObservation:
         observed_s = max(last.at_s - first.at_s, 1e-9)
         local = min(1.0, self._local_s / observed_s)
         waited = min(1.0, (last.waited_s - first.waited_s) / observed_s)
-        return Observation(
+        return PlaneObservation(
             instances=sum(wanted.values()),
             starting=sum(max(0, count - fleet.placed.get(role, 0)) for role, count in wanted.items()),
             others=fleet.others,

@@ -146,7 +146,7 @@ class Delivery:
             if groups and request.purpose != purpose:
                 continue
             purpose, group = request.purpose, request.complete()
-            group_bytes = _BYTES_A_TOKEN * group.token_count
+            group_bytes = _BYTES_A_TOKEN * group.positions
             if groups and size + group_bytes > PORTION_BYTES:
                 break
             self._sent.add(number)

@@ -21,7 +21,7 @@ This module must not know about HTTP or what a client's request looks like, and 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -45,6 +45,10 @@ _ID, _KEY, _ASKED, _AT = "door.id", "door.key", "door.asked", "door.at"
 """Keys of a group's `meta`: the request's id, whose it is, the digest of what was asked, and when, in seconds since
 1970."""
 
+_SESSION, _PARENT, _NOTE = "door.session", "door.parent", "door.note"
+"""Of a turn of a conversation: the client's name for that, the number of the request that it goes on from, and what its
+front wants to find again."""
+
 
 REQUEST_BYTES, SAMPLE_BYTES, TOKEN_BYTES = 2048, 1024, 8
 """What a request takes in the manager beside its prompt, a sample beside its tokens, and a token: its id, its
@@ -61,6 +65,15 @@ class Wish(NamedTuple):
 ANY = Wish()
 
 
+class AskedTurn(NamedTuple):
+    """Which turn of the client's conversation `session` a request is: the number of the request that it goes on from,
+    below 0 for none, and a note of its front's."""
+
+    session: str
+    parent: int
+    note: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What a client asks for under `id`: `n` samples of the prompt, int32 `[p]`. `sampling` has the dialect's names.
@@ -72,6 +85,7 @@ class Asked:
     sampling: dict[str, Any]
     wish: Wish = ANY
     stops: tuple[int, ...] = ()
+    turn: AskedTurn | None = None
 
     @property
     def digest(self) -> str:
@@ -128,10 +142,24 @@ class DoorRequest:
     """Why it cannot be generated; that is in the ledger too."""
     ended_at: float | None = None
     """When its end came into the ledger."""
-    bytes: int = 0
+    size: int = 0
     """What it counts for in its key's bound."""
     aborted: list[SampleView] | None = None
     """What could be told of each sample when its client ended it; it is forgotten since."""
+
+    @property
+    def session(self) -> str:
+        """The conversation that it is a turn of; "" for none."""
+        return str(self.request.group.meta.get(_SESSION, ""))
+
+    @property
+    def parent(self) -> int:
+        """The number of the request that it goes on from; below 0 for none."""
+        return int(self.request.group.meta.get(_PARENT, -1))
+
+    @property
+    def note(self) -> bytes:
+        return bytes(self.request.group.meta.get(_NOTE, b""))
 
     @property
     def is_over(self) -> bool:
@@ -170,6 +198,8 @@ class DoorLedger:
         """What the requests of each key take, open ones and those that are kept."""
         self._by_id: dict[str, DoorRequest] = {}
         self._by_number: dict[int, DoorRequest] = {}
+        self._turns: dict[tuple[str, str], dict[int, DoorRequest]] = defaultdict(dict)
+        """By key and conversation, the requests that are its turns, by number."""
         self._open: Counter[str] = Counter()
         """Requests of each key that have not ended."""
         self._ended: dict[int, DoorRequest] = {}
@@ -250,8 +280,8 @@ class DoorLedger:
         """The request takes as many bytes as it has tokens for now."""
         request = known.request
         now = _bytes_of(request.group.prompt_ids, request.n, known.tokens, request.sampling)
-        self.bytes_of[known.owner] += now - known.bytes
-        known.bytes = now
+        self.bytes_of[known.owner] += now - known.size
+        known.size = now
 
     def _again(self, known: DoorRequest, owner: str, asked: Asked) -> DoorRequest:
         if known.owner != owner:
@@ -266,7 +296,9 @@ class DoorLedger:
         return known
 
     def _begin(self, owner: str, asked: Asked, now: float) -> DoorRequest:
-        meta = {_ID: asked.id, _KEY: owner, _ASKED: asked.digest, _AT: now}
+        meta: dict[str, Any] = {_ID: asked.id, _KEY: owner, _ASKED: asked.digest, _AT: now}
+        if asked.turn is not None:
+            meta |= {_SESSION: asked.turn.session, _PARENT: asked.turn.parent, _NOTE: asked.turn.note}
         group_id = _group_id(owner, asked.id)
         try:
             frame = checked(
@@ -334,6 +366,8 @@ class DoorLedger:
             meta[_ID], meta[_KEY], meta[_ASKED], meta[_AT], request, [ToldSample()] * request.n
         )
         self._by_id[known.id] = self._by_number[request.number] = known
+        if known.session:
+            self._turns[known.owner, known.session][request.number] = known
         self._open[known.owner] += 1
         self._count_bytes(known)
         return known
@@ -396,7 +430,9 @@ class DoorLedger:
         for known in list(some):
             number = known.request.number
             del self._by_id[known.id], self._by_number[number]
-            self.bytes_of[known.owner] -= known.bytes
+            if known.session:
+                self._forget_turn(known)
+            self.bytes_of[known.owner] -= known.size
             if not self.bytes_of[known.owner]:
                 del self.bytes_of[known.owner]
             if self._ended.pop(number, None) is not None:
@@ -404,6 +440,16 @@ class DoorLedger:
             else:
                 self._count_down(known.owner)
             self._groups.cancelled += self._groups.close(PURPOSE, [known.request.group.id])
+
+    def _forget_turn(self, known: DoorRequest) -> None:
+        named = known.owner, known.session
+        del self._turns[named][known.request.number]
+        if not self._turns[named]:
+            del self._turns[named]
+
+    def turns(self, owner: str, session: str) -> Mapping[int, DoorRequest]:
+        """The requests of the key that are turns of this conversation, by number, the oldest first."""
+        return self._turns.get((owner, session), {})
 
     def requests(self) -> Mapping[str, DoorRequest]:
         """Those that are kept, by id."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gyre.rollouts.plane.admission import NotAdmitted
 from gyre.rollouts.plane.autoscaler import Fleet
-from gyre.rollouts.plane.sessions import AgentSession
+from gyre.rollouts.plane.links import AgentLink
 from gyre.rollouts.plane.status import rates_by_role
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ def look(plane: Plane, cores_busy: float | None) -> None:
     """Ask the policy how many instances there should be."""
     if not plane.settings.pools:
         return  # people decide
-    here = [s for s in plane.sessions.values() if not s.draining and not s.hello.local]
+    here = [s for s in plane.links.values() if not s.draining and not s.hello.local]
     serving = [
-        (session, one)
-        for session in here
-        if (one := plane.groups.instances.get(session.name)) and one.version >= 0
-        if session.not_admitted is not NotAdmitted.SPARE  # it is nobody's help yet
+        (link, one)
+        for link in here
+        if (one := plane.groups.instances.get(link.name)) and one.version >= 0
+        if link.not_admitted is not NotAdmitted.SPARE  # it is nobody's help yet
     ]
-    placed = Counter(session.role for session, _ in serving if session.role in plane.settings.pools)
-    spares = sum(session.is_spare for session, _ in serving)  # they do what missing ones would
+    placed = Counter(link.role for link, _ in serving if link.role in plane.settings.pools)
+    spares = sum(link.is_spare for link, _ in serving)  # they do what missing ones would
     placing = plane.groups.placement
     fleet = Fleet(
         placed=placed,
@@ -47,6 +47,6 @@ def look(plane: Plane, cores_busy: float | None) -> None:
         plane.report_event("ScaleAdvised", {**told, "observed": asdict(advice.observed)})
 
 
-def _all_here(plane: Plane, sessions: list[AgentSession]) -> bool:
+def _all_here(plane: Plane, links: list[AgentLink]) -> bool:
     """Whether all engines compute on this machine's cores."""
-    return all(session.hello.node == plane.node for session in sessions)
+    return all(link.hello.node == plane.node for link in links)

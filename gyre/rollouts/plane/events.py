@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from gyre.rollouts.plane.links import AgentLink
 from gyre.rollouts.plane.peers import Caller, Peer
-from gyre.rollouts.plane.sessions import AgentSession
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import Frame, Publish
 from gyre.rollouts.protocol.progress import Report
@@ -24,7 +24,7 @@ class Restored(NamedTuple):
 
 
 class AgentDialled(NamedTuple):
-    """With its first frame. The session is there after it, unless it is refused."""
+    """With its first frame. The link is there after it, unless it is refused."""
 
     peer: Peer
     frame: Frame | Report
@@ -32,14 +32,14 @@ class AgentDialled(NamedTuple):
 
 
 class AgentSent(NamedTuple):
-    session: AgentSession
+    link: AgentLink
     frame: Frame | Report
 
 
 class AgentGone(NamedTuple):
     """Its connection ended."""
 
-    session: AgentSession
+    link: AgentLink
 
 
 class PeerRefused(NamedTuple):
@@ -52,14 +52,14 @@ class PeerRefused(NamedTuple):
 class AgentUnadmitted(NamedTuple):
     """Its token is good no longer; `message` says why."""
 
-    session: AgentSession
+    link: AgentLink
     message: str
 
 
-class DrainRequested(NamedTuple):
-    """Of an instance that has a session."""
+class AgentDrainRequested(NamedTuple):
+    """Of an instance that has a link."""
 
-    session: AgentSession
+    link: AgentLink
     deadline_s: float
     reason: str
 

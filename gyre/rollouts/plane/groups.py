@@ -49,7 +49,7 @@ from gyre.rollouts.plane.sample_store import SampleStore
 from gyre.rollouts.protocol.columns import JoinedColumns, lineage
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Assignment, Held, Hello, Keep, Prompt, Request
-from gyre.rollouts.protocol.progress import End, Progress, Report
+from gyre.rollouts.protocol.progress import End, GenerationProgress, Report
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.samples import Group, GroupRequest
 from gyre.rollouts.scheduling.fleet import Instance
@@ -482,7 +482,7 @@ class OpenGroups:
 
     # -- what agents report -------------------------------------------------------------------------
 
-    def progress(self, name: str, frame: Progress) -> Given:
+    def progress(self, name: str, frame: GenerationProgress) -> Given:
         """Take in a report's tokens and ends. Returns the work for samples that migrate; other samples that were handed
         back are queued. Raises FrameError, and changes nothing, if the frame is inconsistent."""
         instance = self.instances[name]

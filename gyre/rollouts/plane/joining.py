@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from gyre.rollouts.plane import leaving, placement, updates
 from gyre.rollouts.plane.instructions import Commit
+from gyre.rollouts.plane.links import AgentLink
 from gyre.rollouts.plane.peers import Caller, Peer
-from gyre.rollouts.plane.sessions import AgentSession
 from gyre.rollouts.protocol.fields import LATER, refuse
 from gyre.rollouts.protocol.frames import PROTOCOL, EngineLimits, Frame, Hello, Reject, Welcome
 from gyre.rollouts.protocol.progress import Report
@@ -31,7 +31,7 @@ def join(plane: Plane, connection: Peer, frame: Frame | Report, caller: Caller) 
         )
     if frame.local and not caller.is_ours:
         raise refuse("local", f"{frame.instance} has joined, so it is not on the trainer's devices")
-    known = plane.sessions.get(frame.instance)
+    known = plane.links.get(frame.instance)
     if known is not None and not caller.is_ours and known.caller.token != caller.token:
         raise refuse(
             "name_taken", f"an instance {frame.instance} is there, which has not joined with this token"
@@ -49,7 +49,7 @@ def join(plane: Plane, connection: Peer, frame: Frame | Report, caller: Caller) 
         )
     connection.name = frame.instance
     plane.take_in()
-    before = plane.sessions.get(frame.instance)
+    before = plane.links.get(frame.instance)
     back = before is not None and before.hello.incarnation == frame.incarnation
     if before is not None and not back:
         if before.connection is not None:
@@ -64,25 +64,25 @@ def join(plane: Plane, connection: Peer, frame: Frame | Report, caller: Caller) 
     if keep:
         plane.commit(Commit.SOON)  # the leases
     instance = plane.groups.instances[frame.instance]
-    session = AgentSession(frame, connection, instance.number, heard_at=now)
-    session.caller = caller
-    session.source = believed_address(plane, session, frame.source)
-    session.limits = EngineLimits(max_running=frame.max_running, kv_tokens=frame.kv_tokens)
-    plane.sessions[frame.instance] = session
+    link = AgentLink(frame, connection, instance.number, heard_at=now)
+    link.caller = caller
+    link.source = believed_address(plane, link, frame.source)
+    link.limits = EngineLimits(max_running=frame.max_running, kv_tokens=frame.kv_tokens)
+    plane.links[frame.instance] = link
     version = frame.version
     if version >= 0 and not plane.versions.is_known(version, frame.checksum):
         version = -1  # the same number, other bytes: an instance of another history
     instance.version = version
     if version >= 0:
         instance.loaded.came_back(version)
-    session.resting = "asleep" if frame.asleep else ""
+    link.resting = "asleep" if frame.asleep else ""
     if before is not None and back:
-        session.take_over(before)
+        link.take_over(before)
     weights = plane.versions.served
     if weights is not None and (
         version == weights.version
-        or not plane.windows.may_load(session)
-        or session.waits_to_reload(weights.version, now)
+        or not plane.windows.may_load(link)
+        or link.waits_to_reload(weights.version, now)
     ):
         weights = None
     adapters = plane.settings.adapters
@@ -103,9 +103,9 @@ def join(plane: Plane, connection: Peer, frame: Frame | Report, caller: Caller) 
         ),
     )
     if weights is not None:
-        session.loading, session.loading_since = weights.version, now
+        link.loading, link.loading_since = weights.version, now
         instance.loaded.tell(weights.version)
-    updates.update(plane, session)
+    updates.update(plane, link)
     placement.cancel_superseded(plane)
     plane.report_event(
         "InstanceJoined",
@@ -122,14 +122,14 @@ def join(plane: Plane, connection: Peer, frame: Frame | Report, caller: Caller) 
     placement.dispatch_soon(plane)
 
 
-def believed_address(plane: Plane, session: AgentSession, address: str) -> str:
+def believed_address(plane: Plane, link: AgentLink, address: str) -> str:
     """The address where others fetch from it, "" where it may not name that one: a machine that joined speaks for
     the host that it dials from, or one in the job's networks. It works on without serving others."""
-    connection = session.connection
-    if not address or session.caller.is_ours or connection is None:
+    connection = link.connection
+    if not address or link.caller.is_ours or connection is None:
         return address
     if may_name(address, connection.host, plane.settings.weights.sender_networks):
         return address
-    told = {"instance": session.name, "address": address, "dialled_from": connection.host}
+    told = {"instance": link.name, "address": address, "dialled_from": connection.host}
     plane.report_event("AddressIgnored", told)
     return ""

@@ -58,7 +58,7 @@ class RequestsAborted(NamedTuple):
     id: str | None
 
 
-class Keys(Requester):
+class KeysRequester(Requester):
     most_resets = 0  # a door never takes back what it told
 
     def __init__(self, groups: OpenGroups, settings: ManagerSettings) -> None:

@@ -83,7 +83,7 @@ _HANDLERS: Mapping[type, Handler] = {
     e.AgentGone: _with_fields(leaving.disconnected),
     e.AgentUnadmitted: _with_fields(leaving.cut),
     e.PeerRefused: _with_fields(Plane.reject),
-    e.DrainRequested: _with_fields(instances.drain),
+    e.AgentDrainRequested: _with_fields(instances.drain),
     e.Published: _with_fields(updates.publish),
     e.RolesWanted: _roles_wanted,
     e.ReportsDue: _with_fields(Plane.take_in),

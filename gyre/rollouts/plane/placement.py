@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from gyre.rollouts.plane.admission import NotAdmitted
 from gyre.rollouts.plane.groups import Given, Recalled
 from gyre.rollouts.plane.instructions import DISPATCH_SOON, Commit
+from gyre.rollouts.plane.links import AgentLink
 from gyre.rollouts.plane.requests import InFlightSample
-from gyre.rollouts.plane.sessions import AgentSession
 from gyre.rollouts.protocol.frames import Assign, Assignment, Cancel, Frame
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def compute_admission(plane: Plane) -> bool:
     if not plane.placing.is_stale:
         return False
     plane.placing.is_stale = False
-    more = plane.sessions.admit(plane.windows.device_use, handover=plane.settings.update_mode == "handover")
+    more = plane.links.admit(plane.windows.device_use, handover=plane.settings.update_mode == "handover")
     if plane.now >= plane.placing.hold_until:  # before, instances that have not dialled yet are not dead
         _report_spares(plane)
     return more
@@ -97,21 +97,21 @@ def compute_admission(plane: Plane) -> bool:
 
 def set_wanted(plane: Plane, wanted: Mapping[str, int]) -> None:
     """So many instances of these roles there are to be."""
-    if wanted.items() - plane.sessions.wanted.items():
-        plane.sessions.wanted.update(wanted)
+    if wanted.items() - plane.links.wanted.items():
+        plane.links.wanted.update(wanted)
         dispatch_soon(plane)
 
 
 def _report_spares(plane: Plane) -> None:
     """Tell which spares have begun to serve, or are relieved, since this was told last."""
-    now = plane.sessions.substitution
+    now = plane.links.substitution
     for name in sorted(now.serving - plane.placing.serving_spares):
         version = plane.groups.instances[name].version
         told = {"instance": name, "missing": list(now.missing[:MISSING_TOLD]), "version": version}
         plane.report_event("SparePromoted", told)
     for name in sorted(plane.placing.serving_spares - now.serving):
-        session = plane.sessions.get(name)
-        if session is not None and session.not_admitted is NotAdmitted.SPARE:  # else it is gone itself
+        link = plane.links.get(name)
+        if link is not None and link.not_admitted is NotAdmitted.SPARE:  # else it is gone itself
             held = len(plane.groups.instances[name].held)
             plane.report_event("SpareRelieved", {"instance": name, "samples": held})
     plane.placing.serving_spares = now.serving
@@ -119,8 +119,8 @@ def _report_spares(plane: Plane) -> None:
 
 def send_work(plane: Plane, given: Given) -> None:
     for name, (prompts, work) in given.items():
-        session = plane.sessions.get(name)
-        if session is None or session.connection is None:
+        link = plane.links.get(name)
+        if link is None or link.connection is None:
             continue
         known = {prompt.request_id: prompt for prompt in prompts}
         for portion in _portions(work):
@@ -132,27 +132,27 @@ def send_work(plane: Plane, given: Given) -> None:
             request_ids = dict.fromkeys(one.request_id for one in portion)
             send(
                 plane,
-                session,
+                link,
                 Assign(prompts=[known[number] for number in request_ids], work=portion),
                 needed,
             )
 
 
-def send(plane: Plane, session: AgentSession, frame: Frame, needed: int = 0) -> None:
+def send(plane: Plane, link: AgentLink, frame: Frame, needed: int = 0) -> None:
     """Send it when the delta `needed` is committed, and after what waits for that already."""
-    if session.deferred or needed > plane.placing.committed_seq:
-        session.deferred.append((needed, frame))
+    if link.deferred or needed > plane.placing.committed_seq:
+        link.deferred.append((needed, frame))
         plane.commit(Commit.NOW)
-    elif session.connection is not None:
-        plane.send(session.connection, frame)
+    elif link.connection is not None:
+        plane.send(link.connection, frame)
 
 
-def send_committed(plane: Plane, session: AgentSession) -> None:
+def send_committed(plane: Plane, link: AgentLink) -> None:
     """Send what waited for the deltas that are in the ledger now."""
-    while session.deferred and session.deferred[0][0] <= plane.placing.committed_seq:
-        _, frame = session.deferred.popleft()
-        if session.connection is not None:
-            plane.send(session.connection, frame)
+    while link.deferred and link.deferred[0][0] <= plane.placing.committed_seq:
+        _, frame = link.deferred.popleft()
+        if link.connection is not None:
+            plane.send(link.connection, frame)
 
 
 def recall(plane: Plane, states: Iterable[InFlightSample]) -> None:
@@ -162,8 +162,8 @@ def recall(plane: Plane, states: Iterable[InFlightSample]) -> None:
 
 def _send_recalls(plane: Plane, recalled: Recalled) -> None:
     for name, rows in recalled.items():
-        if (session := plane.sessions.get(name)) is not None:
-            send(plane, session, Cancel(rows=rows))
+        if (link := plane.links.get(name)) is not None:
+            send(plane, link, Cancel(rows=rows))
             plane.placing.recalled.update(dict.fromkeys(rows, plane.now))
 
 
@@ -187,9 +187,9 @@ def cancel_superseded(plane: Plane) -> None:
     """Stop what went on elsewhere."""
     cancelled, plane.groups.cancelled = plane.groups.cancelled, []
     for name, row, lease in cancelled:
-        session = plane.sessions.get(name)
-        if session is not None:
-            send(plane, session, Cancel(rows=[(row, lease)]))
+        link = plane.links.get(name)
+        if link is not None:
+            send(plane, link, Cancel(rows=[(row, lease)]))
 
 
 def look(plane: Plane) -> None:

@@ -98,7 +98,7 @@ class SessionGroup:
 
     @property
     def is_complete(self) -> bool:
-        return all(one.is_written and one.outcome is not Outcome.INFRA_FAULT for one in self.members)
+        return all(one.is_over and one.is_written for one in self.members)
 
     def complete(self) -> Group:
         """The group with its rows; it is complete."""

@@ -24,7 +24,7 @@ from gyre.rollouts.plane.requests import InFlightRequest, InFlightSample
 from gyre.rollouts.plane.session_ledger import TURN, SessionEnded, SessionLedger, TurnAsked
 from gyre.rollouts.plane.session_tree import Outcome, Session
 from gyre.rollouts.plane.settings import ManagerSettings, SessionSettings
-from gyre.rollouts.plane.trainer import Trainer
+from gyre.rollouts.plane.trainer import TrainerRequester
 from gyre.rollouts.protocol.frames import GroupsStored, Request
 from gyre.rollouts.token_log.write_buffer import WriteBatch
 
@@ -56,7 +56,7 @@ class SnapshotKept(NamedTuple):
     body: bytes
 
 
-class SessionTrainer(Trainer):
+class SessionTrainer(TrainerRequester):
     def __init__(self, groups: OpenGroups, settings: ManagerSettings) -> None:
         super().__init__(groups, settings)
         self.sessions = SessionLedger(groups, settings.sessions or SessionSettings())

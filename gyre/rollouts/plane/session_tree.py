@@ -102,6 +102,11 @@ class Session:
     """The ledger has all of it but its turns' tokens."""
 
     @property
+    def is_over(self) -> bool:
+        """It has ended, and not by a fault of infrastructure."""
+        return self.outcome not in (None, Outcome.INFRA_FAULT)
+
+    @property
     def drawn(self) -> int:
         """Tokens that engines drew for it."""
         return sum(turn.sample.length for turn in self.turns)

@@ -59,6 +59,8 @@ class DoorSettings:
     """Most tokens of prompt and answer; None for the model's own limit."""
     tokenizer: Tokenizer | None = None
     """None where prompts are token ids."""
+    renderer: Renderer | None = None
+    """What puts messages into tokens; None where nobody chats."""
     serves_folders: bool = True
     """Whether the manager serves the chunks of folders that are published; else instances read them from the disk."""
     address: str = ""

@@ -1,7 +1,7 @@
 """The state of the rollout plane: what all subjects read, and each changes its own part of.
 
     groups      open groups, the tokens and leases of their samples      groups, sample_store, leases, quarantine
-    sessions    the instances that have joined, and who is admitted      sessions, admission, spares
+    links       the instances that have joined, and who is admitted      links, admission, spares
     versions    the policies that are published                          versions, updates
     placing     what goes to whom                                        placement
     windows     when the trainer's devices generate                      windows
@@ -25,12 +25,12 @@ from gyre.rollouts.plane.autoscaler import Autoscaler
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.instances import Life
 from gyre.rollouts.plane.instructions import Close, Commit, Instruction, ReportEvent, Send
+from gyre.rollouts.plane.links import AgentLinks
 from gyre.rollouts.plane.peer_events import PeerEvents
 from gyre.rollouts.plane.peers import Peer
 from gyre.rollouts.plane.placement import Placing
 from gyre.rollouts.plane.report_queue import ReportQueue
 from gyre.rollouts.plane.requesters import Requester
-from gyre.rollouts.plane.sessions import AgentSessions
 from gyre.rollouts.plane.settings import ManagerSettings
 from gyre.rollouts.plane.updates import Service
 from gyre.rollouts.plane.versions import PolicyVersions
@@ -68,7 +68,7 @@ class Plane:
             vocabulary=settings.vocabulary,
             most_resets=min(kind.most_resets for kind in requesters),
         )
-        self.sessions = AgentSessions(self.groups, settings.wanted)
+        self.links = AgentLinks(self.groups, settings.wanted)
         self.versions = PolicyVersions()
         self.reports = ReportQueue(self.groups)
         self.folded = PeerEvents(self._is_ours)
@@ -109,8 +109,8 @@ class Plane:
         self.instructions += [ReportEvent(*event) for event in self.folded.due(self.now)]
 
     def _is_ours(self, name: str) -> bool:
-        session = self.sessions.get(name)
-        return session is not None and session.caller.is_ours
+        link = self.links.get(name)
+        return link is not None and link.caller.is_ours
 
     def reject(self, peer: Peer, error: FrameError) -> None:
         """Tell the peer the reason, and people once; no other peer notices. Its connection is to end."""
@@ -139,7 +139,7 @@ class Plane:
         """Cut the instances that reported what cannot be, which shows when the report is taken in."""
         while self.reports.refused:
             name, error = self.reports.refused.pop(0)
-            peer = self.sessions[name].connection
+            peer = self.links[name].connection
             if peer is not None:
                 self.reject(peer, error)
                 self.close(peer)

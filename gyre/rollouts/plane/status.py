@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.rollouts.plane.admission import NotAdmitted
 from gyre.rollouts.plane.groups import OpenGroups
-from gyre.rollouts.plane.sessions import AgentSession
+from gyre.rollouts.plane.links import AgentLink
 from gyre.rollouts.plane.stored_account import account_in
 from gyre.rollouts.protocol.frames import Loaded, SampleCounts
 from gyre.rollouts.scheduling.fleet import Instance
@@ -32,13 +32,13 @@ def groups_status(groups: OpenGroups) -> dict[str, Any]:
     }
 
 
-def underway(groups: OpenGroups, sessions: Iterable[AgentSession], now: float) -> SampleCounts:
+def underway(groups: OpenGroups, links: Iterable[AgentLink], now: float) -> SampleCounts:
     """What becomes of the samples that have not ended, for the trainer."""
-    here = [one for one in sessions if one.connection is not None and not one.draining]
+    here = [one for one in links if one.connection is not None and not one.draining]
     generating = at_engine = 0
-    for session in here:
-        held = len(groups.instances[session.name].held)
-        running = min(held, session.running)
+    for link in here:
+        held = len(groups.instances[link.name].held)
+        running = min(held, link.running)
         generating += running
         at_engine += held - running
     waits = groups.queued
@@ -51,63 +51,61 @@ def underway(groups: OpenGroups, sessions: Iterable[AgentSession], now: float) -
     )
 
 
-def _queued_for(groups: OpenGroups, here: Sequence[AgentSession], now: float) -> str:
+def _queued_for(groups: OpenGroups, here: Sequence[AgentLink], now: float) -> str:
     """What queued samples wait for whose policy is served, as a field of `SampleCounts`."""
-    if any(session.not_admitted is None for session in here):
+    if any(link.not_admitted is None for link in here):
         return "for_place"
     if any(
-        groups.instances[session.name].version < 0 and (session.loading is not None or now < session.start_at)
-        for session in here
+        groups.instances[link.name].version < 0 and (link.loading is not None or now < link.start_at)
+        for link in here
     ):
         return "for_engine"
     away = (NotAdmitted.NO_WINDOW, NotAdmitted.ASLEEP, NotAdmitted.GATHERING)
-    if here and all(session.not_admitted in away for session in here):
+    if here and all(link.not_admitted in away for link in here):
         return "for_devices"
     return "for_weights" if here else "for_instance"
 
 
-def instance_status(
-    session: AgentSession, instance: Instance, now: float, *, checksum: str
-) -> dict[str, Any]:
+def instance_status(link: AgentLink, instance: Instance, now: float, *, checksum: str) -> dict[str, Any]:
     """`checksum` is of the version that it acknowledged; "" where that is not known any more. `not_admitted` says why
     it is given nothing; "" where it is admitted."""
     return {
-        "instance": session.name,
-        "incarnation": session.hello.incarnation,
-        "engine": session.hello.engine,
-        "node": session.hello.node,
-        "pid": session.hello.pid,
+        "instance": link.name,
+        "incarnation": link.hello.incarnation,
+        "engine": link.hello.engine,
+        "node": link.hello.node,
+        "pid": link.hello.pid,
         "version": instance.version,
         "checksum": checksum,
-        "source": session.source,
-        "state": _state(session, instance),
-        "not_admitted": str(session.not_admitted or ""),
+        "source": link.source,
+        "state": _state(link, instance),
+        "not_admitted": str(link.not_admitted or ""),
         "samples": len(instance.held),
-        "running": session.running,
+        "running": link.running,
         "tokens": instance.generated_tokens,
-        "rate_tokens_s": round(session.rate_tokens_s, 1),
+        "rate_tokens_s": round(link.rate_tokens_s, 1),
         "max_running": instance.max_running,
-        "kv_used_tokens": session.used_tokens,
+        "kv_used_tokens": link.used_tokens,
         "kv_tokens": instance.kv_tokens,
-        "limits_why": session.limits.why if session.limits is not None else "",
-        **_ways(session.loaded),
-        "silent_s": round(now - session.heard_at, 2),
+        "limits_why": link.limits.why if link.limits is not None else "",
+        **_ways(link.loaded),
+        "silent_s": round(now - link.heard_at, 2),
     }
 
 
-def rates_by_role(sessions: Iterable[AgentSession]) -> dict[str, float]:
+def rates_by_role(links: Iterable[AgentLink]) -> dict[str, float]:
     """Tokens/s of one instance of each role, of those that generate."""
     found: dict[str, list[float]] = defaultdict(list)
-    for session in sessions:
-        if session.rate_tokens_s > 0 and (role := session.role):
-            found[role].append(session.rate_tokens_s)
+    for link in links:
+        if link.rate_tokens_s > 0 and (role := link.role):
+            found[role].append(link.rate_tokens_s)
     return {role: sum(rates) / len(rates) for role, rates in found.items()}
 
 
-def pools_status(sessions: Iterable[AgentSession], prices: Mapping[str, float]) -> dict[str, Any]:
+def pools_status(links: Iterable[AgentLink], prices: Mapping[str, float]) -> dict[str, Any]:
     """By role with a price: how many instances are connected, what one costs an hour, and what a million tokens cost
     at the rate of those that generate; None while none does."""
-    here = [one for one in sessions if one.connection is not None]
+    here = [one for one in links if one.connection is not None]
     rates = rates_by_role(here)
     return {
         role: {
@@ -135,14 +133,14 @@ def _ways(loaded: Loaded | None) -> dict[str, str]:
     }
 
 
-def _state(session: AgentSession, instance: Instance) -> str:
-    if session.connection is None:
+def _state(link: AgentLink, instance: Instance) -> str:
+    if link.connection is None:
         return "cut"
-    if session.draining:
+    if link.draining:
         return "draining"
-    if session.resting:
-        return {"falling": "asleep", "asleep": "asleep", "waking": "waking"}[session.resting]
-    if session.loading is not None:
+    if link.resting:
+        return {"falling": "asleep", "asleep": "asleep", "waking": "waking"}[link.resting]
+    if link.loading is not None:
         return "loading"
     return "working" if instance.held else "idle"
 
@@ -156,12 +154,10 @@ def plane_status(plane: Plane) -> dict[str, Any]:
         **groups_status(plane.groups),
         "refused": plane.refused,
         "local_window": plane.windows.status(plane.now),
-        "pools": pools_status(plane.sessions.values(), plane.settings.prices),
+        "pools": pools_status(plane.links.values(), plane.settings.prices),
         "instances": [
-            instance_status(
-                session, instance, plane.now, checksum=plane.versions.checksum_of(instance.version)
-            )
-            for session in plane.sessions.values()
-            if (instance := plane.groups.instances.get(session.name)) is not None
+            instance_status(link, instance, plane.now, checksum=plane.versions.checksum_of(instance.version))
+            for link in plane.links.values()
+            if (instance := plane.groups.instances.get(link.name)) is not None
         ],
     }

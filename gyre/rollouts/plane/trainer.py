@@ -68,7 +68,7 @@ class TrainerGone(NamedTuple):
     peer: Peer
 
 
-class Trainer(Requester):
+class TrainerRequester(Requester):
     trains = True
 
     def __init__(self, groups: OpenGroups, settings: ManagerSettings) -> None:
@@ -170,7 +170,7 @@ class Trainer(Requester):
         elif isinstance(frame, ReclaimDevices):
             windows.reclaim(plane, frame.window)
         elif isinstance(frame, TrainerStatus):
-            plane.send(peer, underway(plane.groups, plane.sessions.values(), plane.now))
+            plane.send(peer, underway(plane.groups, plane.links.values(), plane.now))
             placement.set_wanted(plane, frame.wanted)
             plane.autoscaler.pulse(frame, plane.now)
         else:

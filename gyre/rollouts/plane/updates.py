@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from gyre.rollouts.plane import placement
 from gyre.rollouts.plane.instructions import Commit
-from gyre.rollouts.plane.sessions import AgentSession, RefusedVersion
+from gyre.rollouts.plane.links import AgentLink, RefusedVersion
 from gyre.rollouts.protocol.frames import Publish, Weights
 
 if TYPE_CHECKING:
@@ -64,43 +64,43 @@ def promote(plane: Plane) -> None:
     plane.commit(Commit.SOON)
     plane.groups.promote(served.version)
     told = with_sources(plane, served)
-    for session in plane.sessions.values():
-        update(plane, session, told)
+    for link in plane.links.values():
+        update(plane, link, told)
     placement.dispatch_soon(plane)
 
 
-def update(plane: Plane, session: AgentSession, told: Weights | None = None) -> None:
+def update(plane: Plane, link: AgentLink, told: Weights | None = None) -> None:
     """Send the served version, unless the instance has it or is loading it. One that it is still fetching is not
     finished then: the agent goes on with the newer. `told` is the version with its sources, from a caller that
     sends it to many: finding them means a look at every instance."""
     served = plane.versions.served
-    if served is None or session.connection is None or session.draining:
+    if served is None or link.connection is None or link.draining:
         return
-    if session.loading is not None and session.loading >= served.version:
+    if link.loading is not None and link.loading >= served.version:
         return
-    if plane.groups.instances[session.name].version == served.version:
+    if plane.groups.instances[link.name].version == served.version:
         return
-    if session.waits_to_reload(served.version, plane.now):
+    if link.waits_to_reload(served.version, plane.now):
         return
-    if plane.windows.may_load(session):
-        session.loading, session.loading_since = served.version, plane.now
-        plane.groups.instances[session.name].loaded.tell(served.version)
-        plane.send(session.connection, told or with_sources(plane, served))
+    if plane.windows.may_load(link):
+        link.loading, link.loading_since = served.version, plane.now
+        plane.groups.instances[link.name].loaded.tell(served.version)
+        plane.send(link.connection, told or with_sources(plane, served))
         placement.dispatch_soon(plane)
-    elif session.loading is None and session.told_ahead != served.version:
+    elif link.loading is None and link.told_ahead != served.version:
         # It loads it when its window opens; that it has it by then costs no memory of the trainer's devices.
         # What it is loading it finishes first: the window's end waits for that.
-        session.told_ahead = served.version
-        plane.send(session.connection, replace(told or with_sources(plane, served), ahead=True))
+        link.told_ahead = served.version
+        plane.send(link.connection, replace(told or with_sources(plane, served), ahead=True))
 
 
-def refused(plane: Plane, session: AgentSession, version: int, error: str = "") -> None:
+def refused(plane: Plane, link: AgentLink, version: int, error: str = "") -> None:
     """The instance could not load the version, for the reason `error`: it tries again after a pause, each time a
     longer one."""
-    session.loading = None
-    count = session.refused[version].count + 1 if version in session.refused else 1
+    link.loading = None
+    count = link.refused[version].count + 1 if version in link.refused else 1
     pause_s = min(RELOAD_MAX_S, RELOAD_FIRST_S * 2 ** (count - 1))
-    session.refused = {version: RefusedVersion(count, plane.now + pause_s, error[:ERROR_CHARS])}
+    link.refused = {version: RefusedVersion(count, plane.now + pause_s, error[:ERROR_CHARS])}
 
 
 def report_service(plane: Plane) -> None:
@@ -110,7 +110,7 @@ def report_service(plane: Plane) -> None:
     if served is None:
         return
     here = _here(plane)
-    if any(_version_of(plane, session) == served.version for session in here):
+    if any(_version_of(plane, link) == served.version for link in here):
         if plane.service.is_news:
             plane.report_event("PolicyServed", {"version": served.version})
         plane.service.is_news = False
@@ -124,14 +124,14 @@ def report_service(plane: Plane) -> None:
         plane.report_event("PolicyNotServed", {"version": served.version, "refused": refused})
 
 
-def _here(plane: Plane) -> list[AgentSession]:
+def _here(plane: Plane) -> list[AgentLink]:
     """Those of instances that could serve."""
-    return [one for one in plane.sessions.values() if one.connection is not None and not one.draining]
+    return [one for one in plane.links.values() if one.connection is not None and not one.draining]
 
 
-def _version_of(plane: Plane, session: AgentSession) -> int:
+def _version_of(plane: Plane, link: AgentLink) -> int:
     """-1 also of one that has just left."""
-    instance = plane.groups.instances.get(session.name)
+    instance = plane.groups.instances.get(link.name)
     return instance.version if instance is not None else -1
 
 
@@ -167,32 +167,30 @@ def standing(plane: Plane, version: int) -> dict[str, Any] | None:
 def refusals(plane: Plane, version: int) -> dict[str, str]:
     """By instance that could not load this version: what it said."""
     return {
-        session.name: session.refused[version].error
-        for session in plane.sessions.values()
-        if version in session.refused
+        link.name: link.refused[version].error for link in plane.links.values() if version in link.refused
     }
 
 
-def not_started(plane: Plane, session: AgentSession) -> None:
+def not_started(plane: Plane, link: AgentLink) -> None:
     """The instance's engine did not start: no version is told again before a pause, longer each time in a row."""
-    session.failed_starts += 1
-    pause_s = min(START_MAX_S, START_FIRST_S * 2 ** min(session.failed_starts - 1, 16))
-    session.start_at = plane.now + pause_s
+    link.failed_starts += 1
+    pause_s = min(START_MAX_S, START_FIRST_S * 2 ** min(link.failed_starts - 1, 16))
+    link.start_at = plane.now + pause_s
 
 
-def started(plane: Plane, session: AgentSession) -> None:
+def started(plane: Plane, link: AgentLink) -> None:
     """The instance's engine has started."""
-    session.failed_starts, session.start_at = 0, 0.0
+    link.failed_starts, link.start_at = 0, 0.0
 
 
 def with_sources(plane: Plane, weights: Weights) -> Weights:
     """Instances that have it serve it as well: the publisher may be gone."""
     others = [
-        session.source
-        for session in plane.sessions.values()
-        if session.source
-        and session.connection is not None
-        and plane.groups.instances[session.name].version == weights.version
+        link.source
+        for link in plane.links.values()
+        if link.source
+        and link.connection is not None
+        and plane.groups.instances[link.name].version == weights.version
     ]
     return replace(weights, sources=[*weights.sources, *others][:SOURCES_TOLD])
 
@@ -204,12 +202,12 @@ def sources_moved(plane: Plane) -> None:
     if served is None:
         return
     told = with_sources(plane, served)
-    for session in plane.sessions.values():
-        if session.loading == served.version and session.connection is not None:
-            plane.send(session.connection, told)
-        elif session.refused:
-            session.refused = {}
-            update(plane, session, told)
+    for link in plane.links.values():
+        if link.loading == served.version and link.connection is not None:
+            plane.send(link.connection, told)
+        elif link.refused:
+            link.refused = {}
+            update(plane, link, told)
 
 
 def publish(plane: Plane, frame: Publish, model: str) -> bool:

@@ -9,7 +9,7 @@ Invariants:
 - *one publisher*: the publisher of the newest version is the source of all versions; an earlier publisher is dead, and
   nobody is sent there any more.
 
-This module must not know about samples, sessions or who loads a version.
+This module must not know about samples, links or who loads a version.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from gyre.rollouts.plane import leaving, placement
 from gyre.rollouts.plane.admission import DeviceUse
+from gyre.rollouts.plane.links import AgentLink
 from gyre.rollouts.plane.peers import Peer
-from gyre.rollouts.plane.sessions import AgentSession
 from gyre.rollouts.protocol.frames import (
     Asleep,
     Awake,
@@ -108,19 +108,19 @@ class Windows:
     def is_lent(self) -> bool:
         return self.lent is not None
 
-    def device_use(self, session: AgentSession) -> DeviceUse:
+    def device_use(self, link: AgentLink) -> DeviceUse:
         """How the instance may use its devices now."""
-        if not session.hello.local:
+        if not link.hello.local:
             return DeviceUse.OWN
         if not self.is_open:
             return DeviceUse.NO_WINDOW
-        if session.resting:
+        if link.resting:
             return DeviceUse.ASLEEP
         return DeviceUse.GATHERING if self.gathering else DeviceUse.LENT
 
-    def may_load(self, session: AgentSession) -> bool:
+    def may_load(self, link: AgentLink) -> bool:
         """Whether its engine may be started or load a policy now, both of which take memory."""
-        return not session.hello.local or (self.is_open and not session.resting)
+        return not link.hello.local or (self.is_open and not link.resting)
 
     def status(self, now: float) -> dict[str, Any]:
         window = self.window
@@ -187,37 +187,37 @@ def trainer_attached(plane: Plane, lender: Peer, *, other: bool) -> None:
 # -- local instances ----------------------------------------------------------------------------
 
 
-def asleep(plane: Plane, session: AgentSession, frame: Asleep) -> None:
-    session.resting = "asleep"
+def asleep(plane: Plane, link: AgentLink, frame: Asleep) -> None:
+    link.resting = "asleep"
     if frame.error:
-        plane.report_event("MemoryNotReleased", {"instance": session.name, "error": frame.error[:2000]})
+        plane.report_event("MemoryNotReleased", {"instance": link.name, "error": frame.error[:2000]})
     look(plane)
 
 
-def awake(plane: Plane, session: AgentSession, frame: Awake) -> None:
-    session.resting = ""
-    leaving.refresh(plane, session)
+def awake(plane: Plane, link: AgentLink, frame: Awake) -> None:
+    link.resting = ""
+    leaving.refresh(plane, link)
     _passed(plane, "awake_s")
     look(plane)
 
 
-def loaded(plane: Plane, session: AgentSession) -> None:
+def loaded(plane: Plane, link: AgentLink) -> None:
     """Note that the instance serves the version that it was told to load."""
-    if session.hello.local:
+    if link.hello.local:
         _passed(plane, "loaded_s")
         _gather(plane)
         if plane.windows.closing_since is not None:
             _put_to_sleep(plane)
 
 
-def ended(plane: Plane, session: AgentSession) -> None:
+def ended(plane: Plane, link: AgentLink) -> None:
     """Note that samples of the instance ended."""
     if plane.windows.window is not None:
         _passed(plane, "last_ended_s")
         if not any(one.held for one in plane.groups.instances.values()) and _is_done(plane):
             look(plane)
-    elif plane.windows.closing_since is not None and session.hello.local:
-        instance = plane.groups.instances.get(session.name)
+    elif plane.windows.closing_since is not None and link.hello.local:
+        instance = plane.groups.instances.get(link.name)
         if instance is not None and not instance.held:
             _put_to_sleep(plane)
 
@@ -234,13 +234,13 @@ def _gather(plane: Plane) -> None:
     if not windows.gathering:
         return
     waking = [
-        session
-        for session in _locals(plane)
-        if session.connection is not None
-        and not session.draining
-        and plane.groups.instances[session.name].version >= 0
+        link
+        for link in _locals(plane)
+        if link.connection is not None
+        and not link.draining
+        and plane.groups.instances[link.name].version >= 0
     ]
-    ready = [session for session in waking if not session.resting and session.loading is None]
+    ready = [link for link in waking if not link.resting and link.loading is None]
     if ready and windows.ready_since is None:
         windows.ready_since = plane.now
     waited = windows.ready_since is not None and plane.now - windows.ready_since >= TOGETHER_S
@@ -248,12 +248,12 @@ def _gather(plane: Plane) -> None:
         return
     windows.gathering = False
     _passed(plane, "working_s")
-    for session in _locals(plane):
-        leaving.refresh(plane, session)
+    for link in _locals(plane):
+        leaving.refresh(plane, link)
 
 
-def _locals(plane: Plane) -> list[AgentSession]:
-    return [session for session in plane.sessions.values() if session.hello.local]
+def _locals(plane: Plane) -> list[AgentLink]:
+    return [link for link in plane.links.values() if link.hello.local]
 
 
 # -- time ---------------------------------------------------------------------------------------
@@ -275,10 +275,10 @@ def look(plane: Plane) -> None:
         ):
             _decide(plane)
     if windows.window is not None:
-        for session in _locals(plane):
-            if session.resting == "asleep" and session.connection is not None and not session.draining:
-                session.resting, session.resting_since = "waking", plane.now
-                placement.send(plane, session, Wake())
+        for link in _locals(plane):
+            if link.resting == "asleep" and link.connection is not None and not link.draining:
+                link.resting, link.resting_since = "waking", plane.now
+                placement.send(plane, link, Wake())
         _gather(plane)
     elif windows.closing_since is not None or plane.now >= windows.quiet_until:
         _put_to_sleep(plane)
@@ -325,8 +325,8 @@ def _decide(plane: Plane) -> None:
         windows.phases = {}
         windows.gathering, windows.ready_since = True, None
         plane.report_event("WindowOpened", {"window": lent.frame.window, "reason": plan.reason})
-        for session in _locals(plane):
-            leaving.refresh(plane, session)
+        for link in _locals(plane):
+            leaving.refresh(plane, link)
     left_s = plan.until_s - plane.now
     _answer(
         plane,
@@ -345,8 +345,8 @@ def _state(plane: Plane, lent: Lent) -> WindowState:
     outlook = groups.placement.load.lengths.outlook(unfinished)
     remote = [
         name
-        for name, session in plane.sessions.items()
-        if not session.hello.local and groups.instances[name].accepting
+        for name, link in plane.links.items()
+        if not link.hello.local and groups.instances[name].accepting
     ]
     frame = lent.frame
     train_tokens = (
@@ -395,8 +395,8 @@ def _close(plane: Plane, why: str) -> None:
     if windows.closing_since is None:
         windows.closing_since = plane.now
     windows.closing_why = why
-    for session in _locals(plane):
-        leaving.refresh(plane, session)
+    for link in _locals(plane):
+        leaving.refresh(plane, link)
     _put_to_sleep(plane)
 
 
@@ -412,24 +412,24 @@ def _put_to_sleep(plane: Plane) -> None:
     windows = plane.windows
     late = windows.closing_since is not None and plane.now - windows.closing_since > CLOSE_WITHIN_S
     busy = 0
-    for session in _locals(plane):
-        instance = plane.groups.instances.get(session.name)
-        if session.resting == "asleep" or instance is None:
+    for link in _locals(plane):
+        instance = plane.groups.instances.get(link.name)
+        if link.resting == "asleep" or instance is None:
             continue
         if instance.held:
             if late:
-                leaving.lose(plane, session, "window_not_closed")
+                leaving.lose(plane, link, "window_not_closed")
                 continue
-            placement.recall(plane, plane.groups.held_by(session.name))
-        elif session.connection is None or session.loading is not None:
+            placement.recall(plane, plane.groups.held_by(link.name))
+        elif link.connection is None or link.loading is not None:
             pass  # it is lost, or has loaded, within deadlines of their own
         elif instance.version < 0:
             continue  # it has no engine
-        elif not session.resting:
-            session.resting, session.resting_since = "falling", plane.now
-            placement.send(plane, session, Sleep())
-        elif plane.now - session.resting_since > CLOSE_WITHIN_S:
-            leaving.lose(plane, session, "window_not_closed")
+        elif not link.resting:
+            link.resting, link.resting_since = "falling", plane.now
+            placement.send(plane, link, Sleep())
+        elif plane.now - link.resting_since > CLOSE_WITHIN_S:
+            leaving.lose(plane, link, "window_not_closed")
             continue
         busy += 1
     if busy or windows.closing_since is None:

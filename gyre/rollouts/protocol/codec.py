@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import KINDS, Frame
-from gyre.rollouts.protocol.progress import Progress, Report, ReportBody, body_of
+from gyre.rollouts.protocol.progress import GenerationProgress, Report, ReportBody, body_of
 
 MAX_FRAME_BYTES = 64 << 20
 """Of one frame: 16,384 samples that each bring 250 tokens fit; nobody can make the manager allocate more."""
@@ -47,20 +47,20 @@ _DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
 }
 
 
-def encode(frame: Frame | Progress) -> bytes:
-    if isinstance(frame, Progress):
+def encode(frame: Frame | GenerationProgress) -> bytes:
+    if isinstance(frame, GenerationProgress):
         return _ENCODER.encode([PROGRESS, body_of(frame)])
     return _ENCODER.encode([_KIND_OF[type(frame)], frame])
 
 
-def decode(data: bytes) -> Frame | Progress:
+def decode(data: bytes) -> Frame | GenerationProgress:
     """Raises FrameError for whatever is not a frame of this protocol."""
     frame = unpack(data)
     return frame.unfold() if isinstance(frame, Report) else frame
 
 
 def unpack(data: bytes) -> Frame | Report:
-    """As `decode`, but a Progress comes as a Report, whose columns are yet to be checked."""
+    """As `decode`, but a GenerationProgress comes as a Report, whose columns are yet to be checked."""
     if len(data) > MAX_FRAME_BYTES:
         raise refuse("oversized", f"a frame of {len(data)} bytes; at most {MAX_FRAME_BYTES} are taken")
     kind = "frame"

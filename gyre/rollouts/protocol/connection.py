@@ -34,7 +34,7 @@ from gyre.errors import GyreError
 from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, decode, encode
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Frame, Reject
-from gyre.rollouts.protocol.progress import Progress
+from gyre.rollouts.protocol.progress import GenerationProgress
 
 HEARTBEAT_S = 12.0
 """Silence after which a ping is sent. Half of it more is what a peer may take to answer: a process that is garbage
@@ -103,7 +103,7 @@ class ManagerConnection:
         welcome: type[Frame],
         welcomed: Callable[[Any, str, str], None],
         talk: Callable[[], Awaitable[None]],
-        received: Callable[[Frame | Progress], None],
+        received: Callable[[Frame | GenerationProgress], None],
         refused: Callable[[GyreError], bool],
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         settings: ConnectionSettings | None = None,
@@ -165,7 +165,7 @@ class ManagerConnection:
         if self._socket is not None:
             self._keep(self._socket.close())
 
-    async def send(self, frame: Frame | Progress) -> None:
+    async def send(self, frame: Frame | GenerationProgress) -> None:
         """Raises ConnectionError or aiohttp.ClientError where the connection is gone; whoever reads it notices too."""
         if self._socket is None:
             raise ConnectionResetError("the rollout manager is not connected")

@@ -1,7 +1,7 @@
 """The frame that comes often: what an agent's samples got, as columns of one element a sample.
 
-On the wire a Progress is an array of ten. Its columns are raw little-endian bytes; they are checked as arrays, when
-somebody needs them (`Report`).
+On the wire a GenerationProgress is an array of ten. Its columns are raw little-endian bytes; they are checked as
+arrays, when somebody needs them (`Report`).
 
 This module must not know what the tokens are for.
 """
@@ -41,7 +41,7 @@ class End(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 @dataclass(slots=True)
-class Progress:
+class GenerationProgress:
     """What was generated since the last frame: element `i` of each column belongs to one sample.
 
     `rows` uint32, strictly increasing; `leases` uint64; `starts` uint32, the tokens the sample had before;
@@ -73,7 +73,8 @@ class Progress:
 
 @dataclass(slots=True)
 class Report:
-    """A Progress as it came: its ends and its load are checked, its columns are bytes that nobody has looked at."""
+    """A GenerationProgress as it came: its ends and its load are checked, its columns are bytes that nobody has looked
+    at."""
 
     seq: int
     columns: list[bytes]
@@ -82,16 +83,16 @@ class Report:
     load: tuple[int, int, int, float]
     """running, waiting, used_tokens, rate_tokens_s."""
 
-    def unfold(self) -> Progress:
+    def unfold(self) -> GenerationProgress:
         """Raises FrameError where a column is not what it should be."""
         joined = join_columns([self.columns])
         if isinstance(joined, ColumnFault):
             raise refuse(joined.reason, joined.message)
-        return Progress(self.seq, *joined.columns, self.ends, *self.load)
+        return GenerationProgress(self.seq, *joined.columns, self.ends, *self.load)
 
 
 class ReportBody(Struct, array_like=True, forbid_unknown_fields=True):
-    """A Progress on the wire."""
+    """A GenerationProgress on the wire."""
 
     seq: Count
     rows: bytes
@@ -115,7 +116,7 @@ class ReportBody(Struct, array_like=True, forbid_unknown_fields=True):
         return Report(self.seq, columns, self.ends, (running, waiting, used_tokens, rate))
 
 
-def body_of(frame: Progress) -> list[Any]:
+def body_of(frame: GenerationProgress) -> list[Any]:
     """What goes on the wire."""
     return [
         frame.seq,

@@ -51,7 +51,7 @@ class ElasticSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class PlaneObservation:
     """An observation of one step, or of the last minute if there are no steps."""
 
     instances: int
@@ -113,14 +113,14 @@ class ElasticPolicy:
         """The direction of the last observations."""
         self._in_a_row = 0
         self._scaled_at = -math.inf
-        self._recent: deque[Observation] = deque(maxlen=settings.evidence)
+        self._recent: deque[PlaneObservation] = deque(maxlen=settings.evidence)
         """Observations of the present number, since it settled."""
         self._raised: _Raise | None = None
         self._plateau: int | None = None
         self._plateau_at = -math.inf
         self._told_full = False
 
-    def decide(self, observation: Observation, now: float) -> Scale | None:
+    def decide(self, observation: PlaneObservation, now: float) -> Scale | None:
         """The number that there should be; None if it should not change, or if that was said already."""
         settings, count = self.settings, observation.instances
         if count < settings.min or count > settings.max:
@@ -154,7 +154,7 @@ class ElasticPolicy:
             f" {count} suffice.",
         )
 
-    def _target(self, observation: Observation, lack: float) -> int:
+    def _target(self, observation: PlaneObservation, lack: float) -> int:
         settings, count, others = self.settings, observation.instances, observation.others
         if lack > settings.wait_share:
             if observation.starting or (self._plateau is not None and count >= self._plateau):
@@ -172,14 +172,14 @@ class ElasticPolicy:
             )
         return count
 
-    def _is_behind(self, observation: Observation) -> bool:
+    def _is_behind(self, observation: PlaneObservation) -> bool:
         """Whether the queue is long, so that only some instances were idle, or only for a moment. With a trainer it has
         to have been long all the time: a step ends by asking for the next one's samples, so at the end of an
         observation it always is."""
         queued = observation.queued_tokens if self._of_fleet else observation.least_queued_tokens
         return queued > observation.rate_tokens_s * self.settings.up_cooldown_s
 
-    def _held_by_cores(self, observation: Observation, lack: float) -> Scale | None:
+    def _held_by_cores(self, observation: PlaneObservation, lack: float) -> Scale | None:
         """Said once, until something changes."""
         if self._told_full:
             return None
@@ -190,7 +190,7 @@ class ElasticPolicy:
             " cores are in use: another instance would only take from those that are there.",
         )
 
-    def _up(self, observation: Observation, lack: float, target: int, now: float) -> Scale:
+    def _up(self, observation: PlaneObservation, lack: float, target: int, now: float) -> Scale:
         count, others = observation.instances, observation.others
         recent = list(self._recent) or [observation]
         self._changed(now)
@@ -213,7 +213,7 @@ class ElasticPolicy:
             f" {count} make up for it.",
         )
 
-    def _take_back(self, observation: Observation, now: float) -> Scale | None:
+    def _take_back(self, observation: PlaneObservation, now: float) -> Scale | None:
         """Compare the last raise with its expected gain, once as many observations as a decision needs were made of the
         new instances, after the cool-down in which they start and warm up."""
         if self._plateau is not None and now - self._plateau_at >= self.settings.plateau_s:
@@ -259,7 +259,7 @@ class ElasticPolicy:
         self._told_full = False
 
 
-def _mean_step_s(observations: Iterable[Observation]) -> float:
+def _mean_step_s(observations: Iterable[PlaneObservation]) -> float:
     """0 where no step ended in any of them."""
     lengths = [one.step_s for one in observations if one.step_s]
     return sum(lengths) / len(lengths) if lengths else 0.0

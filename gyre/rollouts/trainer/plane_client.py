@@ -47,7 +47,7 @@ from gyre.rollouts.protocol.frames import (
     TrainerStatus,
     WindowStatus,
 )
-from gyre.rollouts.protocol.progress import Progress
+from gyre.rollouts.protocol.progress import GenerationProgress
 from gyre.rollouts.samples import (
     Group,
     GroupRequest,
@@ -255,7 +255,7 @@ class RolloutClient:
             self._on_error(FrameError(error.message, details=error.details) if refused else error)
         return True
 
-    def _received(self, frame: Frame | Progress) -> None:
+    def _received(self, frame: Frame | GenerationProgress) -> None:
         if isinstance(frame, Done):
             self._groups_came(frame)
         elif isinstance(frame, Failed):

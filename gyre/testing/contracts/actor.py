@@ -11,7 +11,7 @@ import msgpack
 
 from gyre.rollouts.protocol.endpoint import write_endpoint
 from gyre.testing.contracts.broken import broken, promise
-from gyre.testing.contracts.class_under_test import Vertex
+from gyre.testing.contracts.class_under_test import VertexUnderTest
 from gyre.testing.contracts.example_groups import MakeGroups, groups_of
 from gyre.testing.contracts.learner import LearnerCheck, state_of, take_step
 from gyre.workloads.gang.weight_copy import FetchedCopy
@@ -57,7 +57,7 @@ def check_actor(
                 _check_publish(check, vertex)
 
 
-def _warm_started(vertex: Vertex) -> None:
+def _warm_started(vertex: VertexUnderTest) -> None:
     vertex.require(Actor)
     if vertex.incarnation == 1:  # what comes later restores a checkpoint
         told = vertex.call("warm_start")
@@ -78,7 +78,7 @@ def _check_warm_start(check: LearnerCheck) -> None:
             _check_memory(vertex, after)
 
 
-def _check_export(vertex: Vertex) -> None:
+def _check_export(vertex: VertexUnderTest) -> None:
     state = state_of(vertex)
     exported = vertex.call("export_weights", version=7)
     kept = isinstance(exported, tuple) and len(exported) == 2 and isinstance(exported[0], dict)
@@ -116,7 +116,7 @@ def _check_export(vertex: Vertex) -> None:
     promise(state_of(vertex) == state, "export_weights(…)", "change nothing", state_of(vertex))
 
 
-def _check_memory(vertex: Vertex, at: dict[str, Any]) -> None:
+def _check_memory(vertex: VertexUnderTest, at: dict[str, Any]) -> None:
     vertex.require(KeepsStates)
     found = vertex.call("restore_from_memory", newer_than=at["step"], at_most=at["step"] + 1)
     promise(found is None, "restore_from_memory(newer_than=the last step)", "return None", found)
@@ -134,7 +134,7 @@ def _check_memory(vertex: Vertex, at: dict[str, Any]) -> None:
     vertex.call("forget_memory")
 
 
-def _check_publish(check: LearnerCheck, vertex: Vertex) -> None:
+def _check_publish(check: LearnerCheck, vertex: VertexUnderTest) -> None:
     """As an instance fetches it: by the real receiver, which compares every byte with the manifest."""
     write_endpoint(check.directory, {"url": "ws://127.0.0.1:9", "token": "contract"})
     take_step(vertex, check.step_groups(1), 1)

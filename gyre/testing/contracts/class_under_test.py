@@ -16,7 +16,7 @@ from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.host import offer_context
 
 
-class Vertex:
+class VertexUnderTest:
     """One incarnation of a rank that is alone in its role. `close` ends it in order."""
 
     def __init__(
@@ -78,8 +78,8 @@ class Vertex:
 @contextlib.contextmanager
 def vertex_of(
     cls: type, role: str, *, config: Mapping[str, Any] | None, directory: Path, incarnation: int = 1
-) -> Iterator[Vertex]:
-    vertex = Vertex(cls, role, config=config or {}, directory=directory, incarnation=incarnation)
+) -> Iterator[VertexUnderTest]:
+    vertex = VertexUnderTest(cls, role, config=config or {}, directory=directory, incarnation=incarnation)
     try:
         yield vertex
     finally:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gyre.rollouts.samples import Group
 from gyre.testing.contracts.broken import promise, refused
-from gyre.testing.contracts.class_under_test import Vertex
+from gyre.testing.contracts.class_under_test import VertexUnderTest
 from gyre.testing.contracts.example_groups import MakeGroups, groups_of
 from gyre.testing.contracts.judges import check_extras
 from gyre.testing.contracts.learner import LearnerCheck, state_of, take_step
@@ -35,7 +35,7 @@ def check_critic(
     Arguments as in `check_actor`. `policy` is given to a class with `load_weights`, which begins with it.
     """
 
-    def ready(vertex: Vertex) -> None:
+    def ready(vertex: VertexUnderTest) -> None:
         vertex.require(Critic)
         if policy is not None and vertex.has("load_weights"):
             vertex.call("load_weights", *policy)
@@ -57,7 +57,7 @@ def check_critic(
             _check_late_policy(check, policy)
 
 
-def _check_values(check: LearnerCheck, vertex: Vertex) -> None:
+def _check_values(check: LearnerCheck, vertex: VertexUnderTest) -> None:
     state = state_of(vertex)
     step = state["step"] + 1
     groups = check.step_groups(step)
@@ -78,7 +78,7 @@ def _check_values(check: LearnerCheck, vertex: Vertex) -> None:
     promise(state_of(vertex) == state, "values(…)", "change nothing", state_of(vertex))
 
 
-def _values(vertex: Vertex, groups: list[Group], step: int) -> list[Group]:
+def _values(vertex: VertexUnderTest, groups: list[Group], step: int) -> list[Group]:
     for group in groups:
         for sample in group.samples:
             sample.extras.pop("values", None)

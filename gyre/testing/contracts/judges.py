@@ -13,7 +13,7 @@ import numpy as np
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.testing.contracts.broken import promise
-from gyre.testing.contracts.class_under_test import Vertex, vertex_of
+from gyre.testing.contracts.class_under_test import VertexUnderTest, vertex_of
 from gyre.testing.contracts.example_groups import MakeGroups, groups_of, ids_of
 from gyre.workloads.protocols import Reference, Reward, scores_each_sample
 from gyre.workloads.vertex.call_info import CallInfo
@@ -155,7 +155,7 @@ def _one(cls: type, role: str, config: Mapping[str, Any] | None, directory: Path
     return vertex_of(cls, role, config=config, directory=directory or Path(tempfile.gettempdir()))
 
 
-def _scored(vertex: Vertex, groups: list[Group]) -> list[list[float]]:
+def _scored(vertex: VertexUnderTest, groups: list[Group]) -> list[list[float]]:
     answered = vertex.call("score", copy.deepcopy(groups), info=CallInfo(step=1, index=0))
     check_same_groups("score(groups)", groups, answered)
     check_same_samples("score(groups)", groups, answered)

@@ -15,7 +15,7 @@ from typing import Any
 
 from gyre.rollouts.samples import Group
 from gyre.testing.contracts.broken import promise, refused
-from gyre.testing.contracts.class_under_test import Vertex, vertex_of
+from gyre.testing.contracts.class_under_test import VertexUnderTest, vertex_of
 from gyre.testing.contracts.example_groups import MakeGroups, ids_of
 from gyre.workloads.vertex.call_info import CallInfo
 
@@ -23,7 +23,7 @@ PER_STEP = 4
 """Groups of a step. They are trained as micro-batches of three and one."""
 
 
-def state_of(vertex: Vertex) -> dict[str, Any]:
+def state_of(vertex: VertexUnderTest) -> dict[str, Any]:
     state = vertex.call("state")
     kept = (
         isinstance(state, dict)
@@ -34,15 +34,15 @@ def state_of(vertex: Vertex) -> dict[str, Any]:
     return {"step": state["step"], "digest": state["digest"]}
 
 
-def accumulate(vertex: Vertex, groups: list[Group], step: int, index: int) -> Any:
+def accumulate(vertex: VertexUnderTest, groups: list[Group], step: int, index: int) -> Any:
     return vertex.call("accumulate", groups, info=CallInfo(step=step, index=index))
 
 
-def apply(vertex: Vertex, groups: list[Group], step: int, indices: int) -> Any:
+def apply(vertex: VertexUnderTest, groups: list[Group], step: int, indices: int) -> Any:
     return vertex.call("apply", info=CallInfo(step=step, indices=indices, group_ids=ids_of(groups)))
 
 
-def take_step(vertex: Vertex, groups: list[Group], step: int) -> Any:
+def take_step(vertex: VertexUnderTest, groups: list[Group], step: int) -> Any:
     """The step as the trainer makes it; its metrics."""
     vertex.call("begin", step)
     accumulate(vertex, groups[:3], step, 0)
@@ -59,20 +59,20 @@ class LearnerCheck:
     config: Mapping[str, Any] | None
     directory: Path
     groups: MakeGroups
-    ready: Callable[[Vertex], None]
+    ready: Callable[[VertexUnderTest], None]
 
     def step_groups(self, step: int) -> list[Group]:
         return self.groups((step - 1) * PER_STEP, PER_STEP)
 
     @contextlib.contextmanager
-    def vertex(self, incarnation: int = 1) -> Iterator[Vertex]:
+    def vertex(self, incarnation: int = 1) -> Iterator[VertexUnderTest]:
         with vertex_of(
             self.cls, self.role, config=self.config, directory=self.directory, incarnation=incarnation
         ) as vertex:
             self.ready(vertex)
             yield vertex
 
-    def check(self, also: Callable[[Vertex], None] = lambda vertex: None) -> None:
+    def check(self, also: Callable[[VertexUnderTest], None] = lambda vertex: None) -> None:
         """`also` is called on the vertex before step 1, after it, and on a restored one; it changes nothing."""
         folder = self.directory / "checkpoint"
         with self.vertex() as vertex:
@@ -93,7 +93,7 @@ class LearnerCheck:
 
     # -- a step -------------------------------------------------------------------------------------
 
-    def _before_a_step(self, vertex: Vertex) -> None:
+    def _before_a_step(self, vertex: VertexUnderTest) -> None:
         first = state_of(vertex)
         promise(first["step"] == 0, "state()", "say step 0 before the first step", first)
         promise(
@@ -107,7 +107,7 @@ class LearnerCheck:
             state_of(vertex) == first, "A call for a step beyond the next", "change nothing", state_of(vertex)
         )
 
-    def _first_step(self, vertex: Vertex) -> dict[str, Any]:
+    def _first_step(self, vertex: VertexUnderTest) -> dict[str, Any]:
         """With something accumulated before that `begin` must forget. Returns the metrics."""
         before, groups = state_of(vertex), self.step_groups(1)
         vertex.call("begin", 1)
@@ -145,7 +145,7 @@ class LearnerCheck:
         promise(state_of(vertex) == after, "apply(step=1), repeated,", "change nothing", state_of(vertex))
         return dict(metrics)
 
-    def _repeated(self, vertex: Vertex) -> None:
+    def _repeated(self, vertex: VertexUnderTest) -> None:
         """Calls for the step that was applied."""
         before = state_of(vertex)
         vertex.call("begin", 1)
@@ -157,7 +157,7 @@ class LearnerCheck:
             state_of(vertex),
         )
 
-    def _refusals(self, vertex: Vertex) -> None:
+    def _refusals(self, vertex: VertexUnderTest) -> None:
         before, old, new = state_of(vertex), self.step_groups(1), self.step_groups(2)
         vertex.call("begin", 2)
         with refused("accumulate(…) of a group that was trained", "or it would be trained twice"):
@@ -176,7 +176,7 @@ class LearnerCheck:
         vertex.call("begin", 2)
         promise(state_of(vertex) == before, "A call that was refused", "change nothing", state_of(vertex))
 
-    def _cut_otherwise(self, vertex: Vertex, expected: dict[str, Any]) -> None:
+    def _cut_otherwise(self, vertex: VertexUnderTest, expected: dict[str, Any]) -> None:
         """The step of a new vertex, without the repetitions: were they counted, the digests would differ."""
         groups = self.step_groups(1)
         vertex.call("begin", 1)
@@ -192,7 +192,7 @@ class LearnerCheck:
 
     # -- checkpoints --------------------------------------------------------------------------------
 
-    def _checkpoint(self, vertex: Vertex, folder: Path) -> None:
+    def _checkpoint(self, vertex: VertexUnderTest, folder: Path) -> None:
         folder.mkdir(parents=True)
         in_background = "background" in inspect.signature(vertex.workload.checkpoint).parameters
         for _ in range(2):  # the second time over the first
@@ -214,7 +214,7 @@ class LearnerCheck:
         at: dict[str, Any],
         metrics: dict[str, Any],
         after: dict[str, Any],
-        also: Callable[[Vertex], None],
+        also: Callable[[VertexUnderTest], None],
     ) -> None:
         with self.vertex(incarnation=2) as vertex:
             with contextlib.suppress(Exception):  # perhaps it is refused; then nothing is to be dropped

@@ -13,7 +13,7 @@ import numpy as np
 
 from gyre.rollouts.samples import Group
 from gyre.testing.contracts.broken import promise, refused
-from gyre.testing.contracts.class_under_test import Vertex, vertex_of
+from gyre.testing.contracts.class_under_test import VertexUnderTest, vertex_of
 from gyre.testing.contracts.example_groups import MakeGroups, prompts_of
 from gyre.testing.contracts.judges import check_same_groups
 from gyre.workloads.protocols import Rollout
@@ -63,12 +63,12 @@ def _one(cls: type, config: Mapping[str, Any] | None, directory: Path | None) ->
     return vertex_of(cls, "rollout", config=config, directory=directory or Path(tempfile.gettempdir()))
 
 
-def _load(vertex: Vertex, weights: Export, version: int) -> None:
+def _load(vertex: VertexUnderTest, weights: Export, version: int) -> None:
     told = vertex.call("load_weights", *weights(version))
     promise(told == version, "load_weights(…)", f"return the version {version}", told)
 
 
-def _check_refusals(vertex: Vertex, weights: Export) -> None:
+def _check_refusals(vertex: VertexUnderTest, weights: Export) -> None:
     with refused("load_weights(…) of an older version", "for old weights are never served as new"):
         vertex.call("load_weights", *weights(1))
     manifest, buffer = weights(3)
@@ -78,7 +78,7 @@ def _check_refusals(vertex: Vertex, weights: Export) -> None:
         vertex.call("load_weights", manifest, bytes(damaged))
 
 
-def _generated(vertex: Vertex, groups: list[Group], version: int, *, step: int = 1) -> list[Group]:
+def _generated(vertex: VertexUnderTest, groups: list[Group], version: int, *, step: int = 1) -> list[Group]:
     answered = vertex.call("generate", copy.deepcopy(groups), info=CallInfo(step=step, index=0))
     check_same_groups("generate(groups)", groups, answered)
     for group, other in zip(groups, answered, strict=True):
@@ -113,7 +113,7 @@ def _same(first: list[Group], again: list[Group]) -> bool:
     )
 
 
-def _check_evaluation(vertex: Vertex, groups: list[Group], version: int) -> None:
+def _check_evaluation(vertex: VertexUnderTest, groups: list[Group], version: int) -> None:
     first = vertex.call("evaluate", copy.deepcopy(groups), info=CallInfo(step=1, index=0))
     if isinstance(first, list):
         _check_answers(vertex, groups, first, version)
@@ -137,7 +137,7 @@ def _check_evaluation(vertex: Vertex, groups: list[Group], version: int) -> None
     promise(again == first, "evaluate(groups), repeated,", f"return {first} again", again)
 
 
-def _check_answers(vertex: Vertex, groups: list[Group], answered: list[Group], version: int) -> None:
+def _check_answers(vertex: VertexUnderTest, groups: list[Group], answered: list[Group], version: int) -> None:
     call = "evaluate(groups)"
     check_same_groups(call, groups, answered)
     for group in answered:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from gyre.config import TRAINER, JobSpec
-from gyre.errors import VertexLost
+from gyre.errors import VertexDied
 from gyre.graph import NodeCapacity, SubGraph
 from gyre.master.cluster import Address, CannotPlace, HostMethod, NotAnswering, P, ProcessDied, R, Spawned
 from gyre.testing.in_process.host import InProcessHost, Moments
@@ -139,7 +139,7 @@ class InProcessCluster:
             raise NotAnswering(f"{address.vertex} did not answer within {timeout_s:g} s")
         try:
             answer: R = future.result()
-        except VertexLost as error:
+        except VertexDied as error:
             raise ProcessDied(error.message) from None
         with self.answered:
             self.answered.notify_all()

@@ -53,7 +53,7 @@ class InProcessTransport:
         bundle: Any = None,
         control: bool = False,
     ) -> Future[Outcome]:
-        """See `gyre.workloads.vertex.transport.Transport`. Raises Killed once closed, and what makes arguments
+        """See `gyre.workloads.vertex.transport.VertexTransport`. Raises Killed once closed, and what makes arguments
         unpicklable."""
         packed = pack((tuple(args), dict(kwargs), info))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from gyre.errors import VertexLost
+from gyre.errors import VertexDied
 from gyre.testing.in_process.host import InProcessHost, Killed
 
 
@@ -35,7 +35,7 @@ class InProcessVertex:
         return self.host.mortal.dead.is_set()
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """The future ends with what `call` returns or raises, or with VertexLost."""
+        """The future ends with what `call` returns or raises, or with VertexDied."""
         future = self._expect()
         self._calls.put((future, call))
         return future
@@ -68,7 +68,7 @@ class InProcessVertex:
         self._awake.set()
 
     def cut_off(self) -> None:
-        """Let it live on where the master cannot reach it: pending and later control calls end with VertexLost."""
+        """Let it live on where the master cannot reach it: pending and later control calls end with VertexDied."""
         with self._lock:
             self.is_cut_off = True
             lost_calls, self._controls = self._controls, set()
@@ -77,7 +77,7 @@ class InProcessVertex:
             future.set_exception(lost(self.host.vertex, self.host.incarnation))
 
     def kill(self) -> None:
-        """Its pending and later calls end with VertexLost. Safe to repeat, and to call from its own thread."""
+        """Its pending and later calls end with VertexDied. Safe to repeat, and to call from its own thread."""
         with self._lock:
             if self.dead:
                 return
@@ -121,8 +121,8 @@ class InProcessVertex:
             future.set_result(value)
 
 
-def lost(vertex: str, incarnation: int) -> VertexLost:
-    return VertexLost(
+def lost(vertex: str, incarnation: int) -> VertexDied:
+    return VertexDied(
         f"{vertex} (incarnation {incarnation}) was lost during a call: it was killed.",
         details={"vertex": vertex, "incarnation": incarnation},
     )

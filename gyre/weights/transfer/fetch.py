@@ -44,8 +44,8 @@ from gyre.weights.transfer.swarm import (
     FIRST_REST_S,
     FULL_FOR_S,
     SCOUTS,
-    Peer,
     Swarm,
+    SwarmPeer,
     bits_of,
     check_bits,
 )
@@ -84,7 +84,7 @@ class Superseded(GyreError):
 class _Stream:
     """The chunk that one thread has asked for ahead, and on which connection."""
 
-    asked: tuple[Peer, Want] | None = None
+    asked: tuple[SwarmPeer, Want] | None = None
     transport: Transport | None = None
 
 
@@ -92,7 +92,7 @@ class _Stream:
 class _Flight:
     """A chunk on its way from a peer."""
 
-    peer: Peer
+    peer: SwarmPeer
     transport: TcpTransport
     since: float
 
@@ -239,7 +239,7 @@ class Fetch:
             if self.receiver.rates
             else "it is not on this machine, and weights.transports has no other way than shared memory"
         }
-        self._tell("source_refused", Peer(source), why, once=True)
+        self._tell("source_refused", SwarmPeer(source), why, once=True)
 
     def _look_at_sources(self) -> None:
         receiver = self.receiver
@@ -300,7 +300,7 @@ class Fetch:
                 self._lock.notify_all()
         return True
 
-    def _keep(self, peer: Peer, transport: Transport) -> None:
+    def _keep(self, peer: SwarmPeer, transport: Transport) -> None:
         """For the next that asks this peer."""
         with self._lock:
             if not self._ended:
@@ -358,7 +358,7 @@ class Fetch:
     def _is_here(self, source: Source) -> bool:
         return self.receiver.is_here(source) or not self.receiver.rates
 
-    def _transport(self, peer: Peer) -> Transport:
+    def _transport(self, peer: SwarmPeer) -> Transport:
         """An idle open transport to the peer, of any stream, or a new one."""
         source = peer.source
         with self._lock:
@@ -383,7 +383,7 @@ class Fetch:
 
     # -- what next ---------------------------------------------------------------------------------------
 
-    def _ask_ahead(self, peer: Peer, stream: _Stream) -> Want | None:
+    def _ask_ahead(self, peer: SwarmPeer, stream: _Stream) -> Want | None:
         """What this stream asks the same peer for while a chunk is on its way; None if there is nothing, or if another
         stream would be left without work."""
         with self._lock:
@@ -407,7 +407,7 @@ class Fetch:
             2 * self.receiver.streams * self.manifest.chunk_bytes / rate if rate else 0.0
         )
 
-    def _way(self, peer: Peer) -> str:
+    def _way(self, peer: SwarmPeer) -> str:
         """The transport for a peer. A codec needs TCP, which every source has. If the job orders the transports, only a
         codec that the job asks for overrides the order: the codec chosen for a source that only TCP reaches says
         nothing about the others."""
@@ -417,7 +417,7 @@ class Fetch:
             return "tcp"
         return self.transport.name
 
-    def _want(self, chunk: Chunk, peer: Peer) -> Want:
+    def _want(self, chunk: Chunk, peer: SwarmPeer) -> Want:
         receiver = self.receiver
         able: list[Codec] = [codec for codec in receiver.codecs if codec != "delta"]
         base = self._base
@@ -449,7 +449,9 @@ class Fetch:
 
     # -- one chunk -----------------------------------------------------------------------------------------
 
-    def _step(self, peer: Peer, index: int, transport: Transport, want: Want | None, stream: _Stream) -> bool:
+    def _step(
+        self, peer: SwarmPeer, index: int, transport: Transport, want: Want | None, stream: _Stream
+    ) -> bool:
         """Whether the transport is good for the next. `want` is what was asked for ahead."""
         try:
             chunk = self.files.chunks[index]
@@ -485,7 +487,7 @@ class Fetch:
                 self._failed(peer, error, index)
         return False
 
-    def _ask_what(self, peer: Peer, transport: Transport) -> None:
+    def _ask_what(self, peer: SwarmPeer, transport: Transport) -> None:
         if isinstance(transport, TcpTransport | MooncakeTransport):
             before = peer.bitfield
             reply = transport.ask({"op": "have", "checksum": self.manifest.checksum})
@@ -494,7 +496,7 @@ class Fetch:
                 peer.heard(time.monotonic())
             peer.again_s = ASK_AGAIN_S if peer.bitfield != before else min(10 * ASK_AGAIN_S, 2 * peer.again_s)
 
-    def _learn(self, peer: Peer, told: Mapping[str, Any]) -> None:
+    def _learn(self, peer: SwarmPeer, told: Mapping[str, Any]) -> None:
         """Raises ConnectionError where that is nonsense."""
         try:
             have, given = str(told.get("have", "")), str(told.get("given", ""))
@@ -512,7 +514,7 @@ class Fetch:
         except (ValueError, TypeError, AttributeError) as error:
             raise ConnectionAbortedError(f"no such reply: {error}") from error
 
-    def _take(self, peer: Peer, chunk: Chunk, want: Want, pulled: Pulled, way: str) -> None:
+    def _take(self, peer: SwarmPeer, chunk: Chunk, want: Want, pulled: Pulled, way: str) -> None:
         now = time.monotonic()
         self._learn(peer, pulled.told)
         with self._lock:
@@ -587,7 +589,7 @@ class Fetch:
 
     # -- what went wrong -----------------------------------------------------------------------------------
 
-    def _damaged(self, peer: Peer, index: int | None, why: str, want: Want) -> None:
+    def _damaged(self, peer: SwarmPeer, index: int | None, why: str, want: Want) -> None:
         kind = "base_damaged" if want.codec == "delta" and index not in self._plain else "chunk_damaged"
         self._tell(kind, peer, {"chunk": index, "error": why}, once=False)
         with self._lock:
@@ -596,14 +598,14 @@ class Fetch:
                 return
             peer.sent_wrong_bytes(time.monotonic())
 
-    def _failed(self, peer: Peer, error: BaseException, index: int | None, *, tell: bool = True) -> None:
+    def _failed(self, peer: SwarmPeer, error: BaseException, index: int | None, *, tell: bool = True) -> None:
         kind = "source_stalled" if isinstance(error, Stalled | Abandoned) else "source_lost"
         self._rest(
             peer, "source_refused" if isinstance(error, Unauthorized) else kind, error, index, tell=tell
         )
 
     def _rest(
-        self, peer: Peer, kind: str, error: BaseException, index: int | None, *, tell: bool = True
+        self, peer: SwarmPeer, kind: str, error: BaseException, index: int | None, *, tell: bool = True
     ) -> None:
         with self._lock:
             peer.rest(time.monotonic())
@@ -611,7 +613,7 @@ class Fetch:
             return
         self._tell(kind, peer, {"chunk": index, "error": f"{type(error).__name__}: {error}"[:500]}, once=True)
 
-    def _tell(self, kind: str, peer: Peer, evidence: dict[str, Any], *, once: bool) -> None:
+    def _tell(self, kind: str, peer: SwarmPeer, evidence: dict[str, Any], *, once: bool) -> None:
         """Tell an incident; with `once`, each kind once per source and fetch, because a lost source fails every
         chunk."""
         key = (kind, str(peer.source))

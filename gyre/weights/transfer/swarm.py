@@ -78,7 +78,7 @@ ASK_AGAIN_S = 0.02
 
 
 @dataclass(slots=True)
-class Peer:
+class SwarmPeer:
     """One source of a version, as far as it is known."""
 
     source: Source
@@ -171,7 +171,7 @@ class Swarm:
         self, own_address: str, may_pull: Callable[[Source], bool], randomness: random.Random
     ) -> None:
         """`may_pull(source)` says whether a source on another machine can be reached and may be dialled."""
-        self.peers: dict[Source, Peer] = {}
+        self.peers: dict[Source, SwarmPeer] = {}
         self._own_address = own_address
         self._may_pull = may_pull
         self._random = randomness
@@ -187,7 +187,7 @@ class Swarm:
                 continue
             here = is_here(source)
             if here or self._may_pull(source):
-                self.peers[source] = Peer(source, is_here=here)
+                self.peers[source] = SwarmPeer(source, is_here=here)
             elif source.address:
                 refused.append(source)
         return refused
@@ -198,7 +198,7 @@ class Swarm:
         for address in addresses:
             fresh = address and address != self._own_address and address not in known
             if fresh and self._may_pull(Source(address)) and self._makes_room():
-                self.peers[Source(address)] = Peer(Source(address), bitfield=0, named=True)
+                self.peers[Source(address)] = SwarmPeer(Source(address), bitfield=0, named=True)
 
     def _makes_room(self) -> bool:
         """Whether there is room for another peer that peers name: one that never answered makes room."""
@@ -223,7 +223,9 @@ class Swarm:
             if bits and peer.bitfield is not None:
                 peer.bitfield |= int(bits, 16)
 
-    def pick(self, open_: int, now: float, patience_s: float, streams: int = 1) -> tuple[Peer, int] | None:
+    def pick(
+        self, open_: int, now: float, patience_s: float, streams: int = 1
+    ) -> tuple[SwarmPeer, int] | None:
         """The next peer for one of `streams` streams to ask, and for which of the chunks `open_`. None if there is
         nothing to ask for now.
 
@@ -258,11 +260,11 @@ class Swarm:
         )
 
     @staticmethod
-    def _rank(peer: Peer, now: float) -> tuple[bool, int, bool, int, bool]:
+    def _rank(peer: SwarmPeer, now: float) -> tuple[bool, int, bool, int, bool]:
         told_by_a_peer = peer.named and not peer.gave
         return peer.full_until > now, peer.failures, told_by_a_peer, peer.busy, not peer.super_seeded
 
-    def look(self, now: float) -> Peer | None:
+    def look(self, now: float) -> SwarmPeer | None:
         """The next peer for a scout to ask what it has; None if there is none to ask now. The caller says what
         came of it by `heard` or `rest`, and ends `asking`."""
         peer = self._stalest(now) or self._unheard(now) or self._for_the_hungry(now)
@@ -270,7 +272,7 @@ class Swarm:
             peer.asking, peer.asked_at = True, now
         return peer
 
-    def _unheard(self, now: float) -> Peer | None:
+    def _unheard(self, now: float) -> SwarmPeer | None:
         """A peer that has not answered yet, or not the last time."""
         silent = [peer for peer in self.peers.values() if not peer.answers and not peer.is_here]
         for named in (False, True):
@@ -280,7 +282,7 @@ class Swarm:
                 return min(due, key=lambda peer: (peer.failures, peer.asked_at))
         return None
 
-    def _for_the_hungry(self, now: float) -> Peer | None:
+    def _for_the_hungry(self, now: float) -> SwarmPeer | None:
         """Where a stream has nothing to do: a peer that may have got more meanwhile."""
         if now - self._hungry_at > LOOK_AROUND_S:
             return None
@@ -291,7 +293,7 @@ class Swarm:
         ]
         return min(waiting, key=lambda peer: peer.asked_at, default=None)
 
-    def pick_ahead(self, peer: Peer, open_: int, now: float, patience_s: float) -> int | None:
+    def pick_ahead(self, peer: SwarmPeer, open_: int, now: float, patience_s: float) -> int | None:
         """The chunk to ask the same peer for while one is on its way, so that the link does not idle between the two.
         None if another peer has something: by then it may be the better one."""
         if peer.rest_until > now:
@@ -302,15 +304,15 @@ class Swarm:
         askable = self._askable(peer, open_, self._able(now), now, patience_s)
         return self._rarest_first(askable, peer) if askable else None
 
-    def has_other(self, index: int, than: Peer, now: float) -> bool:
+    def has_other(self, index: int, than: SwarmPeer, now: float) -> bool:
         """Whether another peer than `than` answers, does not fail and may have this chunk."""
         able = (peer for peer in self._able(now) if peer is not than and peer.is_hopeful)
         return any(peer.may_have >> index & 1 for peer in able)
 
-    def _able(self, now: float) -> list[Peer]:
+    def _able(self, now: float) -> list[SwarmPeer]:
         return [peer for peer in self.peers.values() if peer.rest_until <= now and peer.is_fresh(now)]
 
-    def _answering(self, now: float) -> list[Peer]:
+    def _answering(self, now: float) -> list[SwarmPeer]:
         """The peers on other machines that answered the last question, of whom nobody asks anything now."""
         return [
             peer
@@ -319,7 +321,7 @@ class Swarm:
             if not peer.busy or now - peer.heard_at > FRESH_S / 2  # else its replies tell
         ]
 
-    def _stalest(self, now: float) -> Peer | None:
+    def _stalest(self, now: float) -> SwarmPeer | None:
         """The peer with the oldest bitfield, if that is old: a peer gets chunks from others too, without telling us. Or
         one that was silent for long. Those first that gave chunks, then the manager's sources."""
         if now - self._looked_at < LOOK_AROUND_S / LOOKS:
@@ -335,7 +337,9 @@ class Swarm:
             self._looked_at = now
         return oldest
 
-    def _askable(self, peer: Peer, open_: int, able: Sequence[Peer], now: float, patience_s: float) -> int:
+    def _askable(
+        self, peer: SwarmPeer, open_: int, able: Sequence[SwarmPeer], now: float, patience_s: float
+    ) -> int:
         """The chunks of `open_` to ask of this peer. A chunk that it super-seeded is asked of the peers that got it, as
         long as one of them answers and has it, and for `patience_s` if none does. A peer that does not give what it
         says that it has is none of them."""
@@ -354,7 +358,7 @@ class Swarm:
                 left_to_others &= ~(1 << index)
         return here & ~left_to_others
 
-    def _rarest_first(self, askable: int, peer: Peer) -> int:
+    def _rarest_first(self, askable: int, peer: SwarmPeer) -> int:
         """A random chunk of `askable`, preferably one that no other peer is known to have."""
         common = 0
         for other in self.peers.values():

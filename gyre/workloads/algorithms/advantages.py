@@ -3,6 +3,9 @@
 Invariants:
 - *one group at a time*: a group's advantages depend on that group alone, so they are the same however a mini-batch is
   cut; what needs the whole batch (whitening) is not done;
+- *one a rollout*: what is compared are rollouts, whatever number of rows each has: mean and deviation are over these,
+  the KL penalty of all rows is their rollout's, and of `gae` the drawn tokens are one trajectory, row after row, in
+  which a value follows on that of the drawn token before it. Where a token was not drawn the advantage is 0;
 - *exact zeros*: a group whose samples earned the same, but for rounding, has advantages of exactly 0, and no gradient.
 
 Sources: GRPO (arXiv 2402.03300); Dr. GRPO (arXiv 2503.20783); RLOO (Kool et al., "Buy 4 REINFORCE samples, get a
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Protocol, cast
 
 import numpy as np
@@ -24,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from gyre.config.plugins import ADVANTAGE
 from gyre.config.sections import LossSettings
+from gyre.rollouts.drawn import as_drawn, on_rows
 from gyre.rollouts.samples import Group, Sample
 from gyre.workloads.algorithms.options import with_options
 
@@ -139,6 +143,29 @@ def advantages_of(groups: Sequence[Group], settings: LossSettings) -> list[NDArr
     for group in groups:
         if any(sample.reward is None for sample in group.samples):
             raise ValueError(f"group {group.id} has samples without a reward: score it before training on it")
+    rollouts = [as_drawn(group) for group in groups]
+    found = iter(_of_rollouts(rollouts, settings))
+    return [
+        row
+        for group, drawn in zip(groups, rollouts, strict=True)
+        for row in on_rows(group, list(islice(found, len(drawn.samples))))
+    ]
+
+
+def returns_of(group: Group, settings: LossSettings) -> list[NDArray[np.float32]]:
+    """By the values in the extras, float32 `[t]` for every sample; 0 where a token was not drawn. Raises ValueError as
+    `gae_of`."""
+    return on_rows(
+        group,
+        [
+            gae_of(sample, settings)[1] if len(sample.token_ids) else np.zeros(0, np.float32)
+            for sample in as_drawn(group).samples
+        ],
+    )
+
+
+def _of_rollouts(groups: Sequence[Group], settings: LossSettings) -> list[NDArray[np.float32]]:
+    """As `advantages_of`, of groups whose samples are rollouts of drawn tokens."""
     if settings.adv_estimator == "gae":
         return [gae_of(sample, settings)[0] for group in groups for sample in group.samples]
     totals = [_totals(group, settings) for group in groups]
@@ -174,7 +201,9 @@ class Advantage(Protocol):
     """An estimator brought by `config.loss.adv_estimator`; see docs/bring-your-own.md."""
 
     def __call__(self, group: Group, rewards: Values, /) -> Sequence[ArrayLike]:
-        """Of each sample a number, or float `[t]` token by token. `rewards`, float64 `[n]`, have the KL penalty."""
+        """Of each sample a number, or float `[t]` token by token. `rewards`, float64 `[n]`, have the KL penalty. The
+        samples are the group's rollouts: of one in several rows, or with tokens that were not drawn, what was drawn,
+        as `gyre.rollouts.drawn.as_drawn` has it."""
         ...
 
 

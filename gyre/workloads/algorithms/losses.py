@@ -27,6 +27,7 @@ This module must not know about models, samples, groups or ranks.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
@@ -71,6 +72,12 @@ def policy_loss_of(settings: LossSettings) -> PolicyLoss:
     )
 
 
+def takes_lengths(settings: LossSettings) -> bool:
+    """Whether the loss has the parameter `lengths`, which a user's need not have. Raises ConfigError as
+    `policy_loss_of`."""
+    return "lengths" in inspect.signature(policy_loss_of(settings)).parameters
+
+
 def metrics_of(settings: LossSettings) -> tuple[str, ...]:
     """The metrics that a user's loss adds to the built-in ones: its attribute `metrics`."""
     if settings.loss_mode in LOSS.built_in:
@@ -89,6 +96,7 @@ def policy_loss(
     ref_logprobs: Tensor | None = None,
     entropies: Tensor | None = None,
     rows: Tensor | None = None,
+    lengths: Tensor | None = None,
     norm_length: float = 0.0,
 ) -> LossSum:
     """The clipped surrogate of the policy's `logprobs`, with the terms that `settings` turns on.
@@ -96,7 +104,8 @@ def policy_loss(
     `old_logprobs` are the denominator of the ratio; None means the policy's present ones, for which the ratio is 1 and
     only its gradient counts. `rollout_logprobs` are the engine's, for truncated importance sampling. `ref_logprobs` are
     the reference's, `entropies` those of the policy's distributions. `rows` (int64) has the sequence of each packed
-    token. `norm_length` is the constant of `seq-mean-token-sum-norm`.
+    token, `lengths` the tokens of its rollout, see `token_weights`. `norm_length` is the constant of
+    `seq-mean-token-sum-norm`.
 
     Metrics: `tokens`, `policy_loss`, `ratio`, `clipped_low`, `clipped_high` (counts), `old_kl` (k3 of the policy to
     the old one), and if the term is on `kl` (by `kl_loss_type`), `entropy`, `tis_weight`, `tis_capped` (count) and
@@ -139,7 +148,9 @@ def policy_loss(
         per_token = per_token - settings.entropy_coeff * _within(mask, entropies)
     if entropies is not None:
         metrics["entropy"] = entropies
-    return aggregate(per_token, mask, settings.loss_agg_mode, metrics, rows=rows, norm_length=norm_length)
+    return aggregate(
+        per_token, mask, settings.loss_agg_mode, metrics, rows=rows, lengths=lengths, norm_length=norm_length
+    )
 
 
 def value_loss(
@@ -150,6 +161,7 @@ def value_loss(
     settings: LossSettings,
     *,
     rows: Tensor | None = None,
+    lengths: Tensor | None = None,
     norm_length: float = 0.0,
 ) -> LossSum:
     """Half the squared error of a critic's `values` to `returns`: the larger of the clipped and the unclipped one.
@@ -170,7 +182,9 @@ def value_loss(
         "value_error": error,
         "value_clipped": mask & (held_error > error),
     }
-    return aggregate(per_token, mask, settings.loss_agg_mode, metrics, rows=rows, norm_length=norm_length)
+    return aggregate(
+        per_token, mask, settings.loss_agg_mode, metrics, rows=rows, lengths=lengths, norm_length=norm_length
+    )
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str, *, mask: Tensor | None = None) -> Tensor:
@@ -217,9 +231,22 @@ def _kl_gap(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None) -> Tens
 
 
 def token_weights(
-    mask: Tensor, mode: str, *, dtype: torch.dtype, rows: Tensor | None = None, norm_length: float = 0.0
+    mask: Tensor,
+    mode: str,
+    *,
+    dtype: torch.dtype,
+    rows: Tensor | None = None,
+    lengths: Tensor | None = None,
+    norm_length: float = 0.0,
 ) -> Tensor:
-    """The weight of each token's loss, in the shape of `mask` `[rows, t]`, or `[tokens]` with `rows` `[tokens]`."""
+    """The weight of each token's loss, in the shape of `mask` `[rows, t]`, or `[tokens]` with `rows` `[tokens]`.
+
+    Where a rollout has several rows, they weigh as one sequence together. By `token-mean` (DAPO) each token weighs the
+    same, whichever rollout it is of; by the sums (RLOO, Dr. GRPO) the loss of a rollout is the sum over the tokens of
+    all of its rows: both follow from the weights of single tokens. The mean (GRPO) is over the tokens of all of its
+    rows, which may be in other passes: `lengths`, in the shape of `mask`, has their number for each token; None where
+    each row is a rollout.
+    """
     weights = mask.to(dtype)
     if mode in ("token-mean", "seq-mean-token-sum"):
         return weights
@@ -229,6 +256,8 @@ def token_weights(
         return weights / norm_length
     if mode != "seq-mean-token-mean":
         raise ValueError(f"loss_agg_mode {mode!r} is not known")
+    if lengths is not None:
+        return weights / lengths.clamp(min=1.0)
     if rows is None:
         return weights / weights.sum(dim=-1, keepdim=True).clamp(min=1.0)
     return weights / _row_lengths(weights, rows).clamp(min=1.0)[rows]
@@ -236,7 +265,7 @@ def token_weights(
 
 def mini_batch_weight(mode: str, *, tokens: float, sequences: float) -> float:
     """The divisor of the summed loss of a mini-batch with this many tokens in this many sequences. Sequences without a
-    token do not count."""
+    token do not count, and the rows of a rollout are one."""
     return float(tokens if mode == "token-mean" else sequences)
 
 
@@ -248,11 +277,17 @@ def aggregate(
     *,
     rows: Tensor | None,
     norm_length: float,
+    lengths: Tensor | None = None,
 ) -> LossSum:
-    """The sum of a per-token loss by `loss_agg_mode`, its weight, and the sums of per-token metrics."""
-    weights = token_weights(mask, mode, dtype=per_token.dtype, rows=rows, norm_length=norm_length)
+    """The sum of a per-token loss by `loss_agg_mode`, its weight, and the sums of per-token metrics. For `lengths` see
+    `token_weights`; of a rollout with rows elsewhere the weight is the share that is here."""
+    weights = token_weights(
+        mask, mode, dtype=per_token.dtype, rows=rows, lengths=lengths, norm_length=norm_length
+    )
     if mode == "token-mean":
         weight = mask.sum()
+    elif mode == "seq-mean-token-mean" and lengths is not None:
+        weight = weights.sum()
     elif rows is None:
         weight = mask.any(dim=-1).sum()
     else:

@@ -44,7 +44,7 @@ from gyre.workloads.fsdp.model import Recomputation, build_causal, shard, take_b
 from gyre.workloads.fsdp.packing_check import choose
 from gyre.workloads.fsdp.parts import (
     UPDATES,
-    Part,
+    FsdpPart,
     parts_of,
     take_random,
     updates_in,
@@ -72,7 +72,7 @@ _CLIP_EPS = 1e-6
 
 
 class FsdpBackend:
-    """Implements `gyre.workloads.learner.backend.Backend` for causal language models of transformers.
+    """Implements `gyre.workloads.learner.backend.LearnerBackend` for causal language models of transformers.
 
     The model is that of `hugging_face_config`, the content of a `config.json`; its weights are `source`'s, by the names
     that files have. With `values` it has a value head instead of its output layer. Unless it `trains` it has no
@@ -136,7 +136,7 @@ class FsdpBackend:
         self.ranks = FsdpRanks(context, device=self.device, timeout_s=settings.collective_timeout_s)
         laps.lap("ranks")
         self._writer = CheckpointWriter(self.ranks, self.device)
-        self.memory: MemoryCheckpoints[Part] | None = None
+        self.memory: MemoryCheckpoints[FsdpPart] | None = None
         self._first, self._seed = source, settings.seed
         self.has_weights = False
         self.packs, self.prompts_once, self.packing = False, False, ""
@@ -436,7 +436,7 @@ class FsdpBackend:
             self.memory.changed()
         return metadata
 
-    def _restored(self, parts: Sequence[Part]) -> None:
+    def _restored(self, parts: Sequence[FsdpPart]) -> None:
         """The parts have other values, of after `_updates` optimizer steps."""
         take_random(parts)
         if self.trains:
@@ -449,14 +449,14 @@ class FsdpBackend:
     def layout(self) -> str:
         return f"fsdp {self.dtype}, adapter {self.adapter_record is not None}"
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[FsdpPart]:
         """What is kept in host memory; see `memory_checkpoints.RankState`."""
         return [*self._parts(), updates_part(self._updates)]
 
-    def written(self, parts: Sequence[Part]) -> list[Part]:
+    def written(self, parts: Sequence[FsdpPart]) -> list[FsdpPart]:
         return written_by((part for part in parts if part.key != UPDATES), self.ranks.rank)
 
-    def taken(self, parts: Sequence[Part]) -> None:
+    def taken(self, parts: Sequence[FsdpPart]) -> None:
         self._updates = updates_in(parts)
         self._restored(parts)
 
@@ -466,7 +466,7 @@ class FsdpBackend:
             told.get(ADAPTER), self.adapter_record
         )
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[FsdpPart]:
         if not self.trains:
             return parts_of(self._trained, {})
         moments = {name: self._optimizer.state[local] for name, local in self._locals.items()}

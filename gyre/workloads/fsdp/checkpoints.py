@@ -31,7 +31,7 @@ from torch import Tensor
 
 from gyre.workloads.fsdp.formats import FORMAT, read_metadata
 from gyre.workloads.fsdp.kind import FSDP
-from gyre.workloads.fsdp.parts import RANDOM, Part, written_by
+from gyre.workloads.fsdp.parts import RANDOM, FsdpPart, written_by
 from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.gang.state_files import (
     StateDamaged,
@@ -50,13 +50,13 @@ DAMAGED = "Is its disk failing? The checkpoint before it may be whole."
 def begin(
     writer: CheckpointWriter,
     path: Path,
-    parts: Sequence[Part],
+    parts: Sequence[FsdpPart],
     ranks: FsdpRanks,
     *,
     updates: int,
     metadata: dict[str, Any],
     digest: Callable[[], str | None],
-    copied: Copied[Part] | None = None,
+    copied: Copied[FsdpPart] | None = None,
 ) -> None:
     """Copy the parts that this rank writes, and start to write them below `path`: see `CheckpointWriter.begin`. What
     `digest` returns is kept beside the metadata. `copied` is this rank's state where it is in host memory already."""
@@ -92,7 +92,7 @@ def begin(
     )
 
 
-def _record(parts: Sequence[Part], offsets: Sequence[int]) -> dict[str, Any]:
+def _record(parts: Sequence[FsdpPart], offsets: Sequence[int]) -> dict[str, Any]:
     """What is where in this rank's file."""
     return {
         "parts": [
@@ -102,7 +102,7 @@ def _record(parts: Sequence[Part], offsets: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def prepare(writer: CheckpointWriter, parts: Callable[[], Sequence[Part]], ranks: FsdpRanks) -> None:
+def prepare(writer: CheckpointWriter, parts: Callable[[], Sequence[FsdpPart]], ranks: FsdpRanks) -> None:
     """Begin to take the memory for copies of the parts: see `CheckpointWriter.prepare`."""
     writer.prepare(lambda: [part.tensor for part in written_by(parts(), ranks.rank)])
 
@@ -111,7 +111,7 @@ def prepare(writer: CheckpointWriter, parts: Callable[[], Sequence[Part]], ranks
 
 
 def restore(
-    path: Path, parts: Sequence[Part], ranks: FsdpRanks, *, judge: Callable[[dict[str, Any]], str]
+    path: Path, parts: Sequence[FsdpPart], ranks: FsdpRanks, *, judge: Callable[[dict[str, Any]], str]
 ) -> tuple[dict[str, Any], int]:
     """Fill the parts' tensors with what any number of ranks wrote below `path`; its metadata, and the number of
     optimizer steps. `judge` says of the metadata why it is not to be loaded, or "". A call of all ranks. Raises
@@ -170,7 +170,7 @@ class StoredCheckpoint:
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise StateDamaged(f"the record of rank {rank} is none: {error!r:.300}") from error
 
-    def check(self, parts: Sequence[Part]) -> None:
+    def check(self, parts: Sequence[FsdpPart]) -> None:
         """Raises CheckpointMismatch where a part is missing, not all there or of another shape, or there are weights
         that no part asks for. Random states may be missing, for there may have been fewer ranks."""
         wanted = {(part.key, part.what) for part in parts}
@@ -190,7 +190,7 @@ class StoredCheckpoint:
             if at < part.end or not self._ranges(part):
                 raise CheckpointMismatch(f"it lacks elements {at} to {part.end} of {part.name}")
 
-    def difference(self, parts: Sequence[Part]) -> str:
+    def difference(self, parts: Sequence[FsdpPart]) -> str:
         """What `check` says; "" where there is nothing to say."""
         try:
             self.check(parts)
@@ -212,7 +212,7 @@ class StoredCheckpoint:
                 return problem
         return ""
 
-    def load(self, parts: Sequence[Part]) -> None:
+    def load(self, parts: Sequence[FsdpPart]) -> None:
         """Fill the parts' tensors, but for random states that are not there."""
         with _Files(self._folder) as files, torch.no_grad():
             for part in parts:
@@ -220,7 +220,7 @@ class StoredCheckpoint:
                 if ranges:
                     part.tensor.detach().view(-1).copy_(files.elements(ranges, part.start, part.end))
 
-    def _ranges(self, part: Part) -> list[_Range]:
+    def _ranges(self, part: FsdpPart) -> list[_Range]:
         found = self._found.get((part.key, part.what), [])
         return sorted(found, key=lambda one: one.start)
 

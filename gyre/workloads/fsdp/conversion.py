@@ -33,7 +33,7 @@ from gyre.workloads.fsdp.file_names import FileNames
 from gyre.workloads.fsdp.formats import ADAPTER
 from gyre.workloads.fsdp.lora import merged, peft_config, read_otherwise_by_peft
 from gyre.workloads.fsdp.model import build_causal
-from gyre.workloads.fsdp.parts import WEIGHT, Part
+from gyre.workloads.fsdp.parts import WEIGHT, FsdpPart
 from gyre.workloads.fsdp.shards import bit_sum, fingerprint_of, named_tensors
 from gyre.workloads.fsdp.token_model import TokenModel
 from gyre.workloads.gang.state_files import StateDamaged
@@ -67,13 +67,13 @@ def export_checkpoint(
     said = dtype or model["dtype"]
     kind = getattr(torch, said)
     beside = Path(model["path"]) if model["path"] else None
-    weights: StoredWeights | MergedWeights
+    weights: FsdpStoredWeights | MergedWeights
     check: Callable[[Path], None] | None = None
     if record is not None:
         weights = MergedWeights(StoredAdapter(stored), model["config"], kind, beside)
         check = weights.refuse_another_base
     else:
-        weights = StoredWeights(stored, model["config"], kind)
+        weights = FsdpStoredWeights(stored, model["config"], kind)
         if said == model["dtype"]:
             check = partial(_refuse_others, stored.metadata, checkpoint)
     _refuse_damaged(stored, weights, checkpoint)
@@ -129,7 +129,7 @@ class _Model:
         return torch.empty(like.shape, dtype=dtype if isinstance(like, nn.Parameter) else like.dtype)
 
 
-class StoredWeights:
+class FsdpStoredWeights:
     """The weights in a checkpoint by the names that files have: the model is that of `hugging_face_config`, its
     parameters are given in `dtype`. Raises ConfigError where transformers has no such model."""
 
@@ -208,8 +208,8 @@ class HeldAdapter:
 
 
 class MergedWeights:
-    """The weights of a model's folder with an adapter added to them, otherwise as `StoredWeights`. Raises ConfigError
-    too where the folder is not there."""
+    """The weights of a model's folder with an adapter added to them, otherwise as `FsdpStoredWeights`. Raises
+    ConfigError too where the folder is not there."""
 
     def __init__(
         self,
@@ -261,12 +261,12 @@ class MergedWeights:
             )
 
 
-def _part(name: str, whole: Tensor) -> Part:
-    return Part(name, WEIGHT, whole, tuple(whole.shape), 0, whole.numel())
+def _part(name: str, whole: Tensor) -> FsdpPart:
+    return FsdpPart(name, WEIGHT, whole, tuple(whole.shape), 0, whole.numel())
 
 
 def _refuse_damaged(
-    stored: StoredCheckpoint, found: StoredWeights | StoredAdapter | MergedWeights, checkpoint: Path
+    stored: StoredCheckpoint, found: FsdpStoredWeights | StoredAdapter | MergedWeights, checkpoint: Path
 ) -> None:
     """Raises CheckpointMismatch where tensors are missing, or a byte is not what was written."""
     try:

@@ -33,7 +33,7 @@ from transformers.core_model_loading import (
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class TensorBundle:
     """Tensors that are converted together: the model's by its own names, and those in files with their shapes."""
 
     names: tuple[str, ...]
@@ -60,10 +60,10 @@ class FileNames:
             together.setdefault(name if pattern is None else key, []).append(name)
         self.bundles = [self._bundle(names, shapes) for names in together.values()]
 
-    def _bundle(self, names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Bundle:
+    def _bundle(self, names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> TensorBundle:
         plain = {name: torch.empty(shapes[name], device="meta") for name in names}
         apart = self.apart(plain)
-        return Bundle(tuple(names), {name: tuple(tensor.shape) for name, tensor in apart.items()})
+        return TensorBundle(tuple(names), {name: tuple(tensor.shape) for name, tensor in apart.items()})
 
     def apart(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A bundle's tensors as they are in files; they may be views of those given."""

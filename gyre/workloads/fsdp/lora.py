@@ -29,7 +29,7 @@ from gyre.errors import ConfigError, nearest
 from gyre.models.adapters import A, B, from_file, in_file
 from gyre.models.first_weights import seeded_generator
 from gyre.models.safetensors_folder import TensorSource
-from gyre.workloads.fsdp.file_names import Bundle
+from gyre.workloads.fsdp.file_names import TensorBundle
 from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.fsdp.shards import Shards, named_tensors
 from gyre.workloads.fsdp.token_model import TokenModel
@@ -151,7 +151,7 @@ class AdapterNames:
     """Both ways between the adapter's own names, such as `model.layers.0.mlp.up_proj.lora_A`, and PEFT's in files."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.bundles = [Bundle((name,), {in_file(name): shape}) for name, shape in shapes.items()]
+        self.bundles = [TensorBundle((name,), {in_file(name): shape}) for name, shape in shapes.items()]
 
     def apart(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {in_file(name): tensor for name, tensor in tensors.items()}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gyre.errors import ConfigError
-from gyre.workloads.fsdp.small_check import Tried
+from gyre.workloads.fsdp.small_check import SmallCheckResult
 from gyre.workloads.fsdp.token_model import TokenModel, Way
 from gyre.workloads.learner.packing import positions_of
 
@@ -50,7 +50,7 @@ class Packing:
 
 def choose(
     model: TokenModel,
-    tried: Tried,
+    tried: SmallCheckResult,
     *,
     device: torch.device,
     dtype: torch.dtype,
@@ -96,7 +96,7 @@ def choose(
 
 
 def _why_not_once(
-    check: _Check, way: Way, tried: Tried, alone: Tensor, any_rank: Callable[[bool], bool]
+    check: _Check, way: Way, tried: SmallCheckResult, alone: Tensor, any_rank: Callable[[bool], bool]
 ) -> str:
     """Why sequences may not share tokens; "" where they may. A call of all ranks."""
     if way != "segments":  # the same on every rank

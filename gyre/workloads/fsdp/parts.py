@@ -23,7 +23,7 @@ _CUDA = "cuda"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FsdpPart:
     """`tensor` is elements `start` to `end` of a flattened whole tensor of a `shape`. `what` is `weight` or the name of
     an optimizer's state of the model's tensor `key`. Of `random` states, `what` is the device and the rank."""
 
@@ -39,7 +39,7 @@ class Part:
         return f"{self.key}/{self.what}"
 
 
-def parts_of(shards: Shards, moments: Mapping[str, Mapping[str, Any]]) -> list[Part]:
+def parts_of(shards: Shards, moments: Mapping[str, Mapping[str, Any]]) -> list[FsdpPart]:
     """The weights; of each parameter in `moments` its optimizer's; and the random states."""
     found = [_part(shards, name, WEIGHT, shards.local(name)) for name in shards.tensors]
     for name, state in moments.items():
@@ -47,29 +47,29 @@ def parts_of(shards: Shards, moments: Mapping[str, Mapping[str, Any]]) -> list[P
     return found + _random_parts(shards)
 
 
-def updates_part(updates: int) -> Part:
+def updates_part(updates: int) -> FsdpPart:
     """The number of optimizer steps, where it is kept beside the tensors."""
-    return Part(UPDATES, UPDATES, torch.tensor([updates]), (1,), 0, 1)
+    return FsdpPart(UPDATES, UPDATES, torch.tensor([updates]), (1,), 0, 1)
 
 
-def updates_in(parts: Iterable[Part]) -> int:
+def updates_in(parts: Iterable[FsdpPart]) -> int:
     """What `updates_part` holds."""
     (found,) = (part for part in parts if part.key == UPDATES)
     return int(found.tensor)
 
 
-def _random_parts(shards: Shards) -> list[Part]:
+def _random_parts(shards: Shards) -> list[FsdpPart]:
     """The states that random numbers are drawn from, which a user's loss may do. They are copies."""
     states = {"cpu": torch.get_rng_state()}
     if any(shards.local(name).device.type == _CUDA for name in shards.tensors):
         states[_CUDA] = torch.cuda.get_rng_state()
     return [
-        Part(RANDOM, f"{device} {shards.rank}", state, tuple(state.shape), 0, len(state))
+        FsdpPart(RANDOM, f"{device} {shards.rank}", state, tuple(state.shape), 0, len(state))
         for device, state in states.items()
     ]
 
 
-def take_random(parts: Iterable[Part]) -> None:
+def take_random(parts: Iterable[FsdpPart]) -> None:
     """Draw from these random states from now on."""
     for part in parts:
         if part.key == RANDOM:
@@ -77,7 +77,7 @@ def take_random(parts: Iterable[Part]) -> None:
             take(part.tensor)
 
 
-def written_by(parts: Iterable[Part], rank: int) -> list[Part]:
+def written_by(parts: Iterable[FsdpPart], rank: int) -> list[FsdpPart]:
     """What this rank writes: its shards, its random states, and on the first rank what every rank has."""
     return [
         part
@@ -86,8 +86,8 @@ def written_by(parts: Iterable[Part], rank: int) -> list[Part]:
     ]
 
 
-def _part(shards: Shards, name: str, what: str, local: Tensor) -> Part:
+def _part(shards: Shards, name: str, what: str, local: Tensor) -> FsdpPart:
     shape = shards.shape(name)
     row = math.prod(shape[1:])
     start, end = shards.rows(name)
-    return Part(name, what, local, shape, start * row, end * row if shape else 1)
+    return FsdpPart(name, what, local, shape, start * row, end * row if shape else 1)

@@ -19,17 +19,18 @@ def rows_of(part: Pass) -> Iterator[Pass]:
     if count == 1 and len(part.lengths) == 1:
         yield part
         return
+    trunks = set(part.parents)
     paths = paths_of(part.lengths, part.parents or [-1] * len(part.lengths))
-    path_by_end = {int(path[-1]): torch.from_numpy(path) for path in paths}
+    leaves = [path for at, path in enumerate(paths) if at not in trunks]
     first = 0
     for row in range(count):
         predicted = slice(first, first + part.counts[row])
-        path = path_by_end[int(part.columns[predicted][-1])]
+        path = torch.from_numpy(leaves[row])
         yield Pass(
             tokens=part.tokens[path],
             positions=part.positions[path],
             lengths=[len(path)],
-            columns=torch.arange(len(path) - part.counts[row], len(path)),
+            columns=torch.searchsorted(path, part.columns[predicted]),
             targets=part.targets[predicted],
             rows=torch.zeros_like(part.rows[predicted]),
             values={name: value[predicted] for name, value in part.values.items()},

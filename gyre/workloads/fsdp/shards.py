@@ -26,7 +26,7 @@ from gyre.models.safetensors_files import ANOTHER_MODEL
 from gyre.models.safetensors_folder import TensorSource
 from gyre.models.tensor_names import is_harmless
 from gyre.weights.version.manifest import WeightMismatch
-from gyre.workloads.fsdp.file_names import Bundle, FileNames
+from gyre.workloads.fsdp.file_names import FileNames, TensorBundle
 from gyre.workloads.fsdp.ranks import FsdpRanks
 from gyre.workloads.fsdp.token_model import TokenModel
 
@@ -34,10 +34,10 @@ _OF_CAUSAL = "causal."
 _OF_ADAPTERS = (".lora_A", ".lora_B")
 
 
-class Names(Protocol):
+class TensorNames(Protocol):
     """Both ways between tensors' own names and those in files: see `FileNames`."""
 
-    bundles: list[Bundle]
+    bundles: list[TensorBundle]
 
     def apart(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
 
@@ -61,7 +61,7 @@ class Shards:
         """Those of the model's tensors that these are shards of, by their own names."""
         return named_tensors(model)
 
-    def file_names(self, model: TokenModel) -> Names:
+    def file_names(self, model: TokenModel) -> TensorNames:
         """Their names in files."""
         return FileNames(model.causal, self._shapes)
 

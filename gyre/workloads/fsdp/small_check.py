@@ -51,7 +51,7 @@ _SMALL = 1e-3
 
 
 @dataclass(slots=True)
-class Tried:
+class SmallCheckResult:
     """What is right: the `ways` to pack, the fastest first, with the reasons against the `others`; whether what
     sequences share may be computed once where they attend by `segments`, and else why not (`unshared`); whether hidden
     states may be selected before the output layer (`selects`); and what `fuse` may replace (`fused`). `unreached` are
@@ -75,7 +75,7 @@ def pattern_of(name: str) -> str:
 
 def try_small(
     config: Any, *, attention: str, values: bool, device: torch.device, seed: int, fuses: bool = False
-) -> Tried:
+) -> SmallCheckResult:
     """Of models of the kind of `config`, transformers' own, with the implementation `attention`. With `fuses` the ways
     are tried with what may be fused. Raises ConfigError for a model that looks ahead: what it says of a token would
     depend on those after it."""
@@ -84,13 +84,13 @@ def try_small(
         try:
             causal = _small(config, own, seed).to(device)
         except NoSmallCopy as error:
-            return Tried(untried=error.message)
+            return SmallCheckResult(untried=error.message)
         try:
             check = _Check(causal, values, device, seed)
         except Exception as error:  # a model's own code, or a kernel that knows no float32
-            return Tried(untried=" ".join(f"{type(error).__name__}: {error}".split()))
+            return SmallCheckResult(untried=" ".join(f"{type(error).__name__}: {error}".split()))
         check.refuse_looking_ahead()
-        found = Tried(unreached=check.unreached, seldom=check.seldom - check.unreached)
+        found = SmallCheckResult(unreached=check.unreached, seldom=check.seldom - check.unreached)
         found.selects = not check.problem_with("alone", selects=True)
         if fuses:
             found.fused = check.fused(selects=found.selects)

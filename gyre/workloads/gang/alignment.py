@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 
-from gyre.errors import Fenced, VertexLost
+from gyre.errors import Fenced, VertexDied
 from gyre.workloads.gang.gang import PEERS_S, Gang, GangLost, Outcome, outcome_of
 from gyre.workloads.vertex.messages import CallPosition, Failure
 
@@ -103,7 +103,7 @@ def _settled(gang: Gang, futures: Iterable[Future[Outcome]]) -> dict[int, CallPo
         if not future.done():
             continue
         outcome = outcome_of(future)
-        if isinstance(outcome, VertexLost):
+        if isinstance(outcome, VertexDied):
             gang.membership.doubt(*gang.members[rank])
             raise GangLost
         status, value = outcome
@@ -123,7 +123,7 @@ def _inside(gang: Gang, ranks: Iterable[int]) -> dict[int, CallPosition]:
     return {
         rank: got[1]
         for rank, got in outcomes.items()
-        if not isinstance(got, VertexLost) and got[0] == "ok" and got[1].inside
+        if not isinstance(got, VertexDied) and got[0] == "ok" and got[1].inside
     }
 
 

@@ -16,11 +16,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gyre.errors import Fenced, VertexLost
+from gyre.errors import Fenced, VertexDied
 from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.membership import Member, Membership
 from gyre.workloads.vertex.messages import Failure
-from gyre.workloads.vertex.transport import NO_KEYWORDS, Transport
+from gyre.workloads.vertex.transport import NO_KEYWORDS, VertexTransport
 
 SETTLE_S = 2.0
 """How long a failed gang call waits to hear of a dead peer before a surviving rank is blamed."""
@@ -66,7 +66,7 @@ class Gang:
     role: str
     members: tuple[Member, ...]
     membership: Membership
-    transport: Transport
+    transport: VertexTransport
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered while a call is waited for: whoever waits stands still through no fault of its own."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), compare=False, repr=False)
@@ -109,11 +109,11 @@ class Gang:
             raise GangLost((late, method, Failure(error=text, traceback="", user_code=False)))
         return self.settle(method, outcomes)
 
-    def settle(self, method: str, outcomes: Sequence[Outcome | VertexLost | None]) -> list[Any]:
+    def settle(self, method: str, outcomes: Sequence[Outcome | VertexDied | None]) -> list[Any]:
         """The values of a call that has ended on every rank; or, where it is None on some, that has failed on others.
         Raises as `gather`."""
         members = self.members[: len(outcomes)]
-        lost = [member for member, got in zip(members, outcomes, strict=True) if isinstance(got, VertexLost)]
+        lost = [member for member, got in zip(members, outcomes, strict=True) if isinstance(got, VertexDied)]
         for member in lost:
             self.membership.doubt(*member)
         if lost:
@@ -146,18 +146,18 @@ class Gang:
         return tuple(self.membership.members(self.role)) == self.members
 
 
-def is_failure(got: Outcome | VertexLost | None) -> bool:
-    return isinstance(got, VertexLost) or (got is not None and got[0] == "error")
+def is_failure(got: Outcome | VertexDied | None) -> bool:
+    return isinstance(got, VertexDied) or (got is not None and got[0] == "error")
 
 
 def _has_failed(future: Future[Outcome]) -> bool:
     return future.done() and is_failure(outcome_of(future))
 
 
-def outcome_of(future: Future[Outcome]) -> Outcome | VertexLost:
+def outcome_of(future: Future[Outcome]) -> Outcome | VertexDied:
     error = future.exception()
     if error is None:
         return future.result()
-    if isinstance(error, VertexLost):
+    if isinstance(error, VertexDied):
         return error
     raise error

@@ -23,7 +23,7 @@ from gyre.errors import Unreachable
 from gyre.workloads.gang.alignment import align
 from gyre.workloads.gang.gang import Gang, GangLost, Outcome, operator_failed
 from gyre.workloads.vertex.membership import Membership
-from gyre.workloads.vertex.transport import Transport
+from gyre.workloads.vertex.transport import VertexTransport
 
 Arguments = Sequence[tuple[Any, ...]]
 """The positional arguments of each rank."""
@@ -37,7 +37,7 @@ class ScriptGang:
         self,
         role: str,
         membership: Membership,
-        transport: Transport,
+        transport: VertexTransport,
         *,
         numbers: Iterator[int],
         report: Callable[..., None],

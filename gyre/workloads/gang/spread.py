@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gyre.errors import VertexLost
+from gyre.errors import VertexDied
 from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing
 from gyre.rollouts.samples import Group
@@ -39,7 +39,7 @@ class SpreadCall:
     firings: list[Firing]
     ids: list[int]
     gang: LearnerGang
-    outcomes: list[Outcome | VertexLost | None]
+    outcomes: list[Outcome | VertexDied | None]
     failed_at: float | None = None
     """When the first rank failed, in monotonic seconds, while others have not ended."""
 
@@ -47,7 +47,7 @@ class SpreadCall:
 class SpreadCalls:
     """`on_result(call, rank, outcome)` is called on the transport's thread."""
 
-    def __init__(self, *, on_result: Callable[[SpreadCall, int, Outcome | VertexLost], None]) -> None:
+    def __init__(self, *, on_result: Callable[[SpreadCall, int, Outcome | VertexDied], None]) -> None:
         self._on_result = on_result
         self._calls: list[SpreadCall] = []
 

@@ -124,7 +124,7 @@ def begin_anew(context: WorkloadContext, ranks: Ranks) -> bool:
     return not ranks.sum([float(context.incarnation > 1)])[0]
 
 
-class Backend(Protocol):
+class LearnerBackend(Protocol):
     """A model with its optimizer on this rank. It is made by the job's settings alone: after that, equal calls give
     equal bits, and so do those after a restore.
 

@@ -13,9 +13,9 @@ from gyre.workloads.learner.backend import Ranks, StateMemory
 
 
 class BaseBackend:
-    """The members of a `gyre.workloads.learner.backend.Backend` that have a usual answer. A subclass sets `ranks`,
-    whatever of these is otherwise, and has the eight methods that compute: `zero`, `backward`, `forward`, `update`,
-    `weights`, `load`, `save` and `restore`. Its `save` returns when all is on the disk."""
+    """The members of a `gyre.workloads.learner.backend.LearnerBackend` that have a usual answer. A subclass sets
+    `ranks`, whatever of these is otherwise, and has the eight methods that compute: `zero`, `backward`, `forward`,
+    `update`, `weights`, `load`, `save` and `restore`. Its `save` returns when all is on the disk."""
 
     ranks: Ranks
     device = torch.device("cpu")

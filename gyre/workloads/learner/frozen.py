@@ -1,7 +1,7 @@
 """A model that is asked and never trained, whatever computes it: the reference policy and the reward model.
 
-Each is over `Backend.forward`, as the learners are; a back end has a subclass of each, whose `make_backend` reads the
-weights. A vertex of such a role holds the whole model; several of them share the samples, not the model.
+Each is over `LearnerBackend.forward`, as the learners are; a back end has a subclass of each, whose `make_backend`
+reads the weights. A vertex of such a role holds the whole model; several of them share the samples, not the model.
 
 A reward model is a folder in Hugging Face's layout, as `…ForSequenceClassification` with one label saves it: the
 decoder, and `score.weight` `[1, hidden]`. What it says of a sample is its number at the sample's last token, after the
@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 from gyre.config.sections import RewardModelSettings, WorkloadSettings, read_section
 from gyre.errors import ConfigError, UserCodeError
 from gyre.models.support import refuse_no_folder
+from gyre.rollouts.drawn import at_drawn
 from gyre.rollouts.samples import Group
 from gyre.workloads.base import BaseWorkload, WorkloadContext, operator
-from gyre.workloads.learner.backend import Backend
-from gyre.workloads.learner.packing import Row, pack
+from gyre.workloads.learner.backend import LearnerBackend
+from gyre.workloads.learner.packing import TrainingRow, pack
 from gyre.workloads.tasks.same_tokenizer import refuse_other_tokenizer
 
 
@@ -37,9 +38,9 @@ class FrozenModel(BaseWorkload):
     """Holds a back end that does not train. A subclass says what it is asked, and its subclass by what it is computed:
     `make_backend`."""
 
-    backend: Backend
+    backend: LearnerBackend
 
-    def make_backend(self) -> Backend:
+    def make_backend(self) -> LearnerBackend:
         """With the settings in `self.settings`, alone in its gang: `self.own_context`. Raises ConfigError and
         ModelFolderError where there is no such model, or no weights of it."""
         raise NotImplementedError
@@ -58,7 +59,7 @@ class FrozenModel(BaseWorkload):
         """The vertex as the only rank of its model."""
         return replace(self.context, rank=0, world_size=1)
 
-    def said_of(self, rows: Sequence[Sequence[Row]]) -> NDArray[np.float32]:
+    def said_of(self, rows: Sequence[Sequence[TrainingRow]]) -> NDArray[np.float32]:
         """What the model says of each predicted token of each group's rows, one after the other, float32, with a tick
         after each pass. Rows of several groups share a pass where the back end has a size for it."""
         most = self.backend.pass_tokens
@@ -83,17 +84,22 @@ class ReferenceModel(FrozenModel):
 
     @operator
     def logprobs(self, groups: list[Group]) -> list[Group]:
-        """The same groups, each sample with `extras["ref_logprobs"]`, float32 `[t]` at the sampling temperature."""
+        """The same groups, each sample with `extras["ref_logprobs"]`, float32 `[t]` at the sampling temperature, 0
+        where a token was not drawn."""
         flat = self.said_of(
             [
-                [Row(group.prompt_ids, one.token_ids) for one in group.samples if len(one.token_ids)]
+                [
+                    TrainingRow(group.prompt_ids, one.token_ids, mask=one.mask)
+                    for one in group.samples
+                    if one.drawn
+                ]
                 for group in groups
             ]
         )
         at = 0
         for sample in (sample for group in groups for sample in group.samples):
-            sample.extras["ref_logprobs"] = flat[at : at + len(sample.token_ids)].copy()
-            at += len(sample.token_ids)
+            sample.extras["ref_logprobs"] = at_drawn(sample, flat[at : at + sample.drawn].copy())
+            at += sample.drawn
         return groups
 
     def refuse_small(self) -> None:
@@ -123,7 +129,7 @@ class RewardModel(FrozenModel):
         ends = np.cumsum([len(row.token_ids) for some in rows for row in some], dtype=int) - 1
         return take_rewards(groups, said[ends].tolist())
 
-    def _ending_in_a_value(self, group: Group) -> list[Row]:
+    def _ending_in_a_value(self, group: Group) -> list[TrainingRow]:
         """A row for every sample whose last predicted token follows all of its own: the value before it is what the
         model says at the sample's end. Raises ConfigError for a token that the model does not have."""
         nothing = np.zeros(1, dtype=np.int32)  # what is predicted is of no interest; where it would be, is
@@ -135,7 +141,7 @@ class RewardModel(FrozenModel):
                     f"group {group.id} has token {tokens.max()}; the reward model has {self.vocab} tokens.",
                     hint="A reward model reads the policy's tokens: it must have the same tokenizer.",
                 )
-            rows.append(Row(group.prompt_ids, np.concatenate([sample.token_ids, nothing])))
+            rows.append(TrainingRow(group.prompt_ids, np.concatenate([sample.token_ids, nothing])))
         return rows
 
 
@@ -155,8 +161,8 @@ def reward_model_folder(config: Mapping[str, Any]) -> Path:
 
 
 def take_rewards(groups: list[Group], found: Sequence[float]) -> list[Group]:
-    """The groups, with the numbers found as rewards, in the order of groups and samples. Raises UserCodeError for what
-    is no finite number."""
+    """The groups, with the numbers found as rewards, in the order of groups and samples; rows of a rollout have that of
+    its last one. Raises UserCodeError for what is no finite number."""
     rewards = iter(found)
     for group in groups:
         for sample in group.samples:
@@ -167,4 +173,7 @@ def take_rewards(groups: list[Group], found: Sequence[float]) -> list[Group]:
                     hint="Are its weights whole, and is its dtype wide enough?",
                 )
             sample.reward = reward
+        for rows in group.rollouts:
+            for row in rows:
+                group.samples[row].reward = group.samples[rows[-1]].reward
     return groups

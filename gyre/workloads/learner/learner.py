@@ -41,12 +41,13 @@ from numpy.typing import NDArray
 
 from gyre.config.sections import OptimSettings, WorkloadSettings
 from gyre.models.flops import flops_of
+from gyre.rollouts.drawn import at_drawn
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.weights.version.manifest import WeightMismatch
 from gyre.workloads.algorithms.losses import LossSum, mini_batch_weight
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.learner.accumulation import Accumulation, Tally
-from gyre.workloads.learner.backend import Backend, Ranks, StateMemory
+from gyre.workloads.learner.backend import LearnerBackend, Ranks, StateMemory
 from gyre.workloads.learner.cards import peak_flops
 from gyre.workloads.learner.errors import (
     CheckpointMismatch,
@@ -58,7 +59,7 @@ from gyre.workloads.learner.errors import (
 from gyre.workloads.learner.intervals import Interval, contains, merge
 from gyre.workloads.learner.laps import Laps
 from gyre.workloads.learner.losses import counted, summed
-from gyre.workloads.learner.packing import Pass, Row, pack, pack_all_but_rest
+from gyre.workloads.learner.packing import Pass, TrainingRow, pack, pack_all_but_rest
 from gyre.workloads.learner.snapshot import checksum_of
 from gyre.workloads.learner.trained_model import LearnedModel
 from gyre.workloads.learner.updates import mini_batches_of, share_of
@@ -84,7 +85,7 @@ class _Update:
     grad_norm: float
 
 
-class Learner(BaseWorkload):
+class BaseLearner(BaseWorkload):
     """Holds a back end, the number of the last applied step and the ids of all trained groups. Every operator goes to
     every rank.
 
@@ -98,7 +99,7 @@ class Learner(BaseWorkload):
     VALUES: ClassVar[bool] = False
     """Whether the model says values instead of log-probs."""
 
-    backend: Backend
+    backend: LearnerBackend
     trained_model: LearnedModel
     passes = 1
     """In how many passes a micro-batch is computed, where the back end has no size for a pass."""
@@ -107,7 +108,7 @@ class Learner(BaseWorkload):
 
     # -- what a subclass says ------------------------------------------------------------------------
 
-    def make_backend(self) -> Backend:
+    def make_backend(self) -> LearnerBackend:
         """The model, as training begins with it, from the settings alone: the same on every rank. Sets `trained_model`.
         Raises ConfigError."""
         raise NotImplementedError
@@ -120,7 +121,7 @@ class Learner(BaseWorkload):
         """Raises ValueError for what the groups lack. It computes nothing on the model."""
         raise NotImplementedError
 
-    def rows(self, groups: list[Group]) -> list[Row]:
+    def rows(self, groups: list[Group]) -> list[TrainingRow]:
         """The samples that have a gradient, with what the loss needs. Raises ValueError as `check`."""
         raise NotImplementedError
 
@@ -211,12 +212,12 @@ class Learner(BaseWorkload):
 
     def teardown(self) -> None:
         """Close the back end. Its states in host memory stay for a successor, unless the job ends."""
-        backend: Backend | None = getattr(self, "backend", None)  # none before it is set up
+        backend: LearnerBackend | None = getattr(self, "backend", None)  # none before it is set up
         if backend is not None:
             backend.close(keep=not self.context.job_ends)
 
     def abandoned(self) -> None:
-        backend: Backend | None = getattr(self, "backend", None)  # none before it is set up
+        backend: LearnerBackend | None = getattr(self, "backend", None)  # none before it is set up
         if backend is not None:
             backend.unlink()
 
@@ -274,7 +275,7 @@ class Learner(BaseWorkload):
             return self._pending.add(index, counted(groups), ids, held=self.prepared(groups))
         return self._pending.add(index, self.gradient(groups, rows), ids)
 
-    def _admitted(self, groups: list[Group]) -> list[Row]:
+    def _admitted(self, groups: list[Group]) -> list[TrainingRow]:
         """The rows of the micro-batch, none where a step has several updates. Raises what is wrong with it."""
         self._refuse_trained([*self._pending.group_ids, *(group.id for group in groups)])
         self._refuse_spoiled()
@@ -473,7 +474,7 @@ class Learner(BaseWorkload):
         self.backend.zero()
         self._pending = Accumulation(step)
         self._spoiled = False
-        self._put_off: list[Row] = []
+        self._put_off: list[TrainingRow] = []
         """Of the step's samples, those whose gradient is not in the sum yet."""
         self._flops = 0
         self._losses: list[LossSum] = []
@@ -481,7 +482,7 @@ class Learner(BaseWorkload):
 
     # -- passes --------------------------------------------------------------------------------------
 
-    def gradient(self, groups: list[Group], rows: list[Row]) -> Tally:
+    def gradient(self, groups: list[Group], rows: list[TrainingRow]) -> Tally:
         """Add the gradient of the rows, which are those of the groups; a small rest is put off. The tally counts the
         groups; the losses are told when the gradient is finished."""
         if self.pass_tokens is None:
@@ -521,7 +522,7 @@ class Learner(BaseWorkload):
                 else self._model_flops.forward(positions, predicted)
             )
 
-    def _packed(self, rows: Sequence[Row]) -> list[Pass]:
+    def _packed(self, rows: Sequence[TrainingRow]) -> list[Pass]:
         most = sys.maxsize if self.pass_tokens is None else self.pass_tokens
         return list(
             pack(
@@ -536,8 +537,8 @@ class Learner(BaseWorkload):
         self, groups: list[Group], wanted: Collection[int] | None = None
     ) -> list[NDArray[np.float32]]:
         """What the model says of each token of each sample, float32 `[t]`, in the order of groups and samples, on every
-        rank of the replica: zeros for a sample whose `id()` is not `wanted`. No pass has samples of two groups, so that
-        the bits do not depend on who else is asked for."""
+        rank of the replica: zeros where a token was not drawn, and for a sample whose `id()` is not `wanted`. No pass
+        has samples of two groups, so that the bits do not depend on who else is asked for."""
         return self._said_of(groups, [[group] for group in groups], wanted)
 
     def by_sample(self, groups: list[Group]) -> list[NDArray[np.float32]]:
@@ -554,20 +555,22 @@ class Learner(BaseWorkload):
             rows = []
             for group in some:
                 for sample in group.samples:
-                    if len(sample.token_ids) and (wanted is None or id(sample) in wanted):
+                    if sample.drawn and (wanted is None or id(sample) in wanted):
                         kept.append(id(sample))
-                        rows.append(Row(group.prompt_ids, sample.token_ids))
+                        rows.append(TrainingRow(group.prompt_ids, sample.token_ids, mask=sample.mask))
             passes += self._packed(rows)
         said = self.backend.forward(passes)
         self._count_flops(passes, trains=False)
         self.report_progress()
         samples = [sample for group in groups for sample in group.samples]
         flat = torch.cat(said).numpy() if said else np.empty(0, np.float32)
-        lengths = {id(sample): len(sample.token_ids) for sample in samples}
+        lengths = {id(sample): sample.drawn for sample in samples}
         parts = np.split(flat, np.cumsum([lengths[one] for one in kept])[:-1]) if kept else []
         found = dict(zip(kept, parts, strict=True))
         return [
-            found[id(sample)].copy() if id(sample) in found else np.zeros(len(sample.token_ids), np.float32)
+            at_drawn(sample, found[id(sample)].copy())
+            if id(sample) in found
+            else np.zeros(len(sample.token_ids), np.float32)
             for sample in samples
         ]
 
@@ -685,7 +688,7 @@ class Learner(BaseWorkload):
     def rehearse(self) -> None:
         """A pass whose gradient is forgotten. A call of all ranks."""
         tokens = np.zeros(min(self.pass_tokens or REHEARSED_TOKENS, REHEARSED_TOKENS), np.int32)
-        self.backend.backward(self._packed([Row(tokens[:1], tokens)]), _sum_of_all)
+        self.backend.backward(self._packed([TrainingRow(tokens[:1], tokens)]), _sum_of_all)
         self.backend.zero()
 
     @operator(kind="control")
@@ -707,7 +710,7 @@ def learning_rate(optim: OptimSettings, step: int) -> float:
     return optim.rate * rising * (1.0 - done * (1.0 - optim.final_lr_ratio))
 
 
-def _dealt(rows: Sequence[Row], passes: int) -> list[Sequence[Row]]:
+def _dealt(rows: Sequence[TrainingRow], passes: int) -> list[Sequence[TrainingRow]]:
     """The rows in at most so many parts of the same size, in order; none of them is empty."""
     size = max(1, math.ceil(len(rows) / passes))
     return [rows[start : start + size] for start in range(0, len(rows), size)]

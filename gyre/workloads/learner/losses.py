@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gyre.config.sections import WorkloadSettings
+from gyre.rollouts.drawn import as_drawn
 from gyre.rollouts.samples import OLD_LOGPROBS, Group, Sample
-from gyre.workloads.algorithms.advantages import advantages_of, gae_of, reference_of, values_of
-from gyre.workloads.algorithms.losses import LossSum, policy_loss_of, value_loss
+from gyre.workloads.algorithms.advantages import advantages_of, reference_of, returns_of, values_of
+from gyre.workloads.algorithms.losses import LossSum, policy_loss_of, takes_lengths, value_loss
 from gyre.workloads.learner.accumulation import Tally
-from gyre.workloads.learner.packing import Pass, Row
+from gyre.workloads.learner.packing import Pass, TrainingRow
 from gyre.workloads.learner.seen_logprobs import Tag
 
 
@@ -37,7 +38,7 @@ def trained_samples(
     found = [
         (group, sample, advantages)
         for (group, sample), advantages in zip(samples, advantages_of(groups, loss), strict=True)
-        if len(sample.token_ids) and (loss.needs_every_sample or advantages.any())
+        if sample.drawn and (loss.needs_every_sample or advantages.any())
     ]
     if loss.kl_loss_coef > 0:
         for _, sample, _ in found:
@@ -45,35 +46,66 @@ def trained_samples(
     return found
 
 
-def policy_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[Row]:
-    """The samples that have a gradient, with `advantages`, `engine` log-probs, and `old` ones and `reference`'s where
-    they are needed. Raises ValueError as `trained_samples`."""
-    rows, tags = [], tags_of(groups)
+def policy_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[TrainingRow]:
+    """The samples that have a gradient, with `advantages`, `engine` log-probs, and `old` ones, `reference`'s and
+    `lengths` where they are needed. Raises ValueError as `trained_samples`, and where the job's own loss would take
+    the means of rows for those of rollouts."""
+    rows, tags, lengths = [], tags_of(groups), _lengths(groups, settings)
+    if (
+        lengths
+        and not takes_lengths(settings.loss)
+        and any(len(of) > 1 for one in groups for of in one.rollouts)
+    ):
+        raise ValueError(
+            f"config.loss.loss_mode: {settings.loss.loss_mode} has no parameter `lengths`, and a rollout has several "
+            "rows, each of which it would take for a sequence: give it one, or another loss_agg_mode than "
+            "seq-mean-token-mean"
+        )
     for group, sample, advantages in trained_samples(groups, settings):
-        values = {"advantages": advantages, "engine": sample.logprobs}
+        values = {"advantages": advantages, "engine": sample.logprobs, **lengths.get(id(sample), {})}
         if keeps_old_logprobs(settings):
             values["old"] = sample.extras[OLD_LOGPROBS]
         if settings.loss.kl_loss_coef > 0:
             values["reference"] = reference_of(sample)
-        rows.append(Row(group.prompt_ids, sample.token_ids, values, tags[id(sample)]))
+        rows.append(TrainingRow(group.prompt_ids, sample.token_ids, values, tags[id(sample)], sample.mask))
     return rows
 
 
-def value_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[Row]:
-    """The samples with a token, with the `values` that their advantages are made from, and the `returns`.
+def value_rows(groups: Sequence[Group], settings: WorkloadSettings) -> list[TrainingRow]:
+    """The samples with a token, with the `values` that their advantages are made from, the `returns`, and `lengths`
+    where they are needed.
 
     Raises ValueError for a sample without reward or without values.
     """
+    lengths = _lengths(groups, settings)
     return [
-        Row(
+        TrainingRow(
             group.prompt_ids,
             sample.token_ids,
-            {"values": values_of(sample), "returns": gae_of(sample, settings.loss)[1]},
+            {"values": values_of(sample), "returns": returns, **lengths.get(id(sample), {})},
+            mask=sample.mask,
         )
         for group in groups
-        for sample in group.samples
-        if len(sample.token_ids)
+        for sample, returns in zip(group.samples, returns_of(group, settings.loss), strict=True)
+        if sample.drawn
     ]
+
+
+def _lengths(
+    groups: Sequence[Group], settings: WorkloadSettings
+) -> dict[int, dict[str, NDArray[np.float32]]]:
+    """By the `id()` of each sample how many tokens were drawn for its rollout, float32 `[t]`, as the value `lengths`;
+    empty where no mean over a rollout's tokens is taken."""
+    if settings.loss.loss_agg_mode != "seq-mean-token-mean":
+        return {}
+    found = {}
+    for group in groups:
+        for rows in group.rollouts:
+            of = [group.samples[row] for row in rows]
+            drawn = sum(sample.drawn for sample in of)
+            for sample in of:
+                found[id(sample)] = {"lengths": np.full(len(sample.token_ids), drawn, np.float32)}
+    return found
 
 
 def policy_pass_loss(part: Pass, logprobs: Tensor, entropies: Tensor, settings: WorkloadSettings) -> LossSum:
@@ -81,6 +113,8 @@ def policy_pass_loss(part: Pass, logprobs: Tensor, entropies: Tensor, settings: 
     loss = settings.loss
     engine = part.values["engine"]
     truncated = loss.tis_imp_ratio_cap > 0
+    lengths = part.values.get("lengths")
+    more = {"lengths": lengths} if lengths is not None and takes_lengths(loss) else {}
     return policy_loss_of(loss)(
         logprobs,
         part.values["advantages"],
@@ -93,6 +127,7 @@ def policy_pass_loss(part: Pass, logprobs: Tensor, entropies: Tensor, settings: 
         entropies=entropies,
         rows=part.rows,
         norm_length=settings.norm_length,
+        **more,
     )
 
 
@@ -105,6 +140,7 @@ def value_pass_loss(part: Pass, values: Tensor, settings: WorkloadSettings) -> L
         torch.ones_like(part.targets, dtype=torch.bool),
         settings.loss,
         rows=part.rows,
+        lengths=part.values.get("lengths"),
         norm_length=settings.norm_length,
     )
 
@@ -126,8 +162,9 @@ def summed(losses: Sequence[LossSum]) -> Tally:
 
 
 def counted(groups: Sequence[Group]) -> Tally:
-    """What there is to train on, before anything went through a model."""
-    samples = [sample for group in groups for sample in group.samples]
+    """What there is to train on, before anything went through a model: the rows of a rollout are one sample, and one
+    sequence, of the tokens that were drawn."""
+    samples = [sample for group in groups for sample in as_drawn(group).samples]
     return Tally(
         groups=len(groups),
         samples=len(samples),

@@ -18,7 +18,7 @@ from gyre.models.errors import ModelFolderError
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.learner.devices import device_bytes
 from gyre.workloads.memory.beside import beside
-from gyre.workloads.memory.choice import Asked, Choice, choose
+from gyre.workloads.memory.choice import PassChoice, PassSettings, choose
 from gyre.workloads.memory.learners import ranks_of, section_of
 
 
@@ -33,12 +33,12 @@ def choice_of(
     exchange: Callable[[bytes], list[bytes]],
     trains: bool = True,
     values: bool = False,
-) -> Choice:
+) -> PassChoice:
     """The same on all `ranks`: that of the smallest of their devices. `shape` is None where it is not known; `exchange`
     gives everybody's bytes, by rank. Activations of a model that is not trained are never kept, nor computed again. A
     call of all ranks."""
     section = section_of(backend, settings)
-    asked = Asked(section.pass_tokens, section.recompute if trains else False)
+    asked = PassSettings(section.pass_tokens, section.recompute if trains else False)
     own = room = device_bytes(device)
     if asked.is_auto:
         told = [int(one) for one in exchange(str(own or 0).encode())]
@@ -55,7 +55,7 @@ def choice_of(
     return choice
 
 
-def now_said(choice: Choice, *, recompute: bool) -> str:
+def now_said(choice: PassChoice, *, recompute: bool) -> str:
     """What was chosen, for a rank's status, where it may compute activations again by now."""
     if choice.recompute or not recompute:
         return choice.said

@@ -1,8 +1,9 @@
 """Samples as packed passes: sequences side by side in one row of tokens, with what the loss needs of each token.
 
 What sequences have in common need not be there for each: a pass is of *nodes*, some of which go on after another
-one's tokens, and a sequence is the *path* from a root to a leaf. A branch begins with the token that predicts the first
-of its targets, so each token that predicts is of one sequence.
+one's tokens, and a sequence is the *path* from a root to a leaf. Where a sequence goes on after another one's tokens,
+these predict nothing of its own: it has the prompt in common, or what was drawn for the other one and is only read
+here. So each token that predicts is of one sequence.
 
 Invariants:
 - *whole sequences*: a sequence is in one pass, so what is normalised by its length can be;
@@ -30,7 +31,7 @@ tokens; prompts of 1,024 with answers of 190, in groups of 8, have 4.2 times as 
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrainingRow:
     """A prompt int32 `[p]`, the tokens int32 `[t]` that followed it, and values by name, float32 `[t]` each."""
 
     prompt_ids: NDArray[np.int32]
@@ -38,11 +39,23 @@ class Row:
     values: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     tag: tuple[int, int] | None = None
     """A group's id, and the number of the sample in it."""
+    mask: NDArray[np.bool_] | None = None
+    """bool `[t]`: which of the tokens are predicted, the others being read alone; None where all are."""
 
     @property
     def length(self) -> int:
         """Inputs: the last token is predicted, not read."""
         return len(self.prompt_ids) + len(self.token_ids) - 1
+
+    @property
+    def predicted(self) -> NDArray[np.intp]:
+        """Which of its tokens are predicted: their places, int64 `[n]`."""
+        return np.arange(len(self.token_ids)) if self.mask is None else np.flatnonzero(self.mask)
+
+    @property
+    def count(self) -> int:
+        """How many are predicted."""
+        return len(self.token_ids) if self.mask is None else int(np.count_nonzero(self.mask))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +112,12 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Tokens int32 `[w]` that go on after those of the node with number `parent`, or begin a sequence. The last of them
-    predict the tokens of `row`, where it has one."""
+    """Tokens int32 `[w]` that go on after those of the node with number `parent`, or begin a sequence. Where it has a
+    `row` its path is the row's, and some of the path's tokens predict the row's."""
 
     tokens: NDArray[np.int32]
     parent: int = -1
-    row: Row | None = None
+    row: TrainingRow | None = None
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -115,74 +128,115 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def pack(
-    rows: Sequence[Row], *, max_tokens: int, multiple: int = 1, prompts_once: bool = False
+    rows: Sequence[TrainingRow], *, max_tokens: int, multiple: int = 1, prompts_once: bool = False
 ) -> Iterator[Pass]:
     """Passes of at most `max_tokens` inputs, in the order of the rows; a longer row is a pass of its own. The width of
     each is a multiple of `multiple`. With `prompts_once` rows of the same prompt that stand beside each other in a pass
-    have it there once. Raises ValueError for a row without a prompt or without tokens."""
+    have there once what they have in common. Raises ValueError for a row without a prompt or without tokens that are
+    predicted."""
     for some in _together(rows, max_tokens, prompts_once):
         yield laid_out(nodes_of(some, prompts_once=prompts_once), multiple)
 
 
 def pack_all_but_rest(
-    rows: Sequence[Row],
+    rows: Sequence[TrainingRow],
     *,
     max_tokens: int,
     multiple: int = 1,
     least_tokens: int,
     prompts_once: bool = False,
-) -> tuple[list[Pass], list[Row]]:
+) -> tuple[list[Pass], list[TrainingRow]]:
     """As `pack`, but the rows of a last pass of fewer than `least_tokens` inputs are returned as they are."""
     parts = [nodes_of(some, prompts_once=prompts_once) for some in _together(rows, max_tokens, prompts_once)]
     rest = parts.pop() if parts and sum(len(node.tokens) for node in parts[-1]) < least_tokens else []
     return [laid_out(some, multiple) for some in parts], [node.row for node in rest if node.row is not None]
 
 
-def _together(rows: Sequence[Row], max_tokens: int, prompts_once: bool) -> Iterator[list[Row]]:
+def _together(
+    rows: Sequence[TrainingRow], max_tokens: int, prompts_once: bool
+) -> Iterator[list[TrainingRow]]:
     """The rows of each pass."""
-    held: list[Row] = []
-    width = keys = sharing = 0
+    held: list[TrainingRow] = []
+    width = keys = 0
+    ends: list[int] = []
+    """Of the nodes on the last row's path, where they end."""
     for row in rows:
-        if len(row.prompt_ids) == 0 or len(row.token_ids) == 0:
+        if len(row.prompt_ids) == 0 or row.count == 0:
             raise ValueError("log-probs need rows with at least one prompt token and one sampled token")
-        tokens = path = row.length
-        if prompts_once and held and _share(held[-1], row):
-            shared = len(row.prompt_ids) - 1
-            tokens = row.length - shared
-            path += shared if sharing == 1 else 0  # the row before becomes a branch too, which attends to it
-            sharing += 1
-        else:
-            sharing = 1
+        shared = _shared(held[-1], row) if prompts_once and held else 0
+        ends = [end for end in ends if end <= shared]
+        splits = shared > 0 and shared not in ends  # what they share becomes a node, which attends to itself
+        tokens, path = row.length - shared, row.length + (shared if splits else 0)
         if held and (width + tokens > max_tokens or keys + path > PATH_KEYS * max_tokens):
             yield held
-            held, width, keys, sharing = [], 0, 0, 1
+            held, width, keys, ends, splits = [], 0, 0, [], False
             tokens = path = row.length
         held.append(row)
         width += tokens
         keys += path
+        ends += [shared, row.length] if splits else [row.length]
     if held:
         yield held
 
 
-def _share(one: Row, other: Row) -> bool:
-    """Whether they have the same prompt, and more of it than the token that predicts."""
+def _shared(one: TrainingRow, other: TrainingRow) -> int:
+    """After how many of the inputs of a row the next one may go on: they are the same, none of them predicts a token of
+    the next one, and at least one more is the row's own. 0 where they have not the same prompt."""
     mine, its = one.prompt_ids, other.prompt_ids
-    return len(mine) > 1 and (mine is its or np.array_equal(mine, its))
+    if mine is not its and not np.array_equal(mine, its):
+        return 0
+    if other.mask is None or other.mask[0]:
+        return len(its) - 1
+    most = len(its) - 1 + int(other.mask.argmax())
+    count = min(len(one.token_ids), len(other.token_ids))
+    differs = one.token_ids[:count] != other.token_ids[:count]
+    same = int(differs.argmax()) if differs.any() else count
+    return min(most, len(its) + same, one.length - 1)
 
 
-def nodes_of(rows: Sequence[Row], *, prompts_once: bool) -> list[Node]:
-    """The nodes of a pass of these rows: a sequence each, or, with `prompts_once`, what the prompts of several that
-    stand beside each other have in common, and then their branches."""
-    nodes: list[Node] = []
-    trunk = -1
+@dataclass(slots=True)
+class _Branch:
+    """The inputs `start..end` of a row, which other rows go on after where it has children. `ends` is whether it is the
+    row's last node."""
+
+    row: TrainingRow
+    start: int
+    end: int
+    ends: bool = True
+    children: list[_Branch] = field(default_factory=list)
+
+    def split(self, at: int) -> None:
+        """End before input `at`; the rest is a child."""
+        rest = _Branch(self.row, at, self.end, self.ends, self.children)
+        self.end, self.ends, self.children = at, False, [rest]
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        prompt = self.row.prompt_ids
+        answer = self.row.token_ids[max(0, self.start - len(prompt)) : max(0, self.end - len(prompt))]
+        return np.concatenate([prompt[self.start : self.end], answer])
+
+
+def nodes_of(rows: Sequence[TrainingRow], *, prompts_once: bool) -> list[Node]:
+    """The nodes of a pass of these rows: a sequence each, or, with `prompts_once`, what several that stand beside each
+    other have in common, and then their branches."""
+    roots: list[_Branch] = []
+    path: list[_Branch] = []
     for at, row in enumerate(rows):
-        goes_on = prompts_once and at > 0 and _share(rows[at - 1], row)
-        branches = goes_on or (prompts_once and at + 1 < len(rows) and _share(row, rows[at + 1]))
-        if branches and not goes_on:
-            trunk = len(nodes)
-            nodes.append(Node(row.prompt_ids[:-1]))
-        own = row.prompt_ids[-1:] if branches else row.prompt_ids
-        nodes.append(Node(np.concatenate([own, row.token_ids[:-1]]), trunk if branches else -1, row))
+        shared = _shared(rows[at - 1], row) if prompts_once and at else 0
+        while path and path[-1].start >= shared:
+            path.pop()
+        if path and path[-1].end > shared:
+            path[-1].split(shared)
+        branch = _Branch(row, shared, row.length)
+        (path[-1].children if path else roots).append(branch)
+        path.append(branch)
+    nodes: list[Node] = []
+    left = [(root, -1) for root in reversed(roots)]
+    while left:
+        branch, parent = left.pop()
+        left += [(child, len(nodes)) for child in reversed(branch.children)]
+        nodes.append(Node(branch.tokens, parent, branch.row if branch.ends else None))
     return nodes
 
 
@@ -196,28 +250,36 @@ def laid_out(nodes: Sequence[Node], multiple: int = 1) -> Pass:
         inputs.append(np.zeros(padding, dtype=np.int32))
         parents.append(-1)
     lengths = [len(one) for one in inputs]
-    ends = np.cumsum(lengths)
-    columns = [
-        np.arange(end - len(node.row.token_ids), end)
-        for node, end in zip(nodes, ends, strict=False)
-        if node.row is not None
+    predicted = [row.predicted for row in rows]
+    counts = [len(places) for places in predicted]
+    paths = [
+        path for path, node in zip(paths_of(lengths, parents), nodes, strict=False) if node.row is not None
     ]
 
     def joined(parts: Sequence[NDArray[np.generic]], dtype: type) -> Tensor:
         return torch.from_numpy(np.concatenate(parts).astype(dtype))
 
+    def picked(parts: Sequence[NDArray[np.generic]]) -> list[NDArray[np.generic]]:
+        return [part[of] for part, of in zip(parts, predicted, strict=True)]
+
     return Pass(
         tokens=joined(inputs, np.int64),
         positions=joined(positions_of(lengths, parents), np.int64),
         lengths=lengths,
-        columns=joined(columns, np.int64),
-        targets=joined([row.token_ids for row in rows], np.int64),
-        rows=torch.repeat_interleave(
-            torch.arange(len(rows)), torch.tensor([len(row.token_ids) for row in rows])
+        columns=joined(
+            [
+                path[len(row.prompt_ids) - 1 + of]
+                for path, row, of in zip(paths, rows, predicted, strict=True)
+            ],
+            np.int64,
         ),
-        values={name: joined([row.values[name] for row in rows], np.float32) for name in rows[0].values},
+        targets=joined(picked([row.token_ids for row in rows]), np.int64),
+        rows=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts)),
+        values={
+            name: joined(picked([row.values[name] for row in rows]), np.float32) for name in rows[0].values
+        },
         tags=[row.tag for row in rows],
-        counts=[len(row.token_ids) for row in rows],
+        counts=counts,
         parents=parents if max(parents) >= 0 else (),
     )
 

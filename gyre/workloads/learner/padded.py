@@ -18,10 +18,12 @@ from gyre.models.modules import Decoder
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One sequence: its prompt int32 `[p]` and the tokens int32 `[t]` that followed it."""
+    """One sequence: its prompt int32 `[p]` and the tokens int32 `[t]` that followed it. `mask`, bool `[t]`, says which
+    of these count; None for all."""
 
     prompt_ids: NDArray[np.int32]
     token_ids: NDArray[np.int32]
+    mask: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ def pad_rows(rows: Sequence[TokenRow]) -> TokenBatch:
         inputs[index, :start] = row.prompt_ids
         inputs[index, start : start + count - 1] = row.token_ids[:-1]
         targets[index, :count] = row.token_ids
-        mask[index, :count] = True
+        mask[index, :count] = True if row.mask is None else row.mask
         columns[index, :count] = np.arange(start - 1, start - 1 + count)
     return TokenBatch(*(torch.from_numpy(array) for array in (inputs, targets, mask, columns)))
 

@@ -27,6 +27,7 @@ from gyre.models.architecture import Architecture
 from gyre.models.modules import Decoder
 from gyre.models.saving import save_model_folder
 from gyre.models.tensor_names import from_names, to_names
+from gyre.rollouts.drawn import of_drawn
 from gyre.rollouts.samples import OLD_LOGPROBS, Group
 from gyre.rollouts.weight_peer import check_transports
 from gyre.weights.version.manifest import checksum_of_weights, pack_weights
@@ -36,7 +37,7 @@ from gyre.workloads.gang.weight_copy import FetchedCopy
 from gyre.workloads.gang.weight_source import WeightSource
 from gyre.workloads.learner.accumulation import Tally
 from gyre.workloads.learner.errors import StepGap, WeightsNotLoaded
-from gyre.workloads.learner.learner import Learner
+from gyre.workloads.learner.learner import BaseLearner
 from gyre.workloads.learner.losses import (
     keeps_old_logprobs,
     policy_pass_loss,
@@ -45,18 +46,17 @@ from gyre.workloads.learner.losses import (
     trained_samples,
     with_extras,
 )
-from gyre.workloads.learner.packing import Pass, Row
+from gyre.workloads.learner.packing import Pass, TrainingRow
 from gyre.workloads.learner.seen_logprobs import SeenLogprobs
 from gyre.workloads.learner.snapshot import snapshot_of
 from gyre.workloads.learner.snapshot_buffers import SnapshotBuffers
 from gyre.workloads.learner.warm_start import warm_steps
-from gyre.workloads.tasks.arithmetic import ArithmeticTask
-from gyre.workloads.tasks.task import task_of
+from gyre.workloads.tasks.task import DemonstratedTask, task_of
 
 _BEACON_EVERY = 10
 
 
-class PolicyLearner(Learner):
+class PolicyLearner(BaseLearner):
     """An actor. Metrics of a step beyond the learner's: `policy_loss`, `entropy` (over tokens that carry a gradient),
     `clipped` (their fraction at the clip), `old_kl` (from the policy that generated, or from before the step), and
     `kl`, `tis_weight`, `tis_capped` and `rollout_kl` where those terms are on.
@@ -123,7 +123,7 @@ class PolicyLearner(Learner):
     def check(self, groups: list[Group]) -> None:
         trained_samples(groups, self.settings)
 
-    def rows(self, groups: list[Group]) -> list[Row]:
+    def rows(self, groups: list[Group]) -> list[TrainingRow]:
         return policy_rows(groups, self.settings)
 
     def loss(self, part: Pass, numbers: torch.Tensor, entropies: torch.Tensor) -> LossSum:
@@ -175,13 +175,16 @@ class PolicyLearner(Learner):
             return groups
         found = self.own_logprobs(groups)
         needed = self._needed(groups)
-        for (sample, tag), values in zip(tags_of(groups).items(), found, strict=True):
-            if sample in needed:
-                self._seen.add([tag], [len(values)], torch.from_numpy(values))
+        samples = (sample for group in groups for sample in group.samples)
+        for sample, (_, tag), values in zip(samples, tags_of(groups).items(), found, strict=True):
+            if id(sample) in needed:
+                drawn = of_drawn(sample, values)
+                self._seen.add([tag], [len(drawn)], torch.from_numpy(drawn))
         return with_extras(groups, OLD_LOGPROBS, found)
 
     def own_logprobs(self, groups: list[Group]) -> list[NDArray[np.float32]]:
-        """The policy's log-probs of every sample, float32 `[t]`; zeros for samples without a gradient."""
+        """The policy's log-probs of every sample, float32 `[t]`; zeros where a token was not drawn, and for samples
+        without a gradient."""
         return self.by_group(groups, self._needed(groups))
 
     def _needed(self, groups: list[Group]) -> set[int]:
@@ -214,8 +217,9 @@ class PolicyLearner(Learner):
 
         Rank 0 alone computes, so that ranks which share cores do not do the same work side by side; the others
         hear of its progress every few steps. A second call, or one after the first optimizer step, does nothing
-        and returns the recorded result. Only the small decoder has one, of arithmetic, where the job asks for it
-        (`config.warm_start`) and begins with no other job's weights; else the weights stay as they are: `{"steps": 0}`.
+        and returns the recorded result. Only the small decoder has one, of a task with demonstrations, where the job
+        asks for it (`config.warm_start`) and begins with no other job's weights; else the weights stay as they are:
+        `{"steps": 0}`.
         """
         self.begin_with_first()
         if self._warm is not None or self.step > 0:
@@ -223,7 +227,7 @@ class PolicyLearner(Learner):
         small, asked = self.trained_model.small, self.settings.warm_start
         if small is None or asked is None or self.settings.first_policy:
             self._warm = {"steps": 0}
-        elif isinstance(self.task, ArithmeticTask):
+        elif isinstance(self.task, DemonstratedTask):
             model = Decoder(small, seed=self.settings.seed)
             self._warm = self._warmed(model, self.task)
             self.backend.load(to_names(model.state_dict(), small).__getitem__)
@@ -232,7 +236,7 @@ class PolicyLearner(Learner):
             self._warm = {"steps": 0}
         return self._warm
 
-    def _warmed(self, model: Decoder, task: ArithmeticTask) -> dict[str, Any]:
+    def _warmed(self, model: Decoder, task: DemonstratedTask) -> dict[str, Any]:
         asked = self.settings.warm_start
         assert asked is not None
         beacon = torch.zeros(5, dtype=torch.float64)  # done, steps, loss, agreement, seconds

@@ -37,7 +37,7 @@ class SeenLogprobs:
         self._tags, self._lengths, self._parts = [], [], []
 
     def add(self, tags: Sequence[Tag], lengths: Sequence[int], values: Tensor) -> None:
-        """Samples and how many tokens each has; `values` are those of all tokens one after another."""
+        """Samples and how many drawn tokens each has; `values` are those of all of them one after another."""
         self._tags += tags
         self._lengths += lengths
         self._parts.append(values.detach())
@@ -55,6 +55,6 @@ class SeenLogprobs:
         self.forget()
 
     def of_step(self, step: int) -> dict[str, NDArray[Any]]:
-        """`samples` int64 `[n, 2]`, `lengths` int64 `[n]`, and `logprobs` float32, one sample's after the other. Empty
-        where nothing is known of the step, or not any more."""
+        """`samples` int64 `[n, 2]`, `lengths` int64 `[n]`, and `logprobs` float32 of the drawn tokens, one sample's
+        after the other. Empty where nothing is known of the step, or not any more."""
         return self._made.get(step, {})

@@ -50,4 +50,4 @@ def _draw(seed: int, step: int, epoch: int, group_id: int) -> int:
 
 def _tokens_of(group: Group) -> int:
     """What goes through the model: each sample with its prompt."""
-    return len(group.prompt_ids) * len(group.samples) + group.token_count
+    return len(group.prompt_ids) * len(group.samples) + group.positions

@@ -24,17 +24,17 @@ from gyre.models.safetensors_folder import TensorSource
 from gyre.models.tensor_names import VALUE_BIAS, VALUE_WEIGHT, to_names
 from gyre.rollouts.samples import Group
 from gyre.weights.version.manifest import WeightManifest, unpack_weights
-from gyre.workloads.algorithms.advantages import gae_of
+from gyre.workloads.algorithms.advantages import returns_of
 from gyre.workloads.algorithms.losses import LossSum
 from gyre.workloads.base import operator
 from gyre.workloads.learner.accumulation import Tally
 from gyre.workloads.learner.errors import StepGap
-from gyre.workloads.learner.learner import Learner
+from gyre.workloads.learner.learner import BaseLearner
 from gyre.workloads.learner.losses import value_pass_loss, value_rows
-from gyre.workloads.learner.packing import Pass, Row
+from gyre.workloads.learner.packing import Pass, TrainingRow
 
 
-class ValueLearner(Learner):
+class ValueLearner(BaseLearner):
     """A critic. Metrics of a step beyond the learner's, over tokens: `value`, `return`, `value_error` (squared),
     `value_clipped` (the fraction at the clip), and `explained`, the share of the returns' variation that the values
     account for."""
@@ -48,11 +48,9 @@ class ValueLearner(Learner):
 
     def check(self, groups: list[Group]) -> None:
         for group in groups:
-            for sample in group.samples:
-                if len(sample.token_ids):
-                    gae_of(sample, self.settings.loss)
+            returns_of(group, self.settings.loss)
 
-    def rows(self, groups: list[Group]) -> list[Row]:
+    def rows(self, groups: list[Group]) -> list[TrainingRow]:
         return value_rows(groups, self.settings)
 
     def loss(self, part: Pass, numbers: torch.Tensor, entropies: torch.Tensor) -> LossSum:
@@ -87,7 +85,8 @@ class ValueLearner(Learner):
 
     @operator
     def values(self, groups: list[Group], *, step: int) -> list[Group]:
-        """The same groups, each sample with `extras["values"]`, float32 `[t]`: the return expected before each token.
+        """The same groups, each sample with `extras["values"]`, float32 `[t]`: the return expected before each token, 0
+        where it was not drawn.
 
         `groups` are this rank's share; `step` is the optimizer step that will train on them. Raises StepGap where it is
         not this critic's next.

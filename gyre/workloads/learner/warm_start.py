@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from gyre.config.sections import WarmStartSettings
 from gyre.models.modules import Decoder
 from gyre.workloads.learner.padded import TokenRow, pad_rows, token_logits
-from gyre.workloads.tasks.arithmetic import ArithmeticTask
+from gyre.workloads.tasks.task import DemonstratedTask
 
 # The warm start reads the endless sequence of prompts far from where training does.
 FIRST_PROMPT = 1 << 40
@@ -37,21 +36,15 @@ class WarmStep:
     agreement: float
 
 
-def warm_steps(model: Decoder, task: ArithmeticTask, settings: WarmStartSettings) -> Iterator[WarmStep]:
+def warm_steps(model: Decoder, task: DemonstratedTask, settings: WarmStartSettings) -> Iterator[WarmStep]:
     """Trains `model` in place, yielding after every update until the target or `max_steps` is reached."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.lr, betas=(0.9, 0.99), weight_decay=0.0, fused=True
     )
-    end = np.array([task.tokenizer.eos_id], dtype=np.int32)
     agreement = 0.0
     for step in range(settings.max_steps):
         corpus = task.demonstrations(FIRST_PROMPT + step * settings.batch, settings.batch, settings.slips)
-        batch = pad_rows(
-            [
-                TokenRow(group.prompt_ids, np.concatenate([task.tokenizer.encode(answer), end]))
-                for group, answer in corpus
-            ]
-        )
+        batch = pad_rows([TokenRow(one.prompt_ids, one.token_ids, one.mask) for one in corpus])
         logits = token_logits(model, batch)
         loss = F.cross_entropy(logits[batch.mask], batch.targets[batch.mask])
         # With all earlier tokens right, the likeliest token is what greedy decoding would write.

@@ -39,13 +39,13 @@ from gyre.workloads.memory.parameters import parameters_of
 
 if TYPE_CHECKING:
     from gyre.workloads.learner.memory_checkpoints import MemoryCheckpoints
-    from gyre.workloads.megatron.checkpoints.parts import Part
+    from gyre.workloads.megatron.checkpoints.parts import MegatronPart
 
 
 class MegatronBackend:
-    """A `gyre.workloads.learner.backend.Backend`. `first` gives the weights that training begins with, for the device;
-    they are asked for later where ranks are started again, and where a checkpoint says that it is of those. Unless it
-    `trains` the model is whole on this rank, has no optimizer, and `forward` is all that it does."""
+    """A `gyre.workloads.learner.backend.LearnerBackend`. `first` gives the weights that training begins with, for the
+    device; they are asked for later where ranks are started again, and where a checkpoint says that it is of those.
+    Unless it `trains` the model is whole on this rank, has no optimizer, and `forward` is all that it does."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class MegatronBackend:
 
         self._seam = open_seam(self.device)
         from gyre.workloads.megatron.model.config import architecture_from
-        from gyre.workloads.megatron.model.parallel import Ranks
+        from gyre.workloads.megatron.model.parallel import MegatronRanks
         from gyre.workloads.megatron.policy import MegatronPolicy
 
         laps.lap("imports")
@@ -84,7 +84,7 @@ class MegatronBackend:
         # Where it is refused, nobody is waited for.
         source = first(self.device) if context.incarnation == 1 or not trains else None
         seed_everything(settings.seed)
-        self.ranks = Ranks(
+        self.ranks = MegatronRanks(
             context, layout, device=self.device, timeout_s=settings.collective_timeout_s, seed=settings.seed
         )
         self.has_weights = not trains or begin_anew(context, self.ranks)
@@ -125,7 +125,7 @@ class MegatronBackend:
         self.prompts_once = layout.prompts_once
         self.writer = CheckpointWriter(self.ranks, self.device)
         laps.lap("model and weights" if self.has_weights else "model")
-        self.memory: MemoryCheckpoints[Part] | None = None
+        self.memory: MemoryCheckpoints[MegatronPart] | None = None
         if trains and layout.memory_checkpoint_share:
             from gyre.workloads.learner.memory_checkpoints import MemoryCheckpoints, purpose_of
             from gyre.workloads.megatron.checkpoints.parts import MegatronState

@@ -35,9 +35,9 @@ from gyre.models.safetensors_folder import TensorSource
 from gyre.workloads.learner.errors import NotFinite
 from gyre.workloads.learner.packing import Pass
 from gyre.workloads.megatron.model.config import recompute_layers, transformer_config
-from gyre.workloads.megatron.model.gpt import Segments, build_model
+from gyre.workloads.megatron.model.gpt import SegmentParams, build_model
 from gyre.workloads.megatron.model.hugging_face import import_weights
-from gyre.workloads.megatron.model.parallel import Ranks
+from gyre.workloads.megatron.model.parallel import MegatronRanks
 from gyre.workloads.megatron.steps.logprobs import vocab_parallel_logprobs
 
 Loss = Callable[[Pass, Tensor, Tensor], tuple[Tensor, Any]]
@@ -58,7 +58,7 @@ class MegatronPolicy:
         architecture: Architecture,
         settings: MegatronSettings,
         optim: OptimSettings,
-        ranks: Ranks,
+        ranks: MegatronRanks,
         source: TensorSource | None,
         *,
         device: torch.device,
@@ -229,7 +229,7 @@ class MegatronPolicy:
                 part.tokens[None],
                 part.positions[None],
                 None,
-                packed_seq_params=Segments.of(part.lengths, self.device, part.parents),
+                packed_seq_params=SegmentParams.of(part.lengths, self.device, part.parents),
                 **options,
             )
 

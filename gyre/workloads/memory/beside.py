@@ -18,7 +18,7 @@ from gyre.rollouts.engines import known_engine
 from gyre.workloads.memory.engine import engine_need
 from gyre.workloads.memory.learners import is_foretold, ranks_of, section_of
 from gyre.workloads.memory.passes import CONTEXT, LEAST, need
-from gyre.workloads.memory.rank import Pass
+from gyre.workloads.memory.rank import PassSize
 
 if TYPE_CHECKING:
     from gyre.graph.devices import Neighbour
@@ -97,7 +97,7 @@ def _model(
         ranks = [replace(rank, recompute=recompute) for rank in ranks]
     longest = settings.sampling.max_new_tokens
     tokens = LEAST if section.pass_tokens == "auto" else section.pass_tokens
-    part = Pass.of(max(tokens, longest), longest)
+    part = PassSize.of(max(tokens, longest), longest)
     return need(ranks, part, several=one["total"] > 1 and trains).total
 
 

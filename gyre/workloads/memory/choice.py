@@ -29,7 +29,7 @@ from gyre.workloads.memory.passes import (
     need,
     tokens_of,
 )
-from gyre.workloads.memory.rank import Pass, Rank
+from gyre.workloads.memory.rank import PassSize, RankMemory
 
 ENOUGH = 4096
 """Tokens of a pass that is large enough to keep activations for, where `pass_tokens` is `auto` too. At 4B on two H200s
@@ -38,7 +38,7 @@ than it communicates, where computing activations again takes 1.27 of the time (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PassSettings:
     """`pass_tokens` and `recompute` as the job has them."""
 
     tokens: int | Literal["auto"]
@@ -50,7 +50,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PassChoice:
     """`tokens` of a pass, and whether its activations are computed again. Both reasons are words, "" where the job
     itself says so. `kept` and `again` are the bytes of a device that are foretold with either, neighbours' included;
     None where that is not known. `keeps_up_to`: the largest pass whose activations would be kept, 0 if none would."""
@@ -84,14 +84,14 @@ class Choice:
 
 
 def choose(
-    asked: Asked,
-    ranks: Sequence[Rank] | None,
+    asked: PassSettings,
+    ranks: Sequence[RankMemory] | None,
     device_bytes: int | None,
     *,
     longest: int,
     several: bool,
     beside: Mapping[str, int | None] | None = None,
-) -> Choice:
+) -> PassChoice:
     """Of a gang whose differing `ranks` these are, None where the model's shape is not known here; sequences have up to
     `longest` tokens, and `several` says that the gang has more than one rank. `device_bytes` is the memory of the
     smallest device, None where there is no GPU; `beside` what others have on each, by role, None where that is not
@@ -107,13 +107,13 @@ def choose(
     most = largest_pass(kept, room, longest=longest, several=several)
     if asked.recompute == "auto":
         wanted = ENOUGH if asked.tokens == "auto" else asked.tokens
-        on = need(kept, Pass.of(max(wanted, longest), longest), several=several).total > room
+        on = need(kept, PassSize.of(max(wanted, longest), longest), several=several).total > room
     tokens, why_tokens = tokens_of(
         asked.tokens, again if on else kept, device_bytes, longest=longest, several=several, beside=taken
     )
-    part = Pass.of(max(tokens, longest), longest)
+    part = PassSize.of(max(tokens, longest), longest)
     size, smaller_size = (need(some, part, several=several).total + taken for some in (kept, again))
-    return Choice(
+    return PassChoice(
         tokens=tokens,
         recompute=on,
         why_tokens=why_tokens,
@@ -124,7 +124,7 @@ def choose(
     )
 
 
-def _unjudged(asked: Asked, on: bool, device_bytes: int | None, unknown: Sequence[str]) -> Choice:
+def _unjudged(asked: PassSettings, on: bool, device_bytes: int | None, unknown: Sequence[str]) -> PassChoice:
     """Where nothing can be foretold, or nothing needs to be."""
     tokens, why_tokens = tokens_of(asked.tokens, None, device_bytes, longest=1, several=False)
     why = "there is no device whose memory would bound it"
@@ -134,7 +134,7 @@ def _unjudged(asked: Asked, on: bool, device_bytes: int | None, unknown: Sequenc
         why = f"what {', '.join(unknown)} takes of the device is not known"
         if asked.tokens == "auto":
             tokens, why_tokens = LEAST, why
-    return Choice(tokens, on, why_tokens, why if asked.recompute == "auto" else "")
+    return PassChoice(tokens, on, why_tokens, why if asked.recompute == "auto" else "")
 
 
 def _why(on: bool, kept: int, again: int, device_bytes: int) -> str:
@@ -144,7 +144,7 @@ def _why(on: bool, kept: int, again: int, device_bytes: int) -> str:
     return f"{kept / GIB:.1f} GiB is foretold {of}; computed again {again / GIB:.1f}"
 
 
-def _computing(ranks: Sequence[Rank], *, again: bool) -> list[Rank]:
+def _computing(ranks: Sequence[RankMemory], *, again: bool) -> list[RankMemory]:
     return [replace(rank, recompute=again) for rank in ranks]
 
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from gyre.config.sections import WorkloadSettings
 from gyre.models.architecture import Architecture
-from gyre.workloads.memory.host import FLOAT, SLOTS, Kept
+from gyre.workloads.memory.host import FLOAT, SLOTS, KeptBytes
 from gyre.workloads.memory.learners import width_of
 from gyre.workloads.memory.parameters import adapter_of, parameters_of
-from gyre.workloads.memory.rank import Rank, fsdp_rank
+from gyre.workloads.memory.rank import RankMemory, fsdp_rank
 
 
 def ranks(
     shape: Architecture, settings: WorkloadSettings, *, ranks: int, trains: bool, values: bool, on_gpu: bool
-) -> Sequence[Rank]:
+) -> Sequence[RankMemory]:
     rank = fsdp_rank(
         shape,
         settings.fsdp,
@@ -27,13 +27,15 @@ def ranks(
     return [rank]
 
 
-def host(shape: Architecture, settings: WorkloadSettings, *, ranks: int, width: int, values: bool) -> Kept:
+def host(
+    shape: Architecture, settings: WorkloadSettings, *, ranks: int, width: int, values: bool
+) -> KeptBytes:
     numbers = parameters_of(shape, values=values).total
     published = width * numbers
     if settings.lora is not None and not values:
         numbers = shape.layers * adapter_of(shape, settings.lora)
         published = FLOAT * numbers
     checkpoint = 3 * FLOAT * numbers
-    return Kept(
+    return KeptBytes(
         checkpoint * (SLOTS if settings.fsdp.memory_checkpoint_share else 1) // ranks, published, checkpoint
     )

@@ -43,7 +43,7 @@ class HostNeed:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptBytes:
     """Bytes: of what each rank keeps of a checkpoint, of a version that is published, and of one checkpoint of all
     ranks."""
 
@@ -62,6 +62,6 @@ def host_need(
     values: bool = False,
 ) -> HostNeed:
     """Of a gang of `ranks`. A critic, whose model has `values`, publishes nothing."""
-    kept: Kept = foretold_by(backend).host(shape, settings, ranks=ranks, width=width, values=values)
+    kept: KeptBytes = foretold_by(backend).host(shape, settings, ranks=ranks, width=width, values=values)
     first = 0 if values else (SNAPSHOTS + VERSIONS) * kept.published
     return HostNeed(kept.by_rank, first, kept.checkpoint)

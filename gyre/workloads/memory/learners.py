@@ -13,7 +13,7 @@ from typing import Any
 from gyre.config.sections import FsdpSettings, MegatronSettings, WorkloadSettings
 from gyre.graph.backends import backend_named
 from gyre.models.architecture import Architecture
-from gyre.workloads.memory.rank import PATH_KEYS, Rank
+from gyre.workloads.memory.rank import PATH_KEYS, RankMemory
 
 WIDTHS = {"bfloat16": 2, "float32": 4}
 """Bytes of a number, by dtype."""
@@ -34,13 +34,13 @@ def ranks_of(
     trains: bool = True,
     values: bool = False,
     on_gpu: bool = True,
-) -> list[Rank]:
+) -> list[RankMemory]:
     """Those of a gang of `ranks` that differ. A model that is not trained is whole on each vertex."""
     section = section_of(backend, settings)
     path_keys = (
         min(PATH_KEYS, settings.sampling.n + 1) if section.prompts_once and settings.sampling.n > 1 else 1
     )
-    found: Sequence[Rank] = foretold_by(backend).ranks(
+    found: Sequence[RankMemory] = foretold_by(backend).ranks(
         shape, settings, ranks=ranks, trains=trains, values=values, on_gpu=on_gpu
     )
     return [replace(one, path_keys=path_keys) for one in found]

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from gyre.config.sections import MegatronSettings, WorkloadSettings
 from gyre.models.architecture import Architecture
-from gyre.workloads.memory.host import FLOAT, SLOTS, Kept
+from gyre.workloads.memory.host import FLOAT, SLOTS, KeptBytes
 from gyre.workloads.memory.learners import width_of
 from gyre.workloads.memory.parameters import parameters_of
-from gyre.workloads.memory.rank import Rank, megatron_ranks
+from gyre.workloads.memory.rank import RankMemory, megatron_ranks
 
 
 def whole(layout: MegatronSettings) -> MegatronSettings:
@@ -22,7 +22,7 @@ def whole(layout: MegatronSettings) -> MegatronSettings:
 
 def ranks(
     shape: Architecture, settings: WorkloadSettings, *, ranks: int, trains: bool, values: bool, on_gpu: bool
-) -> Sequence[Rank]:
+) -> Sequence[RankMemory]:
     layout = settings.megatron
     if not trains:
         ranks, layout = 1, whole(layout)
@@ -32,7 +32,9 @@ def ranks(
     return megatron_ranks(shape, layout, ranks=ranks, width=width, trains=trains, values=values)
 
 
-def host(shape: Architecture, settings: WorkloadSettings, *, ranks: int, width: int, values: bool) -> Kept:
+def host(
+    shape: Architecture, settings: WorkloadSettings, *, ranks: int, width: int, values: bool
+) -> KeptBytes:
     layout = settings.megatron
     numbers = parameters_of(shape, values=values).total
     states = 3 * FLOAT if width != FLOAT else 2 * FLOAT
@@ -42,4 +44,4 @@ def host(shape: Architecture, settings: WorkloadSettings, *, ranks: int, width: 
     if layout.memory_checkpoint_share:
         share = max(1, ranks // copy) if layout.distributed_optimizer else 1
         buffer = SLOTS * (width + states // share) * numbers // copy
-    return Kept(buffer, width * numbers, checkpoint)
+    return KeptBytes(buffer, width * numbers, checkpoint)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gyre.workloads.memory.rank import Pass, Rank
+from gyre.workloads.memory.rank import PassSize, RankMemory
 
 GIB = 1 << 30
 
@@ -59,19 +59,19 @@ class Need:
         return max(self.parts, key=lambda part: self.parts[part])
 
 
-def need(ranks: Sequence[Rank], part: Pass, *, several: bool) -> Need:
+def need(ranks: Sequence[RankMemory], part: PassSize, *, several: bool) -> Need:
     """Of the one of the ranks that needs most. `several`: the gang has more than one."""
     parts = max((rank.peak(part) for rank in ranks), key=lambda parts: sum(parts.values()))
     beside = CONTEXT + (COMMUNICATION if several else 0)
     return Need({**parts, "context": beside})
 
 
-def largest_pass(ranks: Sequence[Rank], room: float, *, longest: int, several: bool) -> int:
+def largest_pass(ranks: Sequence[RankMemory], room: float, *, longest: int, several: bool) -> int:
     """The most tokens, in multiples of `STEP`, of a pass that needs at most `room` bytes; 0 where none does. Sequences
     have up to `longest` tokens."""
 
     def fits(steps: int) -> bool:
-        return need(ranks, Pass.of(steps * STEP, longest), several=several).total <= room
+        return need(ranks, PassSize.of(steps * STEP, longest), several=several).total <= room
 
     low, high = 0, _LARGEST_SEARCHED // STEP
     while low < high:
@@ -86,7 +86,7 @@ def free_bytes(device_bytes: int, beside: int = 0) -> float:
 
 
 def automatic(
-    ranks: Sequence[Rank] | None,
+    ranks: Sequence[RankMemory] | None,
     device_bytes: int | None,
     *,
     longest: int,
@@ -110,7 +110,7 @@ def automatic(
 
 def tokens_of(
     asked: int | Literal["auto"],
-    ranks: Sequence[Rank] | None,
+    ranks: Sequence[RankMemory] | None,
     device_bytes: int | None,
     *,
     longest: int,

@@ -41,14 +41,14 @@ FLOAT = activations.FLOAT
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class PassSize:
     """`tokens` of a pass, in `sequences`; all of them may be predicted."""
 
     tokens: int
     sequences: int = 1
 
     @classmethod
-    def of(cls, tokens: int, longest: int) -> Pass:
+    def of(cls, tokens: int, longest: int) -> PassSize:
         """Of sequences of `longest` tokens: where they are shorter, and more, attention takes no more."""
         return cls(tokens, max(1, tokens // max(1, longest)))
 
@@ -58,7 +58,7 @@ Parts = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class RankMemory:
     """`static` is there from the first step on, whatever a pass is."""
 
     shape: Architecture
@@ -74,27 +74,27 @@ class Rank:
     """Whether a layer's activations are computed again in the backward pass; where that is not decided, they are
     kept."""
 
-    def peak(self, part: Pass) -> Parts:
+    def peak(self, part: PassSize) -> Parts:
         """The parts at the moment when they are most together, largest first."""
         most = max(self._moments(part), key=lambda parts: sum(parts.values()))
         whole = {**self.static, **{name: int(size) for name, size in most.items() if size}}
         return dict(sorted(whole.items(), key=lambda item: -item[1]))
 
-    def bytes_of(self, part: Pass) -> int:
+    def bytes_of(self, part: PassSize) -> int:
         return sum(self.peak(part).values())
 
     def held(self, tokens: int) -> int:
         """Bytes of activations that are there when the loss's gradient begins, beside logits."""
         raise NotImplementedError
 
-    def _moments(self, part: Pass) -> Iterable[Parts]:
+    def _moments(self, part: PassSize) -> Iterable[Parts]:
         raise NotImplementedError
 
-    def _along_paths(self, part: Pass) -> int:
+    def _along_paths(self, part: PassSize) -> int:
         """Keys that are gathered along paths; 0 where each sequence attends to itself."""
         return part.tokens * self.path_keys if self.path_keys > 1 and part.sequences > 1 else 0
 
-    def _attention_back(self, part: Pass, *, queries: int, heads: int, expanded: bool) -> int:
+    def _attention_back(self, part: PassSize, *, queries: int, heads: int, expanded: bool) -> int:
         """Bytes that attention's backward takes: gradients of queries, keys and values for every head of queries, and
         sums in float32. Keys and values of paths are gathered again, and then there are they and their gradients."""
         sums = 1
@@ -108,7 +108,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class MegatronRank(Rank):
+class MegatronRank(RankMemory):
     """The first or the last rank of a pipeline, whichever has more, is not known here: see `megatron_ranks`."""
 
     tensor_parallel: int = 1
@@ -147,7 +147,7 @@ class MegatronRank(Rank):
     def _kept(self) -> int:
         return activations.kept_input(self.shape, width=self.width) // self._sharded
 
-    def _moments(self, part: Pass) -> Iterable[Parts]:
+    def _moments(self, part: PassSize) -> Iterable[Parts]:
         a, tokens, share = self.shape, part.tokens, self.tensor_parallel
         layer = tokens * self._layer()
         if not self.trains:
@@ -245,7 +245,7 @@ def _megatron_states(numbers: int, settings: MegatronSettings, *, width: int, re
 
 
 @dataclass(frozen=True, slots=True)
-class FsdpRank(Rank):
+class FsdpRank(RankMemory):
     lora: LoraSettings | None = None
     fused: bool = False
     layer: int = 0
@@ -271,7 +271,7 @@ class FsdpRank(Rank):
     def _layer(self) -> int:
         return activations.fsdp_layer(self.shape, width=self.width, fused=self.fused, lora=self.lora)
 
-    def _moments(self, part: Pass) -> Iterable[Parts]:
+    def _moments(self, part: PassSize) -> Iterable[Parts]:
         a, tokens, w = self.shape, part.tokens, self.width
         layer = tokens * self._layer()
         gathered = w * (self.outside + 2 * self.layer)

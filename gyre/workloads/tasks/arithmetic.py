@@ -22,6 +22,7 @@ from gyre.config.sections import TaskSettings, WorkloadSettings
 from gyre.errors import ConfigError
 from gyre.philox import uniforms, words
 from gyre.rollouts.samples import Group, Sample
+from gyre.workloads.tasks.task import Demonstration
 
 _STREAM_PROBLEM = 1
 _STREAM_HELD_OUT_DRAW = 2
@@ -114,7 +115,7 @@ class ArithmeticTask:
             )
         return problems
 
-    def demonstrations(self, start: int, count: int, slips: float) -> list[tuple[Group, str]]:
+    def demonstrations(self, start: int, count: int, slips: float) -> list[Demonstration]:
         """Training prompts with the answers that a forgetful pupil wrote beside them.
 
         In a fraction `slips` of the problems, drawn by the prompt's index, the pupil forgets every carry: of
@@ -122,9 +123,13 @@ class ArithmeticTask:
         """
         lots = uniforms(self.seed, _STREAM_SLIP, np.arange(start, start + count), 0, 0)
         return [
-            (group, self._forgetful(group) if lot < slips else group.meta["answer"])
+            self._demonstration(group, self._forgetful(group) if lot < slips else group.meta["answer"])
             for group, lot in zip(self.prompts(start, count), lots.tolist(), strict=True)
         ]
+
+    def _demonstration(self, group: Group, answer: str) -> Demonstration:
+        ids = np.append(self.tokenizer.encode(answer), np.int32(self.tokenizer.eos_id))
+        return Demonstration(group.prompt_ids, ids, np.ones(len(ids), bool))
 
     def held_out(self, count: int) -> list[Group]:
         """`count` distinct problems that are never trained on, always the same ones. Their ids are -1, -2, …

@@ -9,12 +9,35 @@ This module must not import torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gyre.config.plugins import TASK
 from gyre.config.sections import TaskSettings, read_section
 from gyre.errors import ConfigError
 from gyre.rollouts.samples import Group, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """What a supervised start learns from: a prompt int32 `[p]`, what follows it int32 `[t]`, its end token included,
+    and which of that is the pupil's own, bool `[t]`."""
+
+    prompt_ids: NDArray[np.int32]
+    token_ids: NDArray[np.int32]
+    mask: NDArray[np.bool_]
+
+
+@runtime_checkable
+class DemonstratedTask(Protocol):
+    """A task that has a supervised start (`config.warm_start`)."""
+
+    def demonstrations(self, start: int, count: int, slips: float) -> list[Demonstration]:
+        """Those of the training prompts `start .. start + count`, by a pupil who errs in a part `slips` of them."""
+        ...
 
 
 class TaskTokenizer(Protocol):

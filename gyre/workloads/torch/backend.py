@@ -40,7 +40,7 @@ from gyre.workloads.torch.served_policy import load_parameters
 
 
 class TorchBackend(BaseBackend):
-    """A `gyre.workloads.learner.backend.Backend`. With `values` the model says values instead of log-probs.
+    """A `gyre.workloads.learner.backend.LearnerBackend`. With `values` the model says values instead of log-probs.
     Unless it `trains` it has no optimizer and no gradient, and `forward` is all that it does."""
 
     ranks: Peers

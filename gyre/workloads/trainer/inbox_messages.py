@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gyre.errors import GyreError, VertexLost
+from gyre.errors import GyreError, VertexDied
 from gyre.rollouts.samples import Group, Sample, SampleKey
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.gang.spread import SpreadCall
 from gyre.workloads.trainer.evaluation.rollout_calls import EvaluationCall
-from gyre.workloads.trainer.evaluation.scoring import ScoringCall as EvaluationScoringCall
+from gyre.workloads.trainer.evaluation.scoring import PartScoringCall as EvaluationScoringCall
 from gyre.workloads.trainer.firings.sample_scoring import ScoringCall
 from gyre.workloads.trainer.firings.vertex_firings import VertexCall
 from gyre.workloads.trainer.learning.gang_dispatch import GangCall
-from gyre.workloads.trainer.learning.publishing import Publication
+from gyre.workloads.trainer.learning.publishing import PendingPublication
 from gyre.workloads.vertex.membership import Member
 
 
@@ -25,7 +25,7 @@ class VertexCallEnded:
     """A call to one vertex returned, raised, or was lost with its vertex."""
 
     call: VertexCall
-    outcome: Outcome | VertexLost
+    outcome: Outcome | VertexDied
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,16 @@ class GangCallEnded:
 
     call: GangCall
     rank: int
-    outcome: Outcome | VertexLost
+    outcome: Outcome | VertexDied
 
 
 @dataclass(frozen=True, slots=True)
 class PublicationAnswered:
     """The first rank has answered one of the calls that make a step's weights ready."""
 
-    publication: Publication
+    publication: PendingPublication
     method: str
-    outcome: Outcome | VertexLost
+    outcome: Outcome | VertexDied
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SpreadCallEnded:
 
     call: SpreadCall
     rank: int
-    outcome: Outcome | VertexLost
+    outcome: Outcome | VertexDied
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class ScoringEnded:
     """The scoring of samples one by one returned, raised, or was lost with its vertex."""
 
     call: ScoringCall
-    outcome: Outcome | VertexLost
+    outcome: Outcome | VertexDied
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class EvaluationAnswered:
     """A call to a rollout class for an evaluation returned, raised, or was lost with its vertex."""
 
     call: EvaluationCall
-    outcome: Outcome | VertexLost
+    outcome: Outcome | VertexDied
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class EvaluationScored:
 
     call: EvaluationScoringCall
     member: Member
-    outcome: Outcome | VertexLost
+    outcome: Outcome | VertexDied
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ class JobGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Learner:
+class TrainedGang:
     """A gang that is trained: `apply_op` steps the optimizer after `micro_batches` firings of `accumulate_op`, which
     takes the samples, both on every rank. The graph orders the steps: a critic's step feeds the actor's, so a step of
     the job ends when every learner has stepped."""
@@ -140,11 +140,11 @@ class Learner:
         return self.apply_op.role
 
 
-def learners_of(dcg: Dcg) -> tuple[Learner, tuple[Learner, ...]]:
+def learners_of(dcg: Dcg) -> tuple[TrainedGang, tuple[TrainedGang, ...]]:
     """The leader, which weights flow out of, and the auxiliary learners. Raises GyreError where there is not exactly
     one leader."""
     found = [
-        Learner(accumulate, apply, edge.consume, _begins_with_policy(dcg, apply.role))
+        TrainedGang(accumulate, apply, edge.consume, _begins_with_policy(dcg, apply.role))
         for apply in dcg.operators
         for edge in dcg.into(apply.ref)
         if apply.dispatch is Dispatch.GANG

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, assert_never
 
 from gyre.config.sections import HELD_OUT
-from gyre.errors import UserCodeError, VertexLost
+from gyre.errors import UserCodeError, VertexDied
 from gyre.graph.elements import Dispatch
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
@@ -55,7 +55,7 @@ from gyre.workloads.trainer.inbox_messages import (
     VertexCallEnded,
 )
 from gyre.workloads.trainer.learning.gang_dispatch import GangCall
-from gyre.workloads.trainer.learning.publishing import Publication
+from gyre.workloads.trainer.learning.publishing import PendingPublication
 from gyre.workloads.trainer.training_run import TrainingRun
 from gyre.workloads.trainer.wait_causes import SCORING, Shares, activities
 
@@ -280,9 +280,9 @@ class GraphTrainer(BaseTrainer):
         except GangLost as lost:
             self._drop_gangs(lost)
 
-    def _raise_if_lost(self, gang: Gang, rank: int, outcome: Outcome | VertexLost) -> None:
+    def _raise_if_lost(self, gang: Gang, rank: int, outcome: Outcome | VertexDied) -> None:
         """Raises GangLost where the rank died in its call: the others' results are not waited for."""
-        if isinstance(outcome, VertexLost):
+        if isinstance(outcome, VertexDied):
             self.runtime.membership.doubt(*gang.members[rank])
             raise GangLost
 
@@ -311,12 +311,12 @@ class GraphTrainer(BaseTrainer):
             run.flow.complete(call.firing)
 
     def _publication_answered(
-        self, publication: Publication, method: str, outcome: Outcome | VertexLost
+        self, publication: PendingPublication, method: str, outcome: Outcome | VertexDied
     ) -> None:
         """Handle an answer of the first rank. When the step's weights are out, the step is done. Raises GangLost and
         Fenced."""
         run, gang = self._run, publication.gang
-        if isinstance(outcome, VertexLost):
+        if isinstance(outcome, VertexDied):
             self.runtime.membership.doubt(*gang.members[0])
             raise GangLost
         prepared = run.policies.answered(publication, method, outcome)

@@ -29,7 +29,7 @@ from gyre.rollouts.protocol.frames import DevicesReturned, SampleCounts, WindowS
 from gyre.rollouts.samples import Group, Sample, SampleKey
 from gyre.rollouts.trainer.plane_client import RolloutClient
 from gyre.workloads.trainer.device_lending import DeviceLending
-from gyre.workloads.trainer.evaluation.held_out import Evaluation
+from gyre.workloads.trainer.evaluation.held_out import EvaluationKey
 from gyre.workloads.trainer.wait_causes import Shares, plane_shares
 from gyre.workloads.trainer.wait_stats import Starvation
 
@@ -54,17 +54,17 @@ UNDERWAY_HOLDS_S = 3.0
 """How long what the manager said counts; it says it twice a second."""
 
 
-def purpose_of(evaluation: Evaluation) -> str:
+def purpose_of(evaluation: EvaluationKey) -> str:
     """The purpose of a request for an evaluation."""
     return f"evaluate/{evaluation.version}/{evaluation.set}"
 
 
-def evaluation_in(purpose: str) -> Evaluation | None:
+def evaluation_in(purpose: str) -> EvaluationKey | None:
     """What a request with this purpose evaluates; None where it is for training."""
     if purpose == TRAIN:
         return None
     _, version, name = purpose.split("/", 2)
-    return Evaluation(int(version), name)
+    return EvaluationKey(int(version), name)
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ class RolloutRequests:
         firing: Firing,
         prompts: Sequence[Group],
         *,
-        evaluation: Evaluation,
+        evaluation: EvaluationKey,
         settings: EvaluationSettings,
     ) -> None:
         """Request the answers of exactly this policy version to the prompts of one held-out set."""
@@ -273,7 +273,7 @@ class RolloutRequests:
         """The trainer's ledger has these training groups: the plane may forget them."""
         self._client.taken(TRAIN, list(ids))
 
-    def acknowledge_evaluation(self, evaluation: Evaluation, ids: Sequence[int]) -> None:
+    def acknowledge_evaluation(self, evaluation: EvaluationKey, ids: Sequence[int]) -> None:
         """The evaluation is recorded: the plane may forget its groups."""
         self._client.taken(purpose_of(evaluation), list(ids))
 

@@ -35,7 +35,7 @@ from gyre.workloads.trainer.evaluation.evaluations import Evaluations
 from gyre.workloads.trainer.evaluation.held_out import HeldOutSets, numbered
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
 from gyre.workloads.trainer.evaluation.results import evaluation_of
-from gyre.workloads.trainer.firings.firing_scheduler import FiringScheduler, Runner
+from gyre.workloads.trainer.firings.firing_scheduler import FiringRunner, FiringScheduler
 from gyre.workloads.trainer.firings.plane_firings import PlaneFirings
 from gyre.workloads.trainer.firings.result_checks import SCORE, Expectations
 from gyre.workloads.trainer.firings.results import FiringResults
@@ -351,7 +351,7 @@ class TrainingRun:
             on_result=self._posts(inbox_messages.SpreadCallEnded),
             expectations=self._expectations,
         )
-        runners: dict[Dispatch, Runner] = {
+        runners: dict[Dispatch, FiringRunner] = {
             Dispatch.ONE: self.vertex_firings,
             Dispatch.SPREAD: self.spread_firings,
         }

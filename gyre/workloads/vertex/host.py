@@ -44,7 +44,14 @@ from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.disk_room import SHARED_MEMORY, DiskLook
 from gyre.workloads.vertex.master_watchdog import MasterWatchdog
 from gyre.workloads.vertex.memory_kills import own_memory_kills
-from gyre.workloads.vertex.messages import Binding, CallPosition, Failure, Report, failure_of, thread_stacks
+from gyre.workloads.vertex.messages import (
+    Binding,
+    CallPosition,
+    Failure,
+    VertexReport,
+    failure_of,
+    thread_stacks,
+)
 from gyre.workloads.vertex.returns import USER_SCRIPT, Given, checked, named
 from gyre.workloads.vertex.slim_groups import SlimGroups, additions, extras_of
 
@@ -127,7 +134,7 @@ class VertexHost:
 
     def watch(
         self, epoch: int, acknowledged: int, timeout_s: float, master: ProcessIdentity | None = None
-    ) -> Report:
+    ) -> VertexReport:
         """(control) Returns when there is news, at the latest after `timeout_s`. `master` identifies the caller."""
         self._hear(epoch)
         look_at_log()
@@ -146,7 +153,7 @@ class VertexHost:
             self._last_ticks, self._moved_at = ticks, now
         self._ask_health(now)
         self._note_gpus()
-        return Report(
+        return VertexReport(
             ticks=ticks,
             fields=fields,
             busy=self._busy or (self._runtime.busy if self._runtime is not None else ""),

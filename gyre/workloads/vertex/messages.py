@@ -234,7 +234,7 @@ class CallPosition:
 
 
 @dataclass(slots=True)
-class Report:
+class VertexReport:
     """The result of a watch call. `outbox` holds the reports that the master has not yet acknowledged."""
 
     ticks: int

@@ -23,6 +23,7 @@ from gyre.rollouts.sample_checks import (
     OF_TOKENS,
     problem_with_extras,
     problem_with_reward,
+    problem_with_rollouts,
     problem_with_sample,
     real_number,
     shown,
@@ -37,8 +38,8 @@ EXPORT_WEIGHTS = Actor.export_weights.__name__
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What is known to the caller of what a method returns: the protocol's `method`, the size of the vocabulary, the
-    newest policy version, and how many samples a generated group has (each None where it is not known); whether samples
-    must have their rewards; and the extras that the method must add."""
+    newest policy version, and how many rollouts a generated group has (each None where it is not known); whether
+    samples must have their rewards; and the extras that the method must add."""
 
     method: str
     vocabulary: int | None = None
@@ -129,16 +130,22 @@ def _groups(expected: Expected, given: Given, value: Any) -> tuple[Any, str]:
         if not isinstance(group.samples, list):
             return value, f"group {group.id} with samples that are {_kind_of(group.samples)}, expected a list"
         generates = not tokens
-        wanted = expected.samples if generates else len(tokens)
-        if wanted is not None and len(group.samples) != wanted:
-            asked = " (config.sampling.n)" if generates else ""
-            return value, f"{len(group.samples)} samples of group {group.id}, expected {wanted}{asked}"
-        if generates and not group.samples:
+        if not generates and len(group.samples) != len(tokens):
+            return value, f"{len(group.samples)} samples of group {group.id}, expected {len(tokens)}"
+        wanted = expected.samples if generates else None
+        if generates and not group.samples and wanted is None:
             return value, f"no samples of group {group.id}, expected at least one"
         for index, sample in enumerate(group.samples):
             problem = _problem_with_sample(expected, sample, None if generates else tokens[index])
             if problem:
                 return value, f"{problem} (sample {index} of group {group.id})"
+        problem = problem_with_rollouts(group.samples)
+        if problem:
+            return value, f"{problem} (group {group.id})"
+        count = len(group.rollouts)
+        if wanted is not None and count != wanted:
+            what = "samples" if count == len(group.samples) else "rollouts"
+            return value, f"{count} {what} of group {group.id}, expected {wanted} (config.sampling.n)"
     return value, ""
 
 
@@ -152,6 +159,7 @@ def _problem_with_sample(expected: Expected, sample: Any, tokens: Any) -> str:
     if tokens is None:
         sample.token_ids = _as_vector(sample.token_ids, "iu", np.int32)
         sample.logprobs = _as_vector(sample.logprobs, "fiu", np.float32)
+        sample.mask = None if sample.mask is None else _as_vector(sample.mask, "b", np.bool_)
         sample.versions = tuple(sample.versions) if isinstance(sample.versions, list) else sample.versions
         problem = problem_with_sample(
             sample, vocabulary=expected.vocabulary, newest=expected.newest, needed=expected.extras

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.rollouts.samples import Group, unscored, with_score
+from gyre.rollouts.samples import Group, Sample, unscored, with_score
 
 Extras = list[list[dict[str, Any]]]
 """Of each sample of each group."""
@@ -24,12 +24,12 @@ Extras = list[list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class SlimGroups:
-    """`samples` has, for each group, the length of each sample, why it ended, and its reward or None;
-    `token_ids`, int32, are those of all samples one after another."""
+    """`samples` has, for each group, the length of each sample, why it ended, its reward or None, and where it is a
+    row, its mask and its rollout; `token_ids`, int32, are those of all samples one after another."""
 
     prompts: list[tuple[int, NDArray[np.int32], dict[str, Any]]]
     """Id, prompt and meta of each group."""
-    samples: list[list[tuple[int, str, float | None]]]
+    samples: list[list[tuple[Any, ...]]]
     token_ids: NDArray[np.int32]
 
     @classmethod
@@ -37,10 +37,7 @@ class SlimGroups:
         every = [sample.token_ids for group in groups for sample in group.samples]
         return cls(
             [(group.id, group.prompt_ids, group.meta) for group in groups],
-            [
-                [(len(one.token_ids), one.finish_reason, one.reward) for one in group.samples]
-                for group in groups
-            ],
+            [[_told(one) for one in group.samples] for group in groups],
             np.concatenate(every) if every else np.zeros(0, np.int32),
         )
 
@@ -48,13 +45,18 @@ class SlimGroups:
         groups, at = [], 0
         for (group_id, prompt_ids, meta), told in zip(self.prompts, self.samples, strict=True):
             samples = []
-            for length, finish, reward in told:
-                sample = unscored(self.token_ids[at : at + length], finish)
+            for length, finish, reward, *row in told:
+                sample = unscored(self.token_ids[at : at + length], finish, *row)
                 sample.reward = reward
                 samples.append(sample)
                 at += length
             groups.append(Group(group_id, prompt_ids, meta, samples))
         return groups
+
+
+def _told(sample: Sample) -> tuple[Any, ...]:
+    told = len(sample.token_ids), sample.finish_reason, sample.reward
+    return (*told, sample.mask, sample.rollout) if sample.is_row else told
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """How the trainer's calls reach the other vertices. One small interface; Ray's is the one in use.
 
 `submit` never blocks for the call and never raises for its outcome: the future's result is the `("ok", value)`
-or `("error", Failure)` of the vertex's host, and its only exception is VertexLost.
+or `("error", Failure)` of the vertex's host, and its only exception is VertexDied.
 
-Invariant *dead is what Ray says is dead*: a call ends as VertexLost only where the actor is gone or away. Whatever else
+Invariant *dead is what Ray says is dead*: a call ends as VertexDied only where the actor is gone or away. Whatever else
 is raised on the way, while an answer is unpickled say, is a failure of that call, and is told at once.
 """
 
@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from gyre.errors import VertexLost
+from gyre.errors import VertexDied
 from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.messages import Failure
 
@@ -29,7 +29,7 @@ def actor_name(job_id: str, vertex: str, incarnation: int) -> str:
     return f"{job_id}/{vertex}/{incarnation}"
 
 
-class Transport(Protocol):
+class VertexTransport(Protocol):
     def submit(
         self,
         vertex: str,
@@ -167,8 +167,8 @@ def _not_sent(error: BaseException) -> Failure:
     return Failure(f"what it returned cannot be read: {type(error).__name__}: {error}", "", user_code=True)
 
 
-def _lost(vertex: str, incarnation: int, error: BaseException) -> VertexLost:
-    return VertexLost(
+def _lost(vertex: str, incarnation: int, error: BaseException) -> VertexDied:
+    return VertexDied(
         f"{vertex} (incarnation {incarnation}) was lost during a call: {type(error).__name__}.",
         details={"vertex": vertex, "incarnation": incarnation, "cause": str(error)[:500]},
     )

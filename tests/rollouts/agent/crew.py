@@ -84,7 +84,7 @@ class Crew:
         await until(lambda: self.plane.manager.groups.account.generated >= tokens)
 
     def cut(self, name: str) -> None:
-        cut(self.plane.manager.sessions[name].connection)
+        cut(self.plane.manager.links[name].connection)
 
     async def stop(self) -> None:
         for task in self.tasks.values():

@@ -175,7 +175,7 @@ async def test_a_drain_hands_over_within_a_second_also_when_the_engine_hangs(cre
     with within(1.0):
         agent.drain("a notice", 5.0)
         agent.drain("and again", 5.0)
-        await until(lambda: "a" not in plane.manager.sessions or not plane.manager.groups.instances["a"].held)
+        await until(lambda: "a" not in plane.manager.links or not plane.manager.groups.instances["a"].held)
     assert bits(await all_groups(trainer, 3)) == calm
     crew.take_back("a", "hang")
     await asyncio.wait_for(crew.tasks["a"], SOON_S)
@@ -298,7 +298,7 @@ async def test_an_engine_that_did_not_start_is_told_with_its_last_words_and_forg
     assert "exit status 1" in told["error"]
     (told,) = crew.plane.told("EngineStarted")
     assert told["instance"] == "a"
-    assert crew.plane.manager.sessions["a"].failed_starts == 0
+    assert crew.plane.manager.links["a"].failed_starts == 0
 
 
 async def test_engines_are_started_as_the_job_wishes_whoever_started_the_agent(crew: Crew) -> None:
@@ -428,7 +428,7 @@ async def test_what_is_fetched_ahead_is_served_when_it_is_told_to_be_and_not_fet
     assert agent.version == 0
     publisher.close()  # there is nobody to fetch it from any more
     del plane.manager.plane.windows.may_load  # type: ignore[method-assign]
-    leaving.refresh(plane.manager.plane, plane.manager.sessions["a"])
+    leaving.refresh(plane.manager.plane, plane.manager.links["a"])
     await crew.serving("a", version=1)
     loaded = plane.told("WeightsLoaded")[-1]
     assert loaded["version"] == 1
@@ -456,7 +456,7 @@ async def test_what_could_not_be_fetched_ahead_is_fetched_when_it_is_to_be_loade
     assert agent.version == 0
     monkeypatch.setattr(agent._weights, "_fetch", fetch)
     del plane.manager.plane.windows.may_load  # type: ignore[method-assign]
-    leaving.refresh(plane.manager.plane, plane.manager.sessions["a"])
+    leaving.refresh(plane.manager.plane, plane.manager.links["a"])
     await crew.serving("a", version=1)
     assert not plane.told("WeightsRefused")
 
@@ -513,7 +513,7 @@ async def test_who_is_refused_stops(crew: Crew) -> None:
 
 async def test_an_older_process_of_the_same_name_stops(crew: Crew) -> None:
     crew.start("a")
-    await until(lambda: "a" in crew.plane.manager.sessions)
+    await until(lambda: "a" in crew.plane.manager.links)
     older = crew.tasks["a"]
     crew.start("a")
     with pytest.raises(Refused) as caught:
@@ -561,7 +561,7 @@ async def test_who_has_the_wrong_token_or_name_says_so(crew: Crew) -> None:
     assert unauthorised.value.exit_code == 3
     crew.token = TOKEN
     work = asyncio.create_task(run_agent(crew.settings("a"), crew.endpoint, crew.command("a", 0.01)))
-    await until(lambda: "a" in crew.plane.manager.sessions)
+    await until(lambda: "a" in crew.plane.manager.links)
     await crew.plane.agent("a")
     with pytest.raises(NotTaken) as refused:
         await asyncio.wait_for(work, SOON_S)

@@ -14,7 +14,7 @@ from gyre.rollouts.plane.requests import EarlierLease, InFlightSample, seed_of
 from gyre.rollouts.plane.stored_account import account_in, stored_account
 from gyre.rollouts.protocol.codec import decode
 from gyre.rollouts.protocol.frames import Assignment, Prompt, Request
-from gyre.rollouts.protocol.progress import Progress
+from gyre.rollouts.protocol.progress import GenerationProgress
 from gyre.rollouts.samples import Group, pack_groups
 from gyre.store import RolloutRows
 from tests.rollouts.machine.simulated_agents import (
@@ -37,7 +37,7 @@ class Fleet(RuleBasedStateMachine):
         self.rows = Rows()
         self.open_groups = self.rows.restored(1)
         self.agents: dict[str, SimAgent] = {}
-        self.sessions: dict[int, SimAgent] = {}
+        self.links: dict[int, SimAgent] = {}
         self.pending: dict[str, list[tuple[int, Any]]] = {}
         self.committed_seq = 0
         self.incarnations = 0
@@ -136,7 +136,7 @@ class Fleet(RuleBasedStateMachine):
     def dial(self, agent: SimAgent) -> None:
         keep = self.open_groups.join(agent.hello())
         self.pending[agent.name] = []
-        self.sessions[self.open_groups.instances[agent.name].number] = agent
+        self.links[self.open_groups.instances[agent.name].number] = agent
         agent.welcomed(keep)
         instance = self.open_groups.instances[agent.name]
         instance.version = agent.version
@@ -293,7 +293,7 @@ class Fleet(RuleBasedStateMachine):
 
     def hear(self, agent: SimAgent, data: bytes) -> None:
         frame = decode(data)
-        assert isinstance(frame, Progress)
+        assert isinstance(frame, GenerationProgress)
         given = self.open_groups.progress(agent.name, frame)
         for state in self.open_groups.samples():
             authors = self.authors.setdefault((state.key, state.resets), [])
@@ -311,7 +311,7 @@ class Fleet(RuleBasedStateMachine):
         to = data.draw(st.sampled_from(sorted(self.open_groups.instances)))
         before = {state.key: (state.length, state.lease) for state in self.open_groups.samples()}
         frame = decode(agent.frames[at])
-        assert isinstance(frame, Progress)
+        assert isinstance(frame, GenerationProgress)
         reported = self.open_groups._store.write_buffer._reports
         ack = reported.get(self.open_groups.instances[to].number)
         assert not self.open_groups.progress(to, frame)
@@ -448,7 +448,7 @@ class Fleet(RuleBasedStateMachine):
         self.committed_lengths = {(s.key, s.resets): s.length for s in self.open_groups.samples()}
         self.finished |= {(s.key, s.resets) for s in self.open_groups.samples() if s.finish}
         for number, seq in batch.reports.items():
-            agent = self.sessions[number]
+            agent = self.links[number]
             instance = self.open_groups.instances.get(agent.name)
             if agent.connected and instance is not None and instance.number == number:
                 agent.acknowledged(seq)
@@ -510,7 +510,7 @@ class Fleet(RuleBasedStateMachine):
                     if all(version <= self.version for version in sim.versions)
                 }
         self.pending = {}
-        self.sessions = {}
+        self.links = {}
         self.committed_seq = max(self.rows.deltas, default=0)
         self.ready = [
             (request.purpose, request.group.id)

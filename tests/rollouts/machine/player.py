@@ -18,12 +18,12 @@ from gyre.request_body import RequestRefused
 from gyre.rollouts.plane.door_ledger import Asked, Wish
 from gyre.rollouts.plane.events import (
     AgentDialled,
+    AgentDrainRequested,
     AgentGone,
     AgentSent,
     AgentUnadmitted,
     Committed,
     DispatchDue,
-    DrainRequested,
     LedgerFree,
     PeerRefused,
     Published,
@@ -46,15 +46,15 @@ from gyre.rollouts.plane.instructions import (
     Send,
     Write,
 )
-from gyre.rollouts.plane.keys import Keys, RequestDeleted, RequestsAborted, SamplesAsked
+from gyre.rollouts.plane.keys import KeysRequester, RequestDeleted, RequestsAborted, SamplesAsked
+from gyre.rollouts.plane.links import AgentLink
 from gyre.rollouts.plane.machine import handle
 from gyre.rollouts.plane.peers import Caller
 from gyre.rollouts.plane.requesters import Requester
-from gyre.rollouts.plane.sessions import AgentSession
 from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings
 from gyre.rollouts.plane.state import Plane
 from gyre.rollouts.plane.status import plane_status
-from gyre.rollouts.plane.trainer import Trainer, TrainerDialled, TrainerGone, TrainerSent
+from gyre.rollouts.plane.trainer import TrainerDialled, TrainerGone, TrainerRequester, TrainerSent
 from gyre.rollouts.protocol.codec import encode, unpack
 from gyre.rollouts.protocol.credentials import weights_key
 from gyre.rollouts.protocol.fields import FrameError
@@ -137,11 +137,11 @@ class Player:
         self.done: list[Step] = []
         self.kind, self.rows, self.now = kind, rows, now
         self.connections: dict[int, FakeConnection] = {}
-        self.sessions: dict[int, AgentSession] = {}
+        self.links: dict[int, AgentLink] = {}
         self.batch: WriteBatch | None = None
         self.is_dispatch_due = False
         settings = settings_of(kind)
-        requesters: list[type[Requester]] = [Keys] if kind == "door" else [Trainer]
+        requesters: list[type[Requester]] = [KeysRequester] if kind == "door" else [TrainerRequester]
         key = weights_key("secret")
         self.plane = Plane(settings, requesters, epoch=term, now=now, weights_key=key, node="here")
         self.happens(Restored(rows.load()))
@@ -197,16 +197,16 @@ class Player:
         try:
             self.happens(AgentDialled(connection, first, caller))
             assert isinstance(first, Hello)
-            self.sessions[number] = self.plane.sessions[first.instance]
+            self.links[number] = self.plane.links[first.instance]
         except FrameError as error:
             self._reject(number, error)
 
     async def said(self, number: int, frame: str) -> None:
-        session, connection = self.sessions[number], self.connections[number]
-        if session.connection is not connection or connection.closing:
+        link, connection = self.links[number], self.connections[number]
+        if link.connection is not connection or connection.closing:
             return
         try:
-            self.happens(AgentSent(session, unpack(unpacked(frame))))
+            self.happens(AgentSent(link, unpack(unpacked(frame))))
         except FrameError as error:
             self._reject(number, error)
             await self.left(number)
@@ -221,21 +221,21 @@ class Player:
             self.connections[number].close()
 
     async def left(self, number: int) -> None:
-        session = self.sessions.pop(number, None)
-        if session is not None and session.connection is self.connections[number]:
-            self.happens(AgentGone(session))
+        link = self.links.pop(number, None)
+        if link is not None and link.connection is self.connections[number]:
+            self.happens(AgentGone(link))
         self._end(number)
 
     async def drain(self, name: str, deadline_s: float, reason: str) -> None:
-        session = self.plane.sessions.get(name)
-        if session is not None:
-            self.happens(DrainRequested(session, deadline_s, reason))
-        self.done.append(["found", session is not None])
+        link = self.plane.links.get(name)
+        if link is not None:
+            self.happens(AgentDrainRequested(link, deadline_s, reason))
+        self.done.append(["found", link is not None])
 
     async def revoke(self, token: str) -> None:
-        for session in list(self.plane.sessions.values()):
-            if session.caller.token == token:
-                self.happens(AgentUnadmitted(session, "revoked"))
+        for link in list(self.plane.links.values()):
+            if link.caller.token == token:
+                self.happens(AgentUnadmitted(link, "revoked"))
 
     # -- requesters ---------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from gyre.rollouts.plane.requests import seed_of
 from gyre.rollouts.protocol.codec import encode
 from gyre.rollouts.protocol.columns import lineage
 from gyre.rollouts.protocol.frames import Held, Hello, Keep
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 
 MASK = (1 << 64) - 1
 
@@ -173,7 +173,7 @@ class SimAgent:
         tokens = [
             t for sim, n, _ in rows for t in sim.tokens[sim.start + sim.sent - n : sim.start + sim.sent]
         ]
-        frame = Progress(
+        frame = GenerationProgress(
             self.seq,
             np.array([sim.row for sim, _, _ in rows], np.uint32),
             np.array([sim.lease for sim, _, _ in rows], np.uint64),

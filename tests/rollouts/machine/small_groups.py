@@ -11,7 +11,7 @@ import numpy as np
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.requests import InFlightSample
 from gyre.rollouts.protocol.frames import Request
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 from gyre.rollouts.samples import Group, pack_groups
 from tests.rollouts.machine.simulated_agents import SimAgent
 
@@ -52,7 +52,7 @@ def report(
     total = sum(grown.values())
     return open_groups.progress(
         name,
-        Progress(
+        GenerationProgress(
             1,
             np.array([s.row for s in some], np.uint32),
             np.array([s.lease for s in some], np.uint64),

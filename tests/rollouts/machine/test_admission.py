@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from gyre.rollouts.plane.admission import DeviceUse, NotAdmitted, PolicyBounds, why_not_admitted
-from gyre.rollouts.plane.sessions import AgentSession, AgentSessions
+from gyre.rollouts.plane.links import AgentLink, AgentLinks
 from tests.examples import examples
 from tests.rollouts.machine.fleet import EVERYTHING, NAMES, SEEN, Fleet, went_through
 from tests.rollouts.machine.simulated_agents import SimAgent
@@ -53,14 +53,14 @@ def test_nobody_without_a_policy_is_admitted_even_where_no_request_asks_for_one(
     assert not PolicyBounds(served=-1).admit(-1)
 
 
-class FleetWithSessions(Fleet):
-    """The fleet over sessions as the manager has them: an instance dials again while its old connection stands, and
+class FleetOfLinks(Fleet):
+    """The fleet over links as the manager has them: an instance dials again while its old connection stands, and
     the handler of the old one ends late, or never."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.registry = AgentSessions(self.open_groups)
-        self.late: list[AgentSession] = []
+        self.registry = AgentLinks(self.open_groups)
+        self.late: list[AgentLink] = []
 
     def dial(self, agent: SimAgent) -> None:
         hello = agent.hello()
@@ -72,9 +72,9 @@ class FleetWithSessions(Fleet):
             self.late.append(before)
         connection: Any = SimpleNamespace(closing=False)
         number = self.open_groups.instances[agent.name].number
-        session = AgentSession(hello, connection, number, 0.0, 0.0)
-        session.draining = agent.draining
-        self.registry[agent.name] = session
+        link = AgentLink(hello, connection, number, 0.0, 0.0)
+        link.draining = agent.draining
+        self.registry[agent.name] = link
 
     @precondition(lambda self: self.late)
     @rule(data=st.data())
@@ -84,39 +84,39 @@ class FleetWithSessions(Fleet):
 
     @rule(name=NAMES)
     def cut(self, name: str) -> None:
-        agent, session = self.agents.get(name), self.registry.get(name)
-        if agent is not None and agent.connected and session is not None:
-            assert self.registry.disconnected(session, 1.0)
+        agent, link = self.agents.get(name), self.registry.get(name)
+        if agent is not None and agent.connected and link is not None:
+            assert self.registry.disconnected(link, 1.0)
         super().cut(name)
 
     @rule(name=NAMES, died=st.sampled_from(["", "connection_lost"]))
     def lose(self, name: str, died: str) -> None:
         super().lose(name, died)
-        if name not in self.open_groups.instances and (session := self.registry.pop(name, None)) is not None:
-            self.late.append(session)
+        if name not in self.open_groups.instances and (link := self.registry.pop(name, None)) is not None:
+            self.late.append(link)
 
     @rule(name=NAMES)
     def drain(self, name: str) -> None:
         super().drain(name)
-        if (session := self.registry.get(name)) is not None:
-            session.draining = self.agents[name].draining
+        if (link := self.registry.get(name)) is not None:
+            link.draining = self.agents[name].draining
 
     @rule()
     def restart(self) -> None:
         super().restart()
-        self.registry = AgentSessions(self.open_groups)
+        self.registry = AgentLinks(self.open_groups)
         self.late = []
 
     @rule(limit=st.none() | st.integers(1, 3))
     def assign(self, limit: int | None) -> None:
-        self.registry.admit(lambda session: DeviceUse.OWN, handover=False)
+        self.registry.admit(lambda link: DeviceUse.OWN, handover=False)
         for name, instance in self.open_groups.instances.items():
             able = self.can(name) and self.open_groups.bounds.admit(instance.version)
             assert instance.admitted == able, (name, self.registry[name].not_admitted)
         super().assign(limit)
 
 
-class TestFleetWithSessions(FleetWithSessions.TestCase):
+class TestFleetOfLinks(FleetOfLinks.TestCase):
     settings = settings(
         max_examples=examples(50),
         stateful_step_count=30,

@@ -14,7 +14,7 @@ from gyre.rollouts.plane.groups import MOST_RESETS
 from gyre.rollouts.plane.quarantine import QUARANTINE_AFTER
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import Held, Request
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 from gyre.rollouts.samples import Group, pack_groups
 from tests.examples import examples
 from tests.rollouts.machine.fleet import EVERYTHING, SEEN, Fleet, went_through
@@ -164,7 +164,7 @@ def test_impossible_progress_is_refused_and_changes_nothing() -> None:
     report(open_groups, state.instance, {state: 4})
     kept = picture(open_groups)
 
-    def sent(**changed: Any) -> Progress:
+    def sent(**changed: Any) -> GenerationProgress:
         columns = {
             "seq": 2,
             "rows": np.array([state.row], np.uint32),
@@ -175,7 +175,7 @@ def test_impossible_progress_is_refused_and_changes_nothing() -> None:
             "tokens": np.zeros(2, np.int32),
             "logprobs": np.zeros(2, np.float32),
         }
-        return Progress(**(columns | changed))
+        return GenerationProgress(**(columns | changed))
 
     wrong = {
         "gap": sent(starts=np.array([6], np.uint32)),
@@ -214,7 +214,7 @@ def test_version_runs_that_the_engine_tells_in_the_end_are_the_ones_kept() -> No
     for version in (2, 3):
         open_groups.serve("b", version)
     end = End(state.row, state.lease, "stop", "", ((0, 3), (2, 5), (3, 2)))
-    open_groups.progress("b", Progress(9, *[np.empty(0, t) for t in "IQIIiif"], [end]))
+    open_groups.progress("b", GenerationProgress(9, *[np.empty(0, t) for t in "IQIIiif"], [end]))
     assert state.runs == [[0, 0, 9], [2, 9, 14], [3, 14, 16]]
     batch = open_groups.take_batch()
     rows = Rows(batch.counters, batch.opened, dict(batch.encoded()), 5, 0)
@@ -243,7 +243,7 @@ def test_what_comes_under_a_lease_that_ended_counts_for_nothing_though_its_holde
         "tokens": np.zeros(3, np.int32),
         "logprobs": np.zeros(3, np.float32),
     }
-    open_groups.progress("a", Progress(2, **late, ends=[End(state.row, former, "stop", "", ())]))
+    open_groups.progress("a", GenerationProgress(2, **late, ends=[End(state.row, former, "stop", "", ())]))
     assert (state.length, state.finish, state.instance) == (4, "", "a")
     assert open_groups.account.discarded == {"superseded": 3}
     assert open_groups.missing_tokens() == 0

@@ -14,7 +14,7 @@ from gyre.rollouts.plane.report_queue import ReportQueue
 from gyre.rollouts.protocol.codec import encode, unpack
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import Hello, Request
-from gyre.rollouts.protocol.progress import End, Progress, Report
+from gyre.rollouts.protocol.progress import End, GenerationProgress, Report
 from gyre.rollouts.samples import Group, pack_groups
 from tests.rollouts.frames import empty_progress
 
@@ -55,7 +55,7 @@ def opened(groups: int = 16) -> OpenGroups:
     return open_groups
 
 
-def report_of(open_groups: OpenGroups, name: str, seq: int, draw: random.Random) -> Progress:
+def report_of(open_groups: OpenGroups, name: str, seq: int, draw: random.Random) -> GenerationProgress:
     """Something of what the instance has, mostly as it should be."""
     held = sorted(open_groups.held_by(name), key=lambda state: state.row)
     some = [state for state in held if draw.random() < 0.7]
@@ -86,7 +86,7 @@ def report_of(open_groups: OpenGroups, name: str, seq: int, draw: random.Random)
     logprobs = -tokens.astype(np.float32)
     if total and draw.random() < 0.03:
         logprobs[0] = np.nan
-    return Progress(
+    return GenerationProgress(
         seq,
         np.array(rows, np.uint32),
         np.array(leases, np.uint64),
@@ -180,7 +180,7 @@ def plain(open_groups: OpenGroups, name: str, seq: int) -> Report:
     held = sorted(open_groups.held_by(name), key=lambda state: state.row)
     report = unpack(
         encode(
-            Progress(
+            GenerationProgress(
                 seq,
                 np.array([state.row for state in held], np.uint32),
                 np.array([state.lease for state in held], np.uint64),

@@ -24,7 +24,7 @@ from gyre.rollouts.plane.requesters import Handler, Requester
 from gyre.rollouts.plane.requests import InFlightRequest
 from gyre.rollouts.plane.settings import ManagerSettings
 from gyre.rollouts.plane.state import Plane
-from gyre.rollouts.plane.trainer import Trainer, TrainerDialled, TrainerSent
+from gyre.rollouts.plane.trainer import TrainerDialled, TrainerRequester, TrainerSent
 from gyre.rollouts.protocol.codec import encode, unpack
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
@@ -36,7 +36,7 @@ from gyre.rollouts.protocol.frames import (
     Publish,
     Request,
 )
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from gyre.rollouts.token_log.write_buffer import WriteBatch
 
@@ -89,7 +89,7 @@ class World:
     """A plane with a trainer and sessions, and one instance that ends whatever it gets with two tokens."""
 
     def __init__(self) -> None:
-        self.plane = Plane(ManagerSettings(), [Turns, Trainer], epoch=1, now=1.0)
+        self.plane = Plane(ManagerSettings(), [Turns, TrainerRequester], epoch=1, now=1.0)
         self.trainer, self.agent = FakePeer("the trainer"), FakePeer("a")
         self.delivered: list[int] = []
         self.seq = 0
@@ -107,7 +107,7 @@ class World:
         self.happens(AgentDialled(self.agent, hello, Caller()))
         self.commit()
         self.happens(
-            AgentSent(self.plane.sessions["a"], Loaded(version=0, checksum="c", fetch_s=0.0, load_s=0.0))
+            AgentSent(self.plane.links["a"], Loaded(version=0, checksum="c", fetch_s=0.0, load_s=0.0))
         )
 
     def happens(self, event: object) -> list[Instruction]:
@@ -125,7 +125,7 @@ class World:
         self.seq += 1
         rows, leases = [one.row for one in frame.work], [one.lease for one in frame.work]
         size = len(rows)
-        report = Progress(
+        report = GenerationProgress(
             self.seq,
             np.array(rows, np.uint32),
             np.array(leases, np.uint64),
@@ -136,7 +136,7 @@ class World:
             np.zeros(2 * size, np.float32),
             [End(row, lease, "stop", "", ()) for row, lease in zip(rows, leases, strict=True)],
         )
-        self.happens(AgentSent(self.plane.sessions["a"], unpack(encode(report))))
+        self.happens(AgentSent(self.plane.links["a"], unpack(encode(report))))
 
     def commit(self) -> None:
         for one in self.happens(LedgerFree()):
@@ -152,7 +152,7 @@ def test_each_kind_gets_what_comes_of_its_own_requests() -> None:
     world.happens(TrainerSent(world.trainer, asked("train", 6)))
     (turns, trainer) = world.plane.requesters
     assert isinstance(turns, Turns)
-    assert isinstance(trainer, Trainer)
+    assert isinstance(trainer, TrainerRequester)
     assert turns.answered == {}, "nothing is told before it is in the ledger"
     world.commit()
     assert turns.answered == {5: [0, 1]}

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gyre.config import SPARE_ROLLOUT
 from gyre.rollouts.plane.admission import DeviceUse, NotAdmitted
 from gyre.rollouts.plane.groups import OpenGroups
+from gyre.rollouts.plane.links import AgentLink, AgentLinks
 from gyre.rollouts.plane.peers import Caller
-from gyre.rollouts.plane.sessions import AgentSession, AgentSessions
 from gyre.rollouts.plane.spares import PlacedInstance, substitute
 from tests.examples import examples
 from tests.rollouts.machine.simulated_agents import SimAgent
@@ -73,7 +73,7 @@ class FleetWithSpares(RuleBasedStateMachine):
         super().__init__()
         self.groups = OpenGroups(epoch=1)
         self.wanted = {"rollout": 2, "rollout_spot": 1, SPARE_ROLLOUT: 2}
-        self.registry = AgentSessions(self.groups, self.wanted)
+        self.registry = AgentLinks(self.groups, self.wanted)
         self.incarnations = 0
 
     @initialize()
@@ -97,9 +97,9 @@ class FleetWithSpares(RuleBasedStateMachine):
             self.lose(name)
         self.groups.join(hello)
         connection: Any = SimpleNamespace(closing=False)
-        session = AgentSession(hello, connection, self.groups.instances[name].number, 0.0)
-        session.caller = Caller("theirs") if name in ("mine", f"{SPARE_ROLLOUT}-9") else Caller()
-        self.registry[name] = session
+        link = AgentLink(hello, connection, self.groups.instances[name].number, 0.0)
+        link.caller = Caller("theirs") if name in ("mine", f"{SPARE_ROLLOUT}-9") else Caller()
+        self.registry[name] = link
 
     @rule(name=NAMES)
     def load(self, name: str) -> None:
@@ -142,8 +142,8 @@ class FleetWithSpares(RuleBasedStateMachine):
     @rule()
     def another_manager(self) -> None:
         """All that it knows is who dialled it, and what the master says."""
-        sessions, self.registry = self.registry, AgentSessions(self.groups, self.wanted)
-        self.registry.update(sessions)
+        links, self.registry = self.registry, AgentLinks(self.groups, self.wanted)
+        self.registry.update(links)
 
     @rule()
     def assign(self) -> None:
@@ -151,15 +151,15 @@ class FleetWithSpares(RuleBasedStateMachine):
         before = {name: set(one.held) for name, one in self.groups.instances.items()}
         given = self.groups.assign()
         for name in given:
-            session = self.registry[name]
-            assert session.not_admitted is None, f"{name} got samples, and is {session.not_admitted}"
+            link = self.registry[name]
+            assert link.not_admitted is None, f"{name} got samples, and is {link.not_admitted}"
             assert self.groups.bounds.admit(self.groups.instances[name].version), "old weights served as new"
             assert before[name] != set(self.groups.instances[name].held)
 
     def admit(self) -> None:
-        self.registry.admit(lambda session: DeviceUse.OWN, handover=False)
+        self.registry.admit(lambda link: DeviceUse.OWN, handover=False)
 
-    def serving(self) -> tuple[list[AgentSession], list[AgentSession]]:
+    def serving(self) -> tuple[list[AgentLink], list[AgentLink]]:
         """The instances that Gyre placed and that can serve: those that are no spares, and spares."""
         able = [
             one

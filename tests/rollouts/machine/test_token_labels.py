@@ -26,7 +26,7 @@ from gyre.rollouts.agent.reports import Reports
 from gyre.rollouts.plane.groups import Given
 from gyre.rollouts.protocol.codec import decode, encode
 from gyre.rollouts.protocol.frames import Assignment, Held, Hello, Prompt
-from gyre.rollouts.protocol.progress import Progress
+from gyre.rollouts.protocol.progress import GenerationProgress
 from tests.examples import examples
 from tests.rollouts.machine.fleet import went_through
 from tests.rollouts.machine.simulated_agents import Rows
@@ -249,7 +249,7 @@ class World:
             self.groups.serve(agent.name, said)
             return
         frame = decode(said)
-        assert isinstance(frame, Progress)
+        assert isinstance(frame, GenerationProgress)
         self.give(self.groups.progress(agent.name, frame))
 
     def commit(self) -> None:

@@ -42,7 +42,7 @@ from gyre.rollouts.protocol.frames import (
     Weights,
     Welcome,
 )
-from gyre.rollouts.protocol.progress import Progress
+from gyre.rollouts.protocol.progress import GenerationProgress
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from tests.rollouts.machine.player import Player, Rows, Step, in_order, packed, unpacked
 from tests.rollouts.machine.simulated_agents import SimAgent
@@ -75,7 +75,7 @@ class Agent(SimAgent):
             node="here",
         )
 
-    def hear(self, frame: Frame | Progress) -> None:
+    def hear(self, frame: Frame | GenerationProgress) -> None:
         if isinstance(frame, Welcome):
             self.welcomed(frame.keep)
             self.prompts.clear()
@@ -127,7 +127,7 @@ class World:
                     if agent.number == step[1]:
                         agent.connected = False
 
-    def hear(self, number: int, frame: Frame | Progress) -> None:
+    def hear(self, number: int, frame: Frame | GenerationProgress) -> None:
         for agent in self.agents.values():
             if agent.number == number:
                 agent.hear(frame)

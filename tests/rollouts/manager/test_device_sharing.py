@@ -11,10 +11,10 @@ import pytest
 
 from gyre.rollouts.plane import leaving, windows
 from gyre.rollouts.plane.instructions import ReportEvent, Send
-from gyre.rollouts.plane.sessions import AgentSession
+from gyre.rollouts.plane.links import AgentLink
 from gyre.rollouts.plane.settings import ManagerSettings
 from gyre.rollouts.plane.state import Plane
-from gyre.rollouts.plane.trainer import Trainer
+from gyre.rollouts.plane.trainer import TrainerRequester
 from gyre.rollouts.plane.windows import CLOSE_WITHIN_S, TOGETHER_S, TRAINER_AWAY_S, Windows
 from gyre.rollouts.protocol.frames import (
     Asleep,
@@ -30,7 +30,7 @@ from gyre.rollouts.protocol.frames import (
     Wake,
     WindowStatus,
 )
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 from gyre.rollouts.samples import Group, pack_groups
 from gyre.workloads.trainer.device_lending import DeviceLending
 
@@ -43,8 +43,8 @@ class World:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.plane = Plane(ManagerSettings(), [Trainer], epoch=1, now=self.now)
-        self.book, self.sessions = self.plane.groups, self.plane.sessions
+        self.plane = Plane(ManagerSettings(), [TrainerRequester], epoch=1, now=self.now)
+        self.book, self.links = self.plane.groups, self.plane.links
         self.book.newest_version = 0
         self.book.promote(0)
         self.rates: dict[str, float] = {}
@@ -83,7 +83,7 @@ class World:
                 self.told.append((one.peer.name, one.frame))
 
     def _refresh(self) -> None:
-        self.sessions.admit(self.plane.windows.device_use, handover=False)
+        self.links.admit(self.plane.windows.device_use, handover=False)
 
     def _give_back(self, name: str, frame: Cancel) -> None:
         if name not in self.stuck:
@@ -96,7 +96,7 @@ class World:
 
     # -- peers --------------------------------------------------------------------------------------
 
-    def join(self, name: str, *, local: bool = False, rate: float = 10.0, version: int = 0) -> AgentSession:
+    def join(self, name: str, *, local: bool = False, rate: float = 10.0, version: int = 0) -> AgentLink:
         hello = Hello(
             protocol=1,
             instance=name,
@@ -110,12 +110,12 @@ class World:
         self.book.join(hello)
         number = self.book.instances[name].number
         peer: Any = SimpleNamespace(closing=False, name=name)
-        session = AgentSession(hello, peer, number, heard_at=self.now)
-        self.sessions[name] = session
+        link = AgentLink(hello, peer, number, heard_at=self.now)
+        self.links[name] = link
         self.rates[name] = rate
         self.book.serve(name, version)
         self._refresh()
-        return session
+        return link
 
     def ask(self, samples: int, tokens: int, purpose: str = "train") -> None:
         groups = [Group(index, np.array([7], np.int32)) for index in range(samples)]
@@ -163,20 +163,20 @@ class World:
         raise AssertionError(f"not within {within_s} s")
 
     def _obey(self, name: str, frame: Frame) -> None:
-        session = self.sessions.get(name)
-        if session is None or name in self.stuck:
+        link = self.links.get(name)
+        if link is None or name in self.stuck:
             return
         if isinstance(frame, Sleep):
             assert not self.book.instances[name].held
-            self.do(windows.asleep, session, Asleep(seconds=0.1))
+            self.do(windows.asleep, link, Asleep(seconds=0.1))
         elif isinstance(frame, Wake):
-            self.do(windows.awake, session, Awake(seconds=0.1))
+            self.do(windows.awake, link, Awake(seconds=0.1))
 
     def _generate(self, name: str) -> None:
         running = self.book.held_by(name)[:SLOTS]
         if not running:
             return
-        session = self.sessions[name]
+        link = self.links[name]
         each = self.rates[name] * TICK_S / len(running)
         grow: dict[int, int] = {}
         ends = []
@@ -191,16 +191,18 @@ class World:
                 ends.append(End(state.row, state.lease, "length", "", ()))
         measured = self.rates[name] * (1 + self.seq * 1e-12)  # no two come out alike
         frame = self._frame(grow, ends, rate=measured, running=len(running) - len(ends))
-        session.rate_tokens_s = self.rates[name]
+        link.rate_tokens_s = self.rates[name]
         self.book.progress(name, frame)
 
-    def _frame(self, grow: dict[int, int], ends: list[End], rate: float = 0.0, running: int = 0) -> Progress:
+    def _frame(
+        self, grow: dict[int, int], ends: list[End], rate: float = 0.0, running: int = 0
+    ) -> GenerationProgress:
         self.seq += 1
         rows = sorted(grow)
         states = [self.book._store.rows.samples[row] for row in rows]
         counts = [grow[row] for row in rows]
         total = sum(counts)
-        return Progress(
+        return GenerationProgress(
             self.seq,
             np.array(rows, np.uint32),
             np.array([state.lease for state in states if state], np.uint64),
@@ -236,7 +238,7 @@ def test_without_a_remote_instance_the_trainer_generates_until_done(world: World
     back = world.until_back()
     assert world.left == 0
     assert back.reason == "nothing is left to generate"
-    assert world.sessions["local-0"].resting == "asleep"
+    assert world.links["local-0"].resting == "asleep"
     (closed,) = world.closed()
     assert closed["tokens"] == 16 * 50
     assert 19 < closed["open_s"] < 25  # 800 tokens at 40 a second
@@ -286,11 +288,11 @@ def test_a_window_ends_with_its_last_sample_and_not_with_the_next_plan(world: Wo
 
 def test_nothing_of_a_window_waits_for_the_next_look(world: World) -> None:
     """Who lends, ends a last sample, or gives the last one back is answered in the same moment."""
-    session = world.join("local-0", local=True, rate=40.0)
+    link = world.join("local-0", local=True, rate=40.0)
     world.ask(1, 8)
     world.do(windows.look)
     world.told.clear()
-    session.resting = "asleep"
+    link.resting = "asleep"
     world.lend()
     assert [type(frame) for _, frame in world.told] == [Wake]
     world._obey(*world.told.pop())
@@ -299,7 +301,7 @@ def test_nothing_of_a_window_waits_for_the_next_look(world: World) -> None:
     world.book.progress(
         "local-0", world._frame({state.row: 8}, [End(state.row, state.lease, "length", "", ())])
     )
-    world.do(windows.ended, session)
+    world.do(windows.ended, link)
     assert not world.plane.windows.is_open
     assert [type(frame) for _, frame in world.told] == [Sleep]
     world._obey(*world.told.pop())
@@ -307,7 +309,7 @@ def test_nothing_of_a_window_waits_for_the_next_look(world: World) -> None:
 
 
 def test_a_sample_that_ended_while_others_run_does_not_end_the_window(world: World) -> None:
-    session = world.join("local-0", local=True, rate=40.0)
+    link = world.join("local-0", local=True, rate=40.0)
     world.ask(2, 8)
     world.lend()
     world.run(TICK_S)
@@ -317,18 +319,18 @@ def test_a_sample_that_ended_while_others_run_does_not_end_the_window(world: Wor
     world.book.progress(
         "local-0", world._frame({state.row: rest}, [End(state.row, state.lease, "length", "", ())])
     )
-    world.do(windows.ended, session)
+    world.do(windows.ended, link)
     assert world.plane.windows.is_open
 
 
-def two_that_wake(world: World) -> list[AgentSession]:
-    sessions = [world.join(name, local=True) for name in ("local-0", "local-1")]
-    for session in sessions:
-        session.resting = "asleep"
-        world.stuck.add(session.name)  # they do what they are told when the test says so
+def two_that_wake(world: World) -> list[AgentLink]:
+    links = [world.join(name, local=True) for name in ("local-0", "local-1")]
+    for link in links:
+        link.resting = "asleep"
+        world.stuck.add(link.name)  # they do what they are told when the test says so
     world.ask(SLOTS + 2, 50)
     world.lend()
-    return sessions
+    return links
 
 
 def held(world: World) -> list[int]:
@@ -373,7 +375,7 @@ def test_nobody_waits_for_a_local_instance_that_is_gone_or_has_no_engine(world: 
 def test_a_window_says_when_what_happened_in_it(world: World) -> None:
     world.join("local-0", local=True, rate=40.0)
     world.run(2 * TICK_S)
-    assert world.sessions["local-0"].resting == "asleep"
+    assert world.links["local-0"].resting == "asleep"
     world.ask(4, 20)
     world.lend()
     world.until_back()
@@ -388,7 +390,7 @@ def test_what_runs_at_the_end_goes_on_elsewhere_from_its_last_token(world: World
     world.lend()
     world.run(5.0)
     world.join("remote-0", rate=1000.0)  # the plan changes: it does the rest sooner than training could begin
-    world.sessions["remote-0"].rate_tokens_s = 1000.0
+    world.links["remote-0"].rate_tokens_s = 1000.0
     generated = world.book.account.generated
     assert generated > 100
     world.do(windows.reclaim, 1)
@@ -424,7 +426,7 @@ def test_an_instance_that_dies_in_its_window_is_missed_by_nobody(world: World) -
     world.ask(32, 100)
     world.lend(train_s_per_token=0.001)
     world.run(3.0)
-    world.do(leaving.lose, world.sessions["local-0"], "silent")
+    world.do(leaving.lose, world.links["local-0"], "silent")
     world.until_back()
     while world.left:
         world.run(1.0)
@@ -445,7 +447,7 @@ def test_a_trainer_that_is_gone_gets_its_devices_back_before_it_is_there_again(w
     world.do(windows.trainer_left)
     world.run(TRAINER_AWAY_S + 1.0)
     assert not world.plane.windows.is_open
-    assert world.sessions["local-0"].resting == "asleep"
+    assert world.links["local-0"].resting == "asleep"
     assert not any(isinstance(answer, DevicesReturned) for answer in world.answers)
     world.do(windows.trainer_attached, world.trainer, other=True)
     world.do(windows.reclaim, 0)
@@ -455,7 +457,7 @@ def test_a_trainer_that_is_gone_gets_its_devices_back_before_it_is_there_again(w
 def test_a_new_manager_goes_on_with_a_window_that_is_lent_again_and_ends_one_that_is_not(
     world: World,
 ) -> None:
-    session = world.join("local-0", local=True, rate=40.0)
+    link = world.join("local-0", local=True, rate=40.0)
     world.ask(4, 1000)
     world.lend()
     world.run(2.0)
@@ -464,7 +466,7 @@ def test_a_new_manager_goes_on_with_a_window_that_is_lent_again_and_ends_one_tha
     fresh = world.start_anew(grace_s=5.0)
     world._refresh()  # it has dialled this one
     world.run(3.0)
-    assert not session.resting  # what it has goes on: its trainer may be about to say so
+    assert not link.resting  # what it has goes on: its trainer may be about to say so
     assert len(world.book.instances["local-0"].held) == held
     world.lend()
     world.run(5.0)
@@ -472,7 +474,7 @@ def test_a_new_manager_goes_on_with_a_window_that_is_lent_again_and_ends_one_tha
     world.start_anew(grace_s=5.0)
     world._refresh()
     world.run(6.0)
-    assert session.resting == "asleep"
+    assert link.resting == "asleep"
     assert not world.book.instances["local-0"].held
 
 
@@ -543,7 +545,7 @@ def test_who_lends_again_where_no_local_instance_is_left_has_its_devices_back(wo
     world.lend(1)
     world.run(1.0)
     assert world.plane.windows.is_open
-    world.do(leaving.lose, world.sessions["local-0"], "silent")
+    world.do(leaving.lose, world.links["local-0"], "silent")
     world.lend(2)
     assert world.until_back(1.0).window == 2
     assert not world.plane.windows.is_open

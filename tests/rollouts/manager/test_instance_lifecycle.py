@@ -94,7 +94,7 @@ async def test_the_trainer_hears_what_becomes_of_its_samples(plane: Plane) -> No
     assert await underway() == {"for_engine": 4}
     await agent.load()
     await agent.work(3)  # two, and one so that no slot waits
-    plane.manager.sessions["a"].running = 2  # as it reports every quarter of a second
+    plane.manager.links["a"].running = 2  # as it reports every quarter of a second
     assert await underway() == {"generating": 2, "at_engine": 1, "for_place": 1}
 
 
@@ -110,7 +110,7 @@ async def test_pools_with_a_price_are_told_with_what_their_tokens_cost(plane: Pl
         "rate_tokens_s": None,
         "price_per_million_tokens": None,
     }
-    plane.manager.sessions["rollout_spot-1"].rate_tokens_s = 1000.0
+    plane.manager.links["rollout_spot-1"].rate_tokens_s = 1000.0
     found = plane.manager.status()["pools"]["rollout_spot"]
     assert (found["rate_tokens_s"], found["price_per_million_tokens"]) == (1000.0, 1.0)
 
@@ -126,7 +126,7 @@ async def test_a_short_cut_moves_nothing(plane: Plane) -> None:
     await until(lambda: plane.manager.groups.account.generated == 5)
     agent.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
     other = await plane.working("b")
-    await until(lambda: plane.manager.sessions["a"].connection is None)
+    await until(lambda: plane.manager.links["a"].connection is None)
     sample.tokens += [6, 7]  # it went on meanwhile
     welcome = await agent.back()
     (keep,) = welcome.keep
@@ -166,12 +166,12 @@ async def test_who_dials_twice_is_there_once(plane: Plane) -> None:
     second = ScriptedAgent(plane, "a")
     await second.dial()
     await first.wire.closed()
-    assert list(plane.manager.sessions) == ["a"]
+    assert list(plane.manager.links) == ["a"]
     assert not plane.told("InstanceLeft")
     third = ScriptedAgent(plane, "a", incarnation="2")
     await third.dial()
     assert (await second.wire.expect(Reject)).code == "superseded"
-    assert plane.manager.sessions["a"].hello.incarnation == "2"
+    assert plane.manager.links["a"].hello.incarnation == "2"
     assert [told["reason"] for told in plane.told("InstanceLeft")] == ["superseded"]
 
 
@@ -200,7 +200,7 @@ async def test_who_replaces_a_lost_agent_before_it_is_missed_says_that_it_is_gon
         await first.report({sample.work.row: 5})
         await until(lambda: plane.manager.groups.account.generated == 5)
         first.wire.socket._response.connection.transport.abort()  # type: ignore[union-attr]
-        await until(lambda: plane.manager.sessions["a"].connection is None)
+        await until(lambda: plane.manager.links["a"].connection is None)
         second = ScriptedAgent(plane, "a", incarnation="2")
         await second.dial()
         (left,) = plane.told("InstanceLeft")
@@ -254,15 +254,15 @@ async def test_reports_without_news_cost_no_commit_and_keep_an_instance_alive(tm
             lambda: plane.told("WeightsLoaded") and not (manager.groups.is_dirty or manager.versions.changed)
         )
         await plane.settled()  # what was being written has been counted
-        session = manager.sessions["a"]
-        heard_at, commits = session.heard_at, manager.shell.commits.count
+        link = manager.links["a"]
+        heard_at, commits = link.heard_at, manager.shell.commits.count
         for seq in range(1, 21):
             report = empty_progress(seq)
             report.running = seq
             await agent.wire.send(report)
-        await until(lambda: session.running == 20)
+        await until(lambda: link.running == 20)
         await plane.settled()
-        assert session.heard_at > heard_at
+        assert link.heard_at > heard_at
         assert manager.shell.commits.count == commits
         # What an instance of nothing says of samples that it has not is refused all the same.
         wrong = empty_progress(21)
@@ -306,7 +306,7 @@ async def test_a_drain_hands_over_within_a_second(plane: Plane) -> None:
         assert [sample.tokens for sample in theirs] == [[1, 2, 3]] * 2
         await agent.acknowledged(seq)
     await agent.wire.socket.close()
-    await until(lambda: "a" not in plane.manager.sessions)
+    await until(lambda: "a" not in plane.manager.links)
     assert [told["reason"] for told in plane.told("InstanceLeft")] == ["drained"]
     assert len(plane.told("InstanceDraining")) == 1
 
@@ -338,7 +338,7 @@ async def test_who_does_not_drain_in_time_is_left(plane: Plane) -> None:
 async def test_a_drain_that_makes_no_sense_is_refused(plane: Plane, body: Any, status: int) -> None:
     agent = await plane.agent("a")
     assert (await plane.post("/v1/drain", body))[0] == status
-    assert not plane.manager.sessions["a"].draining
+    assert not plane.manager.links["a"].draining
     assert not agent.wire.socket.closed
 
 

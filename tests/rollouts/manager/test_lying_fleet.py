@@ -16,8 +16,8 @@ from gyre.rollouts.manager.connections import Connection
 from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.plane import peer_events
 from gyre.rollouts.plane.events import AgentGone, AgentSent, PeerRefused, ReportsDue
+from gyre.rollouts.plane.links import AgentLink
 from gyre.rollouts.plane.peers import Caller
-from gyre.rollouts.plane.sessions import AgentSession
 from gyre.rollouts.plane.settings import ManagerSettings
 from gyre.rollouts.plane.trainer import TrainerDialled, TrainerSent
 from gyre.rollouts.protocol.codec import decode, encode, unpack
@@ -39,7 +39,7 @@ from gyre.rollouts.protocol.frames import (
     Weights,
     Welcome,
 )
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 from gyre.rollouts.sample_checks import problem_with_group
 from gyre.rollouts.samples import Group, pack_groups, unpack_groups
 from tests.examples import examples
@@ -55,7 +55,7 @@ class Peer:
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
         self.connection: Any = None
-        self.session: AgentSession | None = None
+        self.link: AgentLink | None = None
         self.work: dict[int, tuple[Assignment, int]] = {}
         """Samples by row, with their lengths."""
         self.weights: Weights | None = None
@@ -67,37 +67,35 @@ class Peer:
     @property
     def is_up(self) -> bool:
         return (
-            self.session is not None
-            and self.session.connection is self.connection
-            and not self.connection.closing
+            self.link is not None and self.link.connection is self.connection and not self.connection.closing
         )
 
-    def dial(self, hello: Frame | Progress | bytes, caller: Caller) -> None:
+    def dial(self, hello: Frame | GenerationProgress | bytes, caller: Caller) -> None:
         self.connection = Connection(None, "an agent")  # type: ignore[arg-type]
-        self.work, self.session = {}, None
+        self.work, self.link = {}, None
         try:
             first = unpack(hello if isinstance(hello, bytes) else encode(hello))
-            self.session = self.world.manager.join(first, self.connection, caller)
+            self.link = self.world.manager.join(first, self.connection, caller)
         except FrameError as error:
             self.world.manager.shell.handle(PeerRefused(self.connection, error))
             self.connection.close()
 
-    def say(self, frame: Frame | Progress | bytes) -> None:
+    def say(self, frame: Frame | GenerationProgress | bytes) -> None:
         """What the route of agents does with a frame."""
-        if not self.is_up or self.session is None:
+        if not self.is_up or self.link is None:
             return
         shell = self.world.manager.shell
         try:
             told = unpack(frame if isinstance(frame, bytes) else encode(frame))
-            shell.handle(AgentSent(self.session, told))
+            shell.handle(AgentSent(self.link, told))
         except FrameError as error:
             shell.handle(PeerRefused(self.connection, error))
             self.hang_up()
 
     def hang_up(self) -> None:
-        if self.session is not None and self.session.connection is self.connection:
+        if self.link is not None and self.link.connection is self.connection:
             self.connection.close()
-            self.world.manager.shell.handle(AgentGone(self.session))
+            self.world.manager.shell.handle(AgentGone(self.link))
 
     def hear(self) -> list[Frame]:
         heard = []
@@ -173,10 +171,10 @@ def progress(
     *,
     rows: Any = (), leases: Any = (), starts: Any = (), counts: Any = (), versions: Any = (), tokens: Any = (),
     logprobs: Any = (), ends: Any = (), load: Any = (0, 0, 0, 0.0),
-) -> Progress:  # fmt: skip
+) -> GenerationProgress:  # fmt: skip
     columns = zip((rows, leases, starts, counts, versions, tokens, logprobs), "IQIIiif", strict=True)
     running, waiting, used, rate = load
-    return Progress(
+    return GenerationProgress(
         1,
         *(np.array(list(values), kind) for values, kind in columns),
         list(ends),
@@ -311,15 +309,15 @@ class Liar(Peer):
             case _:
                 self._claim(self._report(data))
 
-    def _claim(self, report: Progress) -> None:
+    def _claim(self, report: GenerationProgress) -> None:
         """Tokens of a version that it never acknowledged end its connection, whatever else is right."""
         mine = [
             row in self.work and self.work[row][0].lease == lease
             for row, lease in zip(report.rows.tolist(), report.leases.tolist(), strict=True)
         ]
-        session = self.session
-        assert session is not None
-        held = {s.row: s.lease for s in self.world.manager.groups.held_by(session.name)}
+        link = self.link
+        assert link is not None
+        held = {s.row: s.lease for s in self.world.manager.groups.held_by(link.name)}
         lies = any(
             here and held.get(row) == self.work[row][0].lease and version not in self.proven
             for here, row, version in zip(mine, report.rows.tolist(), report.versions.tolist(), strict=True)
@@ -351,7 +349,7 @@ class Liar(Peer):
             self.proven.add(version)
         self.say(Loaded(version=version, checksum=checksum, fetch_s=0.0, load_s=1e308, source=source))
 
-    def _report(self, data: st.DataObject) -> Progress:
+    def _report(self, data: st.DataObject) -> GenerationProgress:
         rows = sorted(self.work)[: data.draw(st.sampled_from([4, 1, 2, 0]))]
         lie = data.draw(
             st.sampled_from(

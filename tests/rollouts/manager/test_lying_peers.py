@@ -24,7 +24,7 @@ from gyre.rollouts.protocol.frames import (
     Reject,
     Weights,
 )
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 from tests.rollouts.plane import JOIN_TOKEN, Plane, ScriptedAgent, live_plane, until
 
 
@@ -34,9 +34,9 @@ async def joined(plane: Plane, name: str, **hello: Any) -> ScriptedAgent:
     return agent
 
 
-def end_of(row: int, lease: int, runs: tuple[tuple[int, int], ...]) -> Progress:
+def end_of(row: int, lease: int, runs: tuple[tuple[int, int], ...]) -> GenerationProgress:
     columns = [np.empty(0, dtype) for dtype in ("u4", "u8", "u4", "u4", "i4", "i4", "f4")]
-    return Progress(99, *columns, [End(row, lease, "stop", "", runs)])
+    return GenerationProgress(99, *columns, [End(row, lease, "stop", "", runs)])
 
 
 # -- versions ---------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ async def test_tokens_of_a_version_that_it_never_loaded_are_refused(plane: Plane
         case _:
             await liar.wire.send(end_of(row, sample.work.lease, ((1, 2),)))
     assert (await liar.wire.expect(Reject)).code == "not_loaded"
-    await until(lambda: "liar" not in plane.manager.sessions)
+    await until(lambda: "liar" not in plane.manager.links)
     (held,) = [one for one in plane.manager.groups.samples() if one.key == sample.work.key]
     assert held.runs == [[0, 0, 2]]
 
@@ -118,7 +118,7 @@ async def test_who_has_samples_and_sends_no_token_is_suspended_and_they_go_on(tm
         (sample,) = await liar.work(1)
         await liar.acknowledged(await liar.report({sample.work.row: 4}))
         good = await joined(plane, "good")
-        with_load = Progress(7, *[np.empty(0, t) for t in "IQIIiif"], rate_tokens_s=1e6, running=1)
+        with_load = GenerationProgress(7, *[np.empty(0, t) for t in "IQIIiif"], rate_tokens_s=1e6, running=1)
         while not plane.told("InstanceSuspended"):  # it is alive, busy and fast, as it says
             await liar.wire.send(with_load)
             await plane.settled()
@@ -144,12 +144,12 @@ async def test_a_rate_that_no_tokens_prove_is_not_believed(plane: Plane) -> None
     for agent in (liar, good):
         rate = 1e11 if agent is liar else 10.0
         await agent.wire.send(
-            Progress(7, *[np.empty(0, t) for t in "IQIIiif"], rate_tokens_s=rate, running=1)
+            GenerationProgress(7, *[np.empty(0, t) for t in "IQIIiif"], rate_tokens_s=rate, running=1)
         )
     await plane.settled()
     await trainer.ask(range(100))
     assert len(await good.work(40)) >= 40
-    assert plane.manager.sessions["liar"].rate_tokens_s == 0.0
+    assert plane.manager.links["liar"].rate_tokens_s == 0.0
 
 
 async def test_an_idle_instance_is_never_suspended(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ async def test_a_recalled_sample_is_taken_back_from_who_keeps_it(tmp_path: Path)
         (sample,) = await liar.work(1)
         await liar.acknowledged(await liar.report({sample.work.row: 4}))
         good = await joined(plane, "good")
-        plane.manager.sessions["liar"].draining = True  # so that it does not come back here
+        plane.manager.links["liar"].draining = True  # so that it does not come back here
         placement.recall(plane.manager.plane, plane.manager.groups.held_by("liar"))
         plane.manager.shell.handle(DispatchDue())  # which sends what is to be sent
         await liar.wire.expect(Cancel)
@@ -219,7 +219,7 @@ async def test_an_address_in_the_jobs_networks_is_believed(tmp_path: Path) -> No
         made = await trainer.publish(0)
         await until(lambda: plane.manager.groups.newest_version == 0)
         await plane.agent("a", token=JOIN_TOKEN, version=0, checksum=made.checksum, source="10.0.0.5:7000")
-        assert plane.manager.sessions["a"].source == "10.0.0.5:7000"
+        assert plane.manager.links["a"].source == "10.0.0.5:7000"
 
 
 # -- floods -----------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ async def test_a_flood_of_frames_ends_its_connection(plane: Plane, monkeypatch: 
     monkeypatch.setattr(rollout_manager, "FRAMES_S", 1)
     good = await plane.agent("good", token=JOIN_TOKEN)
     liar = await plane.agent("liar", token=JOIN_TOKEN)
-    nothing = Progress(7, *[np.empty(0, t) for t in "IQIIiif"])
+    nothing = GenerationProgress(7, *[np.empty(0, t) for t in "IQIIiif"])
     for _ in range(200):
         if liar.wire.socket.closed:
             break

@@ -41,7 +41,7 @@ async def test_without_the_token_nothing_is_open(plane: Plane, token: str) -> No
     assert (await plane.get("/v1/status", token))[0] == 401
     status, body = await plane.post("/v1/drain", {"instance": "a"}, token)
     assert (status, body["code"]) == (401, "unauthorised")
-    assert not plane.manager.sessions
+    assert not plane.manager.links
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ async def test_a_joined_peer_that_breaks_the_protocol_is_cut_and_its_samples_go_
             await bad.report({row: 1}, version=3)
             code = "unknown_version"
     assert (await bad.wire.expect(Reject)).code == code
-    await until(lambda: "bad" not in plane.manager.sessions)
+    await until(lambda: "bad" not in plane.manager.links)
     good = other or await plane.working("good")
     again = await good.work(1)
     while not any(sample.work.key == samples[0].work.key for sample in again):
@@ -194,7 +194,7 @@ async def test_events_that_cannot_be_told_end_nothing(
     await trainer.publish(0)
     agent = await plane.working("a")
     await agent.wire.socket.close()
-    await until(lambda: "a" not in plane.manager.sessions)  # the tick saw it, and had something to tell
+    await until(lambda: "a" not in plane.manager.links)  # the tick saw it, and had something to tell
     other = await plane.working("b")
     await trainer.ask([0])
     await other.work(1)
@@ -210,7 +210,7 @@ async def test_an_oversized_message_ends_its_connection_alone(
     await bad.send(b"\0" * 2000)
     await bad.closed()
     assert not good.wire.socket.closed
-    assert list(plane.manager.sessions) == ["good"]
+    assert list(plane.manager.links) == ["good"]
 
 
 # -- failures ---------------------------------------------------------------------------------------
@@ -323,5 +323,5 @@ async def test_an_agent_that_does_not_read_is_cut(tmp_path: Path, monkeypatch: p
         agent = await plane.working("a", max_running=4096, kv_tokens=1 << 30)
         await trainer.ask(range(1000))
         await agent.wire.closed()
-        await until(lambda: "a" not in plane.manager.sessions)
+        await until(lambda: "a" not in plane.manager.links)
         plane.exact()

@@ -58,7 +58,7 @@ async def test_a_local_instance_fetches_between_windows_and_loads_and_works_with
     agent = await plane.agent("a", local=True)
     ahead = await agent.wire.expect(Weights)
     assert ahead.ahead
-    assert plane.manager.sessions["a"].loading is None  # it may take as long as the trainer trains
+    assert plane.manager.links["a"].loading is None  # it may take as long as the trainer trains
     await trainer.ask([0])
     await agent.wire.send(
         EngineDied(message="it died", tail="")
@@ -325,7 +325,7 @@ async def test_a_failed_load_is_told_and_given_again_after_a_while(
     assert (await agent.back(version=-1, checksum="")).weights is None  # not by a redial either
     await until(lambda: plane.manager.status()["instances"][0]["not_admitted"] == "policy_refused")
     assert len(plane.told("WeightsRefused")) == 1
-    plane.manager.sessions["a"].refused[0].retry_at = 0.0  # the while is over
+    plane.manager.links["a"].refused[0].retry_at = 0.0  # the while is over
     await agent.loaded(await agent.wire.expect(Weights))
     await agent.work(1)
 
@@ -351,8 +351,8 @@ async def test_no_version_is_given_to_whose_engine_does_not_start_before_a_while
     assert (await works.wire.expect(Weights)).version == 1
     assert (await agent.back(version=-1, checksum="")).weights is None  # not by a redial either
     await agent.wire.nothing(Weights)
-    plane.manager.sessions["a"].start_at = 0.0  # the while is over
-    plane.manager.sessions["a"].refused[0].retry_at = 0.0
+    plane.manager.links["a"].start_at = 0.0  # the while is over
+    plane.manager.links["a"].refused[0].retry_at = 0.0
     assert (await agent.wire.expect(Weights)).version == 1
 
 
@@ -363,7 +363,7 @@ async def test_a_newer_version_is_given_at_once_to_who_could_not_load_the_last(p
     await until(lambda: plane.manager.versions.served is not None)
     await agent.wire.send(LoadFailed(version=0, error="a byte was flipped"))
     await until(lambda: plane.told("WeightsRefused"))
-    plane.manager.sessions["a"].refused[0].retry_at = float("inf")
+    plane.manager.links["a"].refused[0].retry_at = float("inf")
     await trainer.publish(1)
     weights = await agent.wire.expect(Weights)
     while weights.version != 1:
@@ -483,7 +483,7 @@ async def test_a_version_that_could_not_be_had_is_tried_at_once_when_its_publish
     await agent.wire.expect(Weights)
     await agent.wire.send(LoadFailed(version=0, error="nobody has it"))
     await until(lambda: plane.told("WeightsRefused"))
-    plane.manager.sessions["a"].refused[0].retry_at = float("inf")
+    plane.manager.links["a"].refused[0].retry_at = float("inf")
     await trainer.wire.send(msgspec.structs.replace(first, sources=["10.0.0.5:2000"]))
     assert (await agent.wire.expect(Weights)).sources == ["10.0.0.5:2000"]
 

@@ -75,10 +75,10 @@ async def test_an_agent_dials_again_when_the_network_swallows_everything(
 ) -> None:
     async with swallowing_proxy(plane.port) as proxy, behind(proxy, tmp_path, WATCHFUL) as agent:
         await until(lambda: agent.connected)
-        first = plane.manager.sessions["a"]
+        first = plane.manager.links["a"]
         proxy.swallow()
-        await until(lambda: plane.manager.sessions["a"] is not first)
-        assert plane.manager.sessions["a"].hello.incarnation == first.hello.incarnation
+        await until(lambda: plane.manager.links["a"] is not first)
+        assert plane.manager.links["a"].hello.incarnation == first.hello.incarnation
         await until(lambda: agent.connected)
 
 
@@ -136,9 +136,9 @@ async def test_the_manager_drops_a_trainer_and_an_agent_that_are_silent(plane: P
         trainer_behind(proxy, PATIENT) as client,
     ):
         await until(lambda: agent.connected and client.connected)
-        session = plane.manager.sessions["a"]
+        link = plane.manager.links["a"]
         proxy.swallow(new_too=True)
-        await until(lambda: session.connection is None and plane.trainer_connection is None)
+        await until(lambda: link.connection is None and plane.trainer_connection is None)
 
 
 async def test_a_defect_in_the_clients_thread_is_told() -> None:

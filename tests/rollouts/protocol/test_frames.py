@@ -28,7 +28,7 @@ from gyre.rollouts.protocol.frames import (
     Frame,
     Request,
 )
-from gyre.rollouts.protocol.progress import End, Progress
+from gyre.rollouts.protocol.progress import End, GenerationProgress
 from gyre.rollouts.samples import Group, pack_groups
 from tests.examples import examples
 from tests.fuzz.inputs import damaged
@@ -46,19 +46,19 @@ def test_every_kind_is_tried() -> None:
     assert {type(frame) for frame in SELDOM} == set(frames.KINDS.values())
 
 
-def same(one: Progress, other: Progress) -> bool:
+def same(one: GenerationProgress, other: GenerationProgress) -> bool:
     return all(
         np.array_equal(getattr(one, field.name), getattr(other, field.name))
         if isinstance(getattr(one, field.name), np.ndarray)
         else getattr(one, field.name) == getattr(other, field.name)
-        for field in fields(Progress)
+        for field in fields(GenerationProgress)
     )
 
 
 def test_progress_comes_back_as_it_was() -> None:
     for frame in (progress(), empty_progress(1)):
         back = decode(encode(frame))
-        assert isinstance(back, Progress)
+        assert isinstance(back, GenerationProgress)
         assert same(back, frame)
 
 
@@ -66,7 +66,7 @@ def _has_code(error: FrameError) -> None:
     assert error.details["reason"]
 
 
-def body_of(frame: Frame | Progress) -> list[Any]:
+def body_of(frame: Frame | GenerationProgress) -> list[Any]:
     return msgpack.unpackb(encode(frame), raw=False)
 
 
@@ -247,7 +247,7 @@ def test_any_body_under_any_kind_is_a_frame_or_refused(body: Any, kind: str) -> 
     except (ValueError, OverflowError):
         return
     try:
-        assert isinstance(decode(data), Frame | Progress)
+        assert isinstance(decode(data), Frame | GenerationProgress)
     except FrameError as error:
         _has_code(error)
 
@@ -288,7 +288,7 @@ def test_fuzz_frames_thrown_at_live_groups_leave_its_account_exact() -> None:
         some = draw.sample(held, min(len(held), draw.randrange(1, 4))) if held else []
         some.sort(key=lambda state: state.row)
         counts = [draw.randrange(1, 5) for _ in some]
-        good = Progress(
+        good = GenerationProgress(
             turn,
             np.array([s.row for s in some], np.uint32),
             np.array([s.lease for s in some], np.uint64),
@@ -304,7 +304,7 @@ def test_fuzz_frames_thrown_at_live_groups_leave_its_account_exact() -> None:
         data = encode(good)
         try:
             frame = decode(damaged(data, draw) if turn % 4 else data)
-            if not isinstance(frame, Progress):
+            if not isinstance(frame, GenerationProgress):
                 continue
             open_groups.progress(name, frame)
             taken += 1

@@ -92,7 +92,7 @@ async def test_agents_and_trainers_that_trust_the_certificate_get_in(secured: Se
         tls=contexts["by-pin"],
     )
     try:
-        await until(lambda: secured.manager.sessions.keys() == contexts.keys() and client.connected)
+        await until(lambda: secured.manager.links.keys() == contexts.keys() and client.connected)
     finally:
         for task in tasks:
             task.cancel()
@@ -110,7 +110,7 @@ async def test_who_does_not_trust_it_says_what_to_do_and_sends_no_token(secured:
             await asyncio.wait_for(secured.agent("a", tls).run(), GENEROUS_S)
         assert caught.value.details["reason"] == "certificate"
         assert "--ca" in (caught.value.hint or "")
-    assert not secured.manager.sessions
+    assert not secured.manager.links
     assert secured.manager.plane.refused == 0
 
 
@@ -129,7 +129,7 @@ async def test_the_name_counts_for_who_joins_and_not_for_who_has_the_very_certif
         with pytest.raises(Refused):
             await asyncio.wait_for(there.agent("a", lambda: joining_context(cert)).run(), GENEROUS_S)
         task = asyncio.create_task(there.agent("a", lambda: pinned_context(cert.read_text())).run())
-        await until(lambda: "a" in manager.sessions)
+        await until(lambda: "a" in manager.links)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await manager.stop()
@@ -172,7 +172,7 @@ async def test_join_and_drain_over_tls_from_the_command_line(secured: Secured) -
     assert "--ca" in said
     joined = await begin(*join, "--ca", str(secured.cert))
     try:
-        await until(lambda: "spot" in secured.manager.sessions, 60.0)
+        await until(lambda: "spot" in secured.manager.links, 60.0)
         drain = [*gyre, "drain", "spot", "--url", secured.url, "--token", TOKEN, "--ca", str(secured.cert)]
         assert (await end(await begin(*drain)))[0] == 0
         assert (await end(joined))[0] == 0

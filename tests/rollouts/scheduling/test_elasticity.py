@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.rollouts.scheduling.elasticity import ElasticPolicy, ElasticSettings, Observation, Scale
+from gyre.rollouts.scheduling.elasticity import ElasticPolicy, ElasticSettings, PlaneObservation, Scale
 from tests.examples import examples
 
 SETTINGS = ElasticSettings(min=1, max=16)
-FINE = Observation(instances=4, trainer_wait_share=0.05, idle_share=0.1, rate_tokens_s=4000)
+FINE = PlaneObservation(instances=4, trainer_wait_share=0.05, idle_share=0.1, rate_tokens_s=4000)
 LACKING = replace(FINE, trainer_wait_share=0.4, idle_share=0.0)
 IDLING = replace(FINE, trainer_wait_share=0.0, idle_share=0.6)
 
 
 def told(
-    policy: ElasticPolicy, observation: Observation, times: int = 3, start: float = 0.0
+    policy: ElasticPolicy, observation: PlaneObservation, times: int = 3, start: float = 0.0
 ) -> list[Scale | None]:
     return [policy.decide(observation, start + at * 100.0) for at in range(times)]
 
@@ -85,8 +85,8 @@ def test_the_bounds_hold_at_once(instances: int, target: int, reason: str) -> No
 
 def test_from_none_to_one_as_soon_as_samples_wait() -> None:
     policy = ElasticPolicy(ElasticSettings(min=0, max=4))
-    assert policy.decide(Observation(instances=0), 0.0) is None
-    scale = policy.decide(Observation(instances=0, queued_tokens=1.0), 1.0)
+    assert policy.decide(PlaneObservation(instances=0), 0.0) is None
+    scale = policy.decide(PlaneObservation(instances=0, queued_tokens=1.0), 1.0)
     assert scale is not None
     assert scale.target == 1
 
@@ -202,7 +202,7 @@ def test_in_a_world_that_stays_the_same_the_number_settles(
         step_s = max(generated_s, train_s)
         now += step_s
         scale = policy.decide(
-            Observation(
+            PlaneObservation(
                 instances=count,
                 trainer_wait_share=1 - train_s / step_s,
                 idle_share=1 - work_s / count / step_s if step_s > work_s / count else 0.0,

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from gyre.errors import Fenced, VertexLost
+from gyre.errors import Fenced, VertexDied
 from gyre.testing.in_process import InProcessCollective
 from gyre.workloads.gang import gang as gang_module
 from gyre.workloads.gang.gang import Gang, GangLost, outcome_of
@@ -19,7 +19,7 @@ SYMPTOM = Failure("RuntimeError: Connection closed by peer", "", user_code=False
 GYRES = Failure("RuntimeError: no memory", "", user_code=False)
 USERS = Failure("KeyError: 'loss'", "at line 3", user_code=True)
 FENCED = Failure("works for term 2", "", user_code=False, fenced=True)
-LOST = VertexLost("gone")
+LOST = VertexDied("gone")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gyre.errors import VertexLost
+from gyre.errors import VertexDied
 from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing
 from gyre.rollouts.samples import Group
@@ -113,7 +113,7 @@ def test_a_dead_ranks_call_is_given_up_and_its_firings_are_free(gang, cluster) -
     calls = [heard.take() for _ in range(3)]
     with pytest.raises(GangLost):
         heard.calls.results_of(calls[0])
-    assert any(isinstance(got, VertexLost) for got in calls[0].outcomes)
+    assert any(isinstance(got, VertexDied) for got in calls[0].outcomes)
     assert heard.calls.give_up() == [Firing("critic.values", 2)]
     assert not heard.calls.is_current(calls[0])
     assert heard.calls.give_up() == []

@@ -14,7 +14,7 @@ from gyre.workloads.learner.packing import (
     PATH_KEYS,
     Node,
     Pass,
-    Row,
+    TrainingRow,
     laid_out,
     pack,
     pack_all_but_rest,
@@ -26,13 +26,13 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, 
 """Of prompts and answers."""
 
 
-def rows_of(lengths: list[tuple[int, int]]) -> list[Row]:
+def rows_of(lengths: list[tuple[int, int]]) -> list[TrainingRow]:
     """No token is in two of them."""
     rows, first = [], 1
     for number, (prompt, answer) in enumerate(lengths):
         ids = np.arange(first, first + prompt + answer, dtype=np.int32)
         values = {"logprobs": ids[prompt:].astype(np.float32)}
-        rows.append(Row(ids[:prompt], ids[prompt:], values, tag=(number, 0)))
+        rows.append(TrainingRow(ids[:prompt], ids[prompt:], values, tag=(number, 0)))
         first += prompt + answer
     return rows
 
@@ -94,7 +94,7 @@ GROUPS = st.lists(
 """Of each its prompt's tokens, and those of its answers."""
 
 
-def grouped(groups: list[tuple[int, list[int]]]) -> list[Row]:
+def grouped(groups: list[tuple[int, list[int]]]) -> list[TrainingRow]:
     """No two groups have the same prompt, no two rows the same answer."""
     rows, first = [], 1000
     for number, (prompt_tokens, answers) in enumerate(groups):
@@ -102,11 +102,13 @@ def grouped(groups: list[tuple[int, list[int]]]) -> list[Row]:
         for sample, length in enumerate(answers):
             answer = np.arange(first, first + length, dtype=np.int32)
             first += length
-            rows.append(Row(prompt, answer, {"logprobs": answer.astype(np.float32)}, tag=(number, sample)))
+            rows.append(
+                TrainingRow(prompt, answer, {"logprobs": answer.astype(np.float32)}, tag=(number, sample))
+            )
     return rows
 
 
-def read_back(one: Pass, rows: Sequence[Row]) -> None:
+def read_back(one: Pass, rows: Sequence[TrainingRow]) -> None:
     """Each row is its path through the pass."""
     paths = paths_of(one.lengths, one.parents or [-1] * len(one.lengths))
     by_end = {path[-1]: path for path in paths}
@@ -222,4 +224,4 @@ def test_a_node_goes_on_after_the_whole_of_its_parent() -> None:
 
 def branches(parent: int, *tokens: list[int]) -> list[Node]:
     ids = [np.array(some, np.int32) for some in tokens]
-    return [Node(one, parent, Row(one[:1], one)) for one in ids]
+    return [Node(one, parent, TrainingRow(one[:1], one)) for one in ids]

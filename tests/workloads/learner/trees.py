@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gyre.workloads.learner.packing import Node, Row
+from gyre.workloads.learner.packing import Node, TrainingRow
 
 SHAPE = ((-1, 9, 0), (0, 6, 0), (1, 7, 3), (1, 1, 1), (0, 5, 0), (4, 12, 9), (4, 3, 0), (6, 4, 4), (6, 2, 1),
          (-1, 8, 5), (-1, 3, 0), (10, 2, 2), (10, 30, 21))  # fmt: skip
@@ -24,10 +24,10 @@ def drawn_tree(vocab: int, *, seed: int = 0) -> list[Node]:
             start = len(paths[-1]) - predicts + 1
             answer = np.append(paths[-1][start:], draw.integers(3, vocab)).astype(np.int32)
             values = {"advantages": draw.standard_normal(predicts).astype(np.float32)}
-            row = Row(paths[-1][:start], answer, values, tag=(number, 0))
+            row = TrainingRow(paths[-1][:start], answer, values, tag=(number, 0))
         nodes.append(Node(tokens, parent, row))
     return nodes
 
 
-def rows_of_tree(nodes: list[Node]) -> list[Row]:
+def rows_of_tree(nodes: list[Node]) -> list[TrainingRow]:
     return [node.row for node in nodes if node.row is not None]

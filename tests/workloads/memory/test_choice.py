@@ -12,11 +12,11 @@ from gyre.config.sections import WorkloadSettings
 from gyre.graph.devices import Neighbour
 from gyre.models.architecture import Architecture
 from gyre.workloads.memory.beside import beside
-from gyre.workloads.memory.choice import ENOUGH, Asked, Choice, choose, smaller
+from gyre.workloads.memory.choice import ENOUGH, PassChoice, PassSettings, choose, smaller
 from gyre.workloads.memory.learners import ranks_of
 from gyre.workloads.memory.parameters import parameters_of
 from gyre.workloads.memory.passes import CONTEXT, GIB, LEAST, MARGIN, MOST, need
-from gyre.workloads.memory.rank import Pass
+from gyre.workloads.memory.rank import PassSize
 
 
 def qwen3(layers: int, hidden: int, heads: int, mlp: int, *, tied: bool) -> Architecture:
@@ -45,11 +45,16 @@ def chosen(
     longest: int = 1024,
     others: dict[str, int | None] | None = None,
     **more: Any,
-) -> Choice:
+) -> PassChoice:
     settings = WorkloadSettings.read({backend: {"recompute": "auto"}, "sampling": {"n": 8}, **more})
     found = ranks_of(backend, SHAPES[shape], settings, ranks=ranks)
     return choose(
-        Asked(tokens, "auto"), found, CARDS[card] * GIB, longest=longest, several=ranks > 1, beside=others
+        PassSettings(tokens, "auto"),
+        found,
+        CARDS[card] * GIB,
+        longest=longest,
+        several=ranks > 1,
+        beside=others,
     )
 
 
@@ -91,12 +96,12 @@ def test_activations_are_kept_where_they_fit_with_the_margin(
 def test_one_byte_decides(backend: str) -> None:
     settings = WorkloadSettings.read({backend: {"recompute": "auto"}})
     ranks = ranks_of(backend, SHAPES["0.6B"], settings, ranks=1)
-    kept = need(ranks, Pass.of(4096, 1024), several=False).total
+    kept = need(ranks, PassSize.of(4096, 1024), several=False).total
     for taken, again in ((0, False), (1, True)):
         device = -(-kept // 92) * 100
         room = int((1 - MARGIN) * device) - kept
         found = choose(
-            Asked(4096, "auto"), ranks, device, longest=1024, several=False, beside={"x": room + taken}
+            PassSettings(4096, "auto"), ranks, device, longest=1024, several=False, beside={"x": room + taken}
         )
         assert found.recompute == again
 
@@ -136,14 +141,14 @@ def test_what_the_job_says_is_done() -> None:
     ranks = ranks_of("fsdp", SHAPES["4B"], WorkloadSettings(), ranks=2)
     for on in (False, True):
         for device in (None, 24 * GIB):
-            found = choose(Asked(8192, on), ranks, device, longest=1024, several=True)
+            found = choose(PassSettings(8192, on), ranks, device, longest=1024, several=True)
             assert (found.tokens, found.recompute, found.said, found.may_change) == (8192, on, "", False)
 
 
 def test_on_cpus_they_are_kept_and_of_an_unknown_model_computed_again() -> None:
-    alone = choose(Asked(16384, "auto"), None, None, longest=1024, several=True)
+    alone = choose(PassSettings(16384, "auto"), None, None, longest=1024, several=True)
     assert (alone.recompute, alone.may_change) == (False, True)
-    unknown = choose(Asked(16384, "auto"), None, 139 * GIB, longest=1024, several=True)
+    unknown = choose(PassSettings(16384, "auto"), None, 139 * GIB, longest=1024, several=True)
     assert (unknown.recompute, unknown.may_change) == (True, False)
     assert "is not known" in unknown.said
 

@@ -21,7 +21,7 @@ from gyre.workloads.memory.host import host_need
 from gyre.workloads.memory.learners import ranks_of
 from gyre.workloads.memory.parameters import adapter_of, parameters_of
 from gyre.workloads.memory.passes import GIB, automatic, largest_pass, need, tokens_of
-from gyre.workloads.memory.rank import Pass, fsdp_rank, megatron_ranks
+from gyre.workloads.memory.rank import PassSize, fsdp_rank, megatron_ranks
 from tests.memory_work import SHAPES
 
 QWEN3_4B = replace(
@@ -49,10 +49,10 @@ def test_two_ranks_ran_out_of_79_gib_with_passes_of_8192_tokens_and_not_of_4096(
     """As it was seen of Qwen3-4B's shape with a vocabulary of 640, by transformers' own norms and gated units."""
     seen = replace(QWEN3_4B, vocab=640)
     ranks = [fsdp_rank(seen, FsdpSettings(recompute=False, fused_kernels=False), ranks=2, width=2)]
-    assert need(ranks, Pass.of(8192, 304), several=True).total > 76 * GIB
-    assert need(ranks, Pass.of(4096, 304), several=True).total < 60 * GIB
+    assert need(ranks, PassSize.of(8192, 304), several=True).total > 76 * GIB
+    assert need(ranks, PassSize.of(4096, 304), several=True).total < 60 * GIB
     megatron = megatron_ranks(seen, MegatronSettings(tensor_parallel=2), ranks=2, width=2)
-    assert need(megatron, Pass.of(8192, 304), several=True).total < 79 * GIB
+    assert need(megatron, PassSize.of(8192, 304), several=True).total < 79 * GIB
 
 
 @pytest.mark.parametrize("backend", ["megatron", "fsdp"])
@@ -67,8 +67,8 @@ def test_the_largest_pass_fits_and_a_larger_one_does_not(
     )
     most = largest_pass(ranks, device * GIB, longest=1024, several=False)
     assert most % passes.STEP == 0
-    assert need(ranks, Pass.of(most, 1024), several=False).total <= device * GIB
-    assert need(ranks, Pass.of(most + passes.STEP, 1024), several=False).total > device * GIB
+    assert need(ranks, PassSize.of(most, 1024), several=False).total <= device * GIB
+    assert need(ranks, PassSize.of(most + passes.STEP, 1024), several=False).total > device * GIB
 
 
 @pytest.mark.parametrize("backend", ["megatron", "fsdp"])
@@ -106,7 +106,9 @@ class TestAuto:
     def test_it_leaves_a_margin(self) -> None:
         tokens, why = automatic(self.RANKS, 79 * GIB, longest=1024, several=True)
         assert "fits" in why
-        assert need(self.RANKS, Pass.of(tokens, 1024), several=True).total <= (1 - passes.MARGIN) * 79 * GIB
+        assert (
+            need(self.RANKS, PassSize.of(tokens, 1024), several=True).total <= (1 - passes.MARGIN) * 79 * GIB
+        )
         assert 8192 <= tokens <= 12288
 
     def test_it_is_bounded(self) -> None:
@@ -127,7 +129,7 @@ def test_more_ranks_need_less_each() -> None:
     found = [
         need(
             [fsdp_rank(QWEN3_4B, FsdpSettings(recompute=False), ranks=n, width=2)],
-            Pass(4096, 4),
+            PassSize(4096, 4),
             several=n > 1,
         ).total
         for n in (1, 2, 4, 8)
@@ -141,7 +143,7 @@ def test_a_frozen_model_has_no_states() -> None:
         (mine,) = ranks_of(backend, QWEN3_4B, WorkloadSettings(), ranks=4, trains=False)
         assert set(mine.static) == {"weights", "workspaces"}
         assert mine.static["weights"] == 2 * parameters_of(QWEN3_4B).total
-        assert mine.bytes_of(Pass(16384, 16)) < 16 * GIB
+        assert mine.bytes_of(PassSize(16384, 16)) < 16 * GIB
 
 
 class TestEngine:

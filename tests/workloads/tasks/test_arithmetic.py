@@ -93,17 +93,29 @@ def test_answer_of_reads_up_to_the_end_token():
 
 def test_a_forgetful_pupil_slips_as_often_as_asked_and_only_where_something_is_carried():
     task = ArithmeticTask({"task": {"reversed_answer": False}})
-    assert all(answer == group.meta["answer"] for group, answer in task.demonstrations(0, 100, 0.0))
-    for group, answer in task.demonstrations(0, 100, 1.0):
+
+    def written(start: int, count: int, slips: float):
+        """Each problem, and the answer that the pupil wrote beside it."""
+        shown = task.demonstrations(start, count, slips)
+        assert all(one.token_ids[-1] == task.tokenizer.eos_id and one.mask.all() for one in shown)
+        return [
+            (group, task.tokenizer.decode(one.token_ids))
+            for group, one in zip(task.prompts(start, count), shown, strict=True)
+            if (group.prompt_ids == one.prompt_ids).all()
+        ]
+
+    assert all(answer == group.meta["answer"] for group, answer in written(0, 100, 0.0))
+    assert len(written(0, 100, 1.0)) == 100
+    for group, answer in written(0, 100, 1.0):
         left, right = task.prompt_text(group).removesuffix("=").split("+")
         columns = [int(a) + int(b) for a, b in zip(left, right, strict=True)]
         assert int(answer) == int("".join(str(column % 10) for column in columns))
         assert (answer == group.meta["answer"]) == all(column < 10 for column in columns)
-    some = task.demonstrations(0, 2000, 0.5)
+    some = written(0, 2000, 0.5)
     carried = [
         answer == group.meta["answer"]
-        for (group, answer), (_, slip) in zip(some, task.demonstrations(0, 2000, 1.0), strict=True)
+        for (group, answer), (_, slip) in zip(some, written(0, 2000, 1.0), strict=True)
         if slip != group.meta["answer"]
     ]
     assert 0.45 < sum(carried) / len(carried) < 0.55
-    assert task.demonstrations(50, 1, 0.5)[0][1] == some[50][1]
+    assert written(50, 1, 0.5)[0][1] == some[50][1]

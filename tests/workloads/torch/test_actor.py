@@ -20,7 +20,7 @@ from gyre.workloads.learner.errors import (
     TrainedTwice,
 )
 from gyre.workloads.learner.learner import learning_rate
-from gyre.workloads.learner.packing import Row, pack
+from gyre.workloads.learner.packing import TrainingRow, pack
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.reference import TorchReference
 from gyre.workloads.torch.saved_policy import sum_file, write_sum
@@ -415,7 +415,7 @@ def test_a_steps_operations_are_those_of_its_samples_however_it_is_cut(actor, gr
 @pytest.mark.parametrize("multiple", [1, 8])
 def test_what_is_computed_once_is_counted_once_and_padding_is_not(multiple):
     prompt = np.arange(1, 8, dtype=np.int32)
-    rows = [Row(prompt, np.full(length, 9, np.int32)) for length in (3, 5)]
+    rows = [TrainingRow(prompt, np.full(length, 9, np.int32)) for length in (3, 5)]
     (apart,) = pack(rows, max_tokens=99, multiple=multiple)
     (once,) = pack(rows, max_tokens=99, multiple=multiple, prompts_once=True)
     assert apart.own_tokens == sum(row.length for row in rows)

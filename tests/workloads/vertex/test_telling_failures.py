@@ -19,7 +19,7 @@ from gyre.errors import (
     StoreError,
     Unreachable,
     UserCodeError,
-    VertexLost,
+    VertexDied,
     is_configuration,
 )
 from gyre.models.errors import ModelFolderError
@@ -72,7 +72,7 @@ def raised(error: BaseException, where: str) -> BaseException:
 
 
 @pytest.mark.parametrize(
-    "error", [StoreError("no store"), VertexLost("a-0"), Unreachable("no master"), GyreError("late")]
+    "error", [StoreError("no store"), VertexDied("a-0"), Unreachable("no master"), GyreError("late")]
 )
 def test_what_gyre_raises_of_its_own_is_never_the_users_code(error: GyreError) -> None:
     """Also where a user's line asked for it, in a class of the user's own."""

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RaySystemError, RayTaskError
 
-from gyre.errors import VertexLost
+from gyre.errors import VertexDied
 from gyre.workloads.vertex.transport import RayTransport, actor_name
 from tests.waits import GENEROUS_S
 
@@ -38,7 +38,7 @@ def test_a_result_is_the_hosts_outcome(monkeypatch):
 
 def test_an_actor_that_does_not_answer_is_lost(monkeypatch):
     future = ended(Reference(error=ActorUnavailableError("away", None)), monkeypatch)
-    with pytest.raises(VertexLost, match=r"echo-0 \(incarnation 2\) was lost"):
+    with pytest.raises(VertexDied, match=r"echo-0 \(incarnation 2\) was lost"):
         future.result(GENEROUS_S)
 
 
@@ -57,7 +57,7 @@ def test_an_actor_whose_name_is_free_is_lost(monkeypatch):
         raise ValueError("Failed to look up actor")
 
     monkeypatch.setattr(transport, "_handle", gone)
-    with pytest.raises(VertexLost):
+    with pytest.raises(VertexDied):
         transport.submit("echo-0", 2, "who").result(GENEROUS_S)
 
 

@@ -2,7 +2,7 @@
 import { useMemo } from "react";
 import { useJob, withQuery } from "../data/job";
 import { clock, duration, short, words } from "../format";
-import type { Series } from "../rest";
+import type { SeriesSchema } from "../rest";
 import { Chart, type Line } from "./Chart";
 import { Refused } from "./Refused";
 import "../views/curves/curves.css";
@@ -13,7 +13,7 @@ const TICKS = 5;
 type Pairs = readonly [number, number | null][];
 
 export function SourceNumbers({ source, title }: { source: string; title: string }) {
-  const { data, error } = useJob<Series>(withQuery("/series", { source, points: POINTS }), TICKS);
+  const { data, error } = useJob<SeriesSchema>(withQuery("/series", { source, points: POINTS }), TICKS);
   if (!data) return error ? <Refused error={error} /> : <p className="empty">Loading the numbers of {title} …</p>;
   const numbers = Object.entries(data.series[source] ?? {}).filter(([, pairs]) => pairs.length > 1);
   return (

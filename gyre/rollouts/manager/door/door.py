@@ -2,6 +2,7 @@
 publish policies.
 
     POST /generate, /v1/completions    a request, answered whole or streamed
+    POST /v1/chat/completions, …       the same in the dialects of `gyre.chat`, also below /s/{session}
     GET, DELETE /v1/requests/{id}      how far one is; forget it
     POST, GET /v1/policies             publish a version; what is published and served
     GET /v1/policies/{version}         who serves a version, or why nobody does
@@ -12,7 +13,7 @@ publish policies.
     GET /workers, /v1/loads            SGLang's router's and engines': the door is one worker; what runs there
 
 A request is a group like a trainer's: admission, balance, continuation and the ledger are the machine's, and its
-requester `Keys` knows whose it is and what may be told.
+requester `KeysRequester` knows whose it is and what may be told.
 
 Invariants:
 - *written before answered*, *same id same tokens*, *a key sees its own*: see `gyre.rollouts.plane.door_ledger`;
@@ -37,22 +38,25 @@ from typing import Any
 
 from aiohttp import web
 
+from gyre.chat import dialects as chat_dialects
 from gyre.config import GENERATE_SCOPE, PUBLISH_SCOPE
 from gyre.errors import GyreError, Unauthorized
 from gyre.ports.bounds import PortBounds
 from gyre.request_body import RequestRefused, error_body, refused
 from gyre.rollouts.manager.callers import Callers
+from gyre.rollouts.manager.door.chats import Chats
 from gyre.rollouts.manager.door.counts import KEYS_TOLD, DoorCounts, key_of
 from gyre.rollouts.manager.door.dialects import DIALECTS, Dialect, Told, aborted_id, encode
 from gyre.rollouts.manager.door.keys import decoded
 from gyre.rollouts.manager.door.publishing import DURABLE_WITHIN_S, FolderServer, PlaneKey, Publishing
 from gyre.rollouts.manager.door.words import ModelWords
 from gyre.rollouts.manager.front import Front
+from gyre.rollouts.manager.sessions.chat_http import SESSION_PATH, retries_of, streamed
 from gyre.rollouts.manager.shell import PlaneShell
 from gyre.rollouts.plane.door_ledger import Asked, DoorRequest
 from gyre.rollouts.plane.events import Published
 from gyre.rollouts.plane.instructions import Answer
-from gyre.rollouts.plane.keys import Keys, RequestDeleted, RequestsAborted, SamplesAsked
+from gyre.rollouts.plane.keys import KeysRequester, RequestDeleted, RequestsAborted, SamplesAsked
 from gyre.rollouts.plane.peers import Caller
 from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings
 from gyre.rollouts.plane.updates import standing
@@ -89,14 +93,14 @@ class _Waiter:
 
 
 class Door(Front):
-    requester = Keys
+    requester = KeysRequester
     bounds = DOOR_BOUNDS
     body_bytes = {dialect.path: BODY_BYTES for dialect in DIALECTS}  # noqa: RUF012 - nobody changes it
 
     def __init__(self, shell: PlaneShell, callers: Callers, *, weights_key: str) -> None:
         super().__init__(shell, callers, weights_key=weights_key)
         plane = shell.plane
-        self.keys = next(one for one in plane.requesters if isinstance(one, Keys))
+        self.keys = next(one for one in plane.requesters if isinstance(one, KeysRequester))
         self.ledger = self.keys.ledger
         self._groups = plane.groups
         self._versions = plane.versions
@@ -119,6 +123,7 @@ class Door(Front):
         """Of deletes that no batch has yet."""
         self._deleting: list[asyncio.Event] = []
         """Of those in the batch that is written."""
+        self._chats = Chats(self.ledger, settings.renderer)
         self._is_closed = False
         self._counts = DoorCounts()
         self._reading: Counter[str] = Counter()
@@ -134,8 +139,14 @@ class Door(Front):
 
     def routes(self) -> list[web.RouteDef]:
         asks = [web.post(dialect.path, self._route(partial(self._ask, dialect))) for dialect in DIALECTS]
+        chats = [
+            web.post(f"{before}{dialect.path}", self._route(partial(self._chat, dialect)))
+            for dialect in chat_dialects.DIALECTS
+            for before in ("", SESSION_PATH)
+        ]
         return [
             *asks,
+            *chats,
             web.get("/v1/requests/{id:.+}", self._route(self._look_at)),
             web.delete("/v1/requests/{id:.+}", self._route(self._delete)),
             web.post("/v1/policies", self._route(self._publish)),
@@ -241,6 +252,40 @@ class Door(Front):
         if known.failed:
             raise _failed(known)
         return _json(dialect.answer(known, told, words), known.id)
+
+    async def _chat(
+        self, dialect: chat_dialects.Dialect, request: web.Request, caller: Caller
+    ) -> web.StreamResponse:
+        """A stream's head waits for the whole answer, for no client asks again for a stream that broke."""
+        caller.check(GENERATE_SCOPE, "ask for samples")
+        words, owner = self._publishing.words, _owner(caller)
+        body = await self._read(request, caller)
+        chat = (
+            await asyncio.to_thread(dialect.read, body)
+            if len(body) > READ_APART_BYTES
+            else dialect.read(body)
+        )
+        session = request.match_info.get("session") or request.headers.get("X-Session-ID") or ""
+        request_id = self._chats.id_of(owner, session, dialect.path, body, retries_of(request))
+        if request_id not in self.ledger.requests():
+            with self._chats.coming(request_id):
+                asked = await self._chats.asked(owner, session, request_id, chat, words)
+                self._check_fits(asked, words)
+                self.shell.handle(SamplesAsked(owner, asked, self.callers.clock()))
+        known = self.ledger.requests()[request_id]
+        with self._waits(known) as waiter:
+            while not known.is_over:
+                await self._more(caller, known, waiter, self._settings.answer_within_s)
+        if known.failed:
+            raise _failed(known)
+        reply = self._chats.reply(known, chat, chat.model or self._settings.model)
+        response = (
+            await streamed(request, dialect.events(chat, reply))
+            if chat.stream
+            else _json(dialect.answer(chat, reply), known.id)
+        )
+        self._chats.left(known)
+        return response
 
     async def _read(self, request: web.Request, caller: Caller) -> bytes:
         """The request's body. Raises RequestRefused where the key has too much under way."""

@@ -92,7 +92,7 @@ class Conversations:
             calls_are_read=note.calls_are_read,
             parallel_tool_calls=note.parallel_tool_calls,
         )
-        return said(parsed, asked, "".join(self.texts(ids)), turn.number, session.id)
+        return said(parsed, asked, "".join(self.texts(ids)), 0, f"{session.id}/{turn.key}")
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each token."""

@@ -36,6 +36,7 @@ from gyre.config import GENERATE_SCOPE
 from gyre.ports.bounds import PortBounds
 from gyre.request_body import RequestRefused, error_body, refused
 from gyre.rollouts.manager.callers import Callers
+from gyre.rollouts.manager.sessions.chat_http import SESSION_PATH, retries_of, streamed
 from gyre.rollouts.manager.sessions.conversations import Conversations
 from gyre.rollouts.manager.shell import PlaneShell
 from gyre.rollouts.manager.trainer_front import TrainerFront
@@ -87,7 +88,7 @@ class SessionFront(TrainerFront):
         turns = []
         for dialect in DIALECTS:
             handler = partial(self._turn, dialect)
-            for path in (dialect.path, f"/s/{{session}}{dialect.path}"):
+            for path in (dialect.path, f"{SESSION_PATH}{dialect.path}"):
                 turns.append(web.post(path, self._route(handler, dialect)))
         return [
             *super().routes(),
@@ -222,12 +223,12 @@ class SessionFront(TrainerFront):
         session = self.ledger.open_session(name, claim)
         asked = await asyncio.to_thread(dialect.read, body) if len(body) > 1 << 16 else dialect.read(body)
         repeats = self._repeats_of(session)
-        key = repeats.key(dialect.path, body, _retries(request))
+        key = repeats.key(dialect.path, body, retries_of(request))
         turn = session.turn_of(key) or await self._begin(session, claim, key, asked)
         await self._until_told(session, turn)
         reply = self._reply(session, turn, asked)
         if asked.stream:
-            response = await self._stream(request, dialect.events(asked, reply))
+            response = await streamed(request, dialect.events(asked, reply))
         else:
             response = _json(dialect.answer(asked, reply))
         repeats.left(key)
@@ -289,18 +290,6 @@ class SessionFront(TrainerFront):
             versions=turn.sample.runs,
         )
 
-    async def _stream(self, request: web.Request, events: Iterator[bytes]) -> web.StreamResponse:
-        """The whole turn as a stream: its head waited until nobody would have to ask again."""
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-        )
-        with contextlib.suppress(ConnectionError, RuntimeError):  # the client has gone; the turn is kept
-            await response.prepare(request)
-            for event in events:
-                await response.write(event)
-            await response.write_eof()
-        return response
-
     def _repeats_of(self, session: Session) -> Repeats:
         found = self._repeats.get((session.id, session.claim))
         if found is None:
@@ -361,11 +350,6 @@ def _named(text: str) -> tuple[str, int | None]:
     if not text:
         raise refused(404, "not_found", "No session is named: by the path /s/ID, or the header X-Session-ID.")
     return text, None
-
-
-def _retries(request: web.Request) -> int:
-    told = request.headers.get("x-stainless-retry-count", "0")
-    return int(told) if told.isascii() and told.isdecimal() and len(told) < 5 else 0
 
 
 async def _object(request: web.Request) -> dict[str, Any]:

@@ -103,11 +103,11 @@ def _weights(
         first = first_weights(Path(model["path"]), architecture, model["seed"], _CPU)
         yield names, lambda name: first(name).to(kind)
     else:
-        stored = StoredWeights(checkpoint, metadata, architecture, kind)
+        stored = MegatronStoredWeights(checkpoint, metadata, architecture, kind)
         yield stored.names, stored
 
 
-class StoredWeights:
+class MegatronStoredWeights:
     """`source(name)` gives a weight of a checkpoint in Gyre's own format, whole and in `dtype`: a view of the parameter
     that it is a part of, which is read anew unless the last one asked for was of it too. Raises CheckpointMismatch
     where they are not all there, or a byte is not what was written."""
@@ -116,7 +116,7 @@ class StoredWeights:
         self, checkpoint: Path, metadata: dict[str, Any], architecture: Architecture, dtype: torch.dtype
     ) -> None:
         from gyre.workloads.megatron.checkpoints.on_disk import verified
-        from gyre.workloads.megatron.checkpoints.parts import WEIGHT, Part
+        from gyre.workloads.megatron.checkpoints.parts import WEIGHT, MegatronPart
         from gyre.workloads.megatron.model.config import padded_vocab
         from gyre.workloads.megatron.model.hugging_face import whole_parameters
         from gyre.workloads.megatron.model.parallel import OneReader
@@ -128,7 +128,9 @@ class StoredWeights:
         for held in every:
             empty = torch.empty(held.parameter.shape, dtype=dtype, device="meta")
             parts.append(
-                Part(held.key, WEIGHT, empty, tuple(empty.shape), 0, empty.numel(), shared=True, held=held)
+                MegatronPart(
+                    held.key, WEIGHT, empty, tuple(empty.shape), 0, empty.numel(), shared=True, held=held
+                )
             )
         self._parts = {
             name: part for held, part in zip(every, parts, strict=True) for name in held.parameter.parts
@@ -157,12 +159,12 @@ def _loaded(
     """The weights of a checkpoint in Megatron's own format, which Megatron loads into a model of its own."""
     from gyre.workloads.megatron.checkpoints import megatron_format
     from gyre.workloads.megatron.model.hugging_face import export_weights
-    from gyre.workloads.megatron.model.parallel import Ranks
+    from gyre.workloads.megatron.model.parallel import MegatronRanks
     from gyre.workloads.megatron.policy import MegatronPolicy
 
     shapes = expected_shapes(architecture)
     settings = MegatronSettings(device="cpu", dtype=model["dtype"])
-    ranks = Ranks(
+    ranks = MegatronRanks(
         WorkloadContext("export", "actor", 0, 1), settings, device=_CPU, timeout_s=_TIMEOUT_S, seed=0
     )
     try:

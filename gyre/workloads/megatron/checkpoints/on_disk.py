@@ -42,14 +42,14 @@ from gyre.workloads.megatron.checkpoints.formats import (
 )
 from gyre.workloads.megatron.checkpoints.parts import (
     AdamState,
-    Part,
+    MegatronPart,
     parts_of,
     random_parts,
     take_random,
     written_by,
 )
 from gyre.workloads.megatron.checkpoints.stored import StoredState, state_path
-from gyre.workloads.megatron.model.parallel import Ranks, Reader
+from gyre.workloads.megatron.model.parallel import MegatronRanks, Reader
 from gyre.workloads.megatron.policy import MegatronPolicy
 
 FIRST_MODEL = "first_model"
@@ -74,16 +74,16 @@ def begin(
     digest: Callable[[], str | None],
     *,
     is_first_model: bool = False,
-    copied: Copied[Part] | None = None,
+    copied: Copied[MegatronPart] | None = None,
 ) -> None:
     """Copy what is to be written, and start to write it below `path`, which is there and empty: see
     `CheckpointWriter.begin`. `metadata` is what the first rank's `actor.json` will hold, with what `digest` returns.
     The weights of the first model are not written. `copied` is this rank's state where it is in host memory already."""
-    ranks: Ranks = policy.ranks
+    ranks: MegatronRanks = policy.ranks
     file = state_path(path, ranks.rank)
     is_gyres = is_first_model or AdamState(policy).is_all
 
-    def of_parts(parts: Sequence[Part], *, are_copies: bool) -> RankWrite:
+    def of_parts(parts: Sequence[MegatronPart], *, are_copies: bool) -> RankWrite:
         tensors = [part.tensor for part in parts]
         return writer.of_tensors(file, tensors, partial(_record, ranks, parts), are_copies=are_copies)
 
@@ -107,7 +107,7 @@ def begin(
     )
 
 
-def _record(ranks: Ranks, parts: Sequence[Part], offsets: Sequence[int]) -> dict[str, Any]:
+def _record(ranks: MegatronRanks, parts: Sequence[MegatronPart], offsets: Sequence[int]) -> dict[str, Any]:
     """What is where in this rank's file."""
     return {
         "place": ranks.tensor_rank,
@@ -147,7 +147,11 @@ def restore(
 
 
 def verified(
-    ranks: Reader, architecture: Architecture, path: Path, metadata: dict[str, Any], parts: Sequence[Part]
+    ranks: Reader,
+    architecture: Architecture,
+    path: Path,
+    metadata: dict[str, Any],
+    parts: Sequence[MegatronPart],
 ) -> StoredState:
     """The state at `path`, once its bytes are checked and it has all the parts. Raises CheckpointMismatch; if one
     reader refuses it, all do."""

@@ -22,7 +22,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
 from gyre.workloads.megatron.model.hugging_face import HeldParameter, held_parameters
-from gyre.workloads.megatron.model.parallel import Ranks
+from gyre.workloads.megatron.model.parallel import MegatronRanks
 from gyre.workloads.megatron.policy import MegatronPolicy
 
 WEIGHT = "weight"
@@ -31,7 +31,7 @@ RANDOM = "random"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MegatronPart:
     """`tensor` is elements `start` to `end` of a flattened tensor in the `shape` of this rank's shard of the parameter
     `key`. `what` is `weight`, `main` or the name of an optimizer's state. Of `random` states, `what` is the device."""
 
@@ -56,7 +56,7 @@ class Part:
         return f"{self.key}{copy}/{self.what}[{self.start}:{self.end}]"
 
 
-def parts_of(policy: MegatronPolicy) -> list[Part]:
+def parts_of(policy: MegatronPolicy) -> list[MegatronPart]:
     """Everything that a later step depends on, in an order that the layout alone decides, what is shared first."""
     AdamState(policy).complete()
     held = held_parameters(policy.module, policy.architecture, policy.ranks, values=policy.values)
@@ -64,7 +64,7 @@ def parts_of(policy: MegatronPolicy) -> list[Part]:
     weights = [_whole(held[name], WEIGHT, parameter, shared=True) for name, parameter in model.items()]
     known = {parameter.untyped_storage().data_ptr() for parameter in model.values()}
     names = {id(parameter): name for name, parameter in model.items()}
-    states: list[Part] = []
+    states: list[MegatronPart] = []
     for one in policy.optimizer.chained_optimizers:
         for parameter, main, span in _main_parameters(one, model.values()):
             mine = held[names[id(parameter)]]
@@ -77,9 +77,9 @@ def parts_of(policy: MegatronPolicy) -> list[Part]:
                 if not isinstance(value, Tensor):
                     continue
                 if value.dim():
-                    states.append(Part(mine.key, what, value, shape, start, end, span is None, mine))
+                    states.append(MegatronPart(mine.key, what, value, shape, start, end, span is None, mine))
                 else:
-                    states.append(Part(mine.key, what, value, (), 0, 1, span is None, mine))
+                    states.append(MegatronPart(mine.key, what, value, (), 0, 1, span is None, mine))
     return [
         *weights,
         *(part for part in states if part.shared),
@@ -88,15 +88,17 @@ def parts_of(policy: MegatronPolicy) -> list[Part]:
     ]
 
 
-def random_parts(device: torch.device) -> list[Part]:
+def random_parts(device: torch.device) -> list[MegatronPart]:
     """The states that random numbers are drawn from. They are copies: see `take_random`."""
     found = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         found["cuda"] = torch.cuda.get_rng_state()
-    return [Part(RANDOM, what, state, tuple(state.shape), 0, len(state)) for what, state in found.items()]
+    return [
+        MegatronPart(RANDOM, what, state, tuple(state.shape), 0, len(state)) for what, state in found.items()
+    ]
 
 
-def take_random(parts: Iterable[Part]) -> None:
+def take_random(parts: Iterable[MegatronPart]) -> None:
     """Draw from these random states from now on."""
     for part in parts:
         if part.key == RANDOM and part.what == "cpu":
@@ -105,7 +107,7 @@ def take_random(parts: Iterable[Part]) -> None:
             torch.cuda.set_rng_state(part.tensor)
 
 
-def written_by(parts: Sequence[Part], ranks: Ranks) -> list[Part]:
+def written_by(parts: Sequence[MegatronPart], ranks: MegatronRanks) -> list[MegatronPart]:
     """The parts that this rank writes: its own, and its replica's share of what all have, in equal numbers of bytes."""
     shared = [part for part in parts if part.shared and not part.is_copy]
     total = sum(part.tensor.nbytes for part in shared) or 1
@@ -130,19 +132,19 @@ class MegatronState:
         ranks, distributed = self._policy.ranks, self._policy.settings.distributed_optimizer
         return f"{ranks.tensor}x{ranks.pipeline}, {self._policy.dtype}, distributed {distributed}"
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[MegatronPart]:
         return parts_of(self._policy)
 
-    def written(self, parts: Sequence[Part]) -> list[Part]:
+    def written(self, parts: Sequence[MegatronPart]) -> list[MegatronPart]:
         return written_by(parts, self._policy.ranks)
 
-    def taken(self, parts: Sequence[Part]) -> None:
+    def taken(self, parts: Sequence[MegatronPart]) -> None:
         take_random(parts)
         self._on_taken()
 
 
-def _whole(held: HeldParameter, what: str, tensor: Tensor, *, shared: bool) -> Part:
-    return Part(held.key, what, tensor, tuple(tensor.shape), 0, tensor.numel(), shared, held)
+def _whole(held: HeldParameter, what: str, tensor: Tensor, *, shared: bool) -> MegatronPart:
+    return MegatronPart(held.key, what, tensor, tuple(tensor.shape), 0, tensor.numel(), shared, held)
 
 
 def _main_parameters(

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gyre.models.architecture import Architecture
 from gyre.workloads.gang.state_files import StateDamaged, is_broken, problem_with, read_at, read_record
-from gyre.workloads.megatron.checkpoints.parts import RANDOM, Part
+from gyre.workloads.megatron.checkpoints.parts import RANDOM, MegatronPart
 from gyre.workloads.megatron.model.hugging_face import resharded
 from gyre.workloads.megatron.model.parallel import Reader
 
@@ -108,7 +108,7 @@ class StoredState:
             (text for one in mine if (text := problem_with(self._paths[one], self._records[one]))), ""
         )
 
-    def check(self, parts: Iterable[Part]) -> None:
+    def check(self, parts: Iterable[MegatronPart]) -> None:
         """Raises StateDamaged where one of the parts is not there, or not all of it. Random states may be missing, for
         there may have been fewer ranks."""
         for part in parts:
@@ -116,7 +116,7 @@ class StoredState:
                 for place in self._needed(part):
                     self._ranges(part, place)
 
-    def load(self, parts: Iterable[Part]) -> None:
+    def load(self, parts: Iterable[MegatronPart]) -> None:
         """Copy what was written into the parts' tensors. Raises StateDamaged as `check`."""
         try:
             with torch.no_grad():
@@ -132,7 +132,7 @@ class StoredState:
 
     # -- one part ------------------------------------------------------------------------------------
 
-    def _load(self, part: Part) -> None:
+    def _load(self, part: MegatronPart) -> None:
         if self._is_cut_anew(part):
             assert part.held is not None
             shards = []
@@ -147,18 +147,18 @@ class StoredState:
             flat = self._elements(ranges, part.start, part.end)
         part.tensor.detach().view(-1).copy_(flat)
 
-    def _is_cut_anew(self, part: Part) -> bool:
+    def _is_cut_anew(self, part: MegatronPart) -> bool:
         """Whether tensor-parallel ranks share the parameter, and there were more or fewer of them."""
         is_shared = part.held is not None and part.held.parameter.kind != "whole" and part.shape != ()
         return is_shared and self._places != self._ranks.tensor
 
-    def _needed(self, part: Part) -> Sequence[int]:
+    def _needed(self, part: MegatronPart) -> Sequence[int]:
         """The tensor-parallel places whose ranks wrote something of the part."""
         if self._is_cut_anew(part):
             return range(self._places)
         return (self._ranks.tensor_rank if self._places == self._ranks.tensor else 0,)
 
-    def _ranges(self, part: Part, place: int) -> tuple[list[_Written], tuple[int, ...]]:
+    def _ranges(self, part: MegatronPart, place: int) -> tuple[list[_Written], tuple[int, ...]]:
         """What was written of the part at a tensor-parallel place, in order, and the shape of the shard there. Raises
         StateDamaged where that is not all that is needed."""
         found = sorted(
@@ -195,7 +195,7 @@ class StoredState:
             at = last
         return flat
 
-    def _load_random(self, part: Part) -> None:
+    def _load_random(self, part: MegatronPart) -> None:
         for one in self._found.get((part.key, part.what), ()):
             if one.rank == self._ranks.rank and one.shape == part.shape:
                 part.tensor.copy_(self._elements([one], 0, one.end))

@@ -56,7 +56,7 @@ if varlen_attn is not None:  # how to say "causal" has changed between versions
 
 
 @dataclass
-class Segments(PackedSeqParams):  # type: ignore[misc]
+class SegmentParams(PackedSeqParams):  # type: ignore[misc]
     """Nodes side by side in one row of tokens: `lengths` on the host, their bounds int32 `[n + 1]` on the device, and
     the keys of their `paths`, None where each attends to itself.
 
@@ -68,7 +68,7 @@ class Segments(PackedSeqParams):  # type: ignore[misc]
     paths: PathKeys | None = None
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device, parents: Sequence[int] = ()) -> Segments:
+    def of(cls, lengths: Sequence[int], device: torch.device, parents: Sequence[int] = ()) -> SegmentParams:
         ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
         paths = PathKeys.of(lengths, parents, device)
         return cls(
@@ -124,7 +124,7 @@ def residual_adder(training: bool, fused: bool) -> Callable[..., Tensor]:
 
 
 class CausalAttention(nn.Module):
-    """Megatron's slot for core attention, filled with torch's own kernels: dense, or by `Segments`."""
+    """Megatron's slot for core attention, filled with torch's own kernels: dense, or by `SegmentParams`."""
 
     def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class CausalAttention(nn.Module):
         attention_mask: Tensor | None = None,
         attn_mask_type: Any = None,
         attention_bias: Tensor | None = None,
-        packed_seq_params: Segments | None = None,
+        packed_seq_params: SegmentParams | None = None,
     ) -> Tensor:
         """`[tokens, rows, heads * d]` of queries `[tokens, rows, heads, d]`; keys and values have `kv` heads."""
         tokens, rows = query.shape[:2]
@@ -159,7 +159,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=gqa)
 
 
-def _attend_by_segment(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
+def _attend_by_segment(q: Tensor, k: Tensor, v: Tensor, segments: SegmentParams) -> Tensor:
     """`[tokens, heads, d]` of queries `[tokens, heads, d]`, keys and values `[tokens, kv, d]`."""
     if varlen_attn is not None and q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         return _attend_by_bounds(q, k, v, segments)
@@ -177,7 +177,7 @@ def _attend_by_segment(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> T
     return torch.cat([_attend(*part)[0].transpose(0, 1) for part in parts])
 
 
-def _attend_by_bounds(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
+def _attend_by_bounds(q: Tensor, k: Tensor, v: Tensor, segments: SegmentParams) -> Tensor:
     paths = segments.paths
     bounds = segments.bounds if paths is None else paths.bounds
     options, repeats = _VARLEN_OPTIONS, q.shape[1] // k.shape[1]

@@ -30,7 +30,7 @@ from gyre.models.finite import is_finite, refuse_not_finite
 from gyre.models.safetensors_folder import TensorSource
 from gyre.models.tensor_names import EMBEDDING, HEAD, VALUE_BIAS, VALUE_WEIGHT, expected_shapes, value_shapes
 from gyre.weights.version.manifest import WeightMismatch
-from gyre.workloads.megatron.model.parallel import Ranks, Reader
+from gyre.workloads.megatron.model.parallel import MegatronRanks, Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,12 @@ class _Parameter:
 
 
 def import_weights(
-    model: GPTModel, architecture: Architecture, ranks: Ranks, source: TensorSource, *, values: bool = False
+    model: GPTModel,
+    architecture: Architecture,
+    ranks: MegatronRanks,
+    source: TensorSource,
+    *,
+    values: bool = False,
 ) -> None:
     """Set this rank's parameters from whole tensors. Raises WeightMismatch for a tensor of another shape, and, on all
     ranks together, ModelFolderError for one that is not finite. A collective of all ranks.
@@ -88,7 +93,7 @@ def import_weights(
 def export_weights(
     model: GPTModel,
     architecture: Architecture,
-    ranks: Ranks,
+    ranks: MegatronRanks,
     *,
     dtype: torch.dtype | None = None,
     values: bool = False,
@@ -119,7 +124,7 @@ class HeldParameter:
 
 
 def held_parameters(
-    model: GPTModel, architecture: Architecture, ranks: Ranks, *, values: bool = False
+    model: GPTModel, architecture: Architecture, ranks: MegatronRanks, *, values: bool = False
 ) -> dict[str, HeldParameter]:
     """The parameters of this rank, by Megatron's names for them."""
     names = {name for name, _ in model.named_parameters()}
@@ -253,7 +258,7 @@ def _gathered(
     parameter: _Parameter,
     state: dict[str, Tensor],
     model: GPTModel,
-    ranks: Ranks,
+    ranks: MegatronRanks,
     dtype: torch.dtype | None,
 ) -> Tensor:
     """The parameter of all tensor-parallel ranks, on every rank of the replica."""
@@ -293,5 +298,5 @@ def _split(
     yield from zip(parameter.parts, pieces, strict=True)
 
 
-def _stage(ranks: Ranks) -> int:
+def _stage(ranks: MegatronRanks) -> int:
     return dist.get_rank(ranks.pipeline_group)

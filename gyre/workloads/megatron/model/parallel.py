@@ -2,7 +2,7 @@
 
 Ranks that differ in their tensor or pipeline place alone work on the same samples: they are a *replica*. The trainer
 deals groups out to ranks without knowing of that, so the ranks of a replica put their shares together
-(`Ranks.pool_shares`).
+(`MegatronRanks.pool_shares`).
 
 Invariant: *one actor a process*: Megatron keeps its groups in globals. See those of `gyre.workloads.gang.world` too.
 
@@ -29,7 +29,7 @@ from gyre.workloads.gang.peers import exchange_bytes
 from gyre.workloads.gang.world import World
 
 
-class Ranks(World):
+class MegatronRanks(World):
     """Joins the groups for `context`'s rank; `close` leaves them. Raises RanksMissing, and ConfigError, also where the
     layout does not fit."""
 
@@ -109,8 +109,8 @@ class Ranks(World):
 
 
 class Reader(Protocol):
-    """Who reads what ranks wrote: one of `Ranks`, or `OneReader`. `tensor` of them share a layer, and it has the place
-    `tensor_rank` among those."""
+    """Who reads what ranks wrote: one of `MegatronRanks`, or `OneReader`. `tensor` of them share a layer, and it has
+    the place `tensor_rank` among those."""
 
     @property
     def rank(self) -> int: ...

@@ -17,18 +17,18 @@ from collections.abc import Callable
 from typing import Any
 
 from gyre.config.sections import EvaluationSettings
-from gyre.errors import Fenced, VertexLost
+from gyre.errors import Fenced, VertexDied
 from gyre.graph.elements import Dispatch
 from gyre.graph.flow import Firing, Flow
 from gyre.observe.samples.writer import SampleWriter
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome
 from gyre.workloads.plain_data import plain
-from gyre.workloads.trainer.evaluation.held_out import Evaluation, HeldOutSets, Part
+from gyre.workloads.trainer.evaluation.held_out import EvaluationKey, FiringPart, HeldOutSets
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
 from gyre.workloads.trainer.evaluation.results import right_from, row_of, row_of_own
 from gyre.workloads.trainer.evaluation.rollout_calls import EvaluationCall, RolloutCalls
-from gyre.workloads.trainer.evaluation.scoring import EvaluationScoring, Generated, ScoringCall
+from gyre.workloads.trainer.evaluation.scoring import EvaluationScoring, Generated, PartScoringCall
 from gyre.workloads.trainer.firings.result_checks import (
     NOTHING_KNOWN,
     SCORE,
@@ -77,8 +77,8 @@ class Evaluations:
         samples: SampleWriter,
         report: Callable[..., None],
         report_failure: Callable[[Member, str, Failure, int], None],
-        on_called: Callable[[EvaluationCall, Outcome | VertexLost], None],
-        on_scored: Callable[[ScoringCall, Member, Outcome | VertexLost], None],
+        on_called: Callable[[EvaluationCall, Outcome | VertexDied], None],
+        on_scored: Callable[[PartScoringCall, Member, Outcome | VertexDied], None],
     ) -> None:
         self._graph = graph
         self._flow = flow
@@ -144,12 +144,12 @@ class Evaluations:
                 for index in unsettled[:-1]:
                     for name in self._unsettled(versions[index]):
                         reason = "the trainer was replaced, and its policy is served no more"
-                        self._leave_out(Evaluation(versions[index], name), reason)
+                        self._leave_out(EvaluationKey(versions[index], name), reason)
                 unsettled = unsettled[-1:]
             self._flow.mark_done(operator.ref, (index for index in due if index not in unsettled))
 
     def _unsettled(self, version: int) -> list[str]:
-        return [name for name in self._sets if not self._log.is_settled(Evaluation(version, name))]
+        return [name for name in self._sets if not self._log.is_settled(EvaluationKey(version, name))]
 
     # -- starting -----------------------------------------------------------------------------------
 
@@ -167,15 +167,17 @@ class Evaluations:
             self._rollouts.add(part, self._sets[part.set])
         self.send(time.monotonic())
 
-    def _begin(self, firing: Firing, version: int) -> list[tuple[Part, Evaluation]]:
+    def _begin(self, firing: Firing, version: int) -> list[tuple[FiringPart, EvaluationKey]]:
         """Start a firing. Returns the parts of it that are to be made."""
         self._flow.start(firing)
         names = self._unsettled(version)
         self._open[firing] = set(names)
         for name in [name for name in names if not self._sets[name]]:
-            self._leave_out(Evaluation(version, name), NO_PROMPTS)
+            self._leave_out(EvaluationKey(version, name), NO_PROMPTS)
             self._open[firing].discard(name)
-        made = [(Part(firing, name), Evaluation(version, name)) for name in names if self._sets[name]]
+        made = [
+            (FiringPart(firing, name), EvaluationKey(version, name)) for name in names if self._sets[name]
+        ]
         if not made:
             self._complete(firing)
         return made
@@ -188,12 +190,12 @@ class Evaluations:
 
     # -- answers ------------------------------------------------------------------------------------
 
-    def called(self, call: EvaluationCall, outcome: Outcome | VertexLost) -> None:
+    def called(self, call: EvaluationCall, outcome: Outcome | VertexDied) -> None:
         """Handle a rollout class's call that has ended. It has evaluated the policy that it holds, which may be newer
         than the one that was due. Raises Fenced."""
         part, member = call.part, call.member
         self._calls.ended(member)
-        if isinstance(outcome, VertexLost):
+        if isinstance(outcome, VertexDied):
             self._calls.lost(member)
             self._rollouts.lost(part)
             return
@@ -212,14 +214,14 @@ class Evaluations:
             self._settle(part, row_of_own(plain(value), part.set, len(prompts)))
             return
         version = value[0].versions[0]
-        if self._log.is_settled(Evaluation(version, part.set)):
+        if self._log.is_settled(EvaluationKey(version, part.set)):
             self._settle(part, {"version": version, "set": part.set})
         elif SCORE in self._graph.operators:
-            self.generated(Evaluation(version, part.set), part.firing, value)
+            self.generated(EvaluationKey(version, part.set), part.firing, value)
         else:
-            self._settle_scored(part, Evaluation(version, part.set), value)
+            self._settle_scored(part, EvaluationKey(version, part.set), value)
 
-    def _problem_with_answer(self, part: Part, value: Any) -> Failure | None:
+    def _problem_with_answer(self, part: FiringPart, value: Any) -> Failure | None:
         if isinstance(value, list):
             prompts, is_scored = self._sets[part.set], SCORE in self._graph.operators
             problem = problem_with_answers(part.firing.operator, value, prompts, to_be_scored=is_scored)
@@ -227,17 +229,17 @@ class Evaluations:
             problem = problem_with_evaluation(value)
         return _failure(part.firing.operator, problem)
 
-    def generated(self, evaluation: Evaluation, firing: Firing, groups: list[Group]) -> None:
+    def generated(self, evaluation: EvaluationKey, firing: Firing, groups: list[Group]) -> None:
         """An evaluation is generated; the reward role scores it next."""
-        self._scoring.add(Part(firing, evaluation.set), Generated(evaluation, groups))
+        self._scoring.add(FiringPart(firing, evaluation.set), Generated(evaluation, groups))
         self.send(time.monotonic())
 
-    def not_generated(self, evaluation: Evaluation, firing: Firing, reason: str) -> None:
+    def not_generated(self, evaluation: EvaluationKey, firing: Firing, reason: str) -> None:
         """The rollout plane cannot generate any group of an evaluation."""
         self._leave_out(evaluation, reason)
-        self._end(Part(firing, evaluation.set))
+        self._end(FiringPart(firing, evaluation.set))
 
-    def redelivered(self, evaluation: Evaluation, ids: list[int]) -> None:
+    def redelivered(self, evaluation: EvaluationKey, ids: list[int]) -> None:
         """Groups were delivered that no firing waits for. If their evaluation is settled the plane may forget them;
         otherwise they are delivered again when the evaluation is requested again."""
         if self._plane is not None and self._log.is_settled(evaluation):
@@ -245,11 +247,11 @@ class Evaluations:
 
     # -- scoring ------------------------------------------------------------------------------------
 
-    def scored(self, call: ScoringCall, member: Member, outcome: Outcome | VertexLost) -> None:
+    def scored(self, call: PartScoringCall, member: Member, outcome: Outcome | VertexDied) -> None:
         """Handle a scoring that has ended: repeat it, or log the result of a part that is scored."""
         part = call.part
         self._calls.ended(member)
-        if isinstance(outcome, VertexLost):
+        if isinstance(outcome, VertexDied):
             self._calls.lost(member)
             self._scoring.lost(call)
             return
@@ -267,17 +269,17 @@ class Evaluations:
         if self._graph.operators[part.firing.operator].dispatch is Dispatch.PLANE and self._plane is not None:
             self._plane.acknowledge_evaluation(generated.evaluation, [group.id for group in generated.groups])
 
-    def _problem_with_scores(self, call: ScoringCall, value: Any) -> Failure | None:
+    def _problem_with_scores(self, call: PartScoringCall, value: Any) -> Failure | None:
         generated = {group.id: group for group in self._scoring.groups_of(call)}
         return _failure(SCORE, problem_with_groups(SCORE, value, list(generated), generated))
 
-    def _row(self, evaluation: Evaluation, groups: list[Group]) -> dict[str, Any]:
+    def _row(self, evaluation: EvaluationKey, groups: list[Group]) -> dict[str, Any]:
         metas = {prompt.id: prompt.meta for prompt in self._sets[evaluation.set]}
         return row_of(evaluation, groups, [metas[group.id] for group in groups], self._settings)
 
     # -- the log ------------------------------------------------------------------------------------
 
-    def _settle_scored(self, part: Part, evaluation: Evaluation, groups: list[Group]) -> None:
+    def _settle_scored(self, part: FiringPart, evaluation: EvaluationKey, groups: list[Group]) -> None:
         """Settle a part whose answers are scored, and have them kept."""
         row = self._row(evaluation, groups)
         if not self._settle(part, row):
@@ -296,23 +298,23 @@ class Evaluations:
             right_by=row["right_by"],
         )
 
-    def _settle(self, part: Part, row: dict[str, Any]) -> bool:
+    def _settle(self, part: FiringPart, row: dict[str, Any]) -> bool:
         """Log the result of a part, and end it. False where its version and set were settled already."""
         added = self._log.add(row)
         if added:
             self._report("Evaluated", **row)
         reason = f"version {row['version']} was served by then, and was evaluated instead"
-        self._leave_out(Evaluation(self._graph.version_of(part.firing), part.set), reason)
+        self._leave_out(EvaluationKey(self._graph.version_of(part.firing), part.set), reason)
         self._end(part)
         return added
 
-    def _leave_out(self, evaluation: Evaluation, reason: str) -> None:
+    def _leave_out(self, evaluation: EvaluationKey, reason: str) -> None:
         """There will be no result, unless there is one."""
         if self._log.leave_out(evaluation, reason[:REASON_LENGTH]):
             version, name = evaluation
             self._report("EvaluationLeftOut", version=version, set=name, reason=reason[:REASON_LENGTH])
 
-    def _end(self, part: Part) -> None:
+    def _end(self, part: FiringPart) -> None:
         still_open = self._open.get(part.firing, set())
         still_open.discard(part.set)
         if not still_open:

@@ -16,12 +16,12 @@ from gyre.graph.flow import Firing
 from gyre.rollouts.samples import Group
 
 
-class Evaluation(NamedTuple):
+class EvaluationKey(NamedTuple):
     version: int
     set: str
 
 
-class Part(NamedTuple):
+class FiringPart(NamedTuple):
     """The part of a firing that is of one held-out set."""
 
     firing: Firing

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.config.sections import HELD_OUT
-from gyre.workloads.trainer.evaluation.held_out import Evaluation
+from gyre.workloads.trainer.evaluation.held_out import EvaluationKey
 
 KEPT_ROWS = 1000
 """Newest results kept in memory: more than a new trainer reports again, also of some tens of sets."""
@@ -29,9 +29,9 @@ class EvaluationLog:
     rows: list[dict[str, Any]] = field(default_factory=list)
     """The first result of each set and the newest of all (`gyre.workloads.trainer.evaluation.results`), in the order in
     which they arrived; the file has every one."""
-    left_out: dict[Evaluation, str] = field(default_factory=dict)
+    left_out: dict[EvaluationKey, str] = field(default_factory=dict)
     """What will have no result, with the reason."""
-    _evaluated: set[Evaluation] = field(default_factory=set)
+    _evaluated: set[EvaluationKey] = field(default_factory=set)
 
     @classmethod
     def of(cls, directory: Path) -> EvaluationLog:
@@ -54,7 +54,7 @@ class EvaluationLog:
                 break
             size += len(line)
 
-    def is_settled(self, evaluation: Evaluation) -> bool:
+    def is_settled(self, evaluation: EvaluationKey) -> bool:
         """Whether there is a result, or will be none."""
         return evaluation in self.left_out or evaluation in self._evaluated
 
@@ -65,7 +65,7 @@ class EvaluationLog:
         self._write(row)
         return True
 
-    def leave_out(self, evaluation: Evaluation, reason: str) -> bool:
+    def leave_out(self, evaluation: EvaluationKey, reason: str) -> bool:
         """Write that there will be no result. False where it was settled already."""
         if self.is_settled(evaluation):
             return False
@@ -93,5 +93,5 @@ class EvaluationLog:
                 self.rows = earlier + self.rows[-KEPT_ROWS:]
 
 
-def _evaluation_of(line: dict[str, Any]) -> Evaluation:
-    return Evaluation(line["version"], line.get("set", HELD_OUT))  # older lines name no set
+def _evaluation_of(line: dict[str, Any]) -> EvaluationKey:
+    return EvaluationKey(line["version"], line.get("set", HELD_OUT))  # older lines name no set

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from gyre.config import JobSpec
 from gyre.config.sections import EvaluationSettings, RewardSettings, read_section
+from gyre.rollouts.drawn import as_drawn
 from gyre.rollouts.samples import MORE, Group
-from gyre.workloads.trainer.evaluation.held_out import Evaluation
+from gyre.workloads.trainer.evaluation.held_out import EvaluationKey
 from gyre.workloads.trainer.learning.step_metrics import components
 
 ACC = "acc"
@@ -44,12 +45,13 @@ Rewards = NDArray[np.float64]
 
 
 def row_of(
-    evaluation: Evaluation,
+    evaluation: EvaluationKey,
     groups: Sequence[Group],
     metas: Sequence[Mapping[str, Any]],
     settings: EvaluationSettings,
 ) -> dict[str, Any]:
-    """The row of scored groups; `metas` has what the data says of each prompt."""
+    """The row of scored groups, by their rollouts; `metas` has what the data says of each prompt."""
+    groups = [as_drawn(group) for group in groups]
     rewards = [np.array([sample.reward for sample in group.samples], dtype=np.float64) for group in groups]
     right, right_by = _right(rewards, settings.threshold), ""
     if right is None:

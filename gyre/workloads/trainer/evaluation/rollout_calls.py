@@ -12,10 +12,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from gyre.errors import VertexLost
+from gyre.errors import VertexDied
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome, outcome_of
-from gyre.workloads.trainer.evaluation.held_out import Part
+from gyre.workloads.trainer.evaluation.held_out import FiringPart
 from gyre.workloads.trainer.firings.result_checks import Expectations
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.job_graph import JobGraph
@@ -26,7 +26,7 @@ from gyre.workloads.vertex.membership import Member
 
 @dataclass(frozen=True, slots=True)
 class EvaluationCall:
-    part: Part
+    part: FiringPart
     member: Member
 
 
@@ -41,7 +41,7 @@ class RolloutCalls:
         retries: Retries,
         *,
         expectations: Expectations,
-        on_result: Callable[[EvaluationCall, Outcome | VertexLost], None],
+        on_result: Callable[[EvaluationCall, Outcome | VertexDied], None],
     ) -> None:
         self._graph = graph
         self._calls = calls
@@ -49,10 +49,10 @@ class RolloutCalls:
         self._retries = retries
         self._expectations = expectations
         self._on_result = on_result
-        self._open: dict[Part, Sequence[Group]] = {}
-        self._sent: set[Part] = set()
+        self._open: dict[FiringPart, Sequence[Group]] = {}
+        self._sent: set[FiringPart] = set()
 
-    def add(self, part: Part, prompts: Sequence[Group]) -> None:
+    def add(self, part: FiringPart, prompts: Sequence[Group]) -> None:
         self._open[part] = prompts
 
     @property
@@ -92,17 +92,17 @@ class RolloutCalls:
         """On the transport's thread."""
         self._on_result(call, outcome_of(done))
 
-    def lost(self, part: Part) -> None:
+    def lost(self, part: FiringPart) -> None:
         """The vertex that was called died: another one may be called at once."""
         self._sent.discard(part)
 
-    def failed(self, part: Part, now: float) -> int:
+    def failed(self, part: FiringPart, now: float) -> int:
         """The call failed: it may be repeated after a pause. Returns how often in a row it, or its operator, has."""
         self._sent.discard(part)
         operator = self._retries.failed(part.firing.operator, now)
         return max(operator, self._retries.failed(("evaluate", part), now))
 
-    def answered(self, part: Part) -> None:
+    def answered(self, part: FiringPart) -> None:
         """Take an evaluation out: its call has a result."""
         self._sent.discard(part)
         del self._open[part]

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from gyre.errors import VertexLost
+from gyre.errors import VertexDied
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome, outcome_of
-from gyre.workloads.trainer.evaluation.held_out import Evaluation, Part
+from gyre.workloads.trainer.evaluation.held_out import EvaluationKey, FiringPart
 from gyre.workloads.trainer.firings.result_checks import SCORING
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.retries import Retries
@@ -27,15 +27,15 @@ from gyre.workloads.vertex.returns import Expected
 class Generated:
     """`groups` are the groups as generated, without scores; `scored` are those with scores, by the call's number."""
 
-    evaluation: Evaluation
+    evaluation: EvaluationKey
     groups: list[Group]
     scored: dict[int, list[Group]] = field(default_factory=dict)
 
 
-class ScoringCall(NamedTuple):
+class PartScoringCall(NamedTuple):
     """One of the calls that score a part, by its number."""
 
-    part: Part
+    part: FiringPart
     at: int
 
 
@@ -48,23 +48,23 @@ class EvaluationScoring:
         retries: Retries,
         *,
         groups_per_call: int,
-        on_result: Callable[[ScoringCall, Member, Outcome | VertexLost], None],
+        on_result: Callable[[PartScoringCall, Member, Outcome | VertexDied], None],
     ) -> None:
         self._calls = calls
         self._retries = retries
         self._groups_per_call = groups_per_call
         self._on_result = on_result
-        self._generated: dict[Part, Generated] = {}
-        self._open: dict[ScoringCall, list[Group]] = {}
+        self._generated: dict[FiringPart, Generated] = {}
+        self._open: dict[PartScoringCall, list[Group]] = {}
         """The groups of calls that have no result."""
-        self._sent: set[ScoringCall] = set()
+        self._sent: set[PartScoringCall] = set()
 
-    def add(self, part: Part, generated: Generated) -> None:
+    def add(self, part: FiringPart, generated: Generated) -> None:
         self._generated[part] = generated
         for at in range(0, len(generated.groups), self._groups_per_call):
-            self._open[ScoringCall(part, at)] = generated.groups[at : at + self._groups_per_call]
+            self._open[PartScoringCall(part, at)] = generated.groups[at : at + self._groups_per_call]
 
-    def groups_of(self, call: ScoringCall) -> list[Group]:
+    def groups_of(self, call: PartScoringCall) -> list[Group]:
         """What the call is to score, as it was generated."""
         return self._open[call]
 
@@ -85,20 +85,20 @@ class EvaluationScoring:
             future.add_done_callback(partial(self._call_ended, call, member))
             self._sent.add(call)
 
-    def _call_ended(self, call: ScoringCall, member: Member, done: Future[Outcome]) -> None:
+    def _call_ended(self, call: PartScoringCall, member: Member, done: Future[Outcome]) -> None:
         """On the transport's thread."""
         self._on_result(call, member, outcome_of(done))
 
-    def lost(self, call: ScoringCall) -> None:
+    def lost(self, call: PartScoringCall) -> None:
         """The vertex that was called died: another one may be called at once."""
         self._sent.discard(call)
 
-    def failed(self, call: ScoringCall, now: float) -> int:
+    def failed(self, call: PartScoringCall, now: float) -> int:
         """The call failed: it may be repeated after a pause. Returns how often in a row it has failed."""
         self._sent.discard(call)
         return self._retries.failed(("evaluation", call), now)
 
-    def scored(self, call: ScoringCall, groups: list[Group]) -> tuple[Generated, list[Group]] | None:
+    def scored(self, call: PartScoringCall, groups: list[Group]) -> tuple[Generated, list[Group]] | None:
         """Take a call's result in. Returns what was generated for its part, and the scored groups, where all of them
         are scored."""
         self._sent.discard(call)

@@ -1,7 +1,7 @@
 """Starts the firings that the graph's flow enables, and hands them to whoever runs them.
 
-Prompts are drawn here. Everything else is run by a `Runner`: one vertex of a role, all ranks of a gang, or the rollout
-plane. What the gangs train is not started here but in `gyre.workloads.trainer.learning.gang_dispatch`; only the
+Prompts are drawn here. Everything else is run by a `FiringRunner`: one vertex of a role, all ranks of a gang, or the
+rollout plane. What the gangs train is not started here but in `gyre.workloads.trainer.learning.gang_dispatch`; only the
 optimizer's step is a firing like any other.
 
 This module must not know how a firing is run, or what becomes of its result.
@@ -21,7 +21,7 @@ from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.retries import Retries
 
 
-class Runner(Protocol):
+class FiringRunner(Protocol):
     def send(self, operator: Operator, firings: Sequence[Firing], step: int) -> None:
         """Start as many of these firings of one operator as there is room for; their groups are for `step`."""
 
@@ -36,11 +36,11 @@ class FiringScheduler:
         flow: Flow,
         groups: GroupState,
         retries: Retries,
-        runners: Mapping[Dispatch, Runner],
+        runners: Mapping[Dispatch, FiringRunner],
         *,
         step_optimizer: Callable[[Operator, Firing], None],
         prompt: Callable[[int], Group],
-        own_runners: Mapping[str, Runner] = MappingProxyType({}),
+        own_runners: Mapping[str, FiringRunner] = MappingProxyType({}),
     ) -> None:
         self._graph = graph
         self._flow = flow

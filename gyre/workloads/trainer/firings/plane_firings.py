@@ -18,7 +18,7 @@ from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.plane_client import CannotGenerate
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
-from gyre.workloads.trainer.evaluation.held_out import Evaluation
+from gyre.workloads.trainer.evaluation.held_out import EvaluationKey
 from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.firings.vertex_firings import ids_of
 from gyre.workloads.trainer.groups.group_state import GroupState
@@ -119,7 +119,7 @@ class PlaneFirings:
             else:
                 self._evaluations.generated(evaluation, firing, delivered)
 
-    def _fit(self, purpose: str, evaluation: Evaluation | None, groups: Sequence[Group]) -> list[Group]:
+    def _fit(self, purpose: str, evaluation: EvaluationKey | None, groups: Sequence[Group]) -> list[Group]:
         """Those without a problem; the others are given up."""
         fit = []
         for group in groups:
@@ -134,7 +134,7 @@ class PlaneFirings:
 
     def _give_up(
         self,
-        evaluation: Evaluation | None,
+        evaluation: EvaluationKey | None,
         purpose: str,
         group_id: int,
         evidence: str,
@@ -168,7 +168,9 @@ class PlaneFirings:
         self._record_requested([by.id], version)
         self._plane.request_instead(group_id, by, min_version=version)
 
-    def _evaluate_without(self, evaluation: Evaluation, purpose: str, group_id: int, evidence: str) -> None:
+    def _evaluate_without(
+        self, evaluation: EvaluationKey, purpose: str, group_id: int, evidence: str
+    ) -> None:
         answered = self._plane.leave_out(purpose, group_id)
         if answered is None:
             return

@@ -14,6 +14,7 @@ from typing import Any
 
 from gyre.config import JobSpec
 from gyre.graph.elements import Operator
+from gyre.rollouts.sample_checks import problem_with_rollouts
 from gyre.rollouts.samples import Group
 from gyre.workloads.plain_data import plain
 from gyre.workloads.protocols import Critic, Reference, Reward
@@ -92,6 +93,9 @@ def problem_with_groups(
                 f"it returned group {group.id} without rewards: set sample.reward "
                 f"({missing} of {len(group.samples)} samples have none)"
             )
+        unequal = problem_with_rollouts(group.samples) if operator == SCORE else ""
+        if unequal:
+            return f"it returned group {group.id} with {unequal}"
     return None
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from gyre.errors import Fenced, VertexLost
+from gyre.errors import Fenced, VertexDied
 from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group, Sample, SampleKey, unscored, with_score
@@ -74,7 +74,7 @@ class SampleScoring:
         *,
         vertices: Callable[[], int],
         report_failure: Callable[[Member, str, Failure, int], None],
-        on_result: Callable[[ScoringCall, Outcome | VertexLost], None],
+        on_result: Callable[[ScoringCall, Outcome | VertexDied], None],
         expectations: Expectations = NOTHING_KNOWN,
     ) -> None:
         self._operator = operator
@@ -117,10 +117,11 @@ class SampleScoring:
             self._flow.start(firing)
             self._begun[firing.index] = (firing, ids)
             for group_id in ids:
-                for index, sample in enumerate(self._groups[group_id].samples):
-                    known = self._samples.get((group_id, index))
+                group = self._groups[group_id]
+                for index in _scored_rows(group):
+                    sample, known = group.samples[index], self._samples.get((group_id, index))
                     if known is None or not _is_same(known, sample):
-                        self._add((group_id, index), unscored(sample.token_ids, sample.finish_reason))
+                        self._add((group_id, index), _to_score(sample))
 
     def _add(self, key: SampleKey, sample: Sample) -> None:
         known = self._samples.get(key)
@@ -178,13 +179,13 @@ class SampleScoring:
         """On the transport's thread."""
         self._on_result(call, outcome_of(done))
 
-    def ended(self, call: ScoringCall, outcome: Outcome | VertexLost) -> None:
+    def ended(self, call: ScoringCall, outcome: Outcome | VertexDied) -> None:
         """Handle a call that has ended: keep its scores, or put its samples back. Raises Fenced."""
         self._calls.ended(call.member)
         for key, sample in call.samples():
             if self._in_calls.get(key) is sample:
                 del self._in_calls[key]
-        if isinstance(outcome, VertexLost):
+        if isinstance(outcome, VertexDied):
             self._calls.lost(call.member)
             self._put_back(call)
             return
@@ -239,7 +240,7 @@ class SampleScoring:
                 continue
             ended.append(firing)
             scored += groups
-            if sum(group.token_count for group in scored) >= TOKENS_A_WRITE:
+            if sum(group.positions for group in scored) >= TOKENS_A_WRITE:
                 self._accept(ended, scored)
                 ended, scored = [], []
         if ended:
@@ -247,18 +248,19 @@ class SampleScoring:
 
     def _accept(self, firings: Sequence[Firing], groups: Sequence[Group]) -> None:
         self._results.accept(firings, groups)
-        self._forget((group.id, index) for group in groups for index in range(len(group.samples)))
+        self._forget((group.id, index) for group in groups for index in _scored_rows(group))
 
     def _is_scored(self, group_id: int) -> bool:
-        count = len(self._groups[group_id].samples)
-        return all(self._samples[group_id, index].reward is not None for index in range(count))
+        rows = _scored_rows(self._groups[group_id])
+        return all(self._samples[group_id, index].reward is not None for index in rows)
 
     def _scored(self, group: Group) -> Group:
-        """The group with what is known of its samples' scores."""
-        samples = []
-        for index, sample in enumerate(group.samples):
-            its = self._samples[group.id, index]
-            samples.append(with_score(sample, its.reward, its.extras))
+        """The group with what is known of its samples' scores; all rows of a rollout have that of its last one."""
+        samples = list(group.samples)
+        for rows in group.rollouts:
+            its = self._samples[group.id, rows[-1]]
+            for index in rows:
+                samples[index] = with_score(samples[index], its.reward, its.extras)
         return replace(group, samples=samples)
 
     def withdraw(self) -> None:
@@ -268,6 +270,15 @@ class SampleScoring:
             if not busy.intersection(ids):
                 del self._begun[index]
                 self._flow.cancel(firing)
+
+
+def _scored_rows(group: Group) -> list[int]:
+    """Which samples of the group are looked at: the last row of each rollout, which has how it ended."""
+    return [rows[-1] for rows in group.rollouts]
+
+
+def _to_score(sample: Sample) -> Sample:
+    return unscored(sample.token_ids, sample.finish_reason, sample.mask, sample.rollout)
 
 
 def _is_same(one: Sample, other: Sample) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gyre.errors import VertexLost
+from gyre.errors import VertexDied
 from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.workloads.gang.gang import Outcome
@@ -30,7 +30,7 @@ class SpreadFirings:
         results: FiringResults,
         *,
         groups_per_call: int,
-        on_result: Callable[[SpreadCall, int, Outcome | VertexLost], None],
+        on_result: Callable[[SpreadCall, int, Outcome | VertexDied], None],
         expectations: Expectations = NOTHING_KNOWN,
     ) -> None:
         self._flow = flow

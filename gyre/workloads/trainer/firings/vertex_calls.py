@@ -13,20 +13,20 @@ from concurrent.futures import Future
 from gyre.graph.elements import Operator
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome
-from gyre.workloads.trainer.learning.publishing import Published
+from gyre.workloads.trainer.learning.publishing import PublishedVersion
 from gyre.workloads.vertex.call_info import CallInfo
 from gyre.workloads.vertex.membership import Member, Membership
 from gyre.workloads.vertex.messages import Failure
 from gyre.workloads.vertex.returns import Expected
 from gyre.workloads.vertex.slim_groups import SlimGroups, joined
-from gyre.workloads.vertex.transport import Transport
+from gyre.workloads.vertex.transport import VertexTransport
 
 CALLS_PER_VERTEX = 2
 """Calls sent to one vertex at a time: one in work, one waiting, so that it never idles for a round trip."""
 
 
 class VertexCalls:
-    def __init__(self, membership: Membership, transport: Transport) -> None:
+    def __init__(self, membership: Membership, transport: VertexTransport) -> None:
         self._membership = membership
         self._transport = transport
         self._in_flight: dict[Member, int] = {}
@@ -56,7 +56,7 @@ class VertexCalls:
         expected: Expected,
         slim: bool = False,
         added_only: bool = False,
-        policy: Published | None = None,
+        policy: PublishedVersion | None = None,
     ) -> Future[Outcome]:
         """Have a vertex run an operator of the graph on these groups. The policy is sent along unless the vertex holds
         it. `expected` is what the vertex checks. With `slim` the operator gets what scoring needs, and no more; with

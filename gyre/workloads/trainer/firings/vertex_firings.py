@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from gyre.errors import VertexLost
+from gyre.errors import VertexDied
 from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group, InstanceRun
@@ -52,7 +52,7 @@ class VertexFirings:
         *,
         arrival: ArrivalOrder | None,
         groups_per_call: int,
-        on_result: Callable[[VertexCall, Outcome | VertexLost], None],
+        on_result: Callable[[VertexCall, Outcome | VertexDied], None],
         expectations: Expectations = NOTHING_KNOWN,
     ) -> None:
         self._graph = graph
@@ -107,11 +107,11 @@ class VertexFirings:
         """On the transport's thread."""
         self._on_result(call, outcome_of(done))
 
-    def ended(self, call: VertexCall, outcome: Outcome | VertexLost) -> None:
+    def ended(self, call: VertexCall, outcome: Outcome | VertexDied) -> None:
         """Handle a call that has ended: accept its result, or repeat its firings. Raises Fenced."""
         firings, member = call.firings, call.member
         self._calls.ended(member)
-        if isinstance(outcome, VertexLost):
+        if isinstance(outcome, VertexDied):
             self._calls.lost(member)
             for firing in firings:
                 self._flow.cancel(firing)

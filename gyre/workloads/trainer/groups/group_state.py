@@ -34,7 +34,7 @@ from gyre.rollouts.trainer.micro_batcher import deal
 from gyre.rollouts.trainer.sample_ledger import Passes, RecordedBatch, Recovered, Restore, SampleLedger
 
 
-class Slots:
+class GroupSlots:
     def __init__(self, replaced: Mapping[int, int]) -> None:
         """`replaced` maps each group that was given up to the group in its slot."""
         self._successor = dict(replaced)
@@ -110,7 +110,7 @@ class GroupState:
         """The metrics of the last steps of earlier trainers, which may not have been reported."""
         self.metrics_by_step = found.metrics
         """The metrics of all steps of earlier trainers, until the log of steps has them."""
-        self._slots = Slots(found.replaced)
+        self._slots = GroupSlots(found.replaced)
         self.replaced_count = len(found.replaced)
         self.restores = found.restores
         """The last restore of each role that had one."""
@@ -364,5 +364,6 @@ class GroupState:
 
 
 def tokens_of(group: Group) -> int:
-    """What a group costs to train: the tokens of the prompts and answers of all its samples."""
-    return len(group.prompt_ids) * len(group.samples) + group.token_count
+    """What a group costs to train: the tokens of the prompts and answers of all its samples, whoever wrote
+    them."""
+    return len(group.prompt_ids) * len(group.samples) + group.positions

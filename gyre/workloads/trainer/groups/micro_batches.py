@@ -17,6 +17,7 @@ from typing import Protocol
 
 from gyre.config import RunSpec
 from gyre.errors import GyreError
+from gyre.rollouts.drawn import as_drawn
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.micro_batcher import BatchSettings, MicroBatcher
@@ -133,7 +134,7 @@ class StreamedBatches:
             self._offer(new)
             return useless
         for group_id in new:
-            runs = [sample.versions for sample in groups[group_id].samples]
+            runs = [sample.versions for sample in as_drawn(groups[group_id]).samples]
             self._arrival.scored(group_id, runs, trainer_version=groups.step)
         self._seen.update(new)
         choice = self._arrival.choose(trainer_version=groups.step, slots=self._slots_left)

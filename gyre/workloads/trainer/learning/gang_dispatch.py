@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from gyre.errors import NOT_FINITE, VertexLost
+from gyre.errors import NOT_FINITE, VertexDied
 from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group
@@ -25,7 +25,7 @@ from gyre.workloads.gang.gang import PEERS_S, Outcome, is_failure, outcome_of
 from gyre.workloads.gang.learner_gang import LearnerGang, Sent
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.groups.micro_batches import StepAssembly, is_made
-from gyre.workloads.trainer.job_graph import Learner
+from gyre.workloads.trainer.job_graph import TrainedGang
 from gyre.workloads.trainer.learning.lifecycle import GangLifecycle
 
 GANG_CALLS = 2
@@ -40,7 +40,7 @@ class GangCall:
     firing: Firing
     batch: RecordedBatch | None
     gang: LearnerGang
-    outcomes: list[Outcome | VertexLost | None]
+    outcomes: list[Outcome | VertexDied | None]
     skips: bool = False
     """Whether the optimizer's step is to leave the weights as they are."""
     failed_at: float | None = None
@@ -74,18 +74,18 @@ class GangDispatch:
         flow: Flow,
         gangs: GangLifecycle,
         assembly: StepAssembly,
-        learners: Sequence[Learner],
+        learners: Sequence[TrainedGang],
         *,
         streamed: bool,
         skips_at_most: int,
         check: Callable[[list[list[Group]], int], None],
-        on_result: Callable[[GangCall, int, Outcome | VertexLost], None],
+        on_result: Callable[[GangCall, int, Outcome | VertexDied], None],
     ) -> None:
         self._groups = groups
         self._flow = flow
         self._gangs = gangs
         self._assembly = assembly
-        self._learners: Mapping[str, Learner] = {learner.role: learner for learner in learners}
+        self._learners: Mapping[str, TrainedGang] = {learner.role: learner for learner in learners}
         self._leader = learners[0]
         self._streamed = streamed
         self._skips_at_most = skips_at_most
@@ -143,7 +143,7 @@ class GangDispatch:
                 self._send_recorded(learner)
             again = self._progress[self._leader.role].has_room and self._assembly.take() is not None
 
-    def _send_recorded(self, learner: Learner) -> None:
+    def _send_recorded(self, learner: TrainedGang) -> None:
         gang, progress = self._gangs.gang_of(learner.role), self._progress[learner.role]
         step = self._groups.step + 1
         if gang is None:
@@ -162,7 +162,7 @@ class GangDispatch:
             call = GangCall(firing, batch, gang, [None] * gang.size)
             self._await(call, gang.accumulate(shares, step=step, index=batch.index))
 
-    def _firing_of(self, learner: Learner, batch: RecordedBatch) -> Firing:
+    def _firing_of(self, learner: TrainedGang, batch: RecordedBatch) -> Firing:
         """The accumulate operator's firing that a micro-batch belongs to: its own, or that of the whole step where
         micro-batches are streamed."""
         index = (batch.step - 1) * learner.micro_batches + (0 if self._streamed else batch.index)

@@ -32,11 +32,11 @@ from gyre.workloads.gang.weight_copy import newest_copy
 from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.groups.micro_batches import is_made
-from gyre.workloads.trainer.job_graph import Learner
+from gyre.workloads.trainer.job_graph import TrainedGang
 from gyre.workloads.trainer.learning.checkpoints import Checkpoints
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
 from gyre.workloads.trainer.learning.pass_sizes import PassSizes
-from gyre.workloads.trainer.learning.publishing import OtherBytes, Prepared, ServedPolicies
+from gyre.workloads.trainer.learning.publishing import PreparedVersion, ServedPolicies, VersionDiverged
 from gyre.workloads.trainer.learning.recovery import Recovery
 from gyre.workloads.trainer.retries import pause_s
 from gyre.workloads.vertex.membership import Member
@@ -60,8 +60,8 @@ class GangLifecycle:
         runtime: TrainerRuntime,
         groups: GroupState,
         *,
-        leader: Learner,
-        auxiliary: Sequence[Learner],
+        leader: TrainedGang,
+        auxiliary: Sequence[TrainedGang],
         checkpoints: Checkpoints,
         policies: ServedPolicies,
         steps: OptimizerSteps,
@@ -117,7 +117,7 @@ class GangLifecycle:
             complete[role] = members
         number = next(runtime.gang_numbers)
 
-        def gang(kind: type[G], learner: Learner) -> G:
+        def gang(kind: type[G], learner: TrainedGang) -> G:
             return kind(
                 number,
                 learner.role,
@@ -275,7 +275,7 @@ class GangLifecycle:
         else:
             self._steps.publish(gang, prepared)
 
-    def published_again(self, gang: ActorGang, prepared: Prepared) -> None:
+    def published_again(self, gang: ActorGang, prepared: PreparedVersion) -> None:
         """The rank that served the last version has gone, and another has it ready. Where the replay gave other weights
         (training may be set to be quick rather than deterministic), the version stays what the instances have; if none
         of them has it, it is lost, and the gang is to blame."""
@@ -284,13 +284,13 @@ class GangLifecycle:
             try:
                 self._policies.publish(gang, prepared)
                 return
-            except OtherBytes as error:
+            except VersionDiverged as error:
                 problem = str(error)
         copy = self._find_copy()
         if copy is None or copy.version < self._groups.step:
             self._diverged(gang, f"{problem}; no instance has that version any more")
 
-    def _problem_with(self, gang: ActorGang, prepared: Prepared) -> str:
+    def _problem_with(self, gang: ActorGang, prepared: PreparedVersion) -> str:
         """How the weights that were brought up differ from those that the ledger knows; "" where they do not. A
         difference is reported, once for each gang and step."""
         step, known = prepared.version, self._groups.digests.get(prepared.version)
@@ -317,7 +317,7 @@ class GangLifecycle:
             0,
         )
 
-    def _begin_with_policy(self, learner: Learner, gang: LearnerGang) -> None:
+    def _begin_with_policy(self, learner: TrainedGang, gang: LearnerGang) -> None:
         initial = self._policies.initial
         if learner.begins_with_policy and initial is not None:
             gang.take_policy(initial.bundle).results(timeout_s=self._run.call_timeout_s)

@@ -20,7 +20,7 @@ from gyre.rollouts.trainer.sample_ledger import NOT_FINITE_BATCH
 from gyre.workloads.gang.learner_gang import ActorGang
 from gyre.workloads.plain_data import plain
 from gyre.workloads.trainer.groups.group_state import GroupState
-from gyre.workloads.trainer.learning.publishing import Prepared, ServedPolicies
+from gyre.workloads.trainer.learning.publishing import PreparedVersion, ServedPolicies
 from gyre.workloads.trainer.learning.sample_writer import asked_of
 from gyre.workloads.trainer.learning.step_log import StepLog
 from gyre.workloads.trainer.learning.step_metrics import Reserved, step_metrics
@@ -126,7 +126,7 @@ class OptimizerSteps:
             error=self.why_skipped,
         )
 
-    def publish(self, gang: ActorGang, prepared: Prepared) -> None:
+    def publish(self, gang: ActorGang, prepared: PreparedVersion) -> None:
         """Serve the weights of a step that is recorded. Raises Fenced, and OtherBytes."""
         if prepared.version > 0:
             self._groups.record_digest(prepared.version, prepared.checksum)

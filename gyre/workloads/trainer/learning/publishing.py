@@ -1,7 +1,8 @@
 """The policies that are served: the newest published one, and the one that training began with.
 
-After a step its weights are made ready beside the next step's micro-batches (`Publication`): the first rank copies them
-out of training's way, and makes their checksums and offers them meanwhile. Only the next optimizer step waits for that.
+After a step its weights are made ready beside the next step's micro-batches (`PendingPublication`): the first rank
+copies them out of training's way, and makes their checksums and offers them meanwhile. Only the next optimizer step
+waits for that.
 
 Invariants:
 - *one on its way*: a step's weights are out, or its gang is given up, before the next step of the optimizer;
@@ -22,7 +23,7 @@ from typing import Any
 
 import msgpack
 
-from gyre.errors import VertexLost
+from gyre.errors import VertexDied
 from gyre.graph.flow import Firing
 from gyre.workloads.gang.gang import GangLost, Outcome, outcome_of
 from gyre.workloads.gang.learner_gang import ActorGang, Sent
@@ -30,7 +31,7 @@ from gyre.workloads.protocols import Actor, PublishesModel
 from gyre.workloads.trainer.rollout_requests import RolloutRequests
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
-from gyre.workloads.vertex.transport import Transport
+from gyre.workloads.vertex.transport import VertexTransport
 
 PUBLISH, EXPORT = PublishesModel.publish_model.__name__, Actor.export_weights.__name__
 
@@ -38,7 +39,7 @@ INITIAL_POLICY = "initial_policy.msgpack"
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedVersion:
     """A policy version that is served. `bundle` stands for its weights in calls; None where no call carries them."""
 
     version: int
@@ -53,7 +54,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedVersion:
     """A policy version that is ready to be published.
 
     `served` is what `publish_model` returned, where there is a rollout plane; `weights` is what `export_weights`
@@ -78,7 +79,7 @@ class Prepared:
 
 
 @dataclass(slots=True)
-class Publication:
+class PendingPublication:
     """A step's weights, which the first rank of `gang` makes ready. `firing` is the step's; None where its version was
     published before, and is now by the rank that has taken the place of its publisher. `missing` are the methods that
     have not answered, `answers` what the others said, and `until` is the deadline in monotonic seconds."""
@@ -91,7 +92,7 @@ class Publication:
     answers: dict[str, Any] = field(default_factory=dict)
 
 
-class OtherBytes(Exception):
+class VersionDiverged(Exception):
     """A version that was published would be published again with other bytes; the text says which."""
 
 
@@ -103,16 +104,16 @@ class ServedPolicies:
     def __init__(
         self,
         directory: Path,
-        transport: Transport,
+        transport: VertexTransport,
         *,
         report: Callable[..., None],
         plane: RolloutRequests | None,
         in_calls: bool,
         timeout_s: float,
-        on_answer: Callable[[Publication, str, Outcome | VertexLost], None],
+        on_answer: Callable[[PendingPublication, str, Outcome | VertexDied], None],
     ) -> None:
-        self.published: Published | None = None
-        self.initial: Published | None = None
+        self.published: PublishedVersion | None = None
+        self.initial: PublishedVersion | None = None
         """The policy that training began with, for reference models; kept in a file, since the actor moves on."""
         self._file = directory / INITIAL_POLICY
         self._transport = transport
@@ -121,7 +122,7 @@ class ServedPolicies:
         self._in_calls = in_calls
         self._timeout_s = timeout_s
         self._on_answer = on_answer
-        self._publication: Publication | None = None
+        self._publication: PendingPublication | None = None
         self._publisher: Member | None = None
         """The rank that instances fetch the newest version from, where there is a rollout plane."""
         self._served_checksum = ""
@@ -137,7 +138,7 @@ class ServedPolicies:
         trainer; those that instances fetch are with the rank that published them, and go with its process."""
         return self._plane is None or self._publisher == gang.members[0]
 
-    def prepare(self, gang: ActorGang, version: int) -> Prepared:
+    def prepare(self, gang: ActorGang, version: int) -> PreparedVersion:
         """Make the gang's weights ready to be published as this version. Raises like the gang's calls.
 
         The rollout plane fetches them from the first rank. They pass the trainer only where calls carry them.
@@ -147,13 +148,13 @@ class ServedPolicies:
             served = gang.publish_model(version=version).first(timeout_s=self._timeout_s)
         if self._plane is None or self._in_calls:
             weights = gang.export_weights(version=version).first(timeout_s=self._timeout_s)
-        return Prepared(version, served, weights)
+        return PreparedVersion(version, served, weights)
 
     # -- beside training ----------------------------------------------------------------------------
 
     def begin(self, gang: ActorGang, version: int, firing: Firing | None = None) -> None:
-        """Begin to make the gang's weights ready, as `prepare` does, without waiting: see `Publication`. What was begun
-        before and is not ready is not waited for any more."""
+        """Begin to make the gang's weights ready, as `prepare` does, without waiting: see `PendingPublication`. What
+        was begun before and is not ready is not waited for any more."""
         until = time.monotonic() + self._timeout_s
         calls: list[Sent[Any]] = []
         if self._plane is None or self._in_calls:
@@ -161,20 +162,22 @@ class ServedPolicies:
         if self._plane is not None:
             calls.append(gang.publish_model(version=version, background=True))
         missing = {sent.method for sent in calls}
-        publication = self._publication = Publication(gang, version, firing, until, missing)
+        publication = self._publication = PendingPublication(gang, version, firing, until, missing)
         for sent in calls:
             self._await(publication, sent, answers=sent.method)
 
-    def _await(self, publication: Publication, sent: Sent[Any], *, answers: str) -> None:
+    def _await(self, publication: PendingPublication, sent: Sent[Any], *, answers: str) -> None:
         """Hear the first rank's answer, as that of the method `answers`."""
         (future,) = sent.futures
         future.add_done_callback(lambda done: self._on_answer(publication, answers, outcome_of(done)))
 
-    def is_current(self, publication: Publication) -> bool:
+    def is_current(self, publication: PendingPublication) -> bool:
         """Whether the publication is still waited for, rather than one of a gang that was lost."""
         return self._publication is publication
 
-    def answered(self, publication: Publication, method: str, outcome: Outcome) -> Prepared | None:
+    def answered(
+        self, publication: PendingPublication, method: str, outcome: Outcome
+    ) -> PreparedVersion | None:
         """Take an answer in. Returns what was prepared, None while there is more to come. Raises like the gang's
         calls."""
         (value,) = publication.gang.settle(method, [outcome])
@@ -189,7 +192,7 @@ class ServedPolicies:
             return None
         self._publication = None
         answers = publication.answers
-        return Prepared(publication.version, answers.get(PUBLISH), answers.get(EXPORT))
+        return PreparedVersion(publication.version, answers.get(PUBLISH), answers.get(EXPORT))
 
     def check_late(self, now: float) -> None:
         """Raises GangLost where the first rank did not answer in time."""
@@ -205,13 +208,13 @@ class ServedPolicies:
 
     # -- to the instances ---------------------------------------------------------------------------
 
-    def publish(self, gang: ActorGang, prepared: Prepared) -> None:
-        """Serve what was prepared; its version may have been published before. Raises OtherBytes."""
+    def publish(self, gang: ActorGang, prepared: PreparedVersion) -> None:
+        """Serve what was prepared; its version may have been published before. Raises VersionDiverged."""
         before, version = self.published, prepared.version
         is_new = before is None or before.version < version
         if self._plane is not None and prepared.served is not None:
             if not is_new and prepared.checksum != self._served_checksum:
-                raise OtherBytes(
+                raise VersionDiverged(
                     f"version {version} was published with checksum {self._served_checksum}, now "
                     f"{prepared.checksum}"
                 )
@@ -220,7 +223,7 @@ class ServedPolicies:
             if is_new:
                 self._plane.step_done()
         bundle = self._transport.share(prepared.weights) if prepared.weights is not None else None
-        self.published = Published(version, prepared.checksum, bundle)
+        self.published = PublishedVersion(version, prepared.checksum, bundle)
         if is_new:
             self._report(
                 "WeightsPublished",
@@ -243,4 +246,4 @@ class ServedPolicies:
         if self.initial is None and self._file.exists():
             manifest, buffer = msgpack.unpackb(self._file.read_bytes())
             bundle = self._transport.share((manifest, buffer))
-            self.initial = Published(manifest["version"], manifest["checksum"], bundle)
+            self.initial = PublishedVersion(manifest["version"], manifest["checksum"], bundle)

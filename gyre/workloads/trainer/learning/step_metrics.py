@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from gyre.rollouts.drawn import as_drawn
 from gyre.rollouts.samples import MORE, Group
 from gyre.workloads.algorithms.advantages import earned_the_same
 
@@ -50,7 +51,9 @@ def step_metrics(
     reserved: Reserved = Reserved(),
 ) -> dict[str, Any]:
     """The metrics of a step: those of the `learner` that are finite numbers, and those of the `groups` that it
-    trained; and what its time came to of what is `reserved`."""
+    trained; and what its time came to of what is `reserved`. A sample is a rollout, in however many rows it is trained,
+    and its tokens are those that were drawn."""
+    groups = [as_drawn(group) for group in groups]
     tokens = sum(group.token_count for group in groups)
     return {
         **{name: value for name, value in learner.items() if is_number(value)},
@@ -89,7 +92,8 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def is_flat(group: Group) -> bool:
-    """Whether all samples of the group earned the same, so that none is better than the group's baseline."""
+    """Whether all samples of the group earned the same, so that none is better than the group's baseline. Rows of a
+    rollout have its reward, so that they change nothing."""
     return earned_the_same([sample.reward or 0.0 for sample in group.samples])
 
 

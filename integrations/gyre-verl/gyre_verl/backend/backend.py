@@ -40,7 +40,7 @@ from gyre.workloads.learner.backend import TokenLoss
 from gyre.workloads.learner.base_backend import BaseBackend
 from gyre.workloads.learner.errors import NotFinite
 from gyre.workloads.learner.losses import detached
-from gyre.workloads.learner.packing import Pass, Row, pack
+from gyre.workloads.learner.packing import Pass, TrainingRow, pack
 from gyre_verl.backend import checkpoints, tensors
 from gyre_verl.backend.batches import batch_of, predicted
 from gyre_verl.backend.settings import VerlSettings
@@ -57,8 +57,8 @@ class LossFailed(GyreError):
 
 
 class VerlBackend(BaseBackend):
-    """Implements `gyre.workloads.learner.backend.Backend` for any dense causal language model of transformers. Raises
-    ConfigError, WeightMismatch, ModelFolderError and RanksMissing."""
+    """Implements `gyre.workloads.learner.backend.LearnerBackend` for any dense causal language model of transformers.
+    Raises ConfigError, WeightMismatch, ModelFolderError and RanksMissing."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class VerlBackend(BaseBackend):
         rows = []
         for length in _CHECKED_LENGTHS:
             tokens = drawn.integers(0, vocab, length + 1).astype(np.int32)
-            rows.append(Row(tokens[:1], tokens[1:]))
+            rows.append(TrainingRow(tokens[:1], tokens[1:]))
         together = self.forward(list(pack(rows, max_tokens=sum(_CHECKED_LENGTHS))))[0][_CHECKED_LENGTHS[0] :]
         (alone,) = self.forward(list(pack(rows[1:], max_tokens=sum(_CHECKED_LENGTHS))))
         difference = float(torch.nan_to_num((together - alone).norm() / alone.norm(), nan=math.inf))

@@ -15,7 +15,7 @@ from gyre.observe.samples.names import folder_of
 from gyre.rollouts.samples import Group
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.base import operator
-from gyre.workloads.trainer.evaluation.held_out import Evaluation
+from gyre.workloads.trainer.evaluation.held_out import EvaluationKey
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
 from tests.workloads.toy_policy import ToyData, ToyReward, ToyRollout
 from tests.workloads.trainer.test_loop import DEADLINE_S
@@ -103,7 +103,7 @@ def test_a_version_has_one_line_whatever_comes_again(tmp_path):
     path = tmp_path / "evaluations.jsonl"
     first = EvaluationLog(path)
     assert first.add({"version": 0, "accuracy": 0.25, "count": 4})
-    assert first.leave_out(Evaluation(2, "held_out"), "gone")
+    assert first.leave_out(EvaluationKey(2, "held_out"), "gone")
     assert first.add({"version": 0, "set": "other", "accuracy": 0.75, "count": 4})
     again = EvaluationLog(path)
     again.load()
@@ -111,12 +111,12 @@ def test_a_version_has_one_line_whatever_comes_again(tmp_path):
         assert not known.add({"version": 0, "accuracy": 0.5, "count": 4})
         assert not known.add({"version": 0, "set": "other", "accuracy": 0.5, "count": 4})
         assert not known.add({"version": 2, "set": "held_out", "accuracy": 0.5, "count": 4})
-        assert not known.leave_out(Evaluation(0, "held_out"), "late")
-        assert not known.leave_out(Evaluation(2, "held_out"), "again")
+        assert not known.leave_out(EvaluationKey(0, "held_out"), "late")
+        assert not known.leave_out(EvaluationKey(2, "held_out"), "again")
         assert [row["accuracy"] for row in known.rows] == [0.25, 0.75]
-        assert known.left_out == {Evaluation(2, "held_out"): "gone"}
+        assert known.left_out == {EvaluationKey(2, "held_out"): "gone"}
         settled = [
-            [known.is_settled(Evaluation(version, name)) for version in (0, 1, 2)]
+            [known.is_settled(EvaluationKey(version, name)) for version in (0, 1, 2)]
             for name in ("held_out", "other")
         ]
         assert settled == [[True, False, True], [True, False, False]]
@@ -130,7 +130,7 @@ def test_a_line_cut_short_goes_and_the_others_stay(tmp_path):
     found = EvaluationLog(path)
     found.load()
     assert path.read_text() == whole
-    assert (len(found.rows), found.left_out) == (1, {Evaluation(2, "held_out"): "gone"})
+    assert (len(found.rows), found.left_out) == (1, {EvaluationKey(2, "held_out"): "gone"})
 
 
 # -- several sets ------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre.workloads.trainer.evaluation.held_out import Evaluation
+from gyre.workloads.trainer.evaluation.held_out import EvaluationKey
 from gyre.workloads.trainer.evaluation.log import KEPT_ROWS, EvaluationLog
 from tests.machine import fill, small_disk
 
@@ -15,14 +15,14 @@ def test_a_line_that_finds_no_room_leaves_the_others_and_is_written_later() -> N
     with small_disk(1 << 10) as disk:
         folder = disk.path
         log = EvaluationLog.of(folder)
-        assert log.leave_out(Evaluation(0, "held_out"), "first " * 100)
+        assert log.leave_out(EvaluationKey(0, "held_out"), "first " * 100)
         fill(folder / "ballast")
         with pytest.raises(OSError, match="No space"):
-            log.leave_out(Evaluation(1, "held_out"), "no room " * 1000)
+            log.leave_out(EvaluationKey(1, "held_out"), "no room " * 1000)
         again = EvaluationLog.of(folder)
-        assert set(again.left_out) == {Evaluation(0, "held_out")}
+        assert set(again.left_out) == {EvaluationKey(0, "held_out")}
         (folder / "ballast").unlink()
-        assert again.leave_out(Evaluation(1, "held_out"), "second")
+        assert again.leave_out(EvaluationKey(1, "held_out"), "second")
         assert len(EvaluationLog.of(folder).left_out) == 2
 
 
@@ -30,11 +30,11 @@ def test_a_line_that_was_cut_short_is_cut_off_though_there_is_no_room() -> None:
     with small_disk(1 << 10) as disk:
         folder = disk.path
         log = EvaluationLog.of(folder)
-        assert log.leave_out(Evaluation(0, "held_out"), "first")
+        assert log.leave_out(EvaluationKey(0, "held_out"), "first")
         with log.path.open("a") as file:
             file.write('{"version": 1, "se')
         fill(folder / "ballast")
-        assert set(EvaluationLog.of(folder).left_out) == {Evaluation(0, "held_out")}
+        assert set(EvaluationLog.of(folder).left_out) == {EvaluationKey(0, "held_out")}
         assert log.path.read_text().count("\n") == 1
 
 

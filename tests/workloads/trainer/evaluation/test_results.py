@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gyre.config.sections import EvaluationSettings
 from gyre.rollouts.samples import Group, Sample, VersionRun
-from gyre.workloads.trainer.evaluation.held_out import Evaluation
+from gyre.workloads.trainer.evaluation.held_out import EvaluationKey
 from gyre.workloads.trainer.evaluation.results import MOST_VALUES, best_of, pass_at, row_of
 from gyre.workloads.trainer.learning.step_metrics import MOST_COMPONENTS
 
@@ -42,7 +42,7 @@ def groups_of(rewards, extras=()):
 def row(rewards, metas=None, extras=(), **settings):
     groups = groups_of(rewards, extras)
     found = row_of(
-        Evaluation(4, "aime"), groups, metas or [{} for _ in groups], EvaluationSettings(**settings)
+        EvaluationKey(4, "aime"), groups, metas or [{} for _ in groups], EvaluationSettings(**settings)
     )
     json.dumps(found, allow_nan=False)
     return found
@@ -118,7 +118,7 @@ def test_answers_are_counted_by_their_tokens():
     groups = groups_of([[1, 0], [1, 0]])
     one, other = (replace(groups[0].samples[0], token_ids=np.array([at], np.int32)) for at in (5, 6))
     made = [replace(groups[0], samples=[one, other]), replace(groups[1], samples=[one, one])]
-    assert row_of(Evaluation(4, "aime"), made, [{}, {}], EvaluationSettings())["distinct"] == 2
+    assert row_of(EvaluationKey(4, "aime"), made, [{}, {}], EvaluationSettings())["distinct"] == 2
 
 
 def test_a_breakdown_has_a_part_for_each_value_of_the_column():

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gyre.errors import VertexLost
+from gyre.errors import VertexDied
 from gyre.graph.elements import Operator
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.base import BaseWorkload
 from gyre.workloads.gang.gang import outcome_of
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
-from gyre.workloads.trainer.learning.publishing import Published
+from gyre.workloads.trainer.learning.publishing import PublishedVersion
 from gyre.workloads.vertex.returns import Expected
 from tests.waits import GENEROUS_S
 from tests.workloads import plain_workloads
@@ -83,14 +83,14 @@ def test_groups_come_back_whole_however_they_travelled(calls, slim: bool, added_
 def test_a_vertex_that_died_is_lost_in_whatever_form_it_would_have_answered(calls, cluster) -> None:
     cluster.vertices["echo-0"].kill()
     sent = calls.fire(("echo-0", 1), SCORE, [a_group(1)], step=2, index=0, expected=ANYTHING, added_only=True)
-    with pytest.raises(VertexLost):
+    with pytest.raises(VertexDied):
         sent.result(GENEROUS_S)
-    assert isinstance(outcome_of(sent), VertexLost)
+    assert isinstance(outcome_of(sent), VertexDied)
 
 
 def test_a_policy_is_sent_once_and_again_after_a_failure(calls, cluster) -> None:
     bundle = cluster.transport.share(({"version": 4}, b""))
-    policy = Published(version=4, checksum="c", bundle=bundle)
+    policy = PublishedVersion(version=4, checksum="c", bundle=bundle)
 
     def loads() -> int:
         fire = partial(calls.fire, ("echo-1", 1), SERVED, [a_group(1)], step=2, index=6)

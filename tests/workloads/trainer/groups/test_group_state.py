@@ -14,7 +14,7 @@ from gyre.config import RunSpec
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
 from gyre.store import LedgerStore, open_store
-from gyre.workloads.trainer.groups.group_state import GroupState, Slots
+from gyre.workloads.trainer.groups.group_state import GroupSlots, GroupState
 from gyre.workloads.trainer.groups.micro_batches import FixedBatches, StreamedBatches, is_made
 
 
@@ -24,7 +24,7 @@ def test_slots_keep_their_groups_and_a_later_reader_finds_the_same(
     draws: list[bool], data: st.DataObject
 ) -> None:
     """Either the next slot is drawn, or a group that stands somewhere is replaced by a newly drawn one."""
-    slots, stands, replaced = Slots({}), [], {}
+    slots, stands, replaced = GroupSlots({}), [], {}
     for cursor, is_draw in enumerate(draws):
         if is_draw or not stands:
             assert slots.id_at(len(stands)) == cursor
@@ -34,7 +34,7 @@ def test_slots_keep_their_groups_and_a_later_reader_finds_the_same(
             slots.replace(stands[at], cursor)
             replaced[stands[at]] = cursor
             stands[at] = cursor
-        for known in (slots, Slots(replaced)):
+        for known in (slots, GroupSlots(replaced)):
             assert [known.id_at(at) for at in range(len(stands))] == stands
             assert [known.slot_of(group) for group in stands] == list(range(len(stands)))
     for old in replaced:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gyre.workloads.trainer.groups.group_state import Slots
+from gyre.workloads.trainer.groups.group_state import GroupSlots
 
 REPLACED = 100_000
 
@@ -17,7 +17,7 @@ class NeverWalked(list[Any]):
 
 
 def test_each_slot_has_one_group_and_each_group_one_slot() -> None:
-    slots, drawn = Slots({}), 0
+    slots, drawn = GroupSlots({}), 0
     for slot in range(40):
         drawn = max(drawn, slots.id_at(slot)) + 1
         for _ in range(slot % 3):
@@ -29,7 +29,7 @@ def test_each_slot_has_one_group_and_each_group_one_slot() -> None:
 
 
 def test_what_it_looks_up_does_not_grow_with_what_was_replaced() -> None:
-    slots = Slots({2 * number: 2 * number + 1 for number in range(REPLACED)})
+    slots = GroupSlots({2 * number: 2 * number + 1 for number in range(REPLACED)})
     for name in ("_replacements", "_drawn_before"):
         setattr(slots, name, NeverWalked(getattr(slots, name)))
     for slot in (0, REPLACED // 2, REPLACED - 1, REPLACED + 10):

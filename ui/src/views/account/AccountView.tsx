@@ -3,7 +3,7 @@ import { useJob } from "../../data/job";
 import { percent, short, whole, words } from "../../format";
 import { Badge } from "../../parts/Badge";
 import { Refused } from "../../parts/Refused";
-import type { Account, Price, TokenAccount } from "../../rest";
+import type { Account, Price, TokenAccountSchema } from "../../rest";
 import { promiseOf } from "./promise";
 import "./account.css";
 
@@ -43,7 +43,7 @@ export default function AccountView() {
   );
 }
 
-function partsOf(tokens: TokenAccount): [string, number][] {
+function partsOf(tokens: TokenAccountSchema): [string, number][] {
   const discarded = Object.entries(tokens.discarded).map(([reason, count]): [string, number] => [`discarded: ${words(reason)}`, count]);
   return [["delivered", tokens.delivered ?? 0], [tokens.waiting, tokens.in_flight ?? 0], ...discarded, ["missing", tokens.missing ?? 0]];
 }
@@ -90,7 +90,7 @@ function Cost({ lines }: { lines: NonNullable<Account["cost"]> }) {
   );
 }
 
-function Money({ prices, tokens }: { prices: readonly Price[]; tokens: TokenAccount }) {
+function Money({ prices, tokens }: { prices: readonly Price[]; tokens: TokenAccountSchema }) {
   const hour = prices.reduce((sum, one) => sum + one.instances * one.price_per_hour, 0);
   const discarded = Object.values(tokens.discarded).reduce((sum, one) => sum + one, 0);
   return (

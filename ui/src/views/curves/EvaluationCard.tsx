@@ -5,11 +5,11 @@
 import { useMemo } from "react";
 import { percent, plural, short, wholeTick } from "../../format";
 import { Chart, type Line } from "../../parts/Chart";
-import type { Evaluation } from "../../rest";
+import type { EvaluationSchema } from "../../rest";
 
 const COLOURS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6"];
 
-export function EvaluationCard({ set, list }: { set: string; list: readonly Evaluation[] }) {
+export function EvaluationCard({ set, list }: { set: string; list: readonly EvaluationSchema[] }) {
   const x = useMemo(() => list.map((one) => one.version), [list]);
   const lines = useMemo(() => linesOf(list), [list]);
   const last = list.at(-1);
@@ -19,7 +19,7 @@ export function EvaluationCard({ set, list }: { set: string; list: readonly Eval
 }
 
 /** One number of the reward function: `name` as "reward.format". */
-export function EvaluatedComponent({ set, name, list }: { set: string; name: string; list: readonly Evaluation[] }) {
+export function EvaluatedComponent({ set, name, list }: { set: string; name: string; list: readonly EvaluationSchema[] }) {
   const there = useMemo(() => list.filter((one) => one.components?.[name] !== undefined), [list, name]);
   const x = useMemo(() => there.map((one) => one.version), [there]);
   const lines = useMemo((): Line[] => [{ label: name, values: there.map((one) => one.components[name] ?? null), colour: "--c1", points: true }], [there, name]);
@@ -27,11 +27,11 @@ export function EvaluatedComponent({ set, name, list }: { set: string; name: str
 }
 
 /** The names of the numbers that the evaluations of a set have, without those that count samples. */
-export function componentsOf(list: readonly Evaluation[]): string[] {
+export function componentsOf(list: readonly EvaluationSchema[]): string[] {
   return [...new Set(list.flatMap((one) => Object.keys(one.components ?? {})))].filter((name) => !name.endsWith(".count")).sort();
 }
 
-function Card({ title, list, lines, x, value }: { title: string; list: readonly Evaluation[]; lines: Line[]; x: number[]; value: string }) {
+function Card({ title, list, lines, x, value }: { title: string; list: readonly EvaluationSchema[]; lines: Line[]; x: number[]; value: string }) {
   const last = list.at(-1);
   return (
     <figure className="card curve">
@@ -45,8 +45,8 @@ function Card({ title, list, lines, x, value }: { title: string; list: readonly 
   );
 }
 
-function linesOf(list: readonly Evaluation[]): Line[] {
-  const measures: [string, (one: Evaluation) => number | null][] = [[accuracyName(list), (one) => one.accuracy], ["reward", (one) => one.reward_mean]];
+function linesOf(list: readonly EvaluationSchema[]): Line[] {
+  const measures: [string, (one: EvaluationSchema) => number | null][] = [[accuracyName(list), (one) => one.accuracy], ["reward", (one) => one.reward_mean]];
   const ks = Object.keys(list.at(-1)?.pass_at ?? {}).filter((k) => k !== "1").slice(0, 3);
   for (const k of ks) measures.push([`pass@${k}`, (one) => one.pass_at[k] ?? null]);
   return measures
@@ -55,7 +55,7 @@ function linesOf(list: readonly Evaluation[]): Line[] {
 }
 
 /** As `accuracy_name` in gyre/api/terminal/formats.py has it. */
-function accuracyName(list: readonly Evaluation[]): string {
+function accuracyName(list: readonly EvaluationSchema[]): string {
   const by = list.at(-1)?.right_by;
   return by ? `accuracy (${by})` : "accuracy";
 }

@@ -7,7 +7,7 @@ import { Badge } from "../../parts/Badge";
 import { Refused } from "../../parts/Refused";
 import { useRootSize } from "../../parts/rootSize";
 import { VirtualList } from "../../parts/VirtualList";
-import type { Door, Engine, EngineList, MachineList, Pool, Tone } from "../../rest";
+import type { DoorSchema, EngineSchema, EngineList, MachineList, PoolSchema, Tone } from "../../rest";
 import { go, hrefOf, setParams, useRoute } from "../../route";
 import { SourceNumbers } from "../../parts/SourceNumbers";
 import { Machines } from "./Machines";
@@ -52,7 +52,7 @@ export default function FleetView() {
 }
 
 /** What came of requests at a fleet's door since its manager started. */
-function DoorOfFleet({ door }: { door: Door }) {
+function DoorOfFleet({ door }: { door: DoorSchema }) {
   const { requests } = door;
   return (
     <section aria-labelledby="door">
@@ -78,7 +78,7 @@ function DoorOfFleet({ door }: { door: Door }) {
   );
 }
 
-function Pools({ pools, engines }: { pools: Record<string, Pool>; engines: readonly Engine[] }) {
+function Pools({ pools, engines }: { pools: Record<string, PoolSchema>; engines: readonly EngineSchema[] }) {
   const rate = engines.reduce((sum, one) => sum + one.rate_tokens_s, 0);
   return (
     <p>
@@ -90,12 +90,12 @@ function Pools({ pools, engines }: { pools: Record<string, Pool>; engines: reado
   );
 }
 
-function toneOf(engine: Engine): Tone {
+function toneOf(engine: EngineSchema): Tone {
   if (engine.state === "working" || engine.state === "idle") return "good";
   return engine.state === "cut" ? "bad" : "attention";
 }
 
-function Instances({ job, engines, published }: { job: string; engines: readonly Engine[]; published: number }) {
+function Instances({ job, engines, published }: { job: string; engines: readonly EngineSchema[]; published: number }) {
   const [chosen, setChosen] = useState<number | null>(null);
   const lineHeight = 2 * useRootSize();
   const name = chosen === null ? undefined : engines[chosen]?.instance;

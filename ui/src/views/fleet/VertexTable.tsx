@@ -6,16 +6,16 @@ import { Badge } from "../../parts/Badge";
 import { SourceNumbers } from "../../parts/SourceNumbers";
 import { useRootSize } from "../../parts/rootSize";
 import { VirtualList } from "../../parts/VirtualList";
-import type { Tone, Vertex } from "../../rest";
+import type { Tone, VertexSchema } from "../../rest";
 import { go, hrefOf } from "../../route";
 
-export function toneOfVertex(vertex: Vertex): Tone {
+export function toneOfVertex(vertex: VertexSchema): Tone {
   if (vertex.phase === "running") return "good";
   return vertex.phase === "stopped" ? "over" : "attention";
 }
 
 interface Props {
-  readonly vertices: readonly Vertex[];
+  readonly vertices: readonly VertexSchema[];
   readonly ended: boolean;
   /** When that was, in seconds since 1970; undefined: the present. */
   readonly now?: number | undefined;
@@ -62,7 +62,7 @@ export function VertexTable({ vertices, ended, now = Date.now() / 1000 }: Props)
   );
 }
 
-function saidOf(one: Vertex, now: number): string {
+function saidOf(one: VertexSchema, now: number): string {
   const said = one.silent
     ? `${one.silent}: last heard ${ago(one.silent_since, now)}`
     : one.message || one.no_room || words(one.reason);

@@ -3,7 +3,7 @@ import { useEffect, useMemo, useRef, useState } from "react";
 import { BaseEdge, EdgeLabelRenderer, Handle, MarkerType, Position, ReactFlow, type Edge, type EdgeProps, type Node, type NodeProps } from "@xyflow/react";
 import "@xyflow/react/dist/base.css";
 import { Badge } from "../../parts/Badge";
-import type { EdgeKind, Graph, GraphEdge, Vertex } from "../../rest";
+import type { EdgeKind, Graph, GraphEdge, VertexSchema } from "../../rest";
 import { NODE_HEIGHT, NODE_WIDTH, pathThrough, placed, refsOf, type Point } from "./layout";
 import { roleStates, type RoleState } from "./phases";
 import "./graph.css";
@@ -15,7 +15,7 @@ export const EDGE_KINDS: Readonly<Record<EdgeKind, string>> = { samples: "sample
 
 interface Props {
   readonly graph: Graph;
-  readonly vertices: readonly Vertex[];
+  readonly vertices: readonly VertexSchema[];
   readonly chosen: string;
   readonly onChoose: (role: string) => void;
 }

@@ -1,6 +1,6 @@
 /** How a role is, from its vertices. Pure. */
 import { words } from "../../format";
-import type { Tone, Vertex } from "../../rest";
+import type { Tone, VertexSchema } from "../../rest";
 
 export interface RoleState {
   readonly total: number;
@@ -11,8 +11,8 @@ export interface RoleState {
   readonly busy: string;
 }
 
-export function roleStates(vertices: readonly Vertex[]): Map<string, RoleState> {
-  const byRole = new Map<string, Vertex[]>();
+export function roleStates(vertices: readonly VertexSchema[]): Map<string, RoleState> {
+  const byRole = new Map<string, VertexSchema[]>();
   for (const one of vertices) {
     const known = byRole.get(one.role);
     if (known) known.push(one);
@@ -21,7 +21,7 @@ export function roleStates(vertices: readonly Vertex[]): Map<string, RoleState> 
   return new Map([...byRole].map(([role, list]) => [role, stateOf(list)]));
 }
 
-function stateOf(vertices: readonly Vertex[]): RoleState {
+function stateOf(vertices: readonly VertexSchema[]): RoleState {
   const running = vertices.filter((one) => one.phase === "running").length;
   const away = vertices.find((one) => one.phase !== "running");
   const over = vertices.every((one) => one.phase === "stopped");

@@ -8,7 +8,7 @@ import { Evidence } from "../../parts/Evidence";
 import { Refused } from "../../parts/Refused";
 import { useRootSize } from "../../parts/rootSize";
 import { VirtualList } from "../../parts/VirtualList";
-import type { Incident, Tone } from "../../rest";
+import type { IncidentSchema, Tone } from "../../rest";
 import { hrefOf, setParams, useRoute } from "../../route";
 import { noIncident } from "../now/LateIncidents";
 import "./incidents.css";
@@ -16,7 +16,7 @@ import "./incidents.css";
 export default function IncidentsView() {
   const { params } = useRoute();
   const [search, setSearch] = useState(params["q"] ?? "");
-  const { data, error } = useJob<{ incidents: Incident[] }>("/incidents");
+  const { data, error } = useJob<{ incidents: IncidentSchema[] }>("/incidents");
   const { data: view } = useJobView();
   const lineHeight = 2 * useRootSize();
   if (!data) return <><h1>Incidents</h1>{error ? <Refused error={error} /> : <p className="empty">Loading …</p>}</>;
@@ -39,12 +39,12 @@ export default function IncidentsView() {
   );
 }
 
-export function toneOfIncident(incident: Incident): Tone {
+export function toneOfIncident(incident: IncidentSchema): Tone {
   if (incident.came_to === "recovered") return "good";
   return incident.scope === "give_up" ? "bad" : "attention";
 }
 
-function Line({ incident }: { incident: Incident | undefined }) {
+function Line({ incident }: { incident: IncidentSchema | undefined }) {
   if (!incident) return null;
   return (
     <>
@@ -56,7 +56,7 @@ function Line({ incident }: { incident: Incident | undefined }) {
   );
 }
 
-function Detail({ incident }: { incident: Incident }) {
+function Detail({ incident }: { incident: IncidentSchema }) {
   const { job } = useLive();
   const facts: [string, string][] = [
     ["When", moment(incident.at)],

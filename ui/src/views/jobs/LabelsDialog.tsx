@@ -2,7 +2,7 @@
 import { useState, type FormEvent } from "react";
 import { ApiError, jobPath, post } from "../../data/api";
 import { Dialog } from "../../parts/Dialog";
-import type { Labels, Run } from "../../rest";
+import type { LabelsSchema, Run } from "../../rest";
 
 export function LabelsDialog({ run, onClose, onSaved }: { run: Run; onClose: () => void; onSaved: () => void }) {
   const [tags, setTags] = useState(run.tags.join(", "));
@@ -16,7 +16,7 @@ export function LabelsDialog({ run, onClose, onSaved }: { run: Run; onClose: () 
       remove: run.tags.filter((tag) => !wanted.includes(tag)),
       notes: notes === run.notes ? null : notes,
     };
-    post<Labels>(jobPath(run.job_id, ":label"), body).then(onSaved, (problem: unknown) => setError(problem instanceof ApiError ? `${problem.message} ${problem.hint}` : String(problem)));
+    post<LabelsSchema>(jobPath(run.job_id, ":label"), body).then(onSaved, (problem: unknown) => setError(problem instanceof ApiError ? `${problem.message} ${problem.hint}` : String(problem)));
   };
   return (
     <Dialog title={`Tags and note of ${run.name}`} onClose={onClose}>

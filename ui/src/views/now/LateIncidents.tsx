@@ -1,7 +1,7 @@
 /** The incidents of late, newest first. */
 import { clock, duration, plural, words } from "../../format";
 import { Badge } from "../../parts/Badge";
-import type { Incident } from "../../rest";
+import type { IncidentSchema } from "../../rest";
 import { hrefOf } from "../../route";
 
 const SHOWN = 5;
@@ -9,7 +9,7 @@ const SHOWN = 5;
 /** A job that failed as a whole has none of its own: what it failed of is its phase's message. */
 export const noIncident = (phase: string): string => (phase === "failed" ? "None: the job failed as a whole, not one of its processes." : "None so far.");
 
-export function LateIncidents({ job, phase, incidents }: { job: string; phase: string; incidents: readonly Incident[] }) {
+export function LateIncidents({ job, phase, incidents }: { job: string; phase: string; incidents: readonly IncidentSchema[] }) {
   const late = incidents.slice(-SHOWN).reverse();
   return (
     <section aria-labelledby="late">

@@ -2,13 +2,13 @@
 import { useLive } from "../../data/live";
 import { clock, kindWords, words } from "../../format";
 import { Evidence } from "../../parts/Evidence";
-import type { Event, Incident, Json } from "../../rest";
+import type { EventSchema, IncidentSchema, Json } from "../../rest";
 import { hrefOf } from "../../route";
 
 /** An incident begins with the event that tells of it. */
 const NEAR_S = 5;
 
-export function EventCard({ event, incidents }: { event: Event | null; incidents: readonly Incident[] }) {
+export function EventCard({ event, incidents }: { event: EventSchema | null; incidents: readonly IncidentSchema[] }) {
   const { job } = useLive();
   if (!event) return <p className="empty">Nothing has happened yet.</p>;
   const vertex = event.body["vertex"];

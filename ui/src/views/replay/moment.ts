@@ -6,10 +6,10 @@
  */
 import { useEffect, useRef, useState } from "react";
 import { ApiError, get, jobPath } from "../../data/api";
-import type { Moment } from "../../rest";
+import type { MomentSchema } from "../../rest";
 
 export interface Asked {
-  readonly moment: Moment | null;
+  readonly moment: MomentSchema | null;
   readonly error: ApiError | null;
   readonly loading: boolean;
 }
@@ -19,7 +19,7 @@ const KEPT = 64;
 
 export function useMoment(job: string, wanted: string | null): Asked {
   const [asked, setAsked] = useState<Asked>({ moment: null, error: null, loading: true });
-  const place = useRef({ job, wanted, running: "", known: new Map<string, Moment>() });
+  const place = useRef({ job, wanted, running: "", known: new Map<string, MomentSchema>() });
   useEffect(() => {
     const here = place.current;
     if (here.job !== job) here.known.clear();
@@ -35,7 +35,7 @@ export function useMoment(job: string, wanted: string | null): Asked {
       }
       here.running = query;
       setAsked((old) => ({ ...old, loading: true }));
-      get<Moment>(jobPath(job, `/at?${query}`))
+      get<MomentSchema>(jobPath(job, `/at?${query}`))
         .then((moment) => {
           here.known.set(query, moment);
           for (const old of here.known.keys()) {

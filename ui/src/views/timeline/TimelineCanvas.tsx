@@ -5,14 +5,14 @@
 import { useCallback, useEffect, useRef, useState, type KeyboardEvent, type PointerEvent } from "react";
 import { Canvas, type Draw } from "../../parts/Canvas";
 import { useRootSize } from "../../parts/rootSize";
-import type { Flag } from "../../rest";
+import type { FlagSchema } from "../../rest";
 import { drawScene, layoutOf } from "./draw";
 import { spanAt, type Row } from "./rows";
 import { panned, zoomed, type Window } from "./window";
 
 interface Props {
   readonly rows: readonly Row[];
-  readonly flags: readonly Flag[];
+  readonly flags: readonly FlagSchema[];
   readonly window: Window;
   readonly bounds: Window;
   readonly chosen: number;
@@ -20,7 +20,7 @@ interface Props {
   readonly onWindow: (window: Window) => void;
   readonly onChoose: (row: number, at: number | null) => void;
   readonly onTurn: (role: string) => void;
-  readonly onFlag: (flag: Flag) => void;
+  readonly onFlag: (flag: FlagSchema) => void;
 }
 
 const FLAG_REACH = 7;

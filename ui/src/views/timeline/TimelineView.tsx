@@ -4,7 +4,7 @@ import { useJob, withQuery } from "../../data/job";
 import { useLive } from "../../data/live";
 import { clock, duration, percent, plural } from "../../format";
 import { Refused } from "../../parts/Refused";
-import type { Flag, SpanState, Timeline } from "../../rest";
+import type { FlagSchema, SpanState, TimelineSchema } from "../../rest";
 import { hrefOf, setParams, useRoute } from "../../route";
 import { rolesOf, rowsOf, spanAt, sumsOf, type Row } from "./rows";
 import { lookOf, STATES } from "./states";
@@ -21,8 +21,8 @@ export default function TimelineView() {
   const { params } = useRoute();
   const wanted = params["since"] && params["until"] ? { from: Number(params["since"]), to: Number(params["until"]) } : null;
   const [request, setRequest] = useState<Window | null>(wanted);
-  const { data, error } = useJob<Timeline>(withQuery("/timeline", { since: request?.from, until: request?.to }), running ? TICKS : Infinity);
-  const [known, setKnown] = useState<Timeline | null>(null);
+  const { data, error } = useJob<TimelineSchema>(withQuery("/timeline", { since: request?.from, until: request?.to }), running ? TICKS : Infinity);
+  const [known, setKnown] = useState<TimelineSchema | null>(null);
   useEffect(() => {
     if (data) setKnown(data);
   }, [data]);
@@ -34,7 +34,7 @@ export default function TimelineView() {
 }
 
 interface ShownProps {
-  readonly timeline: Timeline;
+  readonly timeline: TimelineSchema;
   readonly bounds: Window;
   readonly window: Window;
   readonly onNeed: (window: Window) => void;
@@ -61,7 +61,7 @@ function Shown({ timeline, bounds, window: shown, onNeed }: ShownProps) {
 
   const show = (next: Window): void => setParams({ since: next.from.toFixed(3), until: next.to.toFixed(3) });
   const turn = (role: string): void => setTurned((old) => new Set(old.has(role) ? [...old].filter((one) => one !== role) : [...old, role]));
-  const toFlag = (flag: Flag): void => {
+  const toFlag = (flag: FlagSchema): void => {
     setAt(flag.at);
     if (flag.at < shown.from || flag.at > shown.to) show(panned(shown, flag.at - (shown.from + shown.to) / 2, bounds));
   };

@@ -2,7 +2,7 @@
 import { percent } from "../../format";
 import { moments } from "../../parts/axes";
 import { colour } from "../../theme";
-import type { Flag, Span, SpanState } from "../../rest";
+import type { FlagSchema, Span, SpanState } from "../../rest";
 import { columnsOf, firstAfter, sumsOf, type Row, type Sums } from "./rows";
 import { lookOf, STATES, WASTED } from "./states";
 import type { Window } from "./window";
@@ -24,14 +24,14 @@ export function layoutOf(root: number, width: number): Layout {
 
 export interface Scene {
   readonly rows: readonly Row[];
-  readonly flags: readonly Flag[];
+  readonly flags: readonly FlagSchema[];
   readonly window: Window;
   readonly top: number;
   readonly chosen: number;
   readonly at: number | null;
 }
 
-const FLAG_COLOURS: Readonly<Record<Flag["kind"], string>> = { incident: "--s-down", publish: "--s-load", evaluation: "--s-evaluate", checkpoint: "--s-checkpoint", command: "--text" };
+const FLAG_COLOURS: Readonly<Record<FlagSchema["kind"], string>> = { incident: "--s-down", publish: "--s-load", evaluation: "--s-evaluate", checkpoint: "--s-checkpoint", command: "--text" };
 const COLUMN = 4;
 
 export function drawScene(context: CanvasRenderingContext2D, width: number, height: number, scene: Scene, layout: Layout): void {

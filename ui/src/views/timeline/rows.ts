@@ -1,10 +1,10 @@
 /** The rows of the timeline: for each role of several lanes a row that opens and closes, and below it its lanes. Pure. */
-import type { Lane, Span, SpanState } from "../../rest";
+import type { LaneSchema, Span, SpanState } from "../../rest";
 import type { Window } from "./window";
 
 export type Row =
-  | { readonly kind: "role"; readonly role: string; readonly lanes: readonly Lane[]; readonly open: boolean }
-  | { readonly kind: "lane"; readonly lane: Lane; readonly alone: boolean };
+  | { readonly kind: "role"; readonly role: string; readonly lanes: readonly LaneSchema[]; readonly open: boolean }
+  | { readonly kind: "lane"; readonly lane: LaneSchema; readonly alone: boolean };
 
 /** A role of more lanes is closed at first: its own row sums them. */
 export const OPEN_UP_TO = 32;
@@ -12,8 +12,8 @@ export const OPEN_UP_TO = 32;
 /** Instances that joined from elsewhere have no role of the job's. */
 const BY_ITSELF = "joined";
 
-export function rolesOf(lanes: readonly Lane[]): Map<string, Lane[]> {
-  const roles = new Map<string, Lane[]>();
+export function rolesOf(lanes: readonly LaneSchema[]): Map<string, LaneSchema[]> {
+  const roles = new Map<string, LaneSchema[]>();
   for (const lane of lanes) {
     const role = lane.role || BY_ITSELF;
     const known = roles.get(role);
@@ -24,7 +24,7 @@ export function rolesOf(lanes: readonly Lane[]): Map<string, Lane[]> {
 }
 
 /** `turned` are the roles that the reader opened or closed, against what they would be. */
-export function rowsOf(roles: ReadonlyMap<string, readonly Lane[]>, turned: ReadonlySet<string>): Row[] {
+export function rowsOf(roles: ReadonlyMap<string, readonly LaneSchema[]>, turned: ReadonlySet<string>): Row[] {
   const rows: Row[] = [];
   for (const [role, lanes] of roles) {
     const [only] = lanes;
@@ -51,7 +51,7 @@ export function firstAfter(spans: readonly Span[], at: number): number {
   return low;
 }
 
-export function spanAt(lane: Lane, at: number): Span | undefined {
+export function spanAt(lane: LaneSchema, at: number): Span | undefined {
   const span = lane.spans[firstAfter(lane.spans, at)];
   return span && span[0] <= at ? span : undefined;
 }
@@ -59,7 +59,7 @@ export function spanAt(lane: Lane, at: number): Span | undefined {
 export type Sums = Partial<Record<SpanState, number>>;
 
 /** Seconds by state within the window, over all of these lanes. */
-export function sumsOf(lanes: readonly Lane[], window: Window): Sums {
+export function sumsOf(lanes: readonly LaneSchema[], window: Window): Sums {
   const sums: Sums = {};
   for (const { spans } of lanes) {
     for (let at = firstAfter(spans, window.from); at < spans.length; at++) {
@@ -72,7 +72,7 @@ export function sumsOf(lanes: readonly Lane[], window: Window): Sums {
 }
 
 /** Of `columns` equal parts of the window, the seconds by state: what a role's own row shows. */
-export function columnsOf(lanes: readonly Lane[], window: Window, columns: number): Sums[] {
+export function columnsOf(lanes: readonly LaneSchema[], window: Window, columns: number): Sums[] {
   const out = Array.from({ length: columns }, (): Sums => ({}));
   const wide = (window.to - window.from) / columns;
   for (const { spans } of lanes) {

@@ -4,7 +4,7 @@ import { useJob, useJobView } from "../../data/job";
 import { bytes, clock, plural } from "../../format";
 import { Badge } from "../../parts/Badge";
 import { Refused } from "../../parts/Refused";
-import type { Engine, EngineList, Event, EventPage } from "../../rest";
+import type { EngineSchema, EngineList, EventSchema, EventPage } from "../../rest";
 
 const EVENTS = 400;
 const PUBLISHED = 40;
@@ -91,7 +91,7 @@ interface Published {
 }
 
 /** Newest first. */
-function publishedIn(events: readonly Event[]): Published[] {
+function publishedIn(events: readonly EventSchema[]): Published[] {
   return events
     .filter((event) => event.kind === "WeightsPublished")
     .map(({ seq, at, body }) => ({ seq, at, version: Number(body["version"]), step: Number(body["step"]), size: Number(body["size_bytes"]), base: typeof body["base"] === "number" ? body["base"] : null, checksum: String(body["checksum"] ?? "") }))
@@ -99,7 +99,7 @@ function publishedIn(events: readonly Event[]): Published[] {
 }
 
 /** By version, newest first, how many serve it. */
-function servedIn(engines: readonly Engine[]): [number, number][] {
+function servedIn(engines: readonly EngineSchema[]): [number, number][] {
   const counts = new Map<number, number>();
   for (const one of engines) counts.set(one.version, (counts.get(one.version) ?? 0) + 1);
   return [...counts].sort(([a], [b]) => b - a);

@@ -1,4 +1,4 @@
-"""The sessions of agents: what is known of each instance beside its samples.
+"""The links of agents: what is known of each instance beside its samples.
 
 This module must not know about sockets, or what frames bring about.
 """
@@ -29,7 +29,7 @@ class RefusedVersion:
 
 
 @dataclass(eq=False, slots=True)
-class AgentSession:
+class AgentLink:
     hello: Hello
     connection: Peer | None
     number: int
@@ -96,19 +96,19 @@ class AgentSession:
         refused = self.refused.get(version)
         return now < self.start_at or (refused is not None and now < refused.retry_at)
 
-    def take_over(self, before: AgentSession) -> None:
-        """Go on where an earlier session of the same agent stood."""
+    def take_over(self, before: AgentLink) -> None:
+        """Go on where an earlier link of the same agent stood."""
         self.refused, self.limits, self.loaded = before.refused, before.limits, before.loaded
         self.failed_starts, self.start_at = before.failed_starts, before.start_at
 
 
-class AgentSessions(dict[str, AgentSession]):
-    """The newest session of each instance, by name, and which of them are admitted.
+class AgentLinks(dict[str, AgentLink]):
+    """The newest link of each instance, by name, and which of them are admitted.
 
     Invariants:
-    - *newest wins*: a session that was replaced under its name changes nothing any more, however late its connection
+    - *newest wins*: a link that was replaced under its name changes nothing any more, however late its connection
       ends;
-    - *computed, not remembered*: `admit` computes every session's admission from the present state alone, and so which
+    - *computed, not remembered*: `admit` computes every link's admission from the present state alone, and so which
       spares serve.
 
     `wanted` is how many instances of each role there are to be, as far as is known.
@@ -121,68 +121,68 @@ class AgentSessions(dict[str, AgentSession]):
         """Which spares serve, as of the last `admit`."""
         self._groups = groups
 
-    def disconnected(self, session: AgentSession, now: float) -> bool:
-        """Note that the session's connection ended. False if the instance has a newer session, which stays as it is."""
-        session.connection = None
-        session.loading = None
-        if self.get(session.name) is not session:
+    def disconnected(self, link: AgentLink, now: float) -> bool:
+        """Note that the link's connection ended. False if the instance has a newer link, which stays as it is."""
+        link.connection = None
+        link.loading = None
+        if self.get(link.name) is not link:
             return False
-        session.lost_at = now
+        link.lost_at = now
         return True
 
-    def admit(self, devices: Callable[[AgentSession], DeviceUse], *, handover: bool) -> bool:
+    def admit(self, devices: Callable[[AgentLink], DeviceUse], *, handover: bool) -> bool:
         """Compute every instance's admission, and tell the groups. Returns whether an instance is newly admitted."""
         more = False
-        known: list[tuple[AgentSession, Instance]] = []
+        known: list[tuple[AgentLink, Instance]] = []
         bounds = self._groups.bounds
         instances = self._groups.instances
-        for name, session in self.items():
+        for name, link in self.items():
             instance = instances.get(name)
             if instance is None:
                 continue
-            known.append((session, instance))
-            session.not_admitted = why_not_admitted(
-                is_current=instance.number == session.number,
-                connected=session.connection is not None and not session.connection.closing,
-                draining=session.draining,
+            known.append((link, instance))
+            link.not_admitted = why_not_admitted(
+                is_current=instance.number == link.number,
+                connected=link.connection is not None and not link.connection.closing,
+                draining=link.draining,
                 version=instance.version,
                 bounds=bounds,
-                loading=session.loading is not None,
+                loading=link.loading is not None,
                 handover=handover,
-                refused=session.refused,
-                devices=devices(session),
+                refused=link.refused,
+                devices=devices(link),
             )
         self._hold_spares_back(known)
-        for session, instance in known:
-            admitted = session.not_admitted is None
+        for link, instance in known:
+            admitted = link.not_admitted is None
             if instance.admitted != admitted:
-                self._groups.admit(session.name, able=admitted)
+                self._groups.admit(link.name, able=admitted)
                 more = more or admitted
         return more
 
-    def _hold_spares_back(self, known: list[tuple[AgentSession, Instance]]) -> None:
+    def _hold_spares_back(self, known: list[tuple[AgentLink, Instance]]) -> None:
         """Of the spares that could be admitted, those that are not needed are not."""
-        if not any(session.is_spare for session, _ in known):
+        if not any(link.is_spare for link, _ in known):
             self.substitution = Substitution(frozenset(), ())
             return
         placed = [
             PlacedInstance(
-                session.role,
-                int(session.name.rpartition("-")[2]),
-                session.not_admitted or self._why_too_old(session, instance),
+                link.role,
+                int(link.name.rpartition("-")[2]),
+                link.not_admitted or self._why_too_old(link, instance),
                 bool(instance.held),
             )
-            for session, instance in known
-            if session.role and session.caller.is_ours and not session.hello.local
+            for link, instance in known
+            if link.role and link.caller.is_ours and not link.hello.local
         ]
         self.substitution = substitute(placed, self.wanted, SPARE_ROLLOUT)
-        for session, _ in known:
-            if session.is_spare and session.name not in self.substitution.serving:
-                session.not_admitted = session.not_admitted or NotAdmitted.SPARE
+        for link, _ in known:
+            if link.is_spare and link.name not in self.substitution.serving:
+                link.not_admitted = link.not_admitted or NotAdmitted.SPARE
 
-    def _why_too_old(self, session: AgentSession, instance: Instance) -> NotAdmitted | None:
+    def _why_too_old(self, link: AgentLink, instance: Instance) -> NotAdmitted | None:
         """An instance that could not load the served version serves for those that accept what it has. Where others
         wait for newer ones, it is one less."""
-        if self._groups.served_version not in session.refused:
+        if self._groups.served_version not in link.refused:
             return None
         return NotAdmitted.POLICY_REFUSED if self._groups.is_newer_wanted(instance.version) else None

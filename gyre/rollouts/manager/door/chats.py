@@ -1,0 +1,160 @@
+"""Chats at the door of a fleet: which request one is, its prompt in tokens, and what it is answered.
+
+A client sends no id, so one is made of what it sends. Where it names a session, by the path `/s/NAME` or the header
+`X-Session-ID`, the requests of the session are the turns of a conversation: history that comes back is recognised, and
+never put into tokens again. Without one, each request is rendered whole.
+
+Invariants:
+- *asked again is the same*: see `gyre.chat.retries`. Without a session only a client that counts its retries is
+  recognised, for equal requests at once may be meant: who wants several answers to one prompt asks several times;
+- *a function of the ledger*: a new manager gives the same bytes.
+
+This module must not know about sockets, or when a request is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gyre.chat.messages import Message
+from gyre.chat.renderer import Renderer
+from gyre.chat.requests import ChatRequest, Reply
+from gyre.chat.retries import Repeats
+from gyre.rollouts.manager.door.words import ModelWords
+from gyre.rollouts.manager.sessions.conversations import Conversations
+from gyre.rollouts.plane.door_ledger import Asked, AskedTurn, DoorLedger, DoorRequest
+from gyre.rollouts.plane.session_tree import ROOT, Session, Turn
+
+LONGEST_DEFAULT = 4096
+"""Tokens of an answer where neither the client nor the model's length says how many."""
+
+_DRAWING: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "stop_token_ids": [],
+    "ignore_eos": False,
+}
+
+
+class Chats:
+    def __init__(self, ledger: DoorLedger, renderer: Renderer | None) -> None:
+        self._ledger = ledger
+        self._conversations = Conversations(renderer)
+        self._repeats: dict[tuple[str, str], Repeats] = {}
+        """By key and session."""
+        self._left: dict[str, None] = {}
+        """Requests without a session whose answers have left."""
+        self._coming: set[str] = set()
+        """Ids of requests that the ledger does not have yet."""
+
+    # -- which request it is ------------------------------------------------------------------------
+
+    def id_of(self, owner: str, session: str, path: str, body: bytes, retries: int) -> str:
+        """The request's id, for a client that sends none."""
+        if not session:
+            return self._alone(owner, path, body, retries)
+        named = owner, session
+        repeats = self._repeats.get(named)
+        if repeats is None:
+            self._repeats = {one: kept for one, kept in self._repeats.items() if self._ledger.turns(*one)}
+            known = [one.id.rpartition("/")[2] for one in self._ledger.turns(owner, session).values()]
+            repeats = self._repeats[named] = Repeats(known)
+        return f"{_digest(owner, session)}/{repeats.key(path, body, retries)}"
+
+    def _alone(self, owner: str, path: str, body: bytes, retries: int) -> str:
+        """A new request, or for a client that asks again the oldest equal one that nobody has the answer of."""
+        stem, number, last = f"{_digest(owner, path, body)}-", 0, ""
+        while (found := f"{stem}{number}") in self._ledger.requests() or found in self._coming:
+            if retries and found not in self._left:
+                return found
+            number, last = number + 1, found
+        return last if retries and last else found
+
+    @contextlib.contextmanager
+    def coming(self, request_id: str) -> Iterator[None]:
+        """A block in which the request is put into tokens: equal ones that come meanwhile are others."""
+        self._coming.add(request_id)
+        try:
+            yield
+        finally:
+            self._coming.discard(request_id)
+
+    def left(self, known: DoorRequest) -> None:
+        """The whole answer was sent."""
+        if known.session:
+            self._repeats[known.owner, known.session].left(known.id.rpartition("/")[2])
+        else:
+            self._left = {one: None for one in (*self._left, known.id) if one in self._ledger.requests()}
+
+    # -- prompt and answer --------------------------------------------------------------------------
+
+    async def asked(
+        self, owner: str, session: str, request_id: str, chat: ChatRequest, words: ModelWords
+    ) -> Asked:
+        """What the client asks for, in tokens. Raises RequestRefused."""
+        conversation = self._conversation(owner, session)
+        if chat.prompt_ids is not None:
+            prompt = np.array(chat.prompt_ids, np.int32)
+            parent, note = conversation.parent_of(prompt), b""
+        else:
+            parent, prompt, note = await self._conversations.prompt_of(conversation, chat)
+        number = conversation.turns[parent].request.number if parent != ROOT else ROOT
+        drawing = {**_DRAWING, **chat.sampling, **self._conversations.stops(chat.sampling)}
+        drawing.setdefault("max_new_tokens", _longest(prompt, words))
+        turn = AskedTurn(session, number, note)
+        return Asked(request_id, prompt, 1, drawing, stops=words.stops, turn=turn)
+
+    def _conversation(self, owner: str, session: str) -> Session:
+        """The turns that are kept of it, numbered from 0."""
+        known = (
+            [one for one in self._ledger.turns(owner, session).values() if one.request.samples]
+            if session
+            else []
+        )
+        places = {one.request.number: at for at, one in enumerate(known)}
+        turns = [
+            Turn(at, places.get(one.parent, ROOT), one.id, one.request, one.note)
+            for at, one in enumerate(known)
+        ]
+        return Session(session, "", 0, 0, 0, turns=turns)
+
+    def reply(self, known: DoorRequest, chat: ChatRequest, model: str) -> Reply:
+        """The answer of a request that is over."""
+        view = known.view()[0]
+        ids = view.token_ids.tolist()
+        return Reply(
+            id=known.id,
+            created=int(known.at),
+            model=model,
+            message=self._message(known, chat),
+            finish="stop" if view.finish == "stop" else "length",
+            prompt_ids=known.request.group.prompt_ids.tolist(),
+            token_ids=ids,
+            logprobs=view.logprobs.tolist(),
+            token_texts=self._conversations.texts(ids),
+            versions=[[run.version, run.start, run.end] for run in view.versions],
+        )
+
+    def _message(self, known: DoorRequest, chat: ChatRequest) -> Message:
+        if chat.prompt_ids is not None or not known.request.samples:
+            return Message("assistant")
+        turn = Turn(known.request.number, ROOT, known.id, known.request, known.note)
+        return self._conversations.message_of(Session(known.session or known.id, "", 0, 0, 0), turn)
+
+
+def _longest(prompt: NDArray[np.int32], words: ModelWords) -> int:
+    return LONGEST_DEFAULT if words.positions is None else max(1, words.positions - len(prompt))
+
+
+def _digest(*parts: str | bytes) -> str:
+    """32 hexadecimal digits of the parts together."""
+    told = b"\0".join(part if isinstance(part, bytes) else part.encode() for part in parts)
+    return hashlib.blake2b(told, digest_size=16).hexdigest()

@@ -1,0 +1,31 @@
+"""What chat clients' SDKs say in headers, and how a finished turn goes out as a stream.
+
+This module must not know what a turn is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from aiohttp import web
+
+SESSION_PATH = "/s/{session}"
+"""Before a dialect's own path: a base URL with a path works with every client."""
+
+
+def retries_of(request: web.Request) -> int:
+    """How often the client's SDK has asked before; 0 where it does not say."""
+    told = request.headers.get("x-stainless-retry-count", "0")
+    return int(told) if told.isascii() and told.isdecimal() and len(told) < 5 else 0
+
+
+async def streamed(request: web.Request, events: Iterator[bytes]) -> web.StreamResponse:
+    """The whole turn as a stream: its head waited until nobody would have to ask again."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    with contextlib.suppress(ConnectionError, RuntimeError):  # the client has gone; the turn is kept
+        await response.prepare(request)
+        for event in events:
+            await response.write(event)
+        await response.write_eof()
+    return response

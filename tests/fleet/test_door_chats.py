@@ -1,0 +1,92 @@
+"""Chats at a fleet's door: with a session and without, asked again, and over a manager's death."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.chat.plain import PlainRenderer
+from tests.fleet.fleet_plane import FleetPlane, fleet_plane
+from tests.sessions.test_chats import CALCULATOR, TOKENIZER, drew
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+async def plane(tmp_path: Path) -> AsyncIterator[FleetPlane]:
+    async with fleet_plane(tmp_path, renderer=PlainRenderer(TOKENIZER)) as plane:
+        yield plane
+        plane.exact()
+
+
+def chatting(
+    plane: FleetPlane, *messages: dict[str, Any], path: str = CHAT, retry: int = 0, **body: Any
+) -> asyncio.Task[tuple[int, Any]]:
+    async def ask() -> tuple[int, Any]:
+        told = {"model": "m", "messages": list(messages), "max_tokens": 20, **body}
+        headers = {"Authorization": "Bearer lab-key", "x-stainless-retry-count": str(retry)}
+        async with plane.session().post(
+            f"{plane.url}{path}", data=json.dumps(told), headers=headers
+        ) as reply:
+            return reply.status, await reply.json()
+
+    return asyncio.create_task(ask())
+
+
+USER = {"role": "user", "content": "1+2="}
+
+
+async def test_a_chat_without_a_session(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    asking = chatting(plane, USER)
+    await drew(agent, "3")
+    status, told = await asking
+    assert status == 200, told
+    assert told["choices"][0]["message"]["content"] == "3"
+    assert told["usage"]["completion_tokens"] == 2
+
+
+async def test_equal_chats_at_once_are_several(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    both = [chatting(plane, USER), chatting(plane, USER)]
+    for sample, text in zip(await agent.work(2), "34", strict=True):
+        await agent.say(sample.work.row, [*TOKENIZER.encode(text).tolist(), TOKENIZER.eos_id])
+    answers = [(await one)[1] for one in both]
+    assert {one["choices"][0]["message"]["content"] for one in answers} == {"3", "4"}
+
+
+async def test_a_retry_gets_the_same_answer_also_of_another_manager(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    first = chatting(plane, USER)
+    await drew(agent, "3")
+    before = await first
+    assert await chatting(plane, USER, retry=1) == before
+    await plane.kill()
+    await plane.start()
+    assert await chatting(plane, USER, retry=1) == before
+    assert plane.manager.groups.account.generated == 2
+
+
+async def test_a_session_goes_on_from_its_last_turn(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    path = f"/s/mine{CHAT}"
+    first = chatting(plane, USER, path=path, tools=[CALCULATOR])
+    (sample,) = await agent.work(1)
+    await agent.say(sample.work.row, TOKENIZER.encode("[1+2]").tolist())
+    call = (await first)[1]["choices"][0]["message"]
+    await plane.kill()
+    await plane.start()
+    await agent.back()
+    result = {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "3"}
+    second = chatting(plane, USER, call, result, path=path, tools=[CALCULATOR])
+    await drew(agent, "3")
+    status, told = await second
+    assert status == 200, told
+    newest = list(plane.door.ledger.requests().values())[-1]
+    assert TOKENIZER.decode(newest.request.group.prompt_ids) == "1+2=[1+2]:3:"
+    assert newest.parent >= 0
