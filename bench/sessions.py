@@ -53,6 +53,8 @@ MANAGER_CORE, LOAD_CORE = 0, 1
 RATE = 61.1
 """Tokens per second of one sample, as in bench/rollouts.py."""
 
+PY_SPY = str(Path(sys.executable).parent / "py-spy")
+
 Row = dict[str, Any]
 
 
@@ -68,7 +70,8 @@ class Child:
 
     def hear(self) -> Row:
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        while (line := self.process.stdout.readline()) and not line.startswith("{"):
+            pass  # py-spy's
         if not line:
             raise SystemExit(f"{self.process.args!r:.300} has died: {self.process.wait()}")
         told: Row = json.loads(line)
@@ -112,7 +115,7 @@ def measured(what: str, given: argparse.Namespace, case: Case) -> Row:
     with tempfile.TemporaryDirectory(prefix="gyre-bench-", dir=given.folder) as folder:
         tokens = (case.drawn_tokens * 3 // 4, case.drawn_tokens * 5 // 4)
         common = {"turns": case.turns, "tokens": tokens, "rate": RATE}
-        under = ["py-spy", "record", "-o", given.profile, "-r", "200", "--"] if given.profile else []
+        under = [PY_SPY, "record", "-f", "raw", "-o", given.profile, "-r", "200", "--"] if given.profile else []
         serving = {**common, "what": what, "core": MANAGER_CORE, "folder": folder}
         with child("served.py", serving, under if what == "manager" else None) as server:
             load = {

@@ -37,7 +37,8 @@ async def manager(options: dict[str, Any]) -> None:
         store.rollouts("bench"),
         term=1,
         token="bench",
-        settings=ManagerSettings(sessions=sessions, **options.get("settings", {})),
+        settings=ManagerSettings(sessions=sessions, silence_timeout_s=60.0),
+        on_event=_event,
         on_fatal=_fatal,
     )
     write = made.shell.commits._write
@@ -55,6 +56,11 @@ async def manager(options: dict[str, Any]) -> None:
     await made.stop()
     store.close()
     print(json.dumps(told), flush=True)
+
+
+def _event(kind: str, fields: dict[str, Any]) -> None:
+    if kind not in ("InstanceJoined", "WeightsLoaded", "PolicyServed", "SamplesMoved"):
+        print(kind, str(fields)[:300], file=sys.stderr, flush=True)
 
 
 def _fatal(error: BaseException) -> None:
