@@ -2,7 +2,7 @@
 
     python bench/sessions.py [--open 1000] [--seconds 20] [--engines 4] [--runs 1] [--profile FILE] [--dry-run]
         [--json FILE]
-    python bench/sessions.py --gpu MODEL_FOLDER [--engine sglang] [--sessions 256] [--json FILE]
+    python bench/sessions.py --gpu MODEL_FOLDER [--engine sglang] [--sessions 256] [--rounds 3] [--json FILE] [-- ENGINE ARGUMENTS]
 
 Without `--gpu`: the rollout manager is the real one, with its ledger in SQLite on disk, pinned to one core. `--open`
 sessions of 8 turns run always; a tool takes 0.5 s in the median, lognormal, and a prompt grows by some 200 tokens a
@@ -18,7 +18,7 @@ clients.
     beyond  the manager's less the bare server's
     CPU     of the core, for each turn
 
-With `--gpu`: SGLang by Gyre's own command over the model in the folder. `--sessions` of 8 turns begin at once, with
+With `--gpu`: SGLang by Gyre's own command over the model in the folder, and the rounds in turn. `--sessions` of 8 turns begin at once, with
 tools as above, token ids in and out by `/inference/v1/generate`:
 
     gyre    through the rollout manager and an agent, each a process of its own
@@ -115,7 +115,11 @@ def measured(what: str, given: argparse.Namespace, case: Case) -> Row:
     with tempfile.TemporaryDirectory(prefix="gyre-bench-", dir=given.folder) as folder:
         tokens = (case.drawn_tokens * 3 // 4, case.drawn_tokens * 5 // 4)
         common = {"turns": case.turns, "tokens": tokens, "rate": RATE}
-        under = [PY_SPY, "record", "-f", "raw", "-o", given.profile, "-r", "200", "--"] if given.profile else []
+        under = (
+            [PY_SPY, "record", "-f", "raw", "-o", given.profile, "--nonblocking", "--"]
+            if given.profile
+            else []
+        )
         serving = {**common, "what": what, "core": MANAGER_CORE, "folder": folder}
         with child("served.py", serving, under if what == "manager" else None) as server:
             load = {
@@ -142,8 +146,8 @@ def measured(what: str, given: argparse.Namespace, case: Case) -> Row:
                 after = server.ask()
                 row = clients.hear()
             if what == "manager":
-                row["write_ms"] = 1e3 * (after["write_s"] - before["write_s"]) / max(
-                    1, after["writes"] - before["writes"]
+                row["write_ms"] = (
+                    1e3 * (after["write_s"] - before["write_s"]) / max(1, after["writes"] - before["writes"])
                 )
                 row["writes_s"] = (after["writes"] - before["writes"]) / given.seconds
             server.process.stdin.close()  # type: ignore[union-attr]
@@ -190,7 +194,10 @@ def overhead_table(found: Row) -> str:
         cells += [f"{middle(rows, 'cpu_ms'):.2f}", f"{middle(rows, 'cpu_share'):.0%}"]
         lines.append(f"| {what} | {' | '.join(cells)} |")
     beyond = found["beyond"]
-    cells = ["", *(f"{beyond[f'{way}_{q}_ms']:.2f}" for way in ("in", "out", "added") for q in ("p50", "p99"))]
+    cells = [
+        "",
+        *(f"{beyond[f'{way}_{q}_ms']:.2f}" for way in ("in", "out", "added") for q in ("p50", "p99")),
+    ]
     lines.append(f"| beyond | {' | '.join(cells)} | {beyond['cpu_ms']:.2f} | |")
     return "\n".join(lines)
 
@@ -209,7 +216,13 @@ def main() -> int:
     parser.add_argument("--profile", help="py-spy's output, of the manager")
     parser.add_argument("--dry-run", action="store_true", help="few sessions, to see that it runs")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--gpu", type=Path, metavar="MODEL_FOLDER", help="measure beside the bare engine")
+    parser.add_argument(
+        "--gpu",
+        metavar="MODEL_FOLDER",
+        help="measure beside the bare engine; or a shape as 0.6B, of random weights",
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="of each way, with --gpu")
+    parser.add_argument("--within", type=float, default=300.0, help="seconds after which no round begins")
     parser.add_argument("--engine", choices=("sglang", "embedded"), default="sglang")
     parser.add_argument("--sessions", type=int, default=256)
     parser.add_argument("--python", default="", help="SGLang's; this one if not given")
@@ -228,7 +241,7 @@ def main() -> int:
     if given.gpu:
         from session_plane.gpu import compared, table
 
-        results["gpu"] = compared(given)
+        results["gpu"] = compared(given, child)
         print(table(results["gpu"]), flush=True)
     else:
         results["overhead"] = overhead(given)

@@ -108,7 +108,8 @@ async def answer_lines(port: int, more: Any) -> None:
 
 def main() -> None:
     options = json.loads(sys.argv[1])
-    os.sched_setaffinity(0, {options["core"]})
+    if options["core"] is not None:
+        os.sched_setaffinity(0, {options["core"]})
     asyncio.run({"manager": manager, "bare": bare}[options["what"]](options))
 
 
