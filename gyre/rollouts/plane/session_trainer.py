@@ -15,6 +15,8 @@ from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from gyre.rollouts.plane import placement
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.instructions import Commit, CommitWithin, Wake
@@ -25,7 +27,7 @@ from gyre.rollouts.plane.session_ledger import TURN, SessionEnded, SessionLedger
 from gyre.rollouts.plane.session_tree import Outcome, Session
 from gyre.rollouts.plane.settings import ManagerSettings, SessionSettings
 from gyre.rollouts.plane.trainer import TrainerRequester
-from gyre.rollouts.protocol.frames import GroupsStored, Request
+from gyre.rollouts.protocol.frames import GroupsStored, Request, SampleCounts
 from gyre.rollouts.token_log.write_buffer import WriteBatch
 
 if TYPE_CHECKING:
@@ -82,6 +84,13 @@ class SessionTrainer(TrainerRequester):
 
     def _close(self, plane: Plane, frame: GroupsStored) -> None:
         plane.groups.cancelled += self.sessions.close(frame.purpose, frame.ids)
+
+    def _underway(self, plane: Plane) -> SampleCounts:
+        """Of the sessions: those without a turn under way are with their agents, or wait for one."""
+        told = self.sessions.status()
+        return msgspec.structs.replace(
+            super()._underway(plane), with_agent=told["with_agent"], for_agent=told["waiting"]
+        )
 
     # -- what workers ask ---------------------------------------------------------------------------
 
