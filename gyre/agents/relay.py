@@ -51,7 +51,8 @@ class Relay:
 
     async def start(self) -> None:
         app = web.Application(client_max_size=MOST_REQUEST_BYTES)
-        app.router.add_route("*", "/s/{session}/{path:.*}", self._handle)
+        for key in ("", "/k/{key}"):
+            app.router.add_route("*", key + "/s/{session}/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -70,6 +71,7 @@ class Relay:
         """Serve the session's requests, and give it its address and key."""
         session.url = f"{self.url}/s/{session.id}"
         session.api_key = f"gyre-{secrets.token_urlsafe(24)}"
+        session.keyed_url = f"{self.url}/k/{session.api_key}/s/{session.id}"
         self._guests[session.id] = _Guest(session, session.api_key)
 
     def dismiss(self, session: Session) -> None:
@@ -108,8 +110,10 @@ def _is_repeated(request: web.Request) -> bool:
 
 
 def _key_of(request: web.Request) -> bytes:
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ") or request.headers.get(
-        "x-api-key", ""
+    given = (
+        request.match_info.get("key")
+        or request.headers.get("Authorization", "").removeprefix("Bearer ")
+        or request.headers.get("x-api-key", "")
     )
     return given.encode(errors="replace")
 

@@ -72,6 +72,8 @@ class Session:
     """The base URL of Anthropic's SDK, and of clients that ask `/inference/v1/generate`."""
     api_key: str = ""
     """The key of any SDK, for this session alone."""
+    keyed_url: str = ""
+    """The same as `url` for clients that send no key: it has the key in its path."""
     config: Mapping[str, Any] = field(default_factory=dict)
     tool_timeout_s: float = 60.0
     threads: Executor | None = None

@@ -193,3 +193,24 @@ async def test_a_group_waits_for_its_last_session(plane: SessionPlane) -> None:
     await plane.end(other, reward=1.0)
     rows = (await trainer.groups(1))[0].samples
     assert [(row.rollout, row.reward) for row in rows] == [(0, 0.0), (1, 1.0)]
+
+
+async def test_what_waits_for_the_next_policy_takes_no_place_of_what_that_policy_waits_for(
+    plane: SessionPlane,
+) -> None:
+    """A pinned evaluation keeps the next version from being served. Workers whose places were full of sessions that
+    wait for it would never run the evaluation's."""
+    trainer = await plane.asked([-1], purpose="evaluate/0/held_out", pinned=True)
+    agent = await plane.working("a")
+    await trainer.ask([4], min_version=1)
+    (session,) = await plane.claim(most=8)
+    assert session["purpose"] == "evaluate/0/held_out"
+    assert await plane.claim("other", wait_s=0.0) == []
+    later = asyncio.create_task(plane.claim("other"))
+    first = plane.turning(session, PROMPT)
+    await drawn(agent)
+    await first
+    assert not later.done()
+    await plane.end(session)
+    (kept_back,) = await later
+    assert (kept_back["purpose"], kept_back["group"]) == ("train", 4)

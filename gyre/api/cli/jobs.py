@@ -25,16 +25,26 @@ if TYPE_CHECKING:
 
 @verb()
 @click.option("--chaos", is_flag=True, help="Kill processes of the job, including the master, while it runs.")
+@click.option("--agent", is_flag=True, help="Have the model learn to use a calculator, over several turns.")
 @click.option("--ui", "opens_page", is_flag=True, help="Open the job's web page in a browser.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary at the end, as one JSON object.")
 @click.option(
-    "--steps", type=click.IntRange(min=1), metavar="N", help="Number of optimizer steps.  [default: 80]"
+    "--steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of optimizer steps.  [default: 80, or 16 with --agent]",
 )
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the model, the task and the chaos."
 )
 def demo(
-    session: CliContext, chaos: bool, opens_page: bool, as_json: bool, steps: int | None, seed: int
+    session: CliContext,
+    chaos: bool,
+    agent: bool,
+    opens_page: bool,
+    as_json: bool,
+    steps: int | None,
+    seed: int,
 ) -> int:
     """Train a small language model on two-digit addition, on this machine.
 
@@ -44,7 +54,10 @@ def demo(
     from gyre.api.demo import run_demo
 
     session.home.check_writable()
-    return int(run_demo(chaos=chaos, as_json=as_json, steps=steps, seed=seed, opens_page=opens_page) or 0)
+    return int(
+        run_demo(chaos=chaos, as_json=as_json, steps=steps, seed=seed, opens_page=opens_page, agent=agent)
+        or 0
+    )
 
 
 def _where_options(command: Any) -> Any:

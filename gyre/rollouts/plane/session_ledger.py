@@ -194,9 +194,12 @@ class SessionLedger:
 
     def claim(self, worker: str, most: int, *, now: float, at: float) -> list[Session]:
         """Hand out at most so many sessions, those of the oldest groups first. `now` is monotonic, `at` in seconds
-        since 1970."""
+        since 1970. One whose turns no policy may answer before a pinned group is over is kept back: workers full of
+        such sessions would have no room for those that all of them wait for."""
         self._heard[worker] = now
-        self.given = [self.sessions[name] for name in islice(self._waiting, most)]
+        pin = self._oldest_pin()
+        free = (name for name in self._waiting if pin is None or self._asks_at_most(name, pin))
+        self.given = [self.sessions[name] for name in islice(free, most)]
         for session in self.given:
             session.given_at = now
             del self._waiting[session.id]
@@ -205,6 +208,14 @@ class SessionLedger:
             session.began_at = at if session.began_at is None else session.began_at
             self._keep(session)
         return self.given
+
+    def _oldest_pin(self) -> int | None:
+        """The oldest version that a group wants and no other, which no newer one takes the place of."""
+        pinned = [one for one in self._by_name.values() if one.asked.pinned and not one.is_complete]
+        return min((one.asked.min_version for one in pinned), default=None)
+
+    def _asks_at_most(self, name: str, version: int) -> bool:
+        return self.group_with(self.sessions[name]).asked.min_version <= version
 
     @property
     def waiting(self) -> int:

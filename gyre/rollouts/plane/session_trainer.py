@@ -151,6 +151,7 @@ class SessionTrainer(TrainerRequester):
         if session.outcome is not Outcome.INFRA_FAULT:
             if one.is_complete:
                 self.delivery.complete([one])
+                plane.instructions.append(Wake([CLAIMS]))  # others may have waited for its policy
             return
         told: dict[str, Any] = {"session": session.id, "attempt": session.attempt, "reason": session.reason}
         plane.report_event("SessionFault", told)

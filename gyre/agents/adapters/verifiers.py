@@ -1,0 +1,77 @@
+"""Tasks of a `verifiers` task set (0.4), played by its harness: the model's turns are the session's.
+
+The harness asks Gyre's endpoint in its own dialect, as in an evaluation: verifiers relays the requests, and the tokens
+are in Gyre's ledger. verifiers wants other versions of some packages than Gyre's development does (openai below 3): give
+the role `agent` an environment of its own.
+
+This module must not import verifiers before a session is run.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from itertools import islice
+from typing import Any
+
+from gyre.agents.outcomes import TRUNCATED, InfraFault, Outcome
+from gyre.agents.session import Session
+
+
+async def agent(
+    session: Session,
+    *,
+    taskset: str,
+    harness: str = "",
+    taskset_options: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
+    index: str = "index",
+) -> Outcome:
+    """Play task number `task[index]` of the task set with this id; where the row has no number, the group's is taken.
+    `harness` is the id of the program that plays it, "" for the task set's own, which runs as a process of this machine.
+    `options` are further fields of verifiers' AgentConfig."""
+    from verifiers.v1.agent import Agent
+    from verifiers.v1.configs.agent import AgentConfig
+
+    task = _task(taskset, repr(sorted((taskset_options or {}).items())), taskset_options or {}, session, index)
+    variable = f"GYRE_SESSION_KEY_{session.id}"
+    os.environ[variable] = session.api_key
+    try:
+        config = AgentConfig.model_validate(
+            {
+                "model": "policy",
+                "client": {"type": "eval", "base_url": session.base_url, "api_key_var": variable},
+                "runtime": {"type": "subprocess"},
+                "max_turns": session.turns_left,
+                **({"harness": {"id": harness}} if harness else {}),
+                **(options or {}),
+            }
+        )
+        async with Agent(config) as player:
+            trace = await player.run(task)
+    finally:
+        os.environ.pop(variable, None)
+    if trace.errors:
+        last = trace.errors[-1]
+        raise InfraFault(f"verifiers: {last.type}: {last.message}")
+    numbers = {f"{name}": float(one.score) for name, one in trace.rewards.items() if one is not None}
+    kind = TRUNCATED if trace.is_truncated else "scored"
+    return Outcome(kind, float(trace.reward), extras=numbers)
+
+
+def _task(taskset: str, key: str, options: dict[str, Any], session: Session, index: str) -> Any:
+    tasks = _tasks(taskset, key, tuple(sorted(options.items())))
+    return tasks[int(session.task.get(index, abs(session.claimed.group))) % len(tasks)]
+
+
+_MOST_TASKS = 100_000
+"""Of a task set that has no end."""
+
+
+@cache
+def _tasks(taskset: str, key: str, options: tuple[tuple[str, Any], ...]) -> list[Any]:
+    """The tasks of a set, loaded once a process."""
+    from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
+
+    config = taskset_config_type(taskset).model_validate({"id": taskset, **dict(options)})
+    return list(islice(iter(load_taskset(config).load()), _MOST_TASKS))
