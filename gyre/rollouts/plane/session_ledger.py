@@ -33,6 +33,7 @@ from gyre.rollouts.plane.settings import SessionSettings
 from gyre.rollouts.protocol.codec import checked
 from gyre.rollouts.protocol.frames import Request
 from gyre.rollouts.samples import Group, GroupRequest, pack_groups
+from gyre.rollouts.scheduling.fleet import Prefix
 from gyre.rollouts.token_log.records import request_in, request_out
 
 TURN = "turn"
@@ -46,6 +47,10 @@ REASON_CHARS = 2000
 
 TAKEN_WITHIN_S = 10.0
 """A worker says within this time that it runs a session, or has not heard that it was given it."""
+
+PREFIX_KEPT_S = 30.0
+"""How long an instance is preferred for having what a turn begins with. Of tools' calls 86 % are over within a second,
+and 95 % within ten; after that engines that are full have read other prompts into that memory."""
 
 UNUSED = "session"
 """Why tokens are discarded that were drawn for an attempt of which nothing is trained."""
@@ -268,8 +273,8 @@ class SessionLedger:
 
     # -- turns --------------------------------------------------------------------------------------
 
-    def ask(self, event: TurnAsked) -> tuple[Turn, bool]:
-        """The turn of this key, and whether it is new. Raises RequestRefused."""
+    def ask(self, event: TurnAsked, *, now: float) -> tuple[Turn, bool]:
+        """The turn of this key, and whether it is new. `now` is monotonic. Raises RequestRefused."""
         session = self.open_session(event.session, event.claim)
         known = session.turn_of(event.key)
         if known is not None:
@@ -294,8 +299,21 @@ class SessionLedger:
             raise refused(422, "other_request", "This turn cannot be taken.", "Change the request.")
         number = session.turns[-1].number + 1 if session.turns else 0
         turn = self._add_turn(session, Turn(number, event.parent, event.key, opened[0], event.note))
+        self._groups.prefer(turn.request, (-one.number, -number), self._prefix_of(session, turn, now))
         self._keep(session)
         return turn, True
+
+    def _prefix_of(self, session: Session, turn: Turn, now: float) -> Prefix | None:
+        """Who has the path before the turn; None where nobody is known to."""
+        if turn.parent == ROOT:
+            return None
+        before = session.turn(turn.parent)
+        runs, parts = before.sample.runs, before.sample.instances
+        if not parts or len(runs) != 1:  # what other weights than the last began is of no use to the last
+            return None
+        if before.told_at is not None and now - before.told_at > PREFIX_KEPT_S:
+            return None
+        return Prefix(parts[-1].name, runs[0][0], len(before.prompt_ids) + before.sample.length)
 
     def _check_budget(self, session: Session, event: TurnAsked) -> None:
         limits = self._settings
@@ -398,12 +416,14 @@ class SessionLedger:
         """The batch goes to the ledger next."""
         self._writing, self._changed = self._changed, set()
 
-    def committed(self, complete: Sequence[InFlightRequest]) -> tuple[list[Turn], list[Session]]:
+    def committed(
+        self, complete: Sequence[InFlightRequest], *, now: float
+    ) -> tuple[list[Turn], list[Session]]:
         """The batch is in the ledger, and with it the ends of these turns. Returns the turns that may be told now, and
         the sessions of which all is written."""
         turns = [found[1] for request in complete if (found := self._turns.get(request.number)) is not None]
         for turn in turns:
-            turn.is_written = True
+            turn.is_written, turn.told_at = True, now
         written, self._writing = self._writing - self._changed, set()
         sessions = [session for name in written if (session := self.sessions.get(name)) is not None]
         for session in sessions:
@@ -433,6 +453,7 @@ class SessionLedger:
             if request is not None:
                 turn = self._add_turn(session, Turn(number, parent, key, request, note))
                 turn.is_written = bool(turn.sample.finish)
+                self._groups.prefer(request, (-one.number, -number), None)
         self.sessions[session.id] = session
         one.members[session.index] = session
         if session.outcome is None and not session.worker:

@@ -57,6 +57,8 @@ class Turn:
     note: bytes = b""
     is_written: bool = False
     """Its end is in the ledger, so that it may be told."""
+    told_at: float | None = None
+    """When that was, monotonic; None if an earlier manager wrote it."""
 
     @property
     def name(self) -> str:

@@ -163,8 +163,9 @@ class Router:
             return True
         load, typical = self._placement.load, self._placement.queue.typical_tokens
         beside = len(home.counted) - (sample.counted_at is home)
-        here_s = load.taken_s(home, sample, beside, typical)
-        return here_s <= load.taken_s(other, sample, len(other.counted), typical)
+        there_s = load.taken_s(other, sample, len(other.counted), typical)
+        gain = 1.0 + self._placement.settings.home_gain_share
+        return load.taken_s(home, sample, beside, typical) <= gain * there_s
 
     def backlog_s(self) -> float:
         """How long the queue will go on evening out the instances by itself."""
