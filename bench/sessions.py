@@ -1,255 +1,220 @@
-"""What turns of agents cost: the rollout manager's own time for each, and tokens/s beside the bare engine.
+"""What sessions cost the rollout manager: the time of a claim, a turn, an end and a tick where few and where many
+sessions are open, and the bytes that a session's turns write into the ledger.
 
-    python bench/sessions.py [--open 1000] [--seconds 20] [--engines 4] [--runs 1] [--profile FILE] [--dry-run]
-        [--json FILE]
-    python bench/sessions.py --gpu MODEL_FOLDER [--engine sglang] [--sessions 256] [--rounds 3] [--json FILE] [-- ENGINE ARGUMENTS]
+    python bench/sessions.py [--json FILE] [--open 100 1000 10000]
 
-Without `--gpu`: the rollout manager is the real one, with its ledger in SQLite on disk, pinned to one core. `--open`
-sessions of 8 turns run always; a tool takes 0.5 s in the median, lognormal, and a prompt grows by some 200 tokens a
-turn. The engines are SIMULATED (`bench/rollout_plane/load.py`), 61.1 tokens/s a sample, on the other core with the
-clients.
-
-    in      from the client's request until the engine has the turn
-    out     from the engine's report of its last token until the client has the answer: a commit is in it
-    added   both together
-
-    bare    a bare aiohttp server which reads the same requests, waits as long as the engine draws, and answers as many
-            tokens: the clients' and HTTP's own share
-    beyond  the manager's less the bare server's
-    CPU     of the core, for each turn
-
-With `--gpu`: SGLang by Gyre's own command over the model in the folder, and the rounds in turn. `--sessions` of 8 turns begin at once, with
-tools as above, token ids in and out by `/inference/v1/generate`:
-
-    gyre    through the rollout manager and an agent, each a process of its own
-    bare    the very same turns, straight to the engine's own port
-
-    tokens/s    drawn tokens over the time from the first request to the last answer
-    reused      of the prompts' tokens that the turn before had, its answer included, those that the engine had cached
+The machine of the plane is driven in this process, without sockets and without a store, by one instance that answers
+at once. Each cost is the median of so many events of one kind, in microseconds; the smallest number of open sessions is
+the baseline of the others. Bytes are those of all rows that are written, whole rows that replace others included,
+beside the bytes of the tokens that the session adds.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
+import time
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(HERE)]
+import numpy as np
 
-from session_plane.turns import Case  # noqa: E402
+from gyre.rollouts.plane.events import (
+    AgentDialled,
+    AgentSent,
+    Committed,
+    DispatchDue,
+    LedgerFree,
+    Restored,
+    Ticked,
+)
+from gyre.rollouts.plane.instructions import DispatchSoon, Refuse, Send, Write
+from gyre.rollouts.plane.machine import handle
+from gyre.rollouts.plane.peers import Caller
+from gyre.rollouts.plane.session_ledger import SessionEnded, TurnAsked
+from gyre.rollouts.plane.session_trainer import SessionsClaimed, SessionTrainer, WorkerBeat
+from gyre.rollouts.plane.session_tree import ROOT, Outcome
+from gyre.rollouts.plane.settings import ManagerSettings, SessionSettings
+from gyre.rollouts.plane.state import Plane
+from gyre.rollouts.plane.trainer import TrainerDialled, TrainerSent
+from gyre.rollouts.protocol.codec import encode, unpack
+from gyre.rollouts.protocol.frames import PROTOCOL, Assign, Attach, Hello, Loaded, Publish, Request
+from gyre.rollouts.protocol.progress import End, GenerationProgress
+from gyre.rollouts.samples import Group, pack_groups
+from gyre.store import RolloutRows
 
-MANAGER_CORE, LOAD_CORE = 0, 1
-RATE = 61.1
-"""Tokens per second of one sample, as in bench/rollouts.py."""
+EVENTS = 200
+"""Of each kind are timed."""
 
-PY_SPY = str(Path(sys.executable).parent / "py-spy")
+GROUP = 8
+DRAWN = 500
+"""Tokens of a turn that are drawn; as many are added before them."""
 
-Row = dict[str, Any]
+
+class Peer:
+    name, host, closing = "peer", "", False
 
 
-class Child:
-    """A process of `session_plane/`, which says JSON lines."""
+class Manager:
+    """One manager with an instance that draws `DRAWN` tokens for whatever it is given, at once."""
 
-    def __init__(self, script: str, options: Row, under: list[str] | None = None) -> None:
-        words = [*(under or []), sys.executable, str(HERE / "session_plane" / script), json.dumps(options)]
-        environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment
+    def __init__(self, sessions: int) -> None:
+        settings = SessionSettings(max_turns=64, max_tokens=1 << 17)
+        self.plane = Plane(ManagerSettings(sessions=settings), [SessionTrainer], epoch=1, now=0.0)
+        self.now, self.seq, self.written = 0.0, 0, 0
+        self.tokens: dict[int, Any] = {}
+        """What the instance drew, by key."""
+        self.agent, self.trainer = Peer(), Peer()
+        self.do(Restored(RolloutRows(1, {}, {}, [])))
+        self.do(TrainerDialled(self.trainer, Attach(protocol=PROTOCOL, term=1)))
+        self.do(TrainerSent(self.trainer, Publish(version=0, checksum="c", path="")))
+        self.commit()
+        hello = Hello(
+            protocol=PROTOCOL,
+            instance="a",
+            incarnation="1",
+            model="unset",
+            engine="bench",
+            max_running=1 << 16,
+            kv_tokens=1 << 30,
         )
-
-    def hear(self) -> Row:
-        assert self.process.stdout is not None
-        while (line := self.process.stdout.readline()) and not line.startswith("{"):
-            pass  # py-spy's
-        if not line:
-            raise SystemExit(f"{self.process.args!r:.300} has died: {self.process.wait()}")
-        told: Row = json.loads(line)
-        return told
-
-    def ask(self) -> Row:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self.hear()
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-@contextlib.contextmanager
-def child(script: str, options: Row, under: list[str] | None = None) -> Iterator[Child]:
-    made = Child(script, options, under)
-    try:
-        yield made
-    finally:
-        made.end()
-
-
-def published(folder: Path) -> Row:
-    """A policy for the simulated engines."""
-    from gyre.weights.version.model_folder import list_model_folder
-
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    return {"path": str(folder), "checksum": list_model_folder(folder, version=0).checksum}
-
-
-def measured(what: str, given: argparse.Namespace, case: Case) -> Row:
-    with tempfile.TemporaryDirectory(prefix="gyre-bench-", dir=given.folder) as folder:
-        tokens = (case.drawn_tokens * 3 // 4, case.drawn_tokens * 5 // 4)
-        common = {"turns": case.turns, "tokens": tokens, "rate": RATE}
-        under = (
-            [PY_SPY, "record", "-f", "raw", "-o", given.profile, "--nonblocking", "--"]
-            if given.profile
-            else []
+        self.do(AgentDialled(self.agent, hello, Caller()))
+        self.session = self.plane.links["a"]
+        self.do(AgentSent(self.session, Loaded(version=0, checksum="c", fetch_s=0.0, load_s=0.0)))
+        groups = [Group(at, np.arange(1, 501, dtype=np.int32)) for at in range(-(-sessions // GROUP))]
+        asked = Request(
+            purpose="train",
+            groups=pack_groups(groups),
+            n=GROUP,
+            sampling={"max_new_tokens": DRAWN},
+            seed=1,
+            min_version=0,
         )
-        serving = {**common, "what": what, "core": MANAGER_CORE, "folder": folder}
-        with child("served.py", serving, under if what == "manager" else None) as server:
-            load = {
-                **common,
-                "core": LOAD_CORE,
-                "port": server.hear()["port"],
-                "case": {"drawn_tokens": case.drawn_tokens, "turns": case.turns},
-                "agents": given.engines if what == "manager" else 0,
-                "slots": given.open if what == "manager" else 0,
-                "interval_s": 0.25,
-                "open": given.open,
-                "n": 8,
-                "in_flight": 0,
-                "slots_limit": False,
-                "weights": published(Path(folder) / "weights"),
-                "warm_s": given.warm,
-                "seconds": given.seconds,
-                "drawn_s": tokens[1] / RATE,
-            }
-            with child("clients.py", load) as clients:
-                clients.hear()
-                before = server.ask()
-                clients.hear()
-                after = server.ask()
-                row = clients.hear()
-            if what == "manager":
-                row["write_ms"] = (
-                    1e3 * (after["write_s"] - before["write_s"]) / max(1, after["writes"] - before["writes"])
-                )
-                row["writes_s"] = (after["writes"] - before["writes"]) / given.seconds
-            server.process.stdin.close()  # type: ignore[union-attr]
-            row |= server.hear()
-        turns = max(row["n"], 1)
-        row["cpu_ms"] = 1e3 * (after["cpu_s"] - before["cpu_s"]) / turns
-        row["cpu_share"] = (after["cpu_s"] - before["cpu_s"]) / given.seconds
-        row["rss_mib"] = after["rss_mib"]
-        row["load_average"] = os.getloadavg()[0]
-        if row.get("missing_tokens") or row["wrong"]:
-            raise SystemExit(f"tokens are missing or wrong: {row}")
-        return row
+        self.do(TrainerSent(self.trainer, asked))
+        self.commit()
+
+    @property
+    def ledger(self) -> Any:
+        return next(one for one in self.plane.requesters if isinstance(one, SessionTrainer)).sessions
+
+    def do(self, event: object) -> float:
+        """Handles the event and returns how long that took, in seconds; what comes of it is not timed."""
+        began = time.perf_counter()
+        done = handle(self.plane, event, self.now)
+        took = time.perf_counter() - began
+        due = False
+        for one in done:
+            if isinstance(one, Refuse):
+                raise one.error
+            due |= isinstance(one, DispatchSoon)
+            if isinstance(one, Write):
+                batch = one.batch
+                self.written += sum(map(len, batch.opened.values()))
+                self.written += sum(len(body) for _, body in batch.encoded())
+                self.written += sum(len(body) for body in batch.sessions.values() if body is not None)
+                self.do(Committed(batch))
+            elif isinstance(one, Send) and isinstance(one.frame, Assign):
+                self.draw(one.frame)
+        if due:
+            self.do(DispatchDue())
+        return took
+
+    def commit(self) -> None:
+        self.do(LedgerFree())
+
+    def draw(self, frame: Assign) -> None:
+        work = list(frame.work)
+        self.seq += 1
+        tokens = np.arange(1, DRAWN + 1, dtype=np.int32)
+        count = len(work)
+        for one in work:
+            self.tokens[one.key] = tokens
+        report = GenerationProgress(
+            self.seq,
+            np.array([one.row for one in work], np.uint32),
+            np.array([one.lease for one in work], np.uint64),
+            np.zeros(count, np.uint32),
+            np.full(count, DRAWN, np.uint32),
+            np.zeros(count, np.int32),
+            np.tile(tokens, count),
+            np.tile(np.full(DRAWN, -0.5, np.float32), count),
+            [End(one.row, one.lease, "length", "", ()) for one in work],
+        )
+        self.do(AgentSent(self.session, unpack(encode(report))))
+
+    def turn(self, name: str, number: int, path: Any) -> tuple[float, Any]:
+        """The session's next turn, which adds `DRAWN` tokens to the path and draws as many. Returns how long asking
+        took, in seconds, and the path after it."""
+        prompt = np.concatenate([path, np.full(DRAWN, 7, np.int32)])
+        took = self.do(TurnAsked(name, f"k{number}-0", prompt, {}, self.now, number - 1 if number else ROOT))
+        self.commit()
+        return took, np.concatenate([prompt, np.arange(1, DRAWN + 1, dtype=np.int32)])
 
 
-def overhead(given: argparse.Namespace) -> Row:
-    case = Case(drawn_tokens=given.drawn)
-    found: Row = {}
-    for what in ("manager", "bare"):
-        found[what] = [measured(what, given, case) for _ in range(given.runs)]
-    found["beyond"] = {
-        f"{way}_{q}_ms": middle(found["manager"], f"{way}_{q}_ms") - middle(found["bare"], f"{way}_{q}_ms")
-        for way in ("in", "out", "added")
-        for q in ("p50", "p99")
-    }
-    found["beyond"]["cpu_ms"] = middle(found["manager"], "cpu_ms") - middle(found["bare"], "cpu_ms")
-    return found
+def costs(sessions: int) -> dict[str, float]:
+    """Microseconds of each kind of event, with so many sessions open."""
+    manager = Manager(sessions)
+    taken: dict[str, list[float]] = {kind: [] for kind in ("claim", "beat", "turn", "end", "tick")}
+    given: list[str] = []
+    while len(given) < sessions - EVENTS // 2:
+        manager.do(SessionsClaimed(f"w{len(given) // 64}", 64, 0.0))
+        given += [one.id for one in manager.ledger.given]
+    manager.commit()
+    nothing = np.empty(0, np.int32)
+    paths = {name: manager.turn(name, 0, nothing)[1] for name in given[:EVENTS]}
+    for _ in range(EVENTS // 2):
+        taken["claim"].append(manager.do(SessionsClaimed("x", 1, 0.0)))
+        taken["beat"].append(manager.do(WorkerBeat("w0", given[:64])))
+    manager.commit()
+    for name, path in paths.items():
+        taken["turn"].append(manager.turn(name, 1, path)[0])
+    for name in paths:
+        taken["end"].append(manager.do(SessionEnded(name, Outcome.SCORED, 1.0)) + manager.do(LedgerFree()))
+    for _ in range(EVENTS):
+        manager.now += 0.01
+        taken["tick"].append(manager.do(Ticked()))
+    return {kind: 1e6 * statistics.median(times) for kind, times in taken.items()}
 
 
-def middle(rows: list[Row], key: str) -> float:
-    return float(statistics.median(row[key] for row in rows))
+def bytes_of_turns(turns: int) -> dict[str, int]:
+    """What the turns of one session, each of 500 tokens added and 500 drawn, write."""
+    manager = Manager(1)
+    manager.do(SessionsClaimed("w", 1, 0.0))
+    (name,) = (one.id for one in manager.ledger.given)
+    manager.commit()
+    before, path = manager.written, np.empty(0, np.int32)
+    for number in range(turns):
+        _, path = manager.turn(name, number, path)
+    return {"turns": turns, "tokens": 4 * len(path), "written": manager.written - before}
 
 
-def overhead_table(found: Row) -> str:
-    lines = [
-        "| what | turns/s | in p50 ms | p99 | out p50 | p99 | added p50 | p99 | CPU ms/turn | core |",
-        "| --- |" + " --- |" * 9,
-    ]
-    for what in ("manager", "bare"):
-        rows = found[what]
-        cells = [f"{middle(rows, 'turns_s'):.0f}"]
-        cells += [
-            f"{middle(rows, f'{way}_{q}_ms'):.2f}" for way in ("in", "out", "added") for q in ("p50", "p99")
-        ]
-        cells += [f"{middle(rows, 'cpu_ms'):.2f}", f"{middle(rows, 'cpu_share'):.0%}"]
-        lines.append(f"| {what} | {' | '.join(cells)} |")
-    beyond = found["beyond"]
-    cells = [
-        "",
-        *(f"{beyond[f'{way}_{q}_ms']:.2f}" for way in ("in", "out", "added") for q in ("p50", "p99")),
-    ]
-    lines.append(f"| beyond | {' | '.join(cells)} | {beyond['cpu_ms']:.2f} | |")
-    return "\n".join(lines)
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--open", type=int, default=1000, help="sessions that run at once")
-    parser.add_argument("--engines", type=int, default=4, help="simulated ones")
-    parser.add_argument("--drawn", type=int, default=128, help="tokens of a turn, in the mean")
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--warm", type=float, default=8.0, help="seconds before")
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--folder", help="where the SQLite file goes (default: a temporary folder)")
-    parser.add_argument("--profile", help="py-spy's output, of the manager")
-    parser.add_argument("--dry-run", action="store_true", help="few sessions, to see that it runs")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument(
-        "--gpu",
-        metavar="MODEL_FOLDER",
-        help="measure beside the bare engine; or a shape as 0.6B, of random weights",
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="of each way, with --gpu")
-    parser.add_argument("--within", type=float, default=300.0, help="seconds after which no round begins")
-    parser.add_argument("--engine", choices=("sglang", "embedded"), default="sglang")
-    parser.add_argument("--sessions", type=int, default=256)
-    parser.add_argument("--python", default="", help="SGLang's; this one if not given")
-    parser.add_argument("engine_args", nargs="*", help="further arguments of SGLang's command line")
-    given = parser.parse_args()
-    if given.dry_run:
-        given.open, given.seconds, given.warm, given.engines, given.sessions = 16, 2.0, 2.0, 2, 4
-    results: Row = {
-        "command": " ".join(["python", "bench/sessions.py", *sys.argv[1:]]),
-        "machine": {
-            "system": platform.platform(),
-            "python": platform.python_version(),
+    parser.add_argument("--json", help="write what was measured here")
+    parser.add_argument("--open", type=int, nargs="+", default=[200, 1000, 10000])
+    options = parser.parse_args()
+    by_open = {count: costs(count) for count in options.open}
+    kinds = list(next(iter(by_open.values())))
+    print("open sessions  " + "".join(f"{kind:>12}" for kind in kinds) + "   (microseconds)")
+    for count, found in by_open.items():
+        print(f"{count:>13}  " + "".join(f"{found[kind]:>12.0f}" for kind in kinds))
+    written = [bytes_of_turns(turns) for turns in (1, 8, 16)]
+    print("\n       turns  bytes of tokens  bytes written")
+    for one in written:
+        print(f"{one['turns']:>12}{one['tokens']:>17}{one['written']:>15}")
+    if options.json:
+        machine = {
+            "machine": platform.platform(),
             "cores": os.cpu_count(),
-        },
-    }
-    if given.gpu:
-        from session_plane.gpu import compared, table
-
-        results["gpu"] = compared(given, child)
-        print(table(results["gpu"]), flush=True)
-    else:
-        results["overhead"] = overhead(given)
-        print(overhead_table(results["overhead"]), flush=True)
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1) + "\n")
-    return 0
+            "python": platform.python_version(),
+        }
+        with open(options.json, "w") as file:
+            json.dump({**machine, "microseconds": by_open, "bytes": written}, file, indent=1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""The load of `bench/sessions.py`: simulated engines, a trainer that asks for groups, and clients that run sessions.
+"""The load of `bench/turns.py`: simulated engines, a trainer that asks for groups, and clients that run sessions.
 
 The engines are those of `bench/rollout_plane/load.py`, over real WebSockets. Each session's client asks for a turn with
 token ids, waits as long as its tool takes, and asks for the next; a worker claims sessions as others end. Of each turn

@@ -1,4 +1,4 @@
-"""An agent with its engine, as an instance runs it, for `bench/sessions.py --gpu`.
+"""An agent with its engine, as an instance runs it, for `bench/turns.py --gpu`.
 
 It says where its engine listens when it serves, and at each line on stdin of every request that has ended since the last
 one: (first token of its prompt, tokens of it, how many of them the engine had cached). It ends when stdin does.

@@ -1,4 +1,4 @@
-"""`bench/sessions.py --gpu`: the same sessions through Gyre and straight to its engine, in turn."""
+"""`bench/turns.py --gpu`: the same sessions through Gyre and straight to its engine, in turn."""
 
 from __future__ import annotations
 

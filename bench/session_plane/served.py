@@ -1,4 +1,4 @@
-"""The measured process of `bench/sessions.py`, pinned to one core: the real rollout manager of a job with agents, or a
+"""The measured process of `bench/turns.py`, pinned to one core: the real rollout manager of a job with agents, or a
 bare aiohttp server that reads the same requests, waits as long as the engine draws, and answers as many tokens.
 
 It says its port, and answers each line on stdin with the seconds of its core that it has used.

@@ -1,4 +1,4 @@
-"""What the sessions of `bench/sessions.py` do: prompts, how long tools take, and what they add.
+"""What the sessions of `bench/turns.py` do: prompts, how long tools take, and what they add.
 
 All of it follows from the number of a session and of its turn, so that two sides that are compared do the same.
 """

@@ -48,12 +48,13 @@ class Outcome(StrEnum):
 @dataclass(eq=False, slots=True)
 class Turn:
     """`request` is a group of one sample, whose prompt is the path before it and what the turn adds. `note` is what its
-    front wants to find again."""
+    front wants to find again. `prompt_length` is that of the whole prompt, in tokens."""
 
     number: int
     parent: int
     key: str
     request: InFlightRequest
+    prompt_length: int
     note: bytes = b""
     is_written: bool = False
     """Its end is in the ledger, so that it may be told."""
@@ -71,11 +72,21 @@ class Turn:
 
     @property
     def prompt_ids(self) -> NDArray[np.int32]:
-        return self.request.group.prompt_ids
+        """int32 `[p]`: every token before the drawn ones, from the root on."""
+        return self.request.prompt()
+
+    @property
+    def length(self) -> int:
+        """Of its path, in tokens."""
+        return self.prompt_length + self.sample.length
 
     def path(self) -> NDArray[np.int32]:
         """int32: every token from the root to its last one."""
         return np.concatenate([self.prompt_ids, self.sample.tokens()[0]])
+
+    def own(self) -> NDArray[np.int32]:
+        """int32: what it has after its parent's path."""
+        return np.concatenate([self.request.added, self.sample.tokens()[0]])
 
 
 @dataclass(eq=False, slots=True)
@@ -91,8 +102,16 @@ class Session:
     worker: str = ""
     """Who runs it; "" while it waits for somebody."""
     given_at: float = 0.0
-    """When it was handed to them, monotonic, in seconds."""
+    """When it was handed to them, monotonic, in seconds; 0 where an earlier manager did."""
+    seen_at: float = 0.0
+    """When its worker last said that it runs it, monotonic, in seconds."""
+    faults: int = 0
+    """Attempts at this member that infrastructure ended before."""
+    losses: int = 0
+    """Workers that it has lost since it had its `turns_at_loss`."""
+    turns_at_loss: int = 0
     turns: list[Turn] = field(default_factory=list)
+    """In the order of their numbers, which have no gaps while it is open."""
     snapshot: bytes = b""
     began_at: float | None = None
     """When it was first handed out, in seconds since 1970."""
@@ -102,6 +121,7 @@ class Session:
     extras: dict[str, float] = field(default_factory=dict)
     is_written: bool = False
     """The ledger has all of it but its turns' tokens."""
+    _by_key: dict[str, Turn] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
@@ -113,21 +133,39 @@ class Session:
         """Tokens that engines drew for it."""
         return sum(turn.sample.length for turn in self.turns)
 
+    def add(self, turn: Turn) -> None:
+        self.turns.append(turn)
+        self._by_key[turn.key] = turn
+
+    def forget(self, turns: Sequence[Turn]) -> None:
+        """Drop these turns."""
+        for turn in turns:
+            del self._by_key[turn.key]
+        self.turns = [turn for turn in self.turns if turn.key in self._by_key]
+
     def turn(self, number: int) -> Turn:
+        """Of an open session, or of one whose unfinished turns are gone."""
+        if number < len(self.turns) and self.turns[number].number == number:
+            return self.turns[number]
         return next(one for one in self.turns if one.number == number)
 
     def turn_of(self, key: str) -> Turn | None:
-        return next((turn for turn in self.turns if turn.key == key), None)
+        return self._by_key.get(key)
 
     def parent_of(self, prompt_ids: NDArray[np.int32]) -> int:
-        """The finished turn with the longest path that the prompt begins with; ROOT where there is none."""
+        """The finished turn with the longest path that the prompt begins with; ROOT where there is none. Each token of
+        the tree is compared at most once."""
         best, length = ROOT, 0
+        there: set[int] = set()
         for turn in self.turns:
-            if not turn.sample.finish:
+            if not turn.sample.finish or turn.length > len(prompt_ids):
                 continue
-            path = turn.path()
-            if length < len(path) <= len(prompt_ids) and np.array_equal(path, prompt_ids[: len(path)]):
-                best, length = turn.number, len(path)
+            own = turn.own()
+            start = turn.length - len(own)
+            if (not start or turn.parent in there) and np.array_equal(own, prompt_ids[start : turn.length]):
+                there.add(turn.number)
+                if turn.length > length:
+                    best, length = turn.number, turn.length
         return best
 
 
@@ -221,11 +259,11 @@ def _row_of(session: Session, leaf: Turn, covered: set[int]) -> _Row:
     instances: list[InstanceRun] = []
     length = 0
     for turn in reversed(way):
-        added, (drawn, told) = turn.prompt_ids[length:], turn.sample.tokens()
+        added, (drawn, told) = turn.request.added, turn.sample.tokens()
         ids += [added, drawn]
         logprobs += [np.zeros(len(added), np.float32), told]
         mask += [np.zeros(len(added), np.bool_), np.full(len(drawn), turn.number not in covered)]
-        since = len(turn.prompt_ids)
+        since = turn.prompt_length
         for version, start, end in turn.sample.runs:
             versions.append(VersionRun(version, length if not start else since + start, since + end))
         instances += [
