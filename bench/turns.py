@@ -2,7 +2,8 @@
 
     python bench/turns.py [--open 1000] [--seconds 20] [--engines 4] [--runs 1] [--profile FILE] [--dry-run]
         [--json FILE]
-    python bench/turns.py --gpu MODEL_FOLDER [--engine sglang] [--sessions 256] [--rounds 3] [--json FILE] [-- ENGINE ARGUMENTS]
+    python bench/turns.py --gpu MODEL_FOLDER [--engine sglang] [--sessions 256] [--rounds 3] [--json FILE]
+        [-- ENGINE ARGUMENTS]
 
 Without `--gpu`: the rollout manager is the real one, with its ledger in SQLite on disk, pinned to one core. `--open`
 sessions of 8 turns run always; a tool takes 0.5 s in the median, lognormal, and a prompt grows by some 200 tokens a
@@ -18,8 +19,9 @@ clients.
     beyond  the manager's less the bare server's
     CPU     of the core, for each turn
 
-With `--gpu`: SGLang by Gyre's own command over the model in the folder, and the rounds in turn. `--sessions` of 8 turns begin at once, with
-tools as above, token ids in and out by `/inference/v1/generate`:
+With `--gpu`: SGLang by Gyre's own command over the model in the folder, or one of random weights (`--gpu 0.6B`). In
+each round `--sessions` of 8 turns begin at once, with tools as above, token ids in and out by `/inference/v1/generate`;
+rounds of the two ways follow each other, with nothing cached before:
 
     gyre    through the rollout manager and an agent, each a process of its own
     bare    the very same turns, straight to the engine's own port

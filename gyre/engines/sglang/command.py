@@ -66,9 +66,9 @@ def sglang_command(
 
     `deterministic` makes a sample's tokens depend on its seed and the weights alone, and not on what runs beside it
     (`--enable-deterministic-inference`: without it SGLang ignores seeds, with it a request without one gets seed 42).
-    It costs throughput. With `turns` Gyre's loader lets it keep what finished requests drew. With `adapters` it takes adapters of that size beside its model, which stays as it is. `extra`
-    are the user's own arguments, last, so that they win. Raises ConfigError for an argument in `extra` that is Gyre's
-    to give.
+    It costs throughput. With `turns` Gyre's loader lets it keep what finished requests drew. With `adapters` it takes
+    adapters of that size beside its model, which stays as it is. `extra` are the user's own arguments, last, so that
+    they win. Raises ConfigError for an argument in `extra` that is Gyre's to give.
 
     It answers only requests with `api_key`, "" for a random one: some of its endpoints unpickle what they are sent, and
     every user of the machine can reach its port. The key is in its environment, not on its command line.

@@ -17,8 +17,8 @@ class RoutingSettings:
     sticky_patience: float = 4.0
     """A group is passed over at most this many times the number of instances."""
     home_gain_share: float = 0.25
-    """A turn leaves the instance that has its prefix only where it is predicted to be better off by this share of what it
-    takes elsewhere: lengths are guessed, and at both places the prefix takes memory."""
+    """A turn leaves the instance that has its prefix only where it is predicted to be better off by this share of what
+    it takes elsewhere: lengths are guessed, and at both places the prefix takes memory."""
     rate_smoothing: float = 0.3
     """Weight of the newest measurement of a rate."""
     kv_full: float = 0.92
