@@ -192,6 +192,7 @@ class RolloutManagerVertex(BaseWorkload):
             recovery=agent.recovery,
             redraws=agent.redraws,
             breaker=agent.breaker,
+            oversample=agent.oversample,
             model=self.context.job,
             renderer=renderer_of(self.context.config),
         )

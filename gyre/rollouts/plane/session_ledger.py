@@ -17,6 +17,7 @@ This module must not know about HTTP, messages or tools, and reads no clock.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from gyre.request_body import RequestRefused, refused
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.requests import InFlightRequest, requested_groups, sampling_of
 from gyre.rollouts.plane.session_breaker import Breaker
+from gyre.rollouts.plane.session_lengths import SessionLengths
 from gyre.rollouts.plane.session_tree import ROOT, Outcome, Session, Turn, asked_prompt, group_of
 from gyre.rollouts.plane.session_workers import Workers
 from gyre.rollouts.plane.settings import SessionSettings
@@ -58,6 +60,9 @@ and 95 % within ten; after that engines that are full have read other prompts in
 
 UNUSED = "session"
 """Why tokens are discarded that were drawn for an attempt of which nothing is trained."""
+
+OVERSAMPLED = "oversampled"
+"""Why those are discarded of a group that was complete without them (`config.agent.oversample`)."""
 
 _GROUP, _SESSION, _FAILED = "group/", "session/", "failed/"
 _OF = "turn"
@@ -113,7 +118,18 @@ class SessionGroup:
 
     @property
     def is_complete(self) -> bool:
-        return not self.failed and all(one.is_over and one.is_written for one in self.members)
+        return not self.failed and len(self._over()) >= self.asked.n
+
+    def _over(self) -> list[Session]:
+        return [one for one in self.members if one.is_over and one.is_written]
+
+    def drop_others(self) -> list[Session]:
+        """It is complete: keep as many members as it was asked for, of those that are over the first by their index,
+        whatever their lengths. Returns the others."""
+        kept = self._over()[: self.asked.n]
+        others = [one for one in self.members if one not in kept and one.id]
+        self.members = kept
+        return others
 
     def complete(self) -> Group:
         """The group with its rows; it is complete."""
@@ -135,6 +151,7 @@ class SessionLedger:
         self._by_name: dict[tuple[str, int], SessionGroup] = {}
         self.workers = Workers(silence_s=settings.worker_silence_s, seconds=settings.seconds)
         self.breaker = Breaker(settings.breaker)
+        self.lengths = SessionLengths()
         self._turns: dict[int, tuple[Session, Turn]] = {}
         """By the number of the turn's request."""
         self._open: dict[int, Session] = {}
@@ -165,7 +182,7 @@ class SessionLedger:
             )
             one = self._add(asked)
             self._groups.keep_session(_GROUP + one.name, request_out(asked))
-            one.members = [self._begin(one, index, 0) for index in range(asked.n)]
+            one.members = [self._begin(one, index, 0) for index in range(self._members_of(asked))]
             opened.append(one)
         return opened
 
@@ -208,9 +225,20 @@ class SessionLedger:
             if pin == version and (one := self.by_number.get(number)) is not None
         ]
 
-    def completed(self, one: SessionGroup) -> None:
-        """The group is complete: nothing more is drawn for it."""
+    def completed(self, one: SessionGroup, *, now: float) -> bool:
+        """The group is complete: nothing more is drawn for it. Whether it had sessions that it is complete without."""
         self._groups.pins.pop(one.number, None)
+        if len(one.members) == one.asked.n:
+            return False
+        others = one.drop_others()
+        self.lengths.completed(one.members, others, now)
+        for session in others:
+            self._groups.cancelled += self._forget(session, unused=OVERSAMPLED)
+        return bool(others)
+
+    def _members_of(self, asked: GroupRequest) -> int:
+        """How many sessions the group begins with. An evaluation has no more than are asked for: its mean is of all."""
+        return asked.n if asked.pinned else math.ceil(asked.n * self._settings.oversample)
 
     def _add(self, asked: GroupRequest) -> SessionGroup:
         one = SessionGroup(self._next_number, asked)
@@ -486,6 +514,7 @@ class SessionLedger:
         sessions = [session for name in written if (session := self.sessions.get(name)) is not None]
         for session in sessions:
             session.is_written = True
+            session.ended_at = now if session.outcome is not None else None
         return turns, sessions
 
     def restore(self, rows: Mapping[str, bytes], now: float) -> list[Session]:
@@ -494,12 +523,12 @@ class SessionLedger:
         for name, body in sorted(rows.items()):
             if name.startswith(_GROUP):
                 one = self._add(request_in(body))
-                one.members = [_no_session(one, index) for index in range(one.asked.n)]
+                one.members = [_no_session(one, index) for index in range(one.asked.n)]  # or more
         failed = {name.removeprefix(_FAILED): body for name, body in rows.items() if name.startswith(_FAILED)}
         for one in self.by_number.values():
             if one.name in failed:
                 one.failed, one.members = failed[one.name].decode(), []
-                self.completed(one)
+                self._groups.pins.pop(one.number, None)
         for name, body in rows.items():
             if name.startswith(_SESSION):
                 self._restore(msgpack.unpackb(body))
@@ -507,7 +536,7 @@ class SessionLedger:
             if _OF in request.group.meta:
                 self._restore_turn(request)
         for one in self.complete_groups():
-            self.completed(one)
+            self.completed(one, now=now)
         there = self.sessions.values()
         for session in sorted(there, key=lambda one: (not one.claim, one.group_id, one.index)):
             if session.outcome is None and not session.worker:
@@ -520,7 +549,9 @@ class SessionLedger:
         outcome = row.pop("outcome")
         session = Session(**row, outcome=Outcome(outcome) if outcome else None, is_written=True)
         self.sessions[session.id] = session
-        self._by_name[session.purpose, session.group_id].members[session.index] = session
+        one = self._by_name[session.purpose, session.group_id]
+        one.members += [_no_session(one, index) for index in range(len(one.members), session.index + 1)]
+        one.members[session.index] = session
 
     def _restore_turn(self, request: InFlightRequest) -> None:
         name, number, key, note = request.group.meta[_OF]
@@ -566,6 +597,7 @@ class SessionLedger:
             "workers": len(self.workers),
             "failed_groups": sum(bool(one.failed) for one in self.by_number.values()),
             "pause_s": self.breaker.pause_s,
+            "oversampled": self.lengths.told(),
         }
 
     def complete_groups(self) -> list[SessionGroup]:

@@ -164,6 +164,8 @@ class SessionTrainer(TrainerRequester):
         if names := [turn.name for turn in turns] + [session.id for session in written]:
             plane.instructions.append(Wake(names))
         for session in written:
+            if self.sessions.sessions.get(session.id) is not session:
+                continue  # its group was complete without it
             if session.outcome is Outcome.INFRA_FAULT:
                 self._fault(plane, session)
             elif session.outcome is not None:
@@ -178,7 +180,8 @@ class SessionTrainer(TrainerRequester):
             plane.instructions.append(Wake([CLAIMS]))
         one = self.sessions.group_with(session)
         if one.is_complete:
-            self.sessions.completed(one)
+            if self.sessions.completed(one, now=plane.now):
+                self._over(plane)
             self.delivery.complete([one])
             self._unpinned(plane, one)
 
