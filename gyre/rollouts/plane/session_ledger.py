@@ -519,9 +519,9 @@ class SessionLedger:
         for session in sessions:
             session.is_written = True
             if session.outcome is not None:
+                session.ended_at = now
                 self.counts.ended(session.id, session.outcome, session.reason)
         self.counts.turns += len(turns)
-            session.ended_at = now if session.outcome is not None else None
         return turns, sessions
 
     def restore(self, rows: Mapping[str, bytes], now: float) -> list[Session]:
