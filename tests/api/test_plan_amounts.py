@@ -170,17 +170,20 @@ def agents_job(total: int = 2, *, step: int = 128, **rollouts: Any) -> dict[str,
 
 def test_how_many_sessions_run_at_once() -> None:
     found = plan(agents_job())
-    assert "32 at once, 16 with each of 2 agents; a step takes 512" in " ".join(found.output.split())
+    assert "32 at once, 16 with each of 2 agents; a step begins 512" in " ".join(found.output.split())
     assert "at most 32,768 generated a step, 65,536 in all; more where a session begins" in " ".join(
         found.output.split()
     )
     told = json.loads(plan(agents_job(), "--json").stdout)["amounts"]
     assert (told["sessions_at_once"], told["answers_per_step"]) == (32, 512)
+    more = agents_job()
+    more["config"]["agent"]["oversample"] = 1.3
+    assert "a step begins 768" in " ".join(plan(more).output.split())
     assert "sessions" not in dict(lines_of(amounts(job(SUMS))))
 
 
 def test_agents_that_leave_engines_idle_are_warned_of() -> None:
-    few = "2 agents run 32 sessions at once (roles.agent.total times config.agent.concurrency), and a step takes 512"
+    few = "2 agents run 32 sessions at once (roles.agent.total times config.agent.concurrency), and a step begins 512"
     known = plan(agents_job(max_running=64)).output
     assert f"warning: {few}: the engines generate 128 samples at once, and wait for agents" in known
     assert f"note: {few}: engines that generate more than 32 samples at once" in plan(agents_job()).output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gyre.api.checks.amounts import begun_per_step
 from gyre.api.checks.findings import JobWarning, Note
 from gyre.config import AGENT_ROLE, JobSpec
 from gyre.config.sections import WorkloadSettings
@@ -18,20 +19,20 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
         return
     count = spec.roles[AGENT_ROLE].total
     at_once = count * agent.concurrency
-    step = spec.run.prompts_per_step * settings.sampling.n
+    step = begun_per_step(spec, settings.sampling.n, agent.oversample)
     room = _room(spec)
     if at_once >= min(step, step if room is None else room):
         return
     have = (
         f"{count} {'agent runs' if count == 1 else 'agents run'} {at_once:,} sessions at once "
-        f"(roles.{AGENT_ROLE}.total times config.{AGENT_ROLE}.concurrency), and a step takes {step:,}"
+        f"(roles.{AGENT_ROLE}.total times config.{AGENT_ROLE}.concurrency), and a step begins {step:,}"
     )
     if room is None:
         yield Note(f"{have}: engines that generate more than {at_once:,} samples at once wait for agents.")
     else:
         yield JobWarning(
             f"{have}: the engines generate {room:,} samples at once, and wait for agents, the more so while tools "
-            f"work. Give more agents, or a greater concurrency."
+            "work. Give more agents, or a greater concurrency."
         )
 
 

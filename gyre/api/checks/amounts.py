@@ -8,6 +8,7 @@ This module must not know how prompts are drawn: `gyre.data` and the tasks do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -56,6 +57,8 @@ class Amounts:
     agents: int = 0
     """Vertices of the role `agent`; 0 where answers are no sessions."""
     sessions_by_agent: int = 0
+    sessions_per_step: int = 0
+    """Those that are begun, with `config.agent.oversample`."""
 
     @property
     def epochs(self) -> float | None:
@@ -71,7 +74,7 @@ class Amounts:
 
     @property
     def tokens_per_step(self) -> int:
-        return self.answers_per_step * self.longest_answer
+        return (self.sessions_per_step or self.answers_per_step) * self.longest_answer
 
     @property
     def prompt_tokens_per_step(self) -> int | None:
@@ -122,7 +125,13 @@ def amounts_of(spec: JobSpec) -> Amounts | None:
         why=why,
         agents=0 if agent is None else spec.roles[AGENT_ROLE].total,
         sessions_by_agent=0 if agent is None else agent.concurrency,
+        sessions_per_step=0 if agent is None else begun_per_step(spec, settings.sampling.n, agent.oversample),
     )
+
+
+def begun_per_step(spec: JobSpec, n: int, oversample: float) -> int:
+    """Sessions that are begun for a step."""
+    return spec.run.prompts_per_step * math.ceil(n * oversample)
 
 
 def _held_out(spec: JobSpec, settings: WorkloadSettings) -> int:
@@ -200,7 +209,7 @@ def lines_of(found: Amounts) -> Iterator[tuple[str, str]]:
         yield (
             "sessions",
             f"{found.sessions_at_once:,} at once, {found.sessions_by_agent:,} with each of "
-            f"{_count(found.agents, 'agent', 'agents')}; a step takes {found.answers_per_step:,}",
+            f"{_count(found.agents, 'agent', 'agents')}; a step begins {found.sessions_per_step:,}",
         )
     tokens = (
         f"at most {found.tokens_per_step:,} generated a step, {found.steps * found.tokens_per_step:,} in all"
