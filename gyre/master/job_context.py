@@ -20,8 +20,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from gyre.clock import Clock
 from gyre.errors import Fenced, GyreError
 from gyre.failover import Decision, FailoverCoordinator, JobState, fold, row_of, state_from
 from gyre.failover.commands import Command, command_body, command_from, command_kind
@@ -87,6 +88,18 @@ def entry_of(
     )
 
 
+class JobNow(Protocol):
+    """What a part of the master asks of its `JobContext`."""
+
+    @property
+    def state(self) -> JobState:
+        """The state as decided."""
+
+    @property
+    def epoch(self) -> int:
+        """The master's own."""
+
+
 class JobContext:
     """The state of one job and its journal. Belongs to the control loop's thread, except for the attributes that say
     otherwise."""
@@ -96,7 +109,7 @@ class JobContext:
         journal: Journal,
         coordinator: FailoverCoordinator,
         *,
-        clock: Callable[[], float],
+        clock: Clock,
         on_commands: Callable[[list[Issued]], None],
         on_fenced: Callable[[GyreError], None],
         on_commit: Callable[[], None] = lambda: None,
@@ -134,7 +147,7 @@ class JobContext:
         By invariant the snapshot is the fold of the events; if there are events after the snapshot, they are folded
         too.
         """
-        self.epoch = self.journal.take_over(now=self._clock(), pid=pid)
+        self.epoch = self.journal.take_over(now=self._clock.time(), pid=pid)
         rows = self.journal.snapshot()
         self.seq = self.journal.last_seq()
         state = state_from(rows) if rows else fold(self.coordinator, self.journal.events())
@@ -163,7 +176,7 @@ class JobContext:
             else:
                 done.set_result(self.seq)
             return done
-        now = self._clock()
+        now = self._clock.time()
         decision = self.coordinator.decide(self.state, event, now)
         counter = self._counter + (event_id is None)
         event_id = event_id or f"e{self.epoch}.{counter}"

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from gyre.clock import Clock
 from gyre.config import TRAINER
 from gyre.errors import Fenced
 from gyre.failover import JobPhase, VertexPhase
@@ -35,7 +36,7 @@ class JobManager:
         scheduler: Scheduler,
         executor: Executor,
         *,
-        clock: Callable[[], float],
+        clock: Clock,
         on_finish: Callable[[], None],
         on_fault: Callable[[BaseException], None],
     ) -> None:
@@ -131,7 +132,7 @@ class JobManager:
                 case StopVertex():
                     await self._stop_vertex(issued.id, command)
                 case SetTimer():
-                    await asyncio.sleep(max(0.0, command.at - self._clock()))
+                    await asyncio.sleep(max(0.0, command.at - self._clock.time()))
                     await self._context.submit(TimerFired(command.timer), cause=issued.id)
                 case FinishJob():
                     await self._scheduler.places.release_all()

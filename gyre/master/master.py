@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gyre.clock import Clock
 from gyre.config import JOIN_SCOPE, JobSpec, parse_job
 from gyre.config.secrets import secret_values
 from gyre.config.sections.model import source_of
@@ -53,6 +54,7 @@ from gyre.master.master_api import View, nodes_of, spec_of, tokens_of, view_of
 from gyre.master.metrics import prometheus_text
 from gyre.master.moment_view import moment_of
 from gyre.master.recorder import HistoryRecorder
+from gyre.master.room import RoomQueue
 from gyre.master.sink_processes import SinkProcesses, sinks_of
 from gyre.master.store_notes import read_mark
 from gyre.master.store_watch import StoreWatch, store_at
@@ -101,8 +103,7 @@ class JobMaster:
         directory: Path,
         cluster: Cluster,
         serve: Callable[[JobMaster, int], str] | None = None,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        clock: Clock = time,
         exit_process: Callable[[int], None] = os._exit,
         places: Sequence[Path] = (),
         store_lost_timeout_s: float = 300.0,
@@ -115,7 +116,6 @@ class JobMaster:
         self._cluster = cluster
         self._serve = serve
         self._clock = clock
-        self._monotonic = monotonic
         self._exit = exit_process
         self._store_lost_timeout_s = store_lost_timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -186,7 +186,6 @@ class JobMaster:
             self._context,
             timeout_s=self._store_lost_timeout_s,
             clock=self._clock,
-            monotonic=self._monotonic,
             on_gone=self._give_up,
             directory=self._directory,
         )
@@ -209,7 +208,7 @@ class JobMaster:
         return await store_at(
             self._store_url,
             timeout_s=self._store_lost_timeout_s,
-            clock=self._monotonic,
+            clock=self._clock,
             mark=read_mark(self._directory),
         )
 
@@ -261,12 +260,11 @@ class JobMaster:
             job_id=self.job_id,
             directory=self._directory,
             store_url=self._store_url,
-            state=lambda: self._context.state,
-            epoch=lambda: self._context.epoch,
+            job=self._context,
             clock=self._clock,
-            queued=lambda: self._store.queue(self._ray_address, self._clock()),
+            queue=RoomQueue(self.job_id, self._store, self._ray_address, self._clock),
         )
-        executor = Executor(self._cluster, lambda: self._context.epoch)
+        executor = Executor(self._cluster, self._context)
         self._manager = JobManager(
             self._context,
             self._scheduler,
@@ -282,7 +280,6 @@ class JobMaster:
             self._scheduler,
             directory=self._directory,
             clock=self._clock,
-            monotonic=self._monotonic,
             on_fault=self._fault,
             disks=self._disks,
         )
@@ -293,14 +290,13 @@ class JobMaster:
             self._context,
             lambda: self._diagnosis.telemetry,
             clock=self._clock,
-            monotonic=self._monotonic,
             is_away=lambda: bool(self._watch and self._watch.lost),
         )
 
         self._sinks = SinkProcesses(
             sinks_of(self._spec, job_id=self.job_id, store_url=self._store_url, directory=self._directory),
             logs=self._directory / "logs",
-            monotonic=self._monotonic,
+            clock=self._clock,
         )
 
     def _still_meant(self, undone: list[Issued]) -> list[Issued]:
@@ -313,7 +309,7 @@ class JobMaster:
             self._diagnosis.follow(self._context.committed)
             await self._diagnosis.look()
             look_at_log()
-            now = self._monotonic()
+            now = self._clock.monotonic()
             if now >= next_reconcile:
                 next_reconcile = now + RECONCILE_S
                 self._manager.reconcile()
@@ -344,7 +340,7 @@ class JobMaster:
             "queued_at": None,
         }
         if fields["queued_since"] is not None:  # said again now and then
-            fields["queued_at"] = self._clock() // SAY_QUEUED_S * SAY_QUEUED_S
+            fields["queued_at"] = self._clock.time() // SAY_QUEUED_S * SAY_QUEUED_S
         if job.job_id and dict(fields) != self._row and not (self._watch and self._watch.lost):
             try:
                 fenced: JobFields = {**fields, "epoch": self._context.epoch}
@@ -520,7 +516,7 @@ class JobMaster:
             event = PauseRequested(by) if verb == "pause" else ResumeRequested(by)
         elif verb in ("create_token", "revoke_token"):
             event = _token_event(verb, body, by)
-            self._context.coordinator.check_token(state, event, self._clock())
+            self._context.coordinator.check_token(state, event, self._clock.time())
         else:
             raise ConfigError(
                 f"{verb!r} is not a command; known: scale, drain, undrain, pause, resume, stop, create_token, "
@@ -563,7 +559,7 @@ class JobMaster:
         except TimeoutError:
             future.cancel()
             raise Unreachable(f"the cluster did not tell its machines within {timeout_s:g} s.") from None
-        return nodes_of(self._context.committed, there, now=self._clock())
+        return nodes_of(self._context.committed, there, now=self._clock.time())
 
     def logs(
         self, query: LogQuery, *, after: Mapping[str, int], tail: int | None, limit_bytes: int
@@ -581,7 +577,7 @@ class JobMaster:
         return self._samples
 
     def metrics(self) -> bytes:
-        return prometheus_text(self.view(), now=self._clock())
+        return prometheus_text(self.view(), now=self._clock.time())
 
 
 _RESUMED = ("SetTimer", "FinishJob", "StartRegion", "StopVertex", "StopTrainer")

@@ -40,7 +40,7 @@ class Bench:
         return JobContext(
             self.store.journal("j1"),
             self.coordinator,
-            clock=self.clock.time,
+            clock=self.clock,
             on_commands=self.issue,
             on_fenced=self.fence,
             on_commit=self.count,

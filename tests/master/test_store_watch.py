@@ -62,8 +62,7 @@ class Watched:
                 store,
                 store,
                 timeout_s=TIMEOUT_S,
-                clock=self.clock.time,
-                monotonic=self.clock.monotonic,
+                clock=self.clock,
                 on_gone=self._gone,
                 directory=Path("/nowhere"),
             )
@@ -152,7 +151,7 @@ def _opens(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> list[Any]:
 
 
 def _found(clock: VirtualClock, timeout_s: float = 30.0) -> Any:
-    return run_virtual(store_at("sqlite:////s/gyre.db", timeout_s=timeout_s, clock=clock.monotonic), clock)
+    return run_virtual(store_at("sqlite:////s/gyre.db", timeout_s=timeout_s, clock=clock), clock)
 
 
 @pytest.mark.parametrize(
