@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +47,7 @@ from gyre.master.disk_watch import DiskWatch
 from gyre.master.evidence import death, last_words_of, new_memory_kills
 from gyre.master.growth_demand import GrowthDemand
 from gyre.master.job_context import JobContext
+from gyre.master.owner import HearsFaults
 from gyre.master.vertex_reports import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.process_activity import Activity, ProcessLife
@@ -114,7 +114,7 @@ class DiagnosisManager:
         *,
         directory: Path,
         clock: Clock,
-        on_fault: Callable[[BaseException], None],
+        owner: HearsFaults,
         disks: DiskLook | None = None,
     ) -> None:
         """`disks` looks at the master's own disks."""
@@ -122,7 +122,7 @@ class DiagnosisManager:
         self._context = context
         self._cluster = cluster
         self._scheduler = scheduler
-        self._on_fault = on_fault
+        self._owner = owner
         self._watches: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._standing: list[asyncio.Task[None]] = []
         """What goes on for as long as this manager does."""
@@ -524,4 +524,4 @@ class DiagnosisManager:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_fault(error)
+            self._owner.fault(error)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from gyre.errors import Fenced, GyreError
 from gyre.failover import Decision, FailoverCoordinator, JobState, fold, row_of, state_from
 from gyre.failover.commands import Command, command_body, command_from, command_kind
 from gyre.failover.events import Event, body_of, kind_of
+from gyre.master.owner import HearsCommits
 from gyre.store import EncodedEntry, Entry, GroupCommitWriter, Journal, StoredCommand, encode_entry
 
 RETRY_S = 1.0
@@ -110,9 +111,7 @@ class JobContext:
         coordinator: FailoverCoordinator,
         *,
         clock: Clock,
-        on_commands: Callable[[list[Issued]], None],
-        on_fenced: Callable[[GyreError], None],
-        on_commit: Callable[[], None] = lambda: None,
+        owner: HearsCommits,
     ) -> None:
         self.journal = journal
         self.coordinator = coordinator
@@ -128,9 +127,7 @@ class JobContext:
         self.news = threading.Condition()
         """Notified at every commit, for readers on other threads."""
         self._clock = clock
-        self._on_commands = on_commands
-        self._on_fenced = on_fenced
-        self._on_commit = on_commit
+        self._owner = owner
         self._next_seq = 1
         self._queued: deque[_Queued] = deque()
         self._finished: list[str] = []
@@ -247,13 +244,13 @@ class JobContext:
         for done in queued.told:
             if not done.done():
                 done.set_result(queued.entry.seq)
-        self._on_commit()
+        self._owner.committed()
         if queued.issued:
-            self._on_commands(queued.issued)
+            self._owner.carry_out(queued.issued)
 
     def _failed(self, error: BaseException, attempt: int) -> None:
         if isinstance(error, Fenced):
-            self._on_fenced(error)
+            self._owner.fenced(error)
             return
         if attempt != self._attempt:
             return  # the late result of an attempt whose entries have all been sent again

@@ -149,7 +149,7 @@ class JobMaster:
             self._opened.callback(self._disks.end)
         found = await self._with_room(self._find_store)
         if found is None:
-            await self._give_up("the store was not there")
+            await self.give_up("the store was not there")
             return
         self._store = self._opened.enter_context(found)
         row = self._store.job(self.job_id)
@@ -186,7 +186,7 @@ class JobMaster:
             self._context,
             timeout_s=self._store_lost_timeout_s,
             clock=self._clock,
-            on_gone=self._give_up,
+            owner=self,
             directory=self._directory,
         )
         watching = asyncio.get_running_loop().create_task(self._watch.run())
@@ -227,7 +227,7 @@ class JobMaster:
                 self._waited_for_room = True
                 await asyncio.sleep(RECONCILE_S)
 
-    async def _give_up(self, why: str) -> None:
+    async def give_up(self, why: str) -> None:
         """End this master for good. Its vertices end by themselves, for no master comes back."""
         print(
             f"{why} for {self._store_lost_timeout_s:g} s: the job is given up. "
@@ -239,7 +239,7 @@ class JobMaster:
 
     def _watch_ended(self, watching: asyncio.Task[None]) -> None:
         if not watching.cancelled() and (error := watching.exception()) is not None:
-            self._fault(error)
+            self.fault(error)
 
     def _build(self, name: str) -> None:
         graph = compile_job(self._spec)
@@ -250,9 +250,7 @@ class JobMaster:
             self._store.journal(self.job_id),
             coordinator,
             clock=self._clock,
-            on_commands=lambda issued: self._manager.run(issued),
-            on_fenced=self._fenced,
-            on_commit=self._news.set,
+            owner=self,
         )
         self._scheduler = Scheduler(
             graph.spec,
@@ -270,8 +268,7 @@ class JobMaster:
             self._scheduler,
             executor,
             clock=self._clock,
-            on_finish=self._finish,
-            on_fault=self._fault,
+            owner=self,
         )
         self._diagnosis = DiagnosisManager(
             graph.spec,
@@ -280,7 +277,7 @@ class JobMaster:
             self._scheduler,
             directory=self._directory,
             clock=self._clock,
-            on_fault=self._fault,
+            owner=self,
             disks=self._disks,
         )
         self._history = JobHistory(self._store, self.job_id)
@@ -288,7 +285,7 @@ class JobMaster:
             self._store.series(self.job_id),
             self._history,
             self._context,
-            lambda: self._diagnosis.telemetry,
+            self._diagnosis,
             clock=self._clock,
             is_away=lambda: bool(self._watch and self._watch.lost),
         )
@@ -321,7 +318,13 @@ class JobMaster:
             self._news.clear()
         await self._end()
 
-    def _finish(self) -> None:
+    def carry_out(self, issued: list[Issued]) -> None:
+        self._manager.run(issued)
+
+    def committed(self) -> None:
+        self._news.set()
+
+    def finish(self) -> None:
         self._finished.set()
         self._news.set()
 
@@ -350,7 +353,7 @@ class JobMaster:
                     await asyncio.to_thread(lambda: self._store.update_job(self.job_id, **fenced))
                 self._row = dict(fields)
             except Fenced as error:
-                self._fenced(error)
+                self.fenced(error)
             except TimeoutError:
                 self._context.error = self._context.error or "the store does not answer"
             except GyreError as error:
@@ -385,15 +388,15 @@ class JobMaster:
         """Let go of the journal and the store; by itself where the loop is stopped before the job has ended."""
         self._opened.close()
 
-    def _fenced(self, error: BaseException) -> None:
+    def fenced(self, error: BaseException) -> None:
         print(f"this master was replaced: {error}", file=sys.stderr, flush=True)
         self._exit(0)
 
-    def _fault(self, error: BaseException) -> None:
+    def fault(self, error: BaseException) -> None:
         """End this master after a defect in the control loop: a fresh master from the journal is better than half of
         this one."""
         if isinstance(error, Fenced):
-            self._fenced(error)
+            self.fenced(error)
             return
         traceback.print_exception(error)
         sys.stderr.flush()

@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 from gyre.clock import Clock
 from gyre.errors import GyreError
@@ -41,6 +41,12 @@ FINISH_WITHIN_S = 10.0
 """How long the end of a job waits for its last tick: a hundred times what it takes."""
 
 
+class HasTelemetry(Protocol):
+    @property
+    def telemetry(self) -> Mapping[str, Mapping[str, Any]]:
+        """The last report of each vertex, by id."""
+
+
 class HistoryRecorder:
     """Starts with `start`, ends with `finish`, or with `cancel` where the loop ends."""
 
@@ -49,7 +55,7 @@ class HistoryRecorder:
         series: SeriesStore,
         history: JobHistory,
         context: JobContext,
-        telemetry: Callable[[], Mapping[str, Mapping[str, Any]]],
+        reports: HasTelemetry,
         *,
         clock: Clock,
         is_away: Callable[[], bool],
@@ -58,7 +64,7 @@ class HistoryRecorder:
         self._recorder = Recorder(series)
         self._history = history
         self._context = context
-        self._telemetry = telemetry
+        self._reports = reports
         self._clock = clock
         self._is_away = is_away
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
@@ -104,7 +110,7 @@ class HistoryRecorder:
             "late_s_max": max(0.0, late_s),
             "recorder_s_max": self._took_s,
         }
-        work = (context.committed, dict(self._telemetry()), master, self._clock.time(), context.seq)
+        work = (context.committed, dict(self._reports.telemetry), master, self._clock.time(), context.seq)
         await asyncio.get_running_loop().run_in_executor(self._thread, self._keep, *work)
 
     def _keep(

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gyre.clock import Clock
 from gyre.errors import StoreError, StoreFull
 from gyre.failover.events import StoreReturned
 from gyre.master.job_context import JobContext
+from gyre.master.owner import HearsOfLoss
 from gyre.master.store_notes import LostNote, MarkWriter, remove_note, write_note
 from gyre.store import Store, StoreMark, open_store
 from gyre.store.presence import Finding, Lost
@@ -65,7 +65,7 @@ def _open_no_older(url: str, mark: StoreMark | None) -> Store:
 
 
 class StoreWatch:
-    """Looks at `store` until it is cancelled; `on_gone` is called once it was away for `timeout_s`."""
+    """Looks at `store` until it is cancelled; `owner` gives up once it was away for `timeout_s`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class StoreWatch:
         *,
         timeout_s: float,
         clock: Clock,
-        on_gone: Callable[[str], Awaitable[None]],
+        owner: HearsOfLoss,
         directory: Path,
         look_s: float = LOOK_S,
     ) -> None:
@@ -82,7 +82,7 @@ class StoreWatch:
         self._store, self._context = store, context
         self._timeout_s, self._look_s = timeout_s, look_s
         self._clock = clock
-        self._on_gone = on_gone
+        self._owner = owner
         self._directory = directory
         self._marks = MarkWriter(directory)
         self.lost = ""
@@ -107,7 +107,7 @@ class StoreWatch:
                 kind, self.lost = str(finding.kind), finding.sentence
                 self._context.error = str(finding.error())
                 if self._clock.monotonic() - since > self._timeout_s:
-                    await self._on_gone(self.lost)
+                    await self._owner.give_up(self.lost)
                     return
                 await asyncio.sleep(self._look_s)
                 continue

@@ -51,7 +51,7 @@ class Watched:
     def submit(self, event: StoreReturned) -> None:
         self.events.append((self.clock.monotonic(), event))
 
-    async def _gone(self, why: str) -> None:
+    async def give_up(self, why: str) -> None:
         self.gone.append((self.clock.monotonic(), why))
 
     def run(self, for_s: float, *, at: Callable[[Watched, StoreWatch], None] = lambda *_: None) -> Watched:
@@ -63,7 +63,7 @@ class Watched:
                 store,
                 timeout_s=TIMEOUT_S,
                 clock=self.clock,
-                on_gone=self._gone,
+                owner=self,
                 directory=Path("/nowhere"),
             )
             task = asyncio.create_task(watch.run())
