@@ -85,8 +85,10 @@ def _ppo(spec: JobSpec) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:
     return _policy_gradient(spec, critic=True)
 
 
-def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:
-    run, ahead = spec.run, _ahead(spec)
+def _sizes(spec: JobSpec, *, critic: bool) -> tuple[int, int, int]:
+    """Groups of a step, of a firing of the samples' operators, and of a micro-batch. Raises GraphError where they do
+    not fit each other."""
+    run = spec.run
     if critic and spec.staleness.policy != "in_order":
         raise GraphError(
             f"staleness.policy: {spec.staleness.policy!r}, but a critic's values are those of the step that a group is "
@@ -114,6 +116,12 @@ def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ..
             raise GraphError(
                 f"run.max_{unit}_per_micro_batch: {most} is less than run.min_{unit}_per_micro_batch ({least})."
             )
+    return batch, firing, micro
+
+
+def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:
+    run, ahead = spec.run, _ahead(spec)
+    batch, firing, micro = _sizes(spec, critic=critic)
     # Room for the batch that is being trained and the batches that run ahead of it, and no more.
     room = batch * (2 + ahead)
     ordered = ahead == 0
