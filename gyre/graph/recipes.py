@@ -123,9 +123,7 @@ def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ..
     run, ahead = spec.run, _ahead(spec)
     batch, firing, micro = _sizes(spec, critic=critic)
     # Room for the batch that is being trained and the batches that run ahead of it, and no more.
-    room = batch * (2 + ahead)
-    ordered = ahead == 0
-
+    room, ordered = batch * (2 + ahead), ahead == 0
     prompts = Operator("trainer", "prompts", Dispatch.CONTROLLER)
     by = Dispatch.PLANE if spec.roles["rollout"].entrypoint == ROLLOUT_INSTANCE else Dispatch.ONE
     generate = Operator("rollout", "generate", by)
@@ -165,13 +163,16 @@ def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ..
             Edge(judge.ref, learner.ref, EdgeKind.SAMPLES, firing, micro, capacity=room)
             for learner in learners
         ]
-    if run.evaluate_every:
+    if every := run.evaluate_every:
         evaluate = Operator("rollout", "evaluate", by)
         operators.append(evaluate)
-        # The delay lets the initial policy be evaluated too.
-        every = run.evaluate_every
-        edges.append(Edge(apply.ref, evaluate.ref, EdgeKind.WEIGHTS, 1, every, delay=every))
+        edges.append(_every(every, apply, evaluate))
     return tuple(operators), tuple(edges)
+
+
+def _every(steps: int, apply: Operator, evaluate: Operator) -> Edge:
+    """An evaluation after so many steps. The delay lets the initial policy be evaluated too."""
+    return Edge(apply.ref, evaluate.ref, EdgeKind.WEIGHTS, 1, steps, delay=steps)
 
 
 def _fleet(spec: JobSpec) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:

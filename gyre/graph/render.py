@@ -136,24 +136,8 @@ _Lines = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 
 def _of_the_graph(compiled: CompiledJob) -> Iterator[_Lines]:
     """Roles, operators, edges and cycles."""
-    dcg, placements = compiled.dcg, compiled.plan.placements
-    shares = {vertex.rpartition("-")[0]: place.accelerator for vertex, place in placements.items()}
-    yield (
-        "Roles",
-        ("role", "total", "per node", "device share", "gang", "elastic", "class"),
-        [
-            (
-                name,
-                str(role.total),
-                str(role.per_node or "-"),
-                f"{shares.get(name, 0.0):g}",
-                "yes" if role.gang else "-",
-                f"{role.elastic.min} to {role.elastic.max}" if role.elastic else "-",
-                str(role.entrypoint),
-            )
-            for name, role in compiled.spec.roles.items()
-        ],
-    )
+    dcg = compiled.dcg
+    yield _of_the_roles(compiled)
     if dcg.operators:
         yield (
             "Operators",
@@ -185,6 +169,27 @@ def _of_the_graph(compiled: CompiledJob) -> Iterator[_Lines]:
                 for cycle in found
             ],
         )
+
+
+def _of_the_roles(compiled: CompiledJob) -> _Lines:
+    placements = compiled.plan.placements
+    shares = {vertex.rpartition("-")[0]: place.accelerator for vertex, place in placements.items()}
+    return (
+        "Roles",
+        ("role", "total", "per node", "device share", "gang", "elastic", "class"),
+        [
+            (
+                name,
+                str(role.total),
+                str(role.per_node or "-"),
+                f"{shares.get(name, 0.0):g}",
+                "yes" if role.gang else "-",
+                f"{role.elastic.min} to {role.elastic.max}" if role.elastic else "-",
+                str(role.entrypoint),
+            )
+            for name, role in compiled.spec.roles.items()
+        ],
+    )
 
 
 def _of_the_places(compiled: CompiledJob) -> Iterator[_Lines]:

@@ -387,24 +387,11 @@ def _backward(
     until = Stamps().of(query.until) if query.until is not None else b""
     ends = {part.key: _whole_until(part, now) for part in parts}
     last = _LastLines({part.vertex for part in parts}, finds, tail, limit_bytes)
-    lines = heapq.merge(
-        *(
-            _lines_back(
-                part,
-                min(ends[part.key], _place_of(part, until, beyond=True) if until else part.size),
-                last.done,
-            )
-            for part in parts
-            if part.vertex not in last.done
-        ),
-        key=_BY_TIME,
-        reverse=True,
-    )
     wanted = LEVELS[LEVELS.index(query.level) if query.level else 0 :]
     batch: list[_Line] = []
     size, scanned = 0, 0
     most = BATCH_BYTES if finds is not None else 1
-    for line in lines:
+    for line in _merged_back(parts, ends, until, last.done):
         if not line.level:
             continue  # it only says when its file was written
         if line.stamp < since:
@@ -430,6 +417,25 @@ def _backward(
         "more": False,
         "searched_from": time_of(last.searched_from) if last.searched_from else None,
     }
+
+
+def _merged_back(
+    parts: list[_Part], ends: Mapping[str, int], until: bytes, done: Container[str]
+) -> Iterator[_Line]:
+    """The lines of all parts before their `ends`, and not after `until` where that is given, the last one first."""
+    return heapq.merge(
+        *(
+            _lines_back(
+                part,
+                min(ends[part.key], _place_of(part, until, beyond=True) if until else part.size),
+                done,
+            )
+            for part in parts
+            if part.vertex not in done
+        ),
+        key=_BY_TIME,
+        reverse=True,
+    )
 
 
 def _lines_back(part: _Part, end: int, done: Container[str] = ()) -> Iterator[_Line]:

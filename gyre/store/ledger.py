@@ -235,11 +235,14 @@ class LedgerStore:
         `forget_micro_batches_of_step` removes those of a step that is not trained: it is assembled anew.
         """
         group_rows, step_rows = self._group_rows(groups), self._step_rows(steps)
+        rare = (
+            checkpoint,
+            drop_payloads_through_step,
+            forget_digests_from_step,
+            forget_micro_batches_of_step,
+        )
         durable = (
-            checkpoint is not None
-            or drop_payloads_through_step is not None
-            or forget_digests_from_step is not None
-            or forget_micro_batches_of_step is not None
+            any(one is not None for one in rare)
             or bool(digests)
             or any(group.status == "trained" for group in groups)
             or any(batch.last for batch in micro_batches)
@@ -259,15 +262,24 @@ class LedgerStore:
                 connection.execute(self._upsert_micro_batches, self._micro_batch_rows(micro_batches))
             if discards:
                 connection.execute(self._upsert_discards, self._discard_rows(discards))
-            if restore is not None:
-                connection.execute(self._upsert_restore, [{"job_id": self.job_id, **asdict(restore)}])
-            if passes is not None:
-                connection.execute(self._upsert_passes, [self._passes_row(passes)])
-            if checkpoint is not None:
-                check_text(f"checkpoint {checkpoint.step}", {"path": checkpoint.path})
-                connection.execute(self._upsert_checkpoint, [{"job_id": self.job_id, **asdict(checkpoint)}])
+            self._note(connection, restore, passes, checkpoint)
             if drop_payloads_through_step is not None:
                 self._drop_payloads(connection, drop_payloads_through_step)
+
+    def _note(
+        self,
+        connection: Connection,
+        restore: RestoreRow | None,
+        passes: PassesRow | None,
+        checkpoint: CheckpointRow | None,
+    ) -> None:
+        if restore is not None:
+            connection.execute(self._upsert_restore, [{"job_id": self.job_id, **asdict(restore)}])
+        if passes is not None:
+            connection.execute(self._upsert_passes, [self._passes_row(passes)])
+        if checkpoint is not None:
+            check_text(f"checkpoint {checkpoint.step}", {"path": checkpoint.path})
+            connection.execute(self._upsert_checkpoint, [{"job_id": self.job_id, **asdict(checkpoint)}])
 
     def _forget_digests(self, connection: Connection, from_step: int) -> None:
         steps = tables.ledger_steps

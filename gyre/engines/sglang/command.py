@@ -75,13 +75,7 @@ def sglang_command(
     Gyre's weight loader goes with it, but where the weights are quantised in the engine (a copy of what was published
     is not what it holds), the user has a loader of his own, or only adapters are loaded.
     """
-    for argument in extra:
-        name = argument.partition("=")[0]
-        if name in _OURS:
-            raise ConfigError(
-                f"{name} is set by Gyre and cannot be among the engine's extra arguments.",
-                hint="Leave it out.",
-            )
+    _refuse_ours(extra)
     argv = [
         *(python, "-m", LAUNCHER),
         *("--model-path", str(model_path)),
@@ -105,6 +99,22 @@ def sglang_command(
     if loader_key:
         argv += ["--custom-weight-loader", LOADER]
     argv += extra
+    own = _environment(api_key, loader_key, env or {})
+    limits = RequestLimits(vocabulary_of(model_path), takes_min_p=SGLANG.min_p_by_seed or not deterministic)
+    return EngineCommand(tuple(argv), own, api_key, limits, loader_key, LOST_WORDS, reads_apart=True)
+
+
+def _refuse_ours(extra: Sequence[str]) -> None:
+    for argument in extra:
+        name = argument.partition("=")[0]
+        if name in _OURS:
+            raise ConfigError(
+                f"{name} is set by Gyre and cannot be among the engine's extra arguments.",
+                hint="Leave it out.",
+            )
+
+
+def _environment(api_key: str, loader_key: str, env: Mapping[str, str]) -> dict[str, str]:
     own = {
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",  # /health answers at once, for whoever asks it
         "PYTHONUNBUFFERED": "1",
@@ -113,13 +123,12 @@ def sglang_command(
         # takes 7 s of a core, and 25 s where it compiles them first: at every start, and so at every restart.
         "PYTHONDONTWRITEBYTECODE": "",
     }
-    own |= env or {}
+    own |= env
     path = own.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(LOADER_PATH), path)))
     if loader_key:
         own[LOADER_KEY] = loader_key
-    limits = RequestLimits(vocabulary_of(model_path), takes_min_p=SGLANG.min_p_by_seed or not deterministic)
-    return EngineCommand(tuple(argv), own, api_key, limits, loader_key, LOST_WORDS, reads_apart=True)
+    return own
 
 
 def command(start: EngineStart) -> EngineCommand:
