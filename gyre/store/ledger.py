@@ -249,30 +249,29 @@ class LedgerStore:
         )
         with self._database.write(relaxed=not durable) as connection:
             self._claim(connection, term, cursor)
-            if forget_digests_from_step is not None:
-                self._forget_digests(connection, forget_digests_from_step)
-            if forget_micro_batches_of_step is not None:
-                self._forget_micro_batches(connection, forget_micro_batches_of_step)
+            self._forget(connection, forget_digests_from_step, forget_micro_batches_of_step)
             if group_rows:
                 connection.execute(self._upsert_groups, group_rows)
             if step_rows:
                 connection.execute(self._upsert_steps, step_rows)
             self._set_digests(connection, digests or {})
-            if micro_batches:
-                connection.execute(self._upsert_micro_batches, self._micro_batch_rows(micro_batches))
-            if discards:
-                connection.execute(self._upsert_discards, self._discard_rows(discards))
-            self._note(connection, restore, passes, checkpoint)
+            self._note(connection, micro_batches, discards, restore, passes, checkpoint)
             if drop_payloads_through_step is not None:
                 self._drop_payloads(connection, drop_payloads_through_step)
 
     def _note(
         self,
         connection: Connection,
+        micro_batches: Sequence[MicroBatchRow],
+        discards: Sequence[DiscardRow],
         restore: RestoreRow | None,
         passes: PassesRow | None,
         checkpoint: CheckpointRow | None,
     ) -> None:
+        if micro_batches:
+            connection.execute(self._upsert_micro_batches, self._micro_batch_rows(micro_batches))
+        if discards:
+            connection.execute(self._upsert_discards, self._discard_rows(discards))
         if restore is not None:
             connection.execute(self._upsert_restore, [{"job_id": self.job_id, **asdict(restore)}])
         if passes is not None:
@@ -281,15 +280,17 @@ class LedgerStore:
             check_text(f"checkpoint {checkpoint.step}", {"path": checkpoint.path})
             connection.execute(self._upsert_checkpoint, [{"job_id": self.job_id, **asdict(checkpoint)}])
 
-    def _forget_digests(self, connection: Connection, from_step: int) -> None:
-        steps = tables.ledger_steps
-        connection.execute(
-            update(steps).where(steps.c.job_id == self.job_id, steps.c.step >= from_step).values(digest=None)
-        )
-
-    def _forget_micro_batches(self, connection: Connection, step: int) -> None:
-        batches = tables.ledger_micro_batches
-        connection.execute(delete(batches).where(batches.c.job_id == self.job_id, batches.c.step == step))
+    def _forget(
+        self, connection: Connection, digests_from_step: int | None, micro_batches_of_step: int | None
+    ) -> None:
+        if digests_from_step is not None:
+            steps = tables.ledger_steps
+            later = (steps.c.job_id == self.job_id, steps.c.step >= digests_from_step)
+            connection.execute(update(steps).where(*later).values(digest=None))
+        if micro_batches_of_step is not None:
+            batches = tables.ledger_micro_batches
+            its = (batches.c.job_id == self.job_id, batches.c.step == micro_batches_of_step)
+            connection.execute(delete(batches).where(*its))
 
     def _set_digests(self, connection: Connection, digests: Mapping[int, str]) -> None:
         steps = tables.ledger_steps

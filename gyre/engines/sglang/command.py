@@ -76,16 +76,7 @@ def sglang_command(
     is not what it holds), the user has a loader of his own, or only adapters are loaded.
     """
     _refuse_ours(extra)
-    argv = [
-        *(python, "-m", LAUNCHER),
-        *("--model-path", str(model_path)),
-        *("--host", "{host}", "--port", "{port}"),
-        "--skip-tokenizer-init",  # token ids in and out: the engine never sees text
-        "--incremental-streaming-output",  # else every chunk repeats all tokens so far: quadratic
-        *("--stream-interval", str(stream_interval)),
-        "--skip-server-warmup",  # readiness is asked by /ready; the first request warms it up as well
-        "--sleep-on-idle",  # else an idle engine takes a core
-    ]
+    argv = _launch(python, model_path, stream_interval)
     if deterministic:
         argv.append("--enable-deterministic-inference")
     if weight_version is not None:
@@ -102,6 +93,19 @@ def sglang_command(
     own = _environment(api_key, loader_key, env or {})
     limits = RequestLimits(vocabulary_of(model_path), takes_min_p=SGLANG.min_p_by_seed or not deterministic)
     return EngineCommand(tuple(argv), own, api_key, limits, loader_key, LOST_WORDS, reads_apart=True)
+
+
+def _launch(python: str, model_path: Path | str, stream_interval: int) -> list[str]:
+    return [
+        *(python, "-m", LAUNCHER),
+        *("--model-path", str(model_path)),
+        *("--host", "{host}", "--port", "{port}"),
+        "--skip-tokenizer-init",  # token ids in and out: the engine never sees text
+        "--incremental-streaming-output",  # else every chunk repeats all tokens so far: quadratic
+        *("--stream-interval", str(stream_interval)),
+        "--skip-server-warmup",  # readiness is asked by /ready; the first request warms it up as well
+        "--sleep-on-idle",  # else an idle engine takes a core
+    ]
 
 
 def _refuse_ours(extra: Sequence[str]) -> None:

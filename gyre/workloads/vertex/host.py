@@ -246,6 +246,11 @@ class VertexHost:
                 return "error", failure_of(error, module=binding.module)
             finally:
                 self._end()
+        self._begin_to_mind_the_master(binding)
+        return "ok", {"pid": os.getpid()}
+
+    def _begin_to_mind_the_master(self, binding: Binding) -> None:
+        """In a thread of its own, unless the vertex may outlive its master."""
         if math.isfinite(binding.orphan_timeout_s):
             threading.Thread(
                 target=self._mind_the_master,
@@ -253,7 +258,6 @@ class VertexHost:
                 name="gyre-orphan",
                 daemon=True,
             ).start()
-        return "ok", {"pid": os.getpid()}
 
     def _context_of(self, binding: Binding, address: str) -> WorkloadContext:
         """What the workload is told of its job. `address` is the process's own, "" where it has none."""
