@@ -190,7 +190,7 @@ class RolloutManager:
 
         async def admitted(request: web.Request) -> web.StreamResponse:
             await self.callers.admitted(request)
-            return await handler(request)  # type: ignore[no-any-return, misc, operator]  # aiohttp types it as any kind
+            return await handler(request)
 
         return route if route.path in front.open_paths else web.route(route.method, route.path, admitted)
 
