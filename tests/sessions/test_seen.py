@@ -88,6 +88,7 @@ async def test_no_time_is_made_up_where_a_manager_died(plane: SessionPlane) -> N
     await plane.kill()
     await plane.start()
     await agent.back()
+    await plane.settled()
     second = plane.turning(session, [*PROMPT, 1, 2, 50])
     await drawn(agent, 1)
     await second
@@ -99,3 +100,4 @@ async def test_no_time_is_made_up_where_a_manager_died(plane: SessionPlane) -> N
     assert [turn.waited_s for turn in row_turns(row)] == [None, None]
     assert not {TOOL_S, ENGINE_S} & row.extras.keys()
     assert len(row.extras[PATH]) == 2
+    assert told(plane)["since_start"]["turns"] == 1  # since this manager began
