@@ -29,6 +29,7 @@ async def test_where_sessions_are(plane: SessionPlane) -> None:
     assert (told(plane)["at_engine"], told(plane)["with_agent"]) == (0, 1)
     assert told(plane)["since_start"]["turns"] == 1
     await plane.end(session, outcome="policy_fault", reward=0.0, reason="it called no tool")
+    assert told(plane)["since_start"]["faults"] == []
     assert told(plane)["since_start"]["outcomes"] == {
         "scored": 0,
         "truncated": 0,
