@@ -666,6 +666,7 @@ def test_every_warning_of_learning_is_in_the_troubleshooting_page() -> None:
 
 
 def test_every_metric_is_in_its_table_and_no_other() -> None:
+    from gyre.failover.evaluation import SHOWN
     from gyre.master.metrics import prometheus_text
     from gyre.workloads.trainer.learning.metric_names import METRICS
 
@@ -673,7 +674,8 @@ def test_every_metric_is_in_its_table_and_no_other() -> None:
         view = job.view()
     shares = {"waits": {"a waits for b": 1.0}, "times": {"a": {"waits for b": 1.0}}}
     view["training"]["last"] = dict.fromkeys((*METRICS, "reward.acc"), 1.0)
-    view["evaluations"] = {"aime": [{"components": {"reward.acc": 1.0}}]}
+    numbers = [name for name, one in SHOWN.items() if name not in ("pass_at", "best_of", "components")]
+    view["evaluations"] = {"aime": [{"components": {"reward.acc": 1.0}, **dict.fromkeys(numbers, 1.0)}]}
     view["progress"] = {"reward": 1.0, "accuracy": 1.0, "tokens_per_s": 1.0, **shares}
     view["incidents"] = [{"cause": "process_died", "scope": "vertex"}]
     door = {"health": {"door": {"key_bytes": {"lab": 4096}}}}
@@ -686,10 +688,14 @@ def test_every_metric_is_in_its_table_and_no_other() -> None:
     text = prometheus_text(view, now=0.0).decode()
     exported = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
     rows = table_under(OPERATIONS, "## Metrics")
-    of_steps = {f"gyre_step_{name}" for name in METRICS}  # docs/training.md has these
+    of_steps = {f"gyre_step_{name}" for name in METRICS}  # docs/training.md has these, and those below
+    of_steps |= {f"gyre_heldout_{name}" for name in numbers}
     assert of_steps <= exported
     exported -= of_steps
-    assert {name for name in rows if name.startswith("gyre_")} == exported | {"gyre_step_<metric>"}
+    assert {name for name in rows if name.startswith("gyre_")} == exported | {
+        "gyre_step_<metric>",
+        "gyre_heldout_<number>",
+    }
     for name in exported:
         kind = re.search(rf"^# TYPE {name} (\w+)", text, re.MULTILINE)
         assert kind is not None
@@ -698,6 +704,13 @@ def test_every_metric_is_in_its_table_and_no_other() -> None:
         assert sample is not None
         labels = set(re.findall(r"(\w+)=\"", sample[1]))
         assert set(re.findall(r"`(\w+)`", rows[name][2])) == labels, name
+
+
+def test_every_number_of_an_evaluation_is_in_its_table() -> None:
+    from gyre.failover.evaluation import SHOWN
+
+    rows = table_under(ROOT / "docs" / "training.md", "## Evaluations")
+    assert set(SHOWN) <= set(rows)
 
 
 def test_every_rest_path_is_in_its_table_and_no_other() -> None:

@@ -1,4 +1,5 @@
-"""The page's types of what REST answers, from the interface's OpenAPI: `python -m tools.rest_types` writes them.
+"""What the page takes from Gyre's code, which `python -m tools.rest_types` writes: the types of what REST answers, from
+the interface's OpenAPI, into `ui/src/rest.ts`; the titles and units of numbers into `ui/src/facts.ts`.
 
 An answer has every key that is listed, and may have more. A body that is sent needs those without a default.
 """
@@ -12,9 +13,33 @@ from typing import Any, cast
 
 from gyre.api.rest.app import create_app
 from gyre.api.rest.schemas import Problem
+from gyre.failover.evaluation import SHOWN
 from gyre.master.master_api import MasterApi
+from gyre.workloads.trainer.learning.metric_names import METRICS
 
-FILE = Path(__file__).parents[1] / "ui" / "src" / "rest.ts"
+SOURCES = Path(__file__).parents[1] / "ui" / "src"
+
+_FACTS = """/**
+ * What the page calls numbers. `python -m tools.rest_types` writes this file; its sources are METRICS in
+ * gyre/workloads/trainer/learning/metric_names.py and Evaluation in gyre/failover/evaluation.py.
+ */
+
+/** `caption` is beside the title: the unit, or of what it is; a `share` is from 0 to 1, and written in percent. */
+export interface Fact {
+  readonly title: string;
+  readonly caption: string;
+  readonly share: boolean;
+}
+"""
+
+_UNITS = {
+    "nat": "nat per token",
+    "token": "tokens",
+    "token/s": "tokens/s",
+    "version": "versions",
+    "ratio": "",
+}
+"""How a unit reads beside a curve; the others as they are."""
 
 _HEAD = """/**
  * The REST interface's requests and answers. `python -m tools.rest_types` writes this file; its source is
@@ -31,8 +56,45 @@ _PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean"
 _WIDTH = 120
 
 
-def written() -> str:
-    """The file's content."""
+def written() -> dict[Path, str]:
+    """What each file is to hold."""
+    return {SOURCES / "rest.ts": types(), SOURCES / "facts.ts": facts()}
+
+
+def facts() -> str:
+    steps = {
+        name: fact
+        for name, one in METRICS.items()
+        if (fact := _fact(one.title or name, one.caption, one.unit)) != _fact(name, "", "")
+    }
+    evaluated = {name: _fact(one.title, "", one.unit, one.form) for name, one in SHOWN.items() if one.curve}
+    return "\n".join(
+        [
+            _FACTS,
+            _record(
+                "METRICS", "The metrics of a step of which there is more to say than their names.", steps
+            ),
+            _record("EVALUATED", "The numbers of an evaluation that have a curve of their own.", evaluated),
+        ]
+    )
+
+
+def _fact(title: str, caption: str, unit: str, form: str = "") -> dict[str, Any]:
+    caption = caption or _UNITS.get(unit, unit)
+    return {"title": title, "caption": caption, "share": unit == "ratio" or form == "share"}
+
+
+def _record(name: str, about: str, rows: dict[str, dict[str, Any]]) -> str:
+    lines = []
+    for key, row in rows.items():
+        fields = ", ".join(
+            f"{field}: {json.dumps(value, ensure_ascii=False)}" for field, value in row.items()
+        )
+        lines.append(f"  {key}: {{ {fields} }},\n")
+    return f"/** {about} */\nexport const {name}: Readonly<Record<string, Fact>> = {{\n{''.join(lines)}}};\n"
+
+
+def types() -> str:
     # No job is needed to say what the interface is.
     schemas = create_app(cast(MasterApi, None), token=None).openapi()["components"]["schemas"]
     schemas = schemas | {"Problem": Problem.model_json_schema()}
@@ -81,4 +143,5 @@ def _comment(text: str, indent: str) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(written())
+    for file, text in written().items():
+        file.write_text(text)

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from gyre.config import JOIN_TOKEN
+from gyre.failover.evaluation import Evaluation
 from gyre.failover.state import (
     TRAINING,
     VERTEX_TRANSITIONS,
-    Evaluation,
     Incident,
     JobRecord,
     JobState,

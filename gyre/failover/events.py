@@ -16,6 +16,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from gyre.config import JOIN_SCOPE
+from gyre.failover.evaluation import Evaluation
 from gyre.failover.state import fields_of
 
 
@@ -254,31 +255,12 @@ class WeightsPublished(Event):
     report: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluated(Event):
-    """A held-out set was answered by a policy version. `accuracy` is the share of the `count` samples that are right,
-    or none where that has no meaning; `pass_at` and `best_of` are by k, as text."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated(Evaluation, Event):
+    """A held-out set was answered by a policy version, with this result."""
 
     incarnation: int
-    version: int
-    accuracy: float | None
-    count: int
-    prompts: int
     report: int = 0
-    set: str = "held_out"
-    reward_mean: float | None = None
-    reward_std: float | None = None
-    threshold: float | None = None
-    pass_at: dict[str, float] = field(default_factory=dict)
-    best_of: dict[str, float] = field(default_factory=dict)
-    by: dict[str, Any] = field(default_factory=dict)
-    """By a column's value: `count`, `reward_mean` and `accuracy`."""
-    right_by: str = ""
-    """The number beside the reward that says which samples are right, as `reward.acc`; "" where the threshold does."""
-    distinct: int = 0
-    """How many different answers there are, by their tokens; 0 where that is not known."""
-    components: dict[str, float] = field(default_factory=dict)
-    """The mean of each number that the reward function returned beside the reward, as `reward.NAME`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import Any
 
 from gyre.config import JOIN_SCOPE, JOIN_TOKEN
 from gyre.errors import StoreCorrupt
+from gyre.failover.evaluation import Evaluation, row_of_evaluation
 
 TRAINING = "training"
 """The kind, and the key, of the snapshot's row of a `TrainingRecord`."""
@@ -285,30 +286,6 @@ class JoinToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """What a policy version's answers to a held-out set earned; see the event `Evaluated`."""
-
-    version: int
-    set: str
-    prompts: int
-    count: int
-    reward_mean: float | None
-    reward_std: float | None
-    accuracy: float | None
-    threshold: float | None
-    pass_at: dict[str, float]
-    best_of: dict[str, float]
-    by: dict[str, Any]
-    right_by: str = ""
-    distinct: int = 0
-    components: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def key(self) -> str:
-        return f"{self.set}/{self.version}"
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingRecord:
     """What the steps of a job say together: the metrics of the first and of the last step, and the tokens of all.
     `continued_at` and `continued_step` say when and at which step an ended job went on last."""
@@ -394,13 +371,6 @@ def _vertex_row(record: VertexRecord) -> dict[str, Any]:
     )
 
 
-def _evaluation_row(record: Evaluation) -> dict[str, Any]:
-    """Rows of before what a reward function says beside the reward was noted have nothing of it, and so has the row of
-    an evaluation whose function says nothing: the same history gives the same row."""
-    absent = {name for name in ("right_by", "distinct", "components") if not getattr(record, name)}
-    return {key: value for key, value in fields_of(record).items() if key not in absent}
-
-
 def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     """The snapshot row under `key`, as JSON-able data; None if the state has none."""
     kind, name = key
@@ -414,7 +384,7 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
         return None if token is None else _token_row(token)
     if kind == "evaluation":
         evaluation = state.evaluations.get(name)
-        return None if evaluation is None else _evaluation_row(evaluation)
+        return None if evaluation is None else row_of_evaluation(evaluation)
     if kind == "vertex":
         record = state.vertices.get(name)
         return None if record is None else _vertex_row(record)

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from gyre.failover import JobPhase, VertexPhase
+from gyre.failover.evaluation import SHOWN
 from gyre.master.master_api import plane_of
 from gyre.observe.efficiency import EFFICIENCY, efficiency_of
 from gyre.rollouts.samples import MORE
@@ -87,10 +88,8 @@ class _ViewCollector:
         last = view["training"]["last"]
         for key, metric in METRICS.items():
             if is_number(last.get(key)):
-                unit = f", in {metric.unit}" if metric.unit else ""
-                gauge = GaugeMetricFamily(
-                    f"gyre_step_{key}", f"Of the last step: {metric.meaning}{unit}", labels=["job"]
-                )
+                text = f"Of the last step: {metric.meaning}{_in(metric.unit)}"
+                gauge = GaugeMetricFamily(f"gyre_step_{key}", text, labels=["job"])
                 gauge.add_metric([name], float(last[key]))
                 yield gauge
 
@@ -112,6 +111,17 @@ class _ViewCollector:
             for key, value in rows[-1]["components"].items():
                 held_out.add_metric([name, of, key.removeprefix(MORE)], float(value))
         yield held_out
+        for key, shown in SHOWN.items():
+            gauge = GaugeMetricFamily(
+                f"gyre_heldout_{key}",
+                f"Of a set's last evaluation: {shown.meaning}{_in(shown.unit)}",
+                labels=["job", "set"],
+            )
+            for of, rows in view["evaluations"].items():
+                if is_number(number := rows[-1].get(key)):
+                    gauge.add_metric([name, of], float(number))
+            if gauge.samples:
+                yield gauge
 
         warnings = GaugeMetricFamily(
             "gyre_learning_warning", "1 while the metrics say so", labels=["job", "code"]
@@ -141,6 +151,10 @@ class _ViewCollector:
                 if isinstance(share, int | float):
                     times.add_metric([name, role, what], float(share))
         yield times
+
+
+def _in(unit: str) -> str:
+    return f", in {unit}" if unit else ""
 
 
 def _door(name: str, view: dict[str, Any]) -> Iterator[Metric]:

@@ -60,7 +60,8 @@ def test_the_page_listens_to_every_kind_of_event() -> None:
 
 def test_the_chosen_curves_are_metrics_of_a_step() -> None:
     text = (SOURCES / "views/curves/chosen.ts").read_text()
-    names = set(re.findall(r'(?:name|spread): "(\w+)"', text))
+    names = set(re.findall(r'"([a-z]+(?:_[a-z]+)*)"', text.split("const NAMES = {")[1].split("};")[0]))
+    names |= set(re.findall(r'spread: "(\w+)"', text))
     assert len(names) > 12
     assert names <= set(METRICS)
 

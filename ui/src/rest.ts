@@ -121,28 +121,35 @@ export interface EngineList {
   door: Door | null;
 }
 
-/**
- * What a policy version's answers to a held-out set earned: `count` samples of `prompts`. `accuracy` is null where
- * nothing says what is right: neither a reward (`config.evaluation.threshold`) nor the reward function, by the number
- * that `right_by` names; `pass_at` and `best_of` are by k. `distinct`: how many different answers there are, 0 where
- * that is not known. `components` has the mean of each number that the reward function returned beside the reward, as
- * `reward.NAME`.
- */
+/** What a policy version's answers to a held-out set earned. */
 export interface Evaluation {
   version: number;
   set: string;
+  /** prompts of the set */
   prompts: number;
+  /** samples of all prompts */
   count: number;
+  /** mean reward of the samples */
   reward_mean: number | null;
+  /** standard deviation of the rewards over all samples */
   reward_std: number | null;
+  /**
+   * Null where nothing says what is right: neither a reward (`config.evaluation.threshold`) nor the reward function, by
+   * the number that `right_by` names.
+   */
   accuracy: number | null;
   threshold: number | null;
+  /** By k, as text. */
   pass_at: Record<string, number>;
+  /** By k, as text. */
   best_of: Record<string, number>;
-  by: Record<string, EvaluationPart>;
+  /** The number beside the reward that says which samples are right, as `reward.acc`; "" where the threshold does. */
   right_by: string;
+  /** How many different answers there are, by their tokens; 0 where that is not known. */
   distinct: number;
+  /** The mean of each number that the reward function returned beside the reward, as `reward.NAME`. */
   components: Record<string, number>;
+  by: Record<string, EvaluationPart>;
 }
 
 /** What the prompts with one value of a column earned. */
@@ -316,8 +323,8 @@ export interface Incident {
   region: string[];
   detected_after_s: number | null;
   recovered_at: number | null;
-  recovery_s: number | null;
   outcome: string;
+  recovery_s: number | null;
   /** The outcome in words: a call that is made again, and the job's own code that raised, have not recovered. */
   came_to: string;
 }
@@ -326,7 +333,7 @@ export interface IncidentList {
   incidents: Incident[];
 }
 
-/** The job's record as the journal keeps it. */
+/** The job's record as the journal keeps it. `/now` has what it costs so far. */
 export interface Job {
   job_id: string;
   name: string;
@@ -344,16 +351,19 @@ export interface Job {
   checkpoint_step: number;
   checkpoint_path: string;
   result: Record<string, Json>;
-  /** The traceback or sentence that ended the job. */
+  /** The traceback or sentence that ended the job, for people. */
   error: string;
-  /** The steps that it is to make; null where its trainer says what a step is. */
-  steps_asked: number | null;
   /** Whose weights it began with, if not its model's. */
   weights_from: string;
-  /** Since `priced_at`, in the currency of its prices; until then it `spent` that. `/now` has what it costs so far. */
+  /**
+   * What an hour costs since `priced_at`, of what its roles reserve; 0 where no price is given, and once it has ended.
+   */
   price_per_hour: number;
   priced_at: number;
+  /** What the job cost until `priced_at`. */
   spent: number;
+  /** The steps that it is to make; null where its trainer says what a step is. */
+  steps_asked: number | null;
 }
 
 /**
@@ -395,6 +405,7 @@ export interface JoinToken {
   created_at: number;
   expires_at: number | null;
   revoked_at: number | null;
+  /** What its owner may do, of `gyre.config.TOKEN_SCOPES`. */
   scopes: string[];
 }
 
@@ -822,6 +833,7 @@ export interface Training {
   tokens: number;
   continued_at: number | null;
   continued_step: number;
+  /** The reward of the first step since. */
   continued_reward: number | null;
 }
 
@@ -831,26 +843,28 @@ export interface UndrainBody {
 }
 
 /**
- * One instance of a role. `version`: of the weights that it serves. `no_room`: what it waits for, since
- * `no_room_since`, while no machine has room for it. `silent`: what its process does (`busy` or `hung`) while it
- * reports nothing, since `silent_since`; `false_alarms`: how often it was heard again.
+ * One instance of a role. `version`: of the weights that it serves; `busy`: the operator that it runs; `fields`: its
+ * own report.
  */
 export interface Vertex {
   id: string;
   role: string;
   rank: number;
-  pid: number;
-  node: string;
   phase: string;
   reason: string;
   message: string;
   incarnation: number;
-  restarts: number;
+  pid: number;
+  node: string;
   since: number;
+  restarts: number;
+  /** While it waits for room: what it requires, what is available, and what would help. */
   no_room: string;
   no_room_since: number;
+  /** While it reports nothing and is left alone: what its process was found to do, a `Life` value. */
   silent: string;
   silent_since: number;
+  /** How often this vertex, in whatever incarnation, fell silent and was heard again. */
   false_alarms: number;
   version: number | null;
   busy: string;

@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from typing_extensions import TypeAliasType
 
 from gyre.api.now import Tone as _Tone
+from gyre.api.rest.records import FromRecord
+from gyre.failover import state
+from gyre.failover.evaluation import Evaluation as EvaluationRecord
 from gyre.graph.elements import EdgeKind
 
 Tone = TypeAliasType("Tone", _Tone)
@@ -33,7 +36,7 @@ SpanState = TypeAliasType(
 Span = TypeAliasType("Span", tuple[float, float, SpanState, str])
 
 
-class Out(BaseModel):
+class Out(BaseModel, metaclass=FromRecord):
     model_config = ConfigDict(extra="allow", ser_json_inf_nan="null", use_attribute_docstrings=True)
 
 
@@ -55,6 +58,15 @@ class Problem(BaseModel):
 
 class Health(BaseModel):
     ok: bool = True
+
+
+JOBS_OWN = (
+    *("master_pid", "master_node", "master_url"),  # of `master`
+    *("full_disks", "disk_had_room_at"),  # of `disks`
+    *("trainer_started", "outcome", "serial", "restored", "halved"),
+)
+VERTEXS_OWN = ("avoids", "reported")
+"""What the coordinator keeps of a job, and of a vertex, for itself: an answer does not promise it."""
 
 
 class JobItem(Out):
@@ -159,25 +171,11 @@ class LabelBody(In):
     notes: str | None = None
 
 
-class Job(JobItem):
-    """The job's record as the journal keeps it."""
+class Job(JobItem, of=state.JobRecord, without=JOBS_OWN):
+    """The job's record as the journal keeps it. `/now` has what it costs so far."""
 
-    started_at: float | None = None
-    paused: bool = False
-    roles: dict[str, int] = Field(default_factory=dict)
-    checkpoint_step: int = -1
-    checkpoint_path: str = ""
-    result: dict[str, Any] = Field(default_factory=dict)
-    error: str = ""
-    """The traceback or sentence that ended the job."""
     steps_asked: int | None = None
     """The steps that it is to make; null where its trainer says what a step is."""
-    weights_from: str = ""
-    """Whose weights it began with, if not its model's."""
-    price_per_hour: float = 0.0
-    """Since `priced_at`, in the currency of its prices; until then it `spent` that. `/now` has what it costs so far."""
-    priced_at: float = 0.0
-    spent: float = 0.0
 
 
 class Master(Out):
@@ -188,27 +186,10 @@ class Master(Out):
     answering: bool
 
 
-class Vertex(Out):
-    """One instance of a role. `version`: of the weights that it serves. `no_room`: what it waits for, since
-    `no_room_since`, while no machine has room for it. `silent`: what its process does (`busy` or `hung`)
-    while it reports nothing, since `silent_since`; `false_alarms`: how often it was heard again."""
+class Vertex(Out, of=state.VertexRecord, without=VERTEXS_OWN):
+    """One instance of a role. `version`: of the weights that it serves; `busy`: the operator that it runs; `fields`:
+    its own report."""
 
-    id: str
-    role: str
-    rank: int
-    pid: int
-    node: str
-    phase: str
-    reason: str
-    message: str
-    incarnation: int
-    restarts: int
-    since: float
-    no_room: str = ""
-    no_room_since: float = 0.0
-    silent: str = ""
-    silent_since: float = 0.0
-    false_alarms: int = 0
     version: int | None = None
     busy: str = ""
     fields: dict[str, Any] = Field(default_factory=dict)
@@ -359,23 +340,10 @@ class EngineList(BaseModel):
     door: Door | None = None
 
 
-class Incident(Out):
+class Incident(Out, of=state.Incident):
     """One thing that went wrong: evidence, culprit, decision, outcome."""
 
-    id: str
-    at: float
-    vertex: str
-    incarnation: int
-    cause: str
-    scope: str
-    decision: str
-    evidence: dict[str, Any] = Field(default_factory=dict)
-    user_code: bool = False
-    region: list[str] = Field(default_factory=list)
-    detected_after_s: float | None = None
-    recovered_at: float | None = None
     recovery_s: float | None = None
-    outcome: str
     came_to: str = ""
     """The outcome in words: a call that is made again, and the job's own code that raised, have not recovered."""
 
@@ -392,27 +360,10 @@ class EvaluationPart(Out):
     accuracy: float | None = None
 
 
-class Evaluation(Out):
-    """What a policy version's answers to a held-out set earned: `count` samples of `prompts`. `accuracy` is null where
-    nothing says what is right: neither a reward (`config.evaluation.threshold`) nor the reward function, by the number
-    that `right_by` names; `pass_at` and `best_of` are by k. `distinct`: how many different answers there are, 0 where
-    that is not known. `components` has the mean of each number that the reward
-    function returned beside the reward, as `reward.NAME`."""
+class Evaluation(Out, of=EvaluationRecord):
+    """What a policy version's answers to a held-out set earned."""
 
-    version: int
-    set: str
-    prompts: int
-    count: int
-    reward_mean: float | None = None
-    reward_std: float | None = None
-    accuracy: float | None = None
-    threshold: float | None = None
-    pass_at: dict[str, float] = Field(default_factory=dict)
-    best_of: dict[str, float] = Field(default_factory=dict)
     by: dict[str, EvaluationPart] = Field(default_factory=dict)
-    right_by: str = ""
-    distinct: int = 0
-    components: dict[str, float] = Field(default_factory=dict)
 
 
 class StoreHealth(Out):
@@ -420,24 +371,13 @@ class StoreHealth(Out):
     """Why the journal cannot be written, or an empty string."""
 
 
-class LearningWarning(Out):
+class LearningWarning(Out, of=state.LearningWarning, without=("holds",)):
     """What says that the job does not learn as it should, since `step`; it holds now. `code` is stable."""
 
-    code: str
-    step: int
-    message: str
 
-
-class Training(Out):
+class Training(Out, of=state.TrainingRecord):
     """What the steps of the job say together: the metrics of its first and last step, and the tokens of all. Where an
     ended job went on: when (seconds since 1970), at which step, and the reward of the first step since."""
-
-    first: dict[str, Any] = Field(default_factory=dict)
-    last: dict[str, Any] = Field(default_factory=dict)
-    tokens: int = 0
-    continued_at: float | None = None
-    continued_step: int = 0
-    continued_reward: float | None = None
 
 
 class FullDisk(Out):
@@ -690,15 +630,8 @@ class DrainBody(UndrainBody):
     reason: Annotated[str, Field(max_length=1000)] = ""
 
 
-class JoinToken(Out):
+class JoinToken(Out, of=state.JoinToken, without=("digest",)):
     """A token with which machines join the rollout plane; the token itself is nowhere. Times in seconds since 1970."""
-
-    name: str
-    by: str = ""
-    created_at: float
-    expires_at: float | None = None
-    revoked_at: float | None = None
-    scopes: list[str] = ["join"]
 
 
 class JoinTokenList(BaseModel):

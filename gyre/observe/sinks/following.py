@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gyre.errors import NotFound
+from gyre.failover.evaluation import SHOWN, Evaluation
 from gyre.failover.events import Evaluated, LearningWarned, event_from
 from gyre.observe.series.numbers import is_number
 from gyre.observe.sinks.incidents import IncidentNews
@@ -104,19 +105,25 @@ def _tell_event(sink: Sink, row: EventRow, last_step: int) -> None:
         return
     event = event_from(row.kind, row.body)
     if isinstance(event, Evaluated):
-        numbers = {
-            name: float(value)
-            for name in ("reward_mean", "reward_std", "accuracy", "count", "prompts")
-            if is_number(value := getattr(event, name))
-        }
-        for name, by_k in (("pass_at", event.pass_at), ("best_of", event.best_of)):
-            numbers |= {f"{name}/{k}": float(value) for k, value in by_k.items() if is_number(value)}
-        numbers |= {name: float(value) for name, value in event.components.items() if is_number(value)}
-        sink.evaluation(SinkEvaluation(event.set, event.version, last_step, row.at, numbers))
+        sink.evaluation(SinkEvaluation(event.set, event.version, last_step, row.at, _numbers_of(event)))
     elif isinstance(event, LearningWarned):
         sink.warning(
             _discreet(SinkWarning(event.code, event.message, event.step, row.at, event.holds, row.seq))
         )
+
+
+def _numbers_of(evaluation: Evaluation) -> dict[str, float]:
+    """The numbers that people are shown of it; `pass_at/4` of those by k, and a component by its own name."""
+    found: dict[str, Any] = {}
+    for name in SHOWN:
+        value = getattr(evaluation, name)
+        prefix = "" if name == "components" else f"{name}/"
+        found |= (
+            {f"{prefix}{key}": one for key, one in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
+    return {name: float(value) for name, value in found.items() if is_number(value)}
 
 
 def _discreet(told: T) -> T:

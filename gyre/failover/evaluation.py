@@ -1,0 +1,131 @@
+"""An evaluation: each of its numbers in one place, with what it means and how people are shown it.
+
+From `Evaluation` follow the event `Evaluated` and the snapshot's row, REST's schema and the page's types, the table of
+`gyre show`, the curves of the page, what sinks are told, and the metrics of Prometheus. A new number is a field here,
+made by `number`, and what computes it in `gyre.workloads.trainer.evaluation.results`.
+
+Pure. This module must not know how a number is computed, nor what draws it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+Form = Literal["number", "share", "count"]
+"""`share`: from 0 to 1, written in percent. `count`: a whole number."""
+
+_SHOWN = "shown"
+"""The key of a `Shown` in a field's metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How people are shown a number: `title` is above its column and beside its curve, `unit` is "" where it has none,
+    `meaning` says what it is, as part of a sentence. `column`: it has one in the table of `gyre show`; of those that
+    are `dispensable` the greatest goes first on a narrow terminal, and 0 is never left out. `curve`: the page draws it
+    by itself; the chart of the whole evaluation has accuracy, reward and pass@k."""
+
+    title: str
+    meaning: str
+    form: Form = "number"
+    unit: str = ""
+    column: bool = True
+    dispensable: int = 6
+    curve: bool = False
+
+
+def number(
+    title: str,
+    meaning: str,
+    *,
+    form: Form = "number",
+    unit: str = "",
+    dispensable: int = 6,
+    default: Any = None,
+) -> Any:
+    """A number of an evaluation, which those of before it was computed lack: it has a column, a curve and a metric of
+    its own."""
+    shown = Shown(title, meaning, form, unit, dispensable=dispensable, curve=True)
+    return field(default=default, metadata={_SHOWN: shown, "meaning": meaning})
+
+
+def _shown(
+    title: str, meaning: str, form: Form = "number", dispensable: int = 0, **also: Any
+) -> dict[str, Any]:
+    return {_SHOWN: Shown(title, meaning, form, dispensable=dispensable, **also), "meaning": meaning}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What a policy version's answers to a held-out set earned. A field has the default that it has in journals of
+    before it was there."""
+
+    version: int
+    set: str = "held_out"
+    prompts: int = field(metadata=_shown("prompts", "prompts of the set", "count", 2))
+    count: int = field(metadata=_shown("answers", "samples of all prompts", "count", column=False))
+    reward_mean: float | None = field(default=None, metadata=_shown("reward", "mean reward of the samples"))
+    reward_std: float | None = field(
+        default=None,
+        metadata=_shown("deviation", "standard deviation of the rewards over all samples", dispensable=1),
+    )
+    accuracy: float | None = field(metadata=_shown("accuracy", "share of samples that are right", "share"))
+    """Null where nothing says what is right: neither a reward (`config.evaluation.threshold`) nor the reward function,
+    by the number that `right_by` names."""
+    threshold: float | None = None
+    pass_at: dict[str, float] = field(
+        default_factory=dict,
+        metadata=_shown("pass@", "by k, the chance that one of k samples is right", "share", 3),
+    )
+    """By k, as text."""
+    best_of: dict[str, float] = field(
+        default_factory=dict,
+        metadata=_shown("best of", "by k, the expected largest reward of k samples", dispensable=4),
+    )
+    """By k, as text."""
+    by: dict[str, Any] = field(default_factory=dict)
+    """By a column's value: `count`, `reward_mean` and `accuracy`."""
+    right_by: str = ""
+    """The number beside the reward that says which samples are right, as `reward.acc`; "" where the threshold does."""
+    distinct: int = 0
+    """How many different answers there are, by their tokens; 0 where that is not known."""
+    components: dict[str, float] = field(
+        default_factory=dict,
+        metadata=_shown(
+            "components",
+            "mean of a number that the reward function returned beside the reward",
+            dispensable=5,
+        ),
+    )
+    """The mean of each number that the reward function returned beside the reward, as `reward.NAME`."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.set}/{self.version}"
+
+
+SHOWN: dict[str, Shown] = {
+    one.name: one.metadata[_SHOWN] for one in fields(Evaluation) if _SHOWN in one.metadata
+}
+"""What is shown of an evaluation, by name, in the order of its columns."""
+
+_IN_EVERY_ROW = frozenset(
+    (
+        *("version", "set", "prompts", "count", "reward_mean", "reward_std", "accuracy", "threshold"),
+        *("pass_at", "best_of", "by"),
+    )
+)
+"""The fields of the first release."""
+
+
+def row_of_evaluation(record: Evaluation) -> dict[str, Any]:
+    """The snapshot's row. A later field is left out where it has its default, as the rows of before have nothing of it:
+    the same history gives the same row."""
+    nothing = Evaluation(version=0, prompts=0, count=0, accuracy=None)
+    found = {one.name: getattr(record, one.name) for one in fields(Evaluation)}
+    return {
+        name: value
+        for name, value in found.items()
+        if name in _IN_EVERY_ROW or value != getattr(nothing, name)
+    }
