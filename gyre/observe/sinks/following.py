@@ -105,14 +105,14 @@ def _tell_event(sink: Sink, row: EventRow, last_step: int) -> None:
         return
     event = event_from(row.kind, row.body)
     if isinstance(event, Evaluated):
-        sink.evaluation(SinkEvaluation(event.set, event.version, last_step, row.at, _numbers_of(event)))
+        sink.evaluation(SinkEvaluation(event.set, event.version, last_step, row.at, numbers_of(event)))
     elif isinstance(event, LearningWarned):
         sink.warning(
             _discreet(SinkWarning(event.code, event.message, event.step, row.at, event.holds, row.seq))
         )
 
 
-def _numbers_of(evaluation: Evaluation) -> dict[str, float]:
+def numbers_of(evaluation: Evaluation) -> dict[str, float]:
     """The numbers that people are shown of it; `pass_at/4` of those by k, and a component by its own name."""
     found: dict[str, Any] = {}
     for name in SHOWN:
