@@ -779,14 +779,37 @@ def test_every_room_has_its_row_and_its_layer() -> None:
     assert rooms == set(re.findall(r"^\| \d+ \| `([^`]+)` \|", section, re.MULTILINE))
 
 
-def test_every_room_is_in_the_map() -> None:
-    told = {
-        span.split("/")[1] for span in spans_of(ROOT / "docs" / "architecture.md") if span.startswith("gyre/")
-    }
-    assert {path.parent.name for path in (ROOT / "gyre").glob("*/__init__.py")} <= told
+def folders_of(root: Path) -> set[str]:
+    """Those with a file, as `gyre/api/`: two levels below the root, and deeper ones with more than one module."""
+    found = set()
+    for folder in (path for path in root.rglob("*") if path.is_dir() and path.name != "__pycache__"):
+        depth = len(folder.relative_to(root).parts)
+        modules = sum(path.name != "__init__.py" for path in folder.glob("*.py"))
+        if any(path.is_file() for path in folder.iterdir()) and (depth <= 2 or modules > 1):
+            found.add(f"{folder.relative_to(root.parent)}/")
+    return found
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_every_folder_is_in_the_map_and_no_other() -> None:
+    rows = table_under(ROOT / "docs" / "architecture.md", "## The folders")
+    assert rows.keys() == folders_of(ROOT / "gyre")
+
+
+def test_a_new_folder_would_be_missed(tmp_path: Path) -> None:
+    for name in (
+        "a/one.py",
+        "a/b/__init__.py",
+        "a/b/c/one.py",
+        "a/b/d/one.py",
+        "a/b/d/two.py",
+        "a/__pycache__/x",
+    ):
+        (tmp_path / "gyre" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "gyre" / name).touch()
+    assert folders_of(tmp_path / "gyre") == {"gyre/a/", "gyre/a/b/", "gyre/a/b/d/"}
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/where.md"])
 def test_names_that_are_said_to_be_in_a_file_are_there(page: str) -> None:
     text = " ".join(prose_of(ROOT / page).split())
     told = re.findall(r"((?:`\w+`(?:, | and | or )?)+) in `((?:gyre|tests)/[\w/]+\.py)`", text)
