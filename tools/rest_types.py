@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from gyre.api.rest.app import create_app
 from gyre.api.rest.schemas import Problem
+from gyre.api.runs import COLUMNS
 from gyre.failover.evaluation import SHOWN
 from gyre.master.master_api import MasterApi
 from gyre.workloads.trainer.learning.metric_names import METRICS
@@ -21,7 +22,8 @@ SOURCES = Path(__file__).parents[1] / "ui" / "src"
 
 _FACTS = """/**
  * What the page calls numbers. `python -m tools.rest_types` writes this file; its sources are METRICS in
- * gyre/workloads/trainer/learning/metric_names.py and Evaluation in gyre/failover/evaluation.py.
+ * gyre/workloads/trainer/learning/metric_names.py, Evaluation in gyre/failover/evaluation.py and COLUMNS in
+ * gyre/api/runs/columns.py.
  */
 
 /** `caption` is beside the title: the unit, or of what it is; a `share` is from 0 to 1, and written in percent. */
@@ -29,6 +31,11 @@ export interface Fact {
   readonly title: string;
   readonly caption: string;
   readonly share: boolean;
+}
+
+export interface RunFact {
+  readonly title: string;
+  readonly mean: boolean;
 }
 """
 
@@ -68,6 +75,7 @@ def facts() -> str:
         if (fact := _fact(one.title or name, one.caption, one.unit)) != _fact(name, "", "")
     }
     evaluated = {name: _fact(one.title, "", one.unit, one.form) for name, one in SHOWN.items() if one.curve}
+    runs = {one.name: {"title": one.title, "mean": one.mean is not None} for one in COLUMNS if one.title}
     return "\n".join(
         [
             _FACTS,
@@ -75,6 +83,9 @@ def facts() -> str:
                 "METRICS", "The metrics of a step of which there is more to say than their names.", steps
             ),
             _record("EVALUATED", "The numbers of an evaluation that have a curve of their own.", evaluated),
+            _record(
+                "RUNS", "The columns of the table of runs; groups have the mean of some.", runs, "RunFact"
+            ),
         ]
     )
 
@@ -84,14 +95,16 @@ def _fact(title: str, caption: str, unit: str, form: str = "") -> dict[str, Any]
     return {"title": title, "caption": caption, "share": unit == "ratio" or form == "share"}
 
 
-def _record(name: str, about: str, rows: dict[str, dict[str, Any]]) -> str:
+def _record(name: str, about: str, rows: dict[str, dict[str, Any]], kind: str = "Fact") -> str:
     lines = []
     for key, row in rows.items():
         fields = ", ".join(
             f"{field}: {json.dumps(value, ensure_ascii=False)}" for field, value in row.items()
         )
         lines.append(f"  {key}: {{ {fields} }},\n")
-    return f"/** {about} */\nexport const {name}: Readonly<Record<string, Fact>> = {{\n{''.join(lines)}}};\n"
+    return (
+        f"/** {about} */\nexport const {name}: Readonly<Record<string, {kind}>> = {{\n{''.join(lines)}}};\n"
+    )
 
 
 def types() -> str:

@@ -1,6 +1,7 @@
 /**
  * What the page calls numbers. `python -m tools.rest_types` writes this file; its sources are METRICS in
- * gyre/workloads/trainer/learning/metric_names.py and Evaluation in gyre/failover/evaluation.py.
+ * gyre/workloads/trainer/learning/metric_names.py, Evaluation in gyre/failover/evaluation.py and COLUMNS in
+ * gyre/api/runs/columns.py.
  */
 
 /** `caption` is beside the title: the unit, or of what it is; a `share` is from 0 to 1, and written in percent. */
@@ -8,6 +9,11 @@ export interface Fact {
   readonly title: string;
   readonly caption: string;
   readonly share: boolean;
+}
+
+export interface RunFact {
+  readonly title: string;
+  readonly mean: boolean;
 }
 
 /** The metrics of a step of which there is more to say than their names. */
@@ -40,4 +46,26 @@ export const METRICS: Readonly<Record<string, Fact>> = {
 
 /** The numbers of an evaluation that have a curve of their own. */
 export const EVALUATED: Readonly<Record<string, Fact>> = {
+};
+
+/** The columns of the table of runs; groups have the mean of some. */
+export const RUNS: Readonly<Record<string, RunFact>> = {
+  name: { title: "Job", mean: false },
+  id: { title: "ID", mean: false },
+  phase: { title: "Phase", mean: false },
+  reason: { title: "Why", mean: false },
+  recipe: { title: "Recipe", mean: false },
+  model: { title: "Model", mean: false },
+  seed: { title: "Seed", mean: false },
+  step: { title: "Steps", mean: true },
+  version: { title: "Version", mean: false },
+  reward: { title: "Reward", mean: true },
+  held_out: { title: "Best held-out", mean: true },
+  held_out_last: { title: "Last", mean: true },
+  tokens_per_s: { title: "Tokens/s", mean: true },
+  cost: { title: "Cost", mean: true },
+  tags: { title: "Tags", mean: false },
+  notes: { title: "Note", mean: false },
+  started: { title: "Began", mean: false },
+  took: { title: "Took", mean: true },
 };
