@@ -24,6 +24,7 @@ from gyre.failover.state import (
     TrainingRecord,
     VertexPhase,
     VertexRecord,
+    record_at,
 )
 
 
@@ -173,23 +174,7 @@ class Draft:
     @staticmethod
     def _record(of: JobState | Draft, key: RowKey) -> object:
         kind, name = key
-        if kind == "job":
-            return of.job
-        if kind == "vertex":
-            return of.vertices.get(name)
-        if kind == "machine":
-            return of.machines.get(name)
-        if kind == JOIN_TOKEN:
-            return of.tokens.get(name)
-        if kind == "warning":
-            return of.warnings.get(name)
-        if kind == TRAINING:
-            return of.training
-        if kind == "incident":
-            return of.incidents.get(name)
-        if kind == "evaluation":
-            return of.evaluations.get(name)
-        return of.uses.get(name), of.attempts.get(name)
+        return (of.uses.get(name), of.attempts.get(name)) if kind == "budget" else record_at(of, key)
 
     def _put_vertex(self, record: VertexRecord) -> None:
         self._own_table("vertices")

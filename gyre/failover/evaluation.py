@@ -110,22 +110,9 @@ SHOWN: dict[str, Shown] = {
 }
 """What is shown of an evaluation, by name, in the order of its columns."""
 
-_IN_EVERY_ROW = frozenset(
-    (
-        *("version", "set", "prompts", "count", "reward_mean", "reward_std", "accuracy", "threshold"),
-        *("pass_at", "best_of", "by"),
-    )
+_FIRST = (
+    *("version", "set", "prompts", "count", "reward_mean", "reward_std", "accuracy", "threshold"),
+    *("pass_at", "best_of", "by"),
 )
-"""The fields of the first release."""
-
-
-def row_of_evaluation(record: Evaluation) -> dict[str, Any]:
-    """The snapshot's row. A later field is left out where it has its default, as the rows of before have nothing of it:
-    the same history gives the same row."""
-    nothing = Evaluation(version=0, prompts=0, count=0, accuracy=None)
-    found = {one.name: getattr(record, one.name) for one in fields(Evaluation)}
-    return {
-        name: value
-        for name, value in found.items()
-        if name in _IN_EVERY_ROW or value != getattr(nothing, name)
-    }
+LATER = tuple(one.name for one in fields(Evaluation) if one.name not in _FIRST)
+"""The fields since the first release."""

@@ -8,9 +8,9 @@ import pytest
 
 from gyre.api.cli.look import show_view
 from gyre.api.rest import schemas
-from gyre.failover.evaluation import SHOWN, Evaluation, Shown, row_of_evaluation
+from gyre.failover.evaluation import SHOWN, Evaluation, Shown
 from gyre.failover.events import Evaluated
-from gyre.failover.state import fields_of
+from gyre.failover.state import JobState, fields_of, row_of
 from gyre.master.metrics import prometheus_text
 from gyre.observe.sinks.following import numbers_of
 from tests.doubles.standing_job import StandingJob
@@ -46,7 +46,8 @@ def test_event_row_and_schema_have_every_field() -> None:
 
 
 def test_a_later_number_that_says_nothing_is_not_in_a_row() -> None:
-    row = row_of_evaluation(RESULT)
+    row = row_of(JobState(evaluations={RESULT.key: RESULT}), ("evaluation", RESULT.key))
+    assert row is not None
     assert row["distinct"] == 7
     assert row["threshold"] is None, "of the first release"
     assert not {"right_by", "components"} & row.keys()

@@ -177,7 +177,7 @@ export interface EventPage {
   more: boolean;
 }
 
-/** `view` is the view of the page that has more of it. */
+/** `view` is the name of the page's view that has more of it. */
 export interface Fact {
   label: string;
   value: string;
@@ -225,11 +225,11 @@ export interface Graph {
 export interface GraphEdge {
   source: string;
   target: string;
-  kind: EdgeKind;
   produce: number;
   consume: number;
   delay: number;
   capacity: number | null;
+  kind: EdgeKind;
 }
 
 export interface Health {
@@ -444,11 +444,11 @@ export interface LearningWarning {
 }
 
 /**
- * `verdict` is `yes`, `partly`, `no`, `worse`, `stuck`, `saturated`, `too early` or `unknown`, `words` says it;
- * `beside` are the warnings that hold, which do not change it.
+ * `words` is the verdict as a sentence's beginning, `because` what it is drawn from; `beside` are the warnings that
+ * hold, with their steps.
  */
 export interface Learns {
-  verdict: string;
+  verdict: "yes" | "partly" | "no" | "worse" | "stuck" | "saturated" | "too early" | "unknown";
   words: string;
   tone: Tone;
   because: string;
@@ -773,7 +773,7 @@ export type Span = [number, number, SpanState, string];
 
 export type SpanState = "train" | "generate" | "wait" | "load" | "reward" | "checkpoint" | "evaluate" | "start" | "down" | "idle";
 
-/** Of `count` runs that have the value; `std` is their standard deviation, null of one alone. */
+/** Of so many members that have the value: their mean, standard deviation (None of one alone) and sum. */
 export interface Spread {
   count: number;
   mean: number;

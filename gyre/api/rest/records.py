@@ -46,10 +46,6 @@ class FromRecord(type(BaseModel)):  # type: ignore[misc]
             }
         return super().__new__(mcs, name, bases, namespace, **more)
 
-    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **more: Any) -> None:
-        more = {key: value for key, value in more.items() if key not in ("of", "without")}
-        super().__init__(name, bases, namespace, **more)
-
 
 def _answered(kind: Any) -> Any:
     return str if isinstance(kind, type) and issubclass(kind, StrEnum) else kind

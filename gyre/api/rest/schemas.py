@@ -12,13 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from typing_extensions import TypeAliasType
 
-from gyre.api.now import Tone as _Tone
 from gyre.api.rest.records import FromRecord
+from gyre.api.runs import Group
 from gyre.failover import state
 from gyre.failover.evaluation import Evaluation as EvaluationRecord
-from gyre.graph.elements import EdgeKind
-
-Tone = TypeAliasType("Tone", _Tone)
+from gyre.graph.elements import Edge, EdgeKind
 
 _NUMBER = {"anyOf": [{"type": "number"}, {"type": "null"}]}
 Step = TypeAliasType(
@@ -121,29 +119,10 @@ class Run(JobItem):
     notes: str = ""
 
 
-class Spread(BaseModel):
-    """Of `count` runs that have the value; `std` is their standard deviation, null of one alone."""
-
-    count: int
-    mean: float
-    std: float | None
-    sum: float
-
-
-class RunGroup(BaseModel):
+class RunGroup(Out, of=Group):
     """What runs have in common (`key`, "" for those that have none of it), what they are called (`title`), the
     `settings` in which they differ from the other groups, how many of them failed, and what they come to by the name of
     the column: as numbers, and in `words`. `held_out`: of which set, and in which unit, that value is."""
-
-    key: str
-    title: str
-    settings: str
-    jobs: list[str]
-    names: list[str]
-    failed: int
-    values: dict[str, Spread]
-    words: dict[str, str]
-    held_out: tuple[str, str] | None
 
 
 class JobList(BaseModel):
@@ -195,17 +174,11 @@ class Vertex(Out, of=state.VertexRecord, without=VERTEXS_OWN):
     fields: dict[str, Any] = Field(default_factory=dict)
 
 
-class GraphEdge(Out):
+class GraphEdge(Out, of=Edge):
     """What flows from one operator, or role, to another: of `source` firings every `produce`, for `target` `consume`,
     `delay` of them ahead; with a `capacity`, so many at most."""
 
-    source: str
-    target: str
     kind: EdgeKind
-    produce: int
-    consume: int
-    delay: int
-    capacity: int | None
 
 
 class Operator(Out):
@@ -526,44 +499,6 @@ class Metrics(BaseModel):
     step: int
     version: int
     progress: dict[str, Any]
-
-
-class Learns(Out):
-    """`verdict` is `yes`, `partly`, `no`, `worse`, `stuck`, `saturated`, `too early` or `unknown`, `words` says it;
-    `beside` are the warnings that hold, which do not change it."""
-
-    verdict: str
-    words: str
-    tone: Tone
-    because: str
-    beside: list[str]
-
-
-class Slow(Out):
-    """The role that the job's speed depends on, and in which way; both empty where that is not known. `words` are a
-    sentence, also then."""
-
-    what: str
-    because: str
-    words: str
-
-
-class Fact(Out):
-    """`view` is the view of the page that has more of it."""
-
-    label: str
-    value: str
-    view: str
-
-
-class Now(BaseModel):
-    """What the job does now, in a sentence, and whether that is as it should be."""
-
-    sentence: str
-    tone: Tone
-    learns: Learns
-    slow: Slow
-    facts: list[Fact]
 
 
 class PromptAccount(Out):

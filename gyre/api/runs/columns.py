@@ -31,7 +31,8 @@ COMPONENT = "reward."
 
 @dataclass(frozen=True, slots=True)
 class RunColumn:
-    """A column; `value` gets an item and the time. None and "" stand for what a run does not have.
+    """A column; `read` gives its value of an item and the time, which is the item's of this name where it is None. None
+    and "" stand for what a run does not have.
 
     `title` is above it on the page, `head` in `gyre ls` (the title in capitals where it is ""), where it may be
     `dispensable` on a narrow terminal. `text` is its cell in `gyre ls` where the value alone is not enough. `mean`
@@ -40,12 +41,16 @@ class RunColumn:
     name: str
     kind: Kind
     meaning: str
-    value: Callable[[Item, float], Value]
+    read: Callable[[Item, float], Value] | None = None
     title: str = ""
     head: str = ""
     dispensable: int = 0
     text: Callable[[Item], str] | None = None
     mean: Callable[[float], str] | None = None
+
+    def value(self, item: Item, now: float) -> Value:
+        found: Value = item.get(self.name) if self.read is None else self.read(item, now)
+        return found
 
 
 def _key(name: str) -> Callable[[Item, float], Value]:
@@ -110,53 +115,36 @@ def _last_held_out(item: Item) -> str:
 
 
 COLUMNS: tuple[RunColumn, ...] = (
-    RunColumn("name", "text", "the job's name", _key("name"), title="Job", head="NAME", dispensable=5),
+    RunColumn("name", "text", "the job's name", title="Job", head="NAME", dispensable=5),
     RunColumn("id", "text", "its id", _key("job_id"), title="ID"),
-    RunColumn(
-        "phase", "text", "`running`, `succeeded`, `failed`, `stopped`, …", _key("phase"), title="Phase"
-    ),
+    RunColumn("phase", "text", "`running`, `succeeded`, `failed`, `stopped`, …", title="Phase"),
     RunColumn(
         "reason",
         "text",
         "why it is in that phase: how it ended",
-        _key("reason"),
         title="Why",
         head="REASON",
         dispensable=3,
         text=_reason,
     ),
-    RunColumn("message", "text", "the same in a sentence", _key("message")),
-    RunColumn("recipe", "text", "its recipe; none for a trainer of your own", _key("recipe"), title="Recipe"),
+    RunColumn("message", "text", "the same in a sentence"),
+    RunColumn("recipe", "text", "its recipe; none for a trainer of your own", title="Recipe"),
     RunColumn(
-        "model",
-        "text",
-        "the last part of its model's folder, or the small decoder's shape",
-        _key("model"),
-        title="Model",
+        "model", "text", "the last part of its model's folder, or the small decoder's shape", title="Model"
     ),
-    RunColumn("seed", "number", "`config.seed`", _key("seed"), title="Seed"),
+    RunColumn("seed", "number", "`config.seed`", title="Seed"),
     RunColumn(
         "experiment",
         "text",
         "a short text that is the same for runs which differ in their seed alone",
         _key("config"),
     ),
-    RunColumn(
-        "step", "number", "steps made", _key("step"), title="Steps", head="STEP", text=_steps, mean=short
-    ),
-    RunColumn("steps", "number", "steps asked for; unknown of a trainer of your own", _key("steps")),
+    RunColumn("step", "number", "steps made", title="Steps", head="STEP", text=_steps, mean=short),
+    RunColumn("steps", "number", "steps asked for; unknown of a trainer of your own"),
     RunColumn(
         "version", "number", "the newest published policy version", _version, title="Version", dispensable=12
     ),
-    RunColumn(
-        "reward",
-        "number",
-        "mean reward of the last step",
-        _key("reward"),
-        title="Reward",
-        dispensable=4,
-        mean=short,
-    ),
+    RunColumn("reward", "number", "mean reward of the last step", title="Reward", dispensable=4, mean=short),
     RunColumn(
         "held_out",
         "number",
@@ -185,23 +173,16 @@ COLUMNS: tuple[RunColumn, ...] = (
         "tokens_per_s",
         "number",
         "tokens a second, the median over the run",
-        _key("tokens_per_s"),
         title="Tokens/s",
         head="TOK/S",
         dispensable=10,
         mean=short,
     ),
     RunColumn(
-        "cost",
-        "number",
-        "what it cost, where that is known",
-        _key("cost"),
-        title="Cost",
-        dispensable=11,
-        mean=price,
+        "cost", "number", "what it cost, where that is known", title="Cost", dispensable=11, mean=price
     ),
     RunColumn("tags", "texts", "its tags; `tag` is the same", _tags, title="Tags", dispensable=8),
-    RunColumn("notes", "text", "its note", _key("notes"), title="Note"),
+    RunColumn("notes", "text", "its note", title="Note"),
     RunColumn(
         "started",
         "time",
