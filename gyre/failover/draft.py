@@ -5,7 +5,7 @@ A decision reads and writes a draft; the state that it started from stays as it 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from gyre.config import JOIN_TOKEN
@@ -152,18 +152,7 @@ class Draft:
         self._written.add(("budget", key))
 
     def done(self) -> JobState:
-        return JobState(
-            self.job,
-            self.vertices,
-            self.incidents,
-            self.uses,
-            self.attempts,
-            self.machines,
-            self.tokens,
-            self.evaluations,
-            self.warnings,
-            self.training,
-        )
+        return JobState(**{one.name: getattr(self, one.name) for one in fields(JobState)})
 
     def changed(self) -> frozenset[RowKey]:
         """Returns the keys of the rows that differ from the state at the start."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-Form = Literal["number", "share", "count"]
-"""`share`: from 0 to 1, written in percent. `count`: a whole number."""
+Form = Literal["number", "share"]
+"""`share`: from 0 to 1, written in percent."""
 
 _SHOWN = "shown"
 """The key of a `Shown` in a field's metadata."""
@@ -31,40 +31,31 @@ class Shown:
     form: Form = "number"
     unit: str = ""
     column: bool = True
-    dispensable: int = 6
+    dispensable: int = 0
     curve: bool = False
 
 
-def number(
-    title: str,
-    meaning: str,
-    *,
-    form: Form = "number",
-    unit: str = "",
-    dispensable: int = 6,
-    default: Any = None,
-) -> Any:
-    """A number of an evaluation, which those of before it was computed lack: it has a column, a curve and a metric of
+def _shown(title: str, meaning: str, form: Form = "number", **more: Any) -> dict[str, Any]:
+    """The metadata of a field; REST has the meaning, too."""
+    return {_SHOWN: Shown(title, meaning, form, **more), "meaning": meaning}
+
+
+def number(title: str, meaning: str, form: Form = "number", *, unit: str = "", dispensable: int = 6) -> Any:
+    """A number that every evaluation has from now on, None in those of before. It has a column, a curve and a metric of
     its own."""
-    shown = Shown(title, meaning, form, unit, dispensable=dispensable, curve=True)
-    return field(default=default, metadata={_SHOWN: shown, "meaning": meaning})
-
-
-def _shown(
-    title: str, meaning: str, form: Form = "number", dispensable: int = 0, **also: Any
-) -> dict[str, Any]:
-    return {_SHOWN: Shown(title, meaning, form, dispensable=dispensable, **also), "meaning": meaning}
+    shown = _shown(title, meaning, form, unit=unit, dispensable=dispensable, curve=True)
+    return field(default=None, metadata=shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """What a policy version's answers to a held-out set earned. A field has the default that it has in journals of
-    before it was there."""
+    before it was there. `pass_at` and `best_of` are by k, as text."""
 
     version: int
     set: str = "held_out"
-    prompts: int = field(metadata=_shown("prompts", "prompts of the set", "count", 2))
-    count: int = field(metadata=_shown("answers", "samples of all prompts", "count", column=False))
+    prompts: int = field(metadata=_shown("prompts", "prompts of the set", dispensable=2))
+    count: int = field(metadata=_shown("answers", "samples of all prompts", column=False))
     reward_mean: float | None = field(default=None, metadata=_shown("reward", "mean reward of the samples"))
     reward_std: float | None = field(
         default=None,
@@ -76,14 +67,12 @@ class Evaluation:
     threshold: float | None = None
     pass_at: dict[str, float] = field(
         default_factory=dict,
-        metadata=_shown("pass@", "by k, the chance that one of k samples is right", "share", 3),
+        metadata=_shown("pass@", "by k, the chance that one of k samples is right", "share", dispensable=3),
     )
-    """By k, as text."""
     best_of: dict[str, float] = field(
         default_factory=dict,
         metadata=_shown("best of", "by k, the expected largest reward of k samples", dispensable=4),
     )
-    """By k, as text."""
     by: dict[str, Any] = field(default_factory=dict)
     """By a column's value: `count`, `reward_mean` and `accuracy`."""
     right_by: str = ""
@@ -93,9 +82,7 @@ class Evaluation:
     components: dict[str, float] = field(
         default_factory=dict,
         metadata=_shown(
-            "components",
-            "mean of a number that the reward function returned beside the reward",
-            dispensable=5,
+            "components", "the mean of each number that the reward function returned", dispensable=5
         ),
     )
     """The mean of each number that the reward function returned beside the reward, as `reward.NAME`."""

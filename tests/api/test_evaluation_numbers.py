@@ -21,7 +21,7 @@ RESULT = Evaluation(version=4, set="aime", prompts=2, count=8, accuracy=0.5, dis
 @pytest.fixture
 def one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """A field that nothing shows is shown from now on."""
-    monkeypatch.setitem(SHOWN, "distinct", Shown("different", "different answers", "count"))
+    monkeypatch.setitem(SHOWN, "distinct", Shown("different", "different answers"))
 
 
 def test_a_number_that_is_listed_is_shown_everywhere(

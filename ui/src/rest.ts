@@ -139,9 +139,9 @@ export interface Evaluation {
    */
   accuracy: number | null;
   threshold: number | null;
-  /** By k, as text. */
+  /** by k, the chance that one of k samples is right */
   pass_at: Record<string, number>;
-  /** By k, as text. */
+  /** by k, the expected largest reward of k samples */
   best_of: Record<string, number>;
   /** The number beside the reward that says which samples are right, as `reward.acc`; "" where the threshold does. */
   right_by: string;
@@ -607,11 +607,7 @@ export interface Role {
   elastic: Elastic | null;
 }
 
-/**
- * A line of the table of runs. `ran_since`: when its last run began, which is when it went on where it had ended.
- * `steps`: those asked for. `config`: equal for runs that differ in their seed alone. `reward`: of the last step;
- * `rewards`: of some forty steps. Null is what is not known.
- */
+/** A line of the table of runs. Null is what is not known. */
 export interface Run {
   job_id: string;
   name: string;
@@ -624,18 +620,28 @@ export interface Run {
   submitted_at: number;
   ended_at: number | null;
   started_at: number | null;
+  /** When its last run began, in seconds since 1970: when it was submitted, or went on after an end. */
   ran_since: number | null;
-  live: boolean;
+  /** Those asked for; null where the user's own trainer says. */
   steps: number | null;
+  /** "" for a user's own trainer. */
   recipe: string;
+  /** The last part of its folder, or the small decoder's shape, or "". */
   model: string;
   seed: number | null;
+  /** Equal for jobs that differ in their seed alone. */
   config: string;
+  /** Of the last step. */
   reward: number | null;
+  /** Of at most `POINTS` steps, evenly spread. */
   rewards: (number | null)[];
+  /** The best of each set, in the order of their names. */
   held_out: HeldOut[];
+  /** The median of those steps without the first one of a run, which has the engines' start in it. */
   tokens_per_s: number | null;
+  /** What the run cost until its end, or so far, in the currency of its prices; null where it has none. */
   cost: number | null;
+  live: boolean;
   tags: string[];
   notes: string;
 }

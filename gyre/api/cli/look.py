@@ -230,10 +230,7 @@ def _learning_rows(view: dict[str, Any], steps: Sequence[Mapping[str, Any]] | No
 
 def _show_vertices(vertices: list[dict[str, Any]]) -> None:
     now = time.time()
-    if not vertices:
-        return
-    click.echo()
-    write_table(
+    _table_of(
         VERTEX_COLUMNS,
         [
             (
@@ -251,8 +248,19 @@ def _show_vertices(vertices: list[dict[str, Any]]) -> None:
             for vertex in vertices[:SHOWN_VERTICES]
         ],
     )
-    if len(vertices) > SHOWN_VERTICES:
-        remark(f"… and {len(vertices) - SHOWN_VERTICES} more; --json has them all.")
+    _remark_on_more(vertices)
+
+
+def _table_of(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> None:
+    """The table below an empty line; nothing where it has no row."""
+    if rows:
+        click.echo()
+        write_table(columns, rows)
+
+
+def _remark_on_more(all_of_them: Sequence[Any]) -> None:
+    if (more := len(all_of_them) - SHOWN_VERTICES) > 0:
+        remark(f"… and {more} more; --json has them all.")
 
 
 def _message_of(vertex: dict[str, Any], now: float) -> str:
@@ -282,10 +290,7 @@ def _show_engines(view: dict[str, Any]) -> None:
     from gyre.master.master_api import engines_of
 
     engines = engines_of(view)
-    if not engines:
-        return
-    click.echo()
-    write_table(
+    _table_of(
         ENGINE_COLUMNS,
         [
             (
@@ -300,8 +305,7 @@ def _show_engines(view: dict[str, Any]) -> None:
             for engine in engines[:SHOWN_VERTICES]
         ],
     )
-    if len(engines) > SHOWN_VERTICES:
-        remark(f"… and {len(engines) - SHOWN_VERTICES} more; --json has them all.")
+    _remark_on_more(engines)
 
 
 def _limits_and_ways(engine: dict[str, Any]) -> str:
@@ -322,12 +326,9 @@ def _show_evaluations(evaluations: dict[str, list[dict[str, Any]]]) -> None:
     """Of each held-out set the first result and the newest; an older master tells of none."""
     from gyre.failover.evaluation import SHOWN
 
-    if not evaluations:
-        return
-    click.echo()
     shown = {name: one for name, one in SHOWN.items() if one.column}
     heads = [Column(one.title.upper(), dispensable=one.dispensable) for one in shown.values()]
-    write_table(
+    _table_of(
         [Column("HELD OUT"), Column("VERSION"), *heads],
         [
             (name, row["version"], *(_evaluated(row, key, one) for key, one in shown.items()))
@@ -350,11 +351,8 @@ def _evaluated(row: dict[str, Any], name: str, shown: Shown) -> str:
 
 
 def _show_incidents(incidents: list[dict[str, Any]]) -> None:
-    if not incidents:
-        return
     now = time.time()
-    click.echo()
-    write_table(
+    _table_of(
         INCIDENT_COLUMNS,
         [
             (

@@ -17,6 +17,7 @@ from gyre.api.runs import Group
 from gyre.failover import state
 from gyre.failover.evaluation import Evaluation as EvaluationRecord
 from gyre.graph.elements import Edge, EdgeKind
+from gyre.observe.run_summary import RunSummary
 
 _NUMBER = {"anyOf": [{"type": "number"}, {"type": "null"}]}
 Step = TypeAliasType(
@@ -82,39 +83,10 @@ class JobItem(Out):
     ended_at: float | None = None
 
 
-class HeldOut(Out):
-    """The best evaluation of a held-out set, and the policy version that earned it; `last` is the newest one, of
-    `last_version`. `unit`: `accuracy`, or `reward` where there is no accuracy. `right_by` and `components` as in an
-    evaluation."""
+class Run(JobItem, of=RunSummary):
+    """A line of the table of runs. Null is what is not known."""
 
-    set: str
-    unit: Literal["accuracy", "reward"]
-    value: float
-    version: int
-    right_by: str = ""
-    components: dict[str, float] = Field(default_factory=dict)
-    last: float | None = None
-    last_version: int | None = None
-
-
-class Run(JobItem):
-    """A line of the table of runs. `ran_since`: when its last run began, which is when it went on where it had ended.
-    `steps`: those asked for. `config`: equal for runs that differ in their seed alone. `reward`: of the last step;
-    `rewards`: of some forty steps. Null is what is not known."""
-
-    started_at: float | None = None
-    ran_since: float | None = None
     live: bool = True
-    steps: int | None = None
-    recipe: str = ""
-    model: str = ""
-    seed: int | None = None
-    config: str = ""
-    reward: float | None = None
-    rewards: list[float | None] = Field(default_factory=list)
-    held_out: list[HeldOut] = Field(default_factory=list)
-    tokens_per_s: float | None = None
-    cost: float | None = None
     tags: list[str] = Field(default_factory=list)
     notes: str = ""
 
