@@ -7,6 +7,7 @@ An answer has every key that is listed, and may have more. A body that is sent n
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ from gyre.api.rest.schemas import Problem
 from gyre.api.runs import COLUMNS
 from gyre.failover.evaluation import SHOWN
 from gyre.master.master_api import MasterApi
-from gyre.workloads.trainer.learning.metric_names import METRICS
+from gyre.workloads.trainer.learning.metric_names import METRICS, Metric
 
 SOURCES = Path(__file__).parents[1] / "ui" / "src"
 
@@ -69,11 +70,8 @@ def written() -> dict[Path, str]:
 
 
 def facts() -> str:
-    steps = {
-        name: fact
-        for name, one in METRICS.items()
-        if (fact := _fact(one.title or name, one.caption, one.unit)) != _fact(name, "", "")
-    }
+    steps = {name: _fact(one.title or name, _caption(one), one.unit) for name, one in METRICS.items()}
+    steps = {name: fact for name, fact in steps.items() if fact != _fact(name, "", "")}
     evaluated = {name: _fact(one.title, "", one.unit, one.form) for name, one in SHOWN.items() if one.curve}
     runs = {one.name: {"title": one.title, "mean": one.mean is not None} for one in COLUMNS if one.title}
     return "\n".join(
@@ -88,6 +86,12 @@ def facts() -> str:
             ),
         ]
     )
+
+
+def _caption(metric: Metric) -> str:
+    """`share of answers`, as the meaning of a ratio begins, where none is given."""
+    found = re.match(r"share of \w+", metric.meaning) if metric.unit == "ratio" else None
+    return metric.caption or (found[0] if found else "")
 
 
 def _fact(title: str, caption: str, unit: str, form: str = "") -> dict[str, Any]:

@@ -26,7 +26,7 @@ export const METRICS: Readonly<Record<string, Fact>> = {
   rollout_kl: { title: "KL to the engine", caption: "nat per token", share: false },
   entropy: { title: "Entropy", caption: "nat per token", share: false },
   clipped: { title: "Clipped", caption: "share of tokens", share: true },
-  tis_capped: { title: "tis_capped", caption: "", share: true },
+  tis_capped: { title: "tis_capped", caption: "share of tokens", share: true },
   grad_norm: { title: "Gradient's norm", caption: "before the clip", share: false },
   lr: { title: "Learning rate", caption: "", share: false },
   prompt_tokens_mean: { title: "prompt_tokens_mean", caption: "tokens", share: false },

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 class Metric(NamedTuple):
     """`source` is `trainer` (from the step's samples) or `learner` (from the optimizer's step). `title` is above its
-    curve, and `caption` beside that in place of the unit; `head` is above its column. Without them its name and its
-    unit are."""
+    curve, and `caption` beside that in place of the unit, or of what it is a share; `head` is above its column. Without
+    them its name and its unit are."""
 
     unit: str
     source: str
@@ -59,9 +59,7 @@ METRICS: dict[str, Metric] = {
     "entropy": Metric(
         "nat", "learner", "entropy of the policy per token, over tokens with a gradient", "Entropy"
     ),
-    "clipped": Metric(
-        "ratio", "learner", "share of tokens at the clip of the ratio", "Clipped", "share of tokens"
-    ),
+    "clipped": Metric("ratio", "learner", "share of tokens at the clip of the ratio", "Clipped"),
     "tis_weight": Metric("", "learner", "mean importance weight; only with `loss.tis_imp_ratio_cap`"),
     "tis_capped": Metric("ratio", "learner", "share of tokens whose importance weight was capped"),
     "grad_norm": Metric(
@@ -78,12 +76,7 @@ METRICS: dict[str, Metric] = {
     ),
     "completion_tokens_max": Metric("token", "trainer", "length of the longest answer", head="LONGEST"),
     "cut_off_ratio": Metric(
-        "ratio",
-        "trainer",
-        "share of answers that ended at their limit of tokens",
-        "Cut off",
-        "share of answers",
-        "CUT",
+        "ratio", "trainer", "share of answers that ended at their limit of tokens", "Cut off", head="CUT"
     ),
     "flat_groups": Metric(
         "",
@@ -91,7 +84,7 @@ METRICS: dict[str, Metric] = {
         "groups whose samples all earned the same: with a baseline of the group they have no gradient",
     ),
     "flat_groups_ratio": Metric(
-        "ratio", "trainer", "share of groups that are flat", "Flat groups", "share of groups", "FLAT"
+        "ratio", "trainer", "share of groups that are flat", "Flat groups", head="FLAT"
     ),
     "staleness_mean": Metric("version", "trainer", "age of a token on average", "Staleness, mean"),
     "staleness_max": Metric(
