@@ -24,6 +24,14 @@ class Event:
     """The common base; see the subclasses."""
 
 
+class ReportedEvent(Event):
+    """What a vertex reports: `RolloutsChanged` and `ScaleAdvised` are the rollout manager's, `Reported` and
+    `ReportRefused` any vertex's, the others are the trainer's. `report` is its number, from 1 in each incarnation."""
+
+    incarnation: int
+    report: int
+
+
 @dataclass(frozen=True, slots=True)
 class JobSubmitted(Event):
     """The first event of every history. `roles` is the number of vertices wanted of each role. `weights_from` says
@@ -167,7 +175,7 @@ class VertexStopped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorFailed(Event):
+class OperatorFailed(ReportedEvent):
     """A call raised in a vertex that goes on living. The controller repeats it by itself. `attempt` counts, this one
     included, how often in a row the same call has failed, or calls of its operator none of which succeeded between,
     whichever is more; 0 where the controller does not know. `code` is the stable code of one of Gyre's errors. `place`
@@ -188,7 +196,7 @@ class OperatorFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerFinished(Event):
+class TrainerFinished(ReportedEvent):
     """`fit()` returned. `stopped` says that it did so because it was told to."""
 
     incarnation: int
@@ -198,7 +206,7 @@ class TrainerFinished(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerFailed(Event):
+class TrainerFailed(ReportedEvent):
     incarnation: int
     error: str
     traceback: str
@@ -211,7 +219,7 @@ class TrainerFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StepCompleted(Event):
+class StepCompleted(ReportedEvent):
     """An optimizer step is in the sample ledger, with the policy version it made. `again` means that an
     earlier trainer completed the step and may have died before its report was journaled."""
 
@@ -231,7 +239,7 @@ class StepReported(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LearningWarned(Event):
+class LearningWarned(ReportedEvent):
     """The job's metrics say that it does not learn as it should: `code` and `message` say how, from `step` on. With
     `holds` False they say so no longer. `again` as in `StepCompleted`."""
 
@@ -245,7 +253,7 @@ class LearningWarned(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsPublished(Event):
+class WeightsPublished(ReportedEvent):
     incarnation: int
     version: int
     step: int
@@ -256,7 +264,7 @@ class WeightsPublished(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated(Evaluation, Event):
+class Evaluated(Evaluation, ReportedEvent):
     """A held-out set was answered by a policy version, with this result."""
 
     incarnation: int
@@ -264,7 +272,7 @@ class Evaluated(Evaluation, Event):
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationLeftOut(Event):
+class EvaluationLeftOut(ReportedEvent):
     """This version has no result for this held-out set, and will get none."""
 
     incarnation: int
@@ -275,7 +283,7 @@ class EvaluationLeftOut(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointCommitted(Event):
+class CheckpointCommitted(ReportedEvent):
     """A complete checkpoint is on disk and in the ledger. `again` as in `StepCompleted`."""
 
     incarnation: int
@@ -286,7 +294,7 @@ class CheckpointCommitted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointDamaged(Event):
+class CheckpointDamaged(ReportedEvent):
     """The newest checkpoint, of `step`, cannot be used, for the reason in `problem`. The ranks are restored from the
     one before it, of step `older`, and the steps since are trained again."""
 
@@ -299,7 +307,7 @@ class CheckpointDamaged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StepDiverged(Event):
+class StepDiverged(ReportedEvent):
     """Training `step` again gave weights with the checksum `found`; the ledger has `expected` for it. `error` says it
     in a sentence."""
 
@@ -313,7 +321,7 @@ class StepDiverged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class GangRestored(Event):
+class GangRestored(ReportedEvent):
     """The ranks of a role were brought back to step `step`, from `source`: `memory` of their machines, `disk`, or an
     `instance`, which has weights and nothing of the optimizer. Steps after it are trained again. `seconds` is how long
     it took, None if the trainer died before it could report it. `gang` is the incarnation of the first rank.
@@ -331,7 +339,7 @@ class GangRestored(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupReplaced(Event):
+class GroupReplaced(ReportedEvent):
     """Another prompt took a group's place. `reason` is `quarantined`, with the engines' last words as
     evidence; `stale`; or `no_gradient` if all samples earned the same. `tokens` counts the trainer's tokens of
     it."""
@@ -346,7 +354,7 @@ class GroupReplaced(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupRedrawn(Event):
+class GroupRedrawn(ReportedEvent):
     """A trainer found scored samples in the ledger that cannot be trained, with what is wrong as evidence, and its
     prompt is answered again. `tokens` counts the tokens that were discarded."""
 
@@ -358,7 +366,7 @@ class GroupRedrawn(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSkipped(Event):
+class BatchSkipped(ReportedEvent):
     """A step left the weights of `role` as they were, because its gradient was not finite: `error` is what the ranks
     said. Its groups are dropped."""
 
@@ -372,7 +380,7 @@ class BatchSkipped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class PassesHalved(Event):
+class PassesHalved(ReportedEvent):
     """The ranks of `role` train in smaller passes from now on, because one did not fit into memory: `error` is what the
     rank said. A pass has at most `pass_tokens`, or a micro-batch is computed in `passes`; with `recompute` activations
     that were kept are computed again, which comes before the first halving. `number` is the ledger's: a later trainer
@@ -411,7 +419,7 @@ class JobStalled(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutsChanged(Event):
+class RolloutsChanged(ReportedEvent):
     """The rollout manager (`vertex`) tells what became of an instance, a sample or a window: `what` is
     `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `InstanceSuspended`, `RecallIgnored`, `AddressIgnored`,
     `EngineStarted`, `EngineStartFailed`, `EngineDied`, `EngineLimited`, `LoaderFallback`, `SampleQuarantined`,
@@ -429,7 +437,7 @@ class RolloutsChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleAdvised(Event):
+class ScaleAdvised(ReportedEvent):
     """The rollout manager's elasticity policy: of the elastic `role` there should be `count` vertices instead of
     `seen`. `reason` is the policy's sentence, `observed` its observation. `possible` is how many of them the cluster
     has room for, up to `count`, as the master found when it got the advice; None if it did not look."""
@@ -446,7 +454,7 @@ class ScaleAdvised(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Reported(Event):
+class Reported(ReportedEvent):
     """A vertex reported an event of a kind that this Gyre does not know: the user's own, or another version's."""
 
     vertex: str
@@ -457,7 +465,7 @@ class Reported(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ReportRefused(Event):
+class ReportRefused(ReportedEvent):
     """A vertex reported an event that cannot be what its `kind` says. `reason` is what is wrong with it."""
 
     vertex: str
@@ -569,16 +577,8 @@ class TimerFired(Event):
 _KINDS: dict[str, type[Event]] = {
     name: kind
     for name, kind in list(vars().items())
-    if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
+    if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, ReportedEvent)
 }
-
-REPORTED: tuple[type[Event], ...] = tuple(
-    kind
-    for kind in _KINDS.values()
-    if any(one.name == "report" for one in fields(kind))  # type: ignore[arg-type]
-)
-"""The kinds that a vertex reports; each has `incarnation` and `report`. `RolloutsChanged` and `ScaleAdvised` are the
-rollout manager's, `Reported` and `ReportRefused` any vertex's, the others are the trainer's."""
 
 
 def reporter_of(event: Event) -> str:
@@ -613,11 +613,11 @@ def reported_from(kind: str, body: Mapping[str, Any]) -> Event:
     believes nothing: raises ValueError with a sentence if no vertex reports this kind, or a field is missing or of
     another type. Metrics that are no numbers are left out."""
     cls = _KINDS.get(kind)
-    if cls is None or not issubclass(cls, (*REPORTED, MasterHung)) or cls in (Reported, ReportRefused):
+    if cls is None or not issubclass(cls, (ReportedEvent, MasterHung)) or cls in (Reported, ReportRefused):
         raise ValueError(f"{kind} is no event that a vertex reports")
     taken = dict(body)
     types = _types_of(cls)
-    for item in fields(cls):
+    for item in fields(cls):  # type: ignore[arg-type]
         if item.name not in taken:
             if item.default is MISSING and item.default_factory is MISSING:
                 raise ValueError(f"{kind} lacks {item.name}")

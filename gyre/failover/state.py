@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field
 from enum import StrEnum
-from functools import cache
 from typing import Any
 
 from gyre.config import JOIN_SCOPE, JOIN_TOKEN
@@ -384,7 +383,6 @@ def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     return row
 
 
-@cache
 def _default(kind: type, name: str) -> Any:
     found: Field[Any] = kind.__dataclass_fields__[name]  # type: ignore[attr-defined]
     return found.default if found.default_factory is MISSING else found.default_factory()

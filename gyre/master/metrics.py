@@ -40,7 +40,7 @@ class _ViewCollector:
         key: str,
         text: str,
         labels: Labels,
-        values: Mapping[Labels, float],
+        values: Mapping[Any, float],
         kind: Any = GaugeMetricFamily,
     ) -> Metric:
         """`labels` and those of each value are without the job's name, which every metric has."""

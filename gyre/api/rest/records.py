@@ -4,8 +4,8 @@
         busy: str = ""
 
 A field that the class declares itself takes the place of the record's, and one without a docstring has the `meaning` of
-its metadata. Whatever an enumeration may hold is a text in an
-answer, for a later Gyre may answer with another value. This module must not know which records there are.
+its metadata. Whatever an enumeration may hold is a text in an answer, for a later Gyre may answer with another value.
+This module must not know which records there are.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ import textwrap
 from dataclasses import MISSING, Field, fields
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import BaseModel
 from pydantic import Field as Answered
 
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
 
-class FromRecord(type(BaseModel)):  # type: ignore[misc]
+
+class FromRecord(ModelMetaclass):
     """Adds the fields of the record `of`, but those in `without`, to those of the class."""
 
     def __new__(
