@@ -17,7 +17,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import PurePosixPath
 from statistics import median
 from typing import Any, Literal
@@ -28,64 +28,14 @@ from gyre.errors import StoreError
 from gyre.failover import JobState
 from gyre.failover.costs import cost_of, has_prices
 from gyre.failover.state import fields_of
-from gyre.observe.run_lines import FORM, NOT_THE_EXPERIMENT
+from gyre.observe.run_lines import FORM, NOT_THE_EXPERIMENT, POINTS, HeldOut, RunSummary
 from gyre.store import Store
-
-POINTS = 40
-"""Steps of which the rewards are kept: as many as a curve in a line of a table can show."""
 
 DIGITS = 4
 """Significant digits of a kept reward: a curve of 30 pixels' height shows two."""
 
 Summary = dict[str, Any]
 """A `RunSummary` as plain data."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
-    """The best evaluation of a held-out set, and the policy version that earned it; `last` is the newest one, of
-    `last_version`. `unit`: `accuracy`, or `reward` where there is no accuracy. `right_by` and `components` as in an
-    evaluation."""
-
-    set: str
-    unit: Literal["accuracy", "reward"]
-    value: float
-    version: int
-    right_by: str = ""
-    components: dict[str, float] = field(default_factory=dict)
-    last: float | None = None
-    last_version: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """Its fields are the keys of `FORM`. None is what is not known."""
-
-    step: int
-    version: int
-    started_at: float | None = None
-    message: str = ""
-    ran_since: float | None = None
-    """When its last run began, in seconds since 1970: when it was submitted, or went on after an end."""
-    steps: int | None = None
-    """Those asked for; null where the user's own trainer says."""
-    recipe: str = ""
-    """"" for a user's own trainer."""
-    model: str = ""
-    """The last part of its folder, or the small decoder's shape, or ""."""
-    seed: int | None = None
-    config: str = ""
-    """Equal for jobs that differ in their seed alone."""
-    reward: float | None = None
-    """Of the last step."""
-    rewards: list[float | None] = field(default_factory=list)
-    """Of at most `POINTS` steps, evenly spread."""
-    held_out: list[HeldOut] = field(default_factory=list)
-    """The best of each set, in the order of their names."""
-    tokens_per_s: float | None = None
-    """The median of those steps without the first one of a run, which has the engines' start in it."""
-    cost: float | None = None
-    """What the run cost until its end, or so far, in the currency of its prices; null where it has none."""
 
 
 def summary_of(

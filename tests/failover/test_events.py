@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
@@ -34,12 +34,6 @@ BY_ANNOTATION: dict[str, st.SearchStrategy[Any]] = {
     "dict[str, Any]": st.dictionaries(TEXT, JSON, max_size=3),
 }
 
-REPORTED: list[type[e.ReportedEvent]] = [
-    kind
-    for kind in vars(e).values()
-    if isinstance(kind, type) and issubclass(kind, e.ReportedEvent) and kind is not e.ReportedEvent
-]
-
 
 def instances_of(kind: type[Any]) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{item.name: BY_ANNOTATION[str(item.type)] for item in fields(kind)})
@@ -49,8 +43,11 @@ def kinds_of(module: Any, base: type[Any]) -> list[type[Any]]:
     return [
         kind
         for _, kind in sorted(vars(module).items())
-        if isinstance(kind, type) and issubclass(kind, base) and kind is not base
+        if isinstance(kind, type) and issubclass(kind, base) and is_dataclass(kind)
     ]
+
+
+REPORTED = kinds_of(e, e.ReportedEvent)
 
 
 @pytest.mark.parametrize("kind", kinds_of(e, e.Event), ids=lambda kind: kind.__name__)

@@ -17,7 +17,7 @@ from gyre.api.runs import Group
 from gyre.failover import state
 from gyre.failover.evaluation import Evaluation as EvaluationRecord
 from gyre.graph.elements import Edge, EdgeKind
-from gyre.observe.run_summary import RunSummary
+from gyre.observe.run_lines import RunSummary
 
 _NUMBER = {"anyOf": [{"type": "number"}, {"type": "null"}]}
 Step = TypeAliasType(
