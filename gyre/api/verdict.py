@@ -13,7 +13,7 @@
     unknown     the noise is larger than any change
 
 Evaluations go before rewards, for their prompts are the same each time. What a learning warning says stands beside the
-verdict (`beside`) and never changes it. How a rise is told from noise is in `gyre.api.trend`.
+verdict (`beside`) and never changes it. How a rise is distinguished from noise is in `gyre.api.trend`.
 
 Pure: from a view of the job and the metrics of its steps. This module must not know where its words are shown.
 """
@@ -45,7 +45,7 @@ Verdict = Literal["yes", "partly", "no", "worse", "stuck", "saturated", "too ear
 Tone = TypeAliasType("Tone", Literal["good", "attention", "bad", "over"])
 
 AT_LEAST_STEPS = 8
-"""The fewest in whose order a rise can be told from chance as surely as `SURE` asks."""
+"""The fewest in whose order a rise can be distinguished from chance as surely as `SURE` asks."""
 SURE = 2.5
 """Standard errors of a trend of the steps: one in 160 curves of noise has it by chance."""
 SURE_LEVEL = 3.3

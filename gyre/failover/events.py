@@ -197,7 +197,7 @@ class OperatorFailed(ReportedEvent):
 
 @dataclass(frozen=True, slots=True)
 class TrainerFinished(ReportedEvent):
-    """`fit()` returned. `stopped` says that it did so because it was told to."""
+    """`fit()` returned. `stopped` says that it did so because it was asked to."""
 
     incarnation: int
     result: dict[str, Any]
@@ -325,7 +325,7 @@ class GangRestored(ReportedEvent):
     """The ranks of a role were brought back to step `step`, from `source`: `memory` of their machines, `disk`, or an
     `instance`, which has weights and nothing of the optimizer. Steps after it are trained again. `seconds` is how long
     it took, None if the trainer died before it could report it. `gang` is the incarnation of the first rank.
-    `number` counts the job's restores: a later trainer tells the last ones of an earlier one again."""
+    `number` counts the job's restores: a later trainer reports the last ones of an earlier one again."""
 
     incarnation: int
     role: str
@@ -384,7 +384,7 @@ class PassesHalved(ReportedEvent):
     """The ranks of `role` train in smaller passes from now on, because one did not fit into memory: `error` is what the
     rank said. A pass has at most `pass_tokens`, or a micro-batch is computed in `passes`; with `recompute` activations
     that were kept are computed again, which comes before the first halving. `number` is the ledger's: a later trainer
-    tells again what an earlier one may not have been heard to say."""
+    reports again what an earlier one may have reported in vain."""
 
     incarnation: int
     role: str
@@ -420,7 +420,7 @@ class JobStalled(Event):
 
 @dataclass(frozen=True, slots=True)
 class RolloutsChanged(ReportedEvent):
-    """The rollout manager (`vertex`) tells what became of an instance, a sample or a window: `what` is
+    """The rollout manager (`vertex`) reports what became of an instance, a sample or a window: `what` is
     `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `InstanceSuspended`, `RecallIgnored`, `AddressIgnored`,
     `EngineStarted`, `EngineStartFailed`, `EngineDied`, `EngineLimited`, `LoaderFallback`, `SampleQuarantined`,
     `WindowClosed`, `MemoryNotReleased`, `WeightsRefused`, `FetchFault`, `TransferChosen`,
@@ -551,7 +551,7 @@ class StopRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class ClusterLost(Event):
-    """Master, vertices and the cluster that they ran on are gone for good: nothing is left to be told to stop."""
+    """Master, vertices and the cluster that they ran on are gone for good: nothing is left to stop."""
 
     detail: str
     by: str = "user"

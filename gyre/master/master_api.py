@@ -216,7 +216,7 @@ def plane_of(view: View) -> dict[str, Any]:
 
 
 TOLD_FIRST = (STORE_LOST, "disk_full", "no_room")
-"""What a job lacks is told before anything else, and nothing is named beside it as the bottleneck. The job's `message`
+"""What a job lacks is shown before anything else, and nothing is named beside it as the bottleneck. The job's `message`
 says what it is; it may make steps all the same, with fewer instances."""
 
 

@@ -368,7 +368,7 @@ export interface Job {
 
 /**
  * `total`: how many jobs there are, of which a list has the newest. `shared_names`: those of several jobs, whether the
- * filter lets them through or not, which are told apart by their ids. `cost`: what the jobs that are listed cost
+ * filter lets them through or not, which are distinguished by their ids. `cost`: what the jobs that are listed cost
  * together, in words; "" where none has prices.
  */
 export interface JobList {

@@ -323,7 +323,7 @@ def _limits_and_ways(engine: dict[str, Any]) -> str:
 
 
 def _show_evaluations(evaluations: dict[str, list[dict[str, Any]]]) -> None:
-    """Of each held-out set the first result and the newest; an older master tells of none."""
+    """Of each held-out set the first result and the newest; an older master reports none."""
     from gyre.failover.evaluation import SHOWN
 
     shown = {name: one for name, one in SHOWN.items() if one.column}
@@ -339,8 +339,8 @@ def _show_evaluations(evaluations: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def _evaluated(row: dict[str, Any], name: str, shown: Shown) -> str:
-    """A number of an evaluation. Several are named; of those by k none are shown where the only k is 1, of which the
-    mean tells."""
+    """A number of an evaluation. Several are named; of those by k none are shown where the only k is 1, where it is
+    the mean."""
     form = "{:.1%}".format if shown.form == "share" else number
     value = row.get(name)
     if isinstance(value, dict):

@@ -99,8 +99,8 @@ class RunGroup(Out, of=Group):
 
 class JobList(BaseModel):
     """`total`: how many jobs there are, of which a list has the newest. `shared_names`: those of several jobs, whether
-    the filter lets them through or not, which are told apart by their ids. `cost`: what the jobs that are listed cost
-    together, in words; "" where none has prices."""
+    the filter lets them through or not, which are distinguished by their ids. `cost`: what the jobs that are listed
+    cost together, in words; "" where none has prices."""
 
     jobs: list[Run]
     groups: list[RunGroup] | None = None

@@ -93,7 +93,7 @@ def _sortable(value: Any) -> Any:
 
 
 def shared_names(items: Sequence[Item]) -> list[str]:
-    """The names that several of these jobs have, which are told apart by their ids."""
+    """The names that several of these jobs have, which are distinguished by their ids."""
     times = Counter(item["name"] for item in items)
     return [name for name, count in times.items() if count > 1]
 

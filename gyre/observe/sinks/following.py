@@ -1,11 +1,11 @@
 """What is new in a job's store for a sink, from where the sink was: its cursor.
 
 Invariants:
-- *at least once*: the cursor moves after the sink has flushed, so what a death interrupts is told again;
+- *at least once*: the cursor moves after the sink has flushed, so what a death interrupts is delivered again;
 - *nothing is skipped*: steps are followed by their numbers, everything else by the numbers of the events;
 - *from the store alone*: a sink whose job has ended catches up all the same.
 
-This module must not know what sink it tells, or when it is called.
+This module must not know which sink it delivers to, or when it is called.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from gyre.store import EventRow, Store
 T = TypeVar("T", SinkIncident, SinkEnd, SinkWarning)
 
 PAGE = 500
-"""Steps, or events, between two flushes: what is told again at the most."""
+"""Steps, or events, between two flushes: what is delivered again at the most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The last step, and the last event, that the sink was told of."""
+    """The last step, and the last event, that the sink received."""
 
     step: int = 0
     seq: int = 0
 
 
 def read_cursor(path: Path) -> Cursor:
-    """The kept cursor; the beginning where there is none, or it cannot be read: then all is told again."""
+    """The kept cursor; the beginning where there is none, or it cannot be read: then all is delivered again."""
     try:
         kept = json.loads(path.read_text())
         return Cursor(int(kept["step"]), int(kept["seq"]))
