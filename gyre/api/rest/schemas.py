@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from typing_extensions import TypeAliasType
 
 from gyre.api.rest.records import FromRecord
-from gyre.api.runs import Group
+from gyre.api.runs import GroupedRuns
 from gyre.failover import state
 from gyre.failover.evaluation import Evaluation as EvaluationRecord
 from gyre.graph.elements import Edge, EdgeKind
@@ -94,7 +94,7 @@ class Run(JobItem, of=RunSummary):
     notes: str = ""
 
 
-class RunGroup(Out, of=Group):
+class RunGroup(Out, of=GroupedRuns):
     """What runs have in common (`key`, "" for those that have none of it), what they are called (`title`), the
     `settings` in which they differ from the other groups, how many of them failed, and what they come to by the name of
     the column: as numbers, and in `words`. `held_out`: of which set, and in which unit, that value is."""
