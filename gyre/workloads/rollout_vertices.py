@@ -73,6 +73,8 @@ JOURNALLED = frozenset(
         "PolicyServed",
         "FetchFault",
         "SessionFault",
+        "SessionsPaused",
+        "SessionsResumed",
         "AgentLost",
         "TransferChosen",
         "PeerRefused",
@@ -191,6 +193,7 @@ class RolloutManagerVertex(BaseWorkload):
             seconds=agent.seconds,
             recovery=agent.recovery,
             redraws=agent.redraws,
+            breaker=agent.breaker,
             model=self.context.job,
             renderer=renderer_of(self.context.config),
         )

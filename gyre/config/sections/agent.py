@@ -47,7 +47,8 @@ class AgentRoleSettings(Section):
     redraws: Annotated[int, Field(ge=0)] = 3
     """Further attempts at a session that a fault of the infrastructure ended; then its group is given up."""
     breaker: PositiveInt = 8
-    """Sessions in a row that fail for the infrastructure's fault, after which a vertex pauses."""
+    """Sessions in a row that fail for the infrastructure's fault, after which a vertex pauses, and the rollout manager
+    hands out one at a time, after ever longer pauses."""
 
     @model_validator(mode="after")
     def _one_of_the_two(self) -> AgentRoleSettings:
