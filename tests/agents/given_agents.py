@@ -80,3 +80,23 @@ class LoopOfVerl:
 
 def scored_by_length(output: Any, row: dict[str, Any]) -> float:
     return len(output.response_ids) / 10
+
+
+class HalfRemembering:
+    def reset(self, task: Any, seed: int) -> str:
+        return ""
+
+    def step(self, message: Any) -> Any:
+        return "", 0.0, True
+
+    def snapshot(self) -> bytes:
+        return b""
+
+
+class Stepless:
+    def reset(self, task: Any, seed: int) -> str:
+        return ""
+
+
+def no_session() -> float:
+    return 1.0
