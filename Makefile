@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,megatron,data,math,postgres,mooncake-cpu,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,megatron,data,agents,math,postgres,mooncake-cpu,dev]'
 	touch $(STAMP)
 
 hooks: install  ## run ruff and the quick types before every commit (pre-commit)

@@ -19,6 +19,7 @@ EXTRA_OF = {
     "sglang": "sglang",
     "jinja2": "data",
     "tokenizers": "data",
+    "renderers": "agents",
     "math_verify": "math",
     "psycopg": "postgres",
     "tensorboard": "tensorboard",

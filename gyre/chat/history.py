@@ -97,9 +97,9 @@ def _is_same_call(known: ToolCall, told: ToolCall) -> bool:
 
 
 def _value(arguments: str) -> Any:
-    """The JSON value of a text; the text itself where it is none."""
+    """The JSON value of a text, of which none is an empty object; the text itself where it is no JSON."""
     try:
-        return msgspec.json.decode(arguments)
+        return msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError):  # what a model writes is often no JSON
         return arguments
 

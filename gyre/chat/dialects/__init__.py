@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gyre.lazy_exports import lazy
 
-_EXPORTS = {"DIALECTS": "all", "Dialect": "dialect"}
+_EXPORTS = {"COUNT_TOKENS": "all", "DIALECTS": "all", "Dialect": "dialect"}
 
-__all__ = ["DIALECTS", "Dialect"]
+__all__ = ["COUNT_TOKENS", "DIALECTS", "Dialect"]
 
 __getattr__ = lazy(__name__, _EXPORTS)

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from gyre.chat.dialects.keys import STREAM_OPTIONS
 from gyre.chat.requests import ChatRequest, Reply
-from gyre.request_body import RequestRefused, refused, shown
+from gyre.request_body import MOST_NEW_TOKENS, Body, RequestRefused, refused, shown
 
 MOST_MESSAGES = 4096
 """Of one request: more than any budget of turns asks for."""
@@ -67,3 +68,37 @@ def checked_choice(choice: Any, path: str = "tool_choice") -> bool:
         path,
         "The engines have no grammars, so that nobody can hold a model to a call: say auto, and reward the call.",
     )
+
+
+def longest(told: Body, *keys: str) -> dict[str, Any]:
+    """`max_new_tokens`, of any of the keys, or nothing; the smallest where several are given. Raises ChatRefused."""
+    given = [told.whole(key, None, 1, MOST_NEW_TOKENS) for key in keys if told.has(key)]
+    return {"max_new_tokens": min(given)} if given else {}
+
+
+def includes_usage(options: Any) -> bool:
+    """Whether the last event of a stream is to have the usage. Raises ChatRefused."""
+    if options is None:
+        return False
+    told = Body(STREAM_OPTIONS, options, "stream_options")
+    usage = told.flag("include_usage")
+    told.end()
+    return usage
+
+
+def usage_of(reply: Reply) -> dict[str, int]:
+    prompt, drawn = len(reply.prompt_ids), len(reply.token_ids)
+    return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
+
+
+def token_logprobs(reply: Reply) -> list[dict[str, Any]]:
+    """OpenAI's entry of each drawn token, which alone has a log-prob. A part of a character has no bytes."""
+    return [
+        {
+            "token": text,
+            "logprob": float(logprob),
+            "bytes": None if "\ufffd" in text else list(text.encode("utf-8", "replace")),
+            "top_logprobs": [],
+        }
+        for text, logprob in zip(reply.token_texts, reply.logprobs, strict=True)
+    ]

@@ -101,7 +101,7 @@ CHAT = _keys(
 )
 
 STREAM_OPTIONS = _keys(
-    "`/v1/chat/completions`, in `stream_options`",
+    "`/v1/chat/completions` and `/v1/completions`, in `stream_options`",
     takes(("include_usage", "true: the stream's last event has `usage`")),
     passes(False, says="Leave it out; the last event has the usage of the whole.")("continuous_usage_stats"),
     passes(True, False, says="events are not padded")("include_obfuscation"),
@@ -120,4 +120,153 @@ FUNCTION = _keys(
     passes(True, False, says="nothing holds a model to a schema")("strict"),
 )
 
-TABLES: tuple[Keys, ...] = (CHAT, STREAM_OPTIONS, TOOL, FUNCTION)
+RESPONSES = _keys(
+    "`/v1/responses`",
+    _DRAWING,
+    _STREAM,
+    _TOOLS,
+    _PARALLEL,
+    takes(
+        ("input", "the whole conversation: text, or items; what ends it is not the assistant's"),
+        ("instructions", "a system message before it"),
+        ("model", "any name, which the answer has"),
+        ("max_output_tokens", "most tokens of the answer"),
+        (
+            "include",
+            "`message.output_text.logprobs`: the log-probs of the drawn tokens; other words change nothing",
+        ),
+    ),
+    _ABOUT_CLIENTS,
+    _ENGINES_LACK,
+    passes(ANYTHING, says="events are not padded")("stream_options"),
+    passes(0, says=_NO_OTHERS)("top_logprobs"),
+    passes({}, {"format": {"type": "text"}}, says=_NO_GRAMMAR)("text"),
+    passes({}, says=_NO_FRAME)("reasoning"),
+    passes("disabled", says=_CUT)("truncation"),
+    passes(False, says="The answer comes when it is there; leave it out.")("background"),
+    passes(says=_NO_STORE)("previous_response_id", "conversation", "prompt"),
+    passes(says=_NO_HOSTED)("max_tool_calls"),
+    passes(says=_CUT)("context_management"),
+)
+
+RESPONSES_TOOL = _keys(
+    "`/v1/responses`, in each of `tools`",
+    takes(
+        ("type", "`function`"),
+        ("name", "of the tool"),
+        ("description", "for the model"),
+        ("parameters", "a JSON schema: an object"),
+    ),
+    passes(True, False, says="nothing holds a model to a schema")("strict"),
+    passes(False, says="A conversation has all its tools; leave it out.")("defer_loading"),
+)
+
+MESSAGES = _keys(
+    "`/v1/messages`",
+    _DRAWING,
+    _STREAM,
+    takes(
+        ("messages", "the whole conversation; what ends it is the user's"),
+        ("system", "a system message before it: text, or parts"),
+        ("model", "any name, which the answer has"),
+        ("max_tokens", "most tokens of the answer; Anthropic's form requires it"),
+        ("tools", "functions that may be called"),
+        ("tool_choice", "`auto`, or `none`: nothing in the answer is read as a call"),
+    ),
+    _ABOUT_CLIENTS,
+    passes(ANYTHING, says=_CLIENTS)("cache_control", "inference_geo", "betas"),
+    passes([], says=_NO_STOP)("stop_sequences"),
+    passes(says=_NO_FRAME)("thinking", "output_config"),
+    passes(says=_NO_GRAMMAR)("output_format"),
+    passes([], says=_NO_HOSTED)("mcp_servers"),
+    passes(says=_NO_HOSTED)("container"),
+    passes(says=_CUT)("context_management"),
+)
+
+MESSAGES_TOOL = _keys(
+    "`/v1/messages`, in each of `tools`",
+    takes(
+        ("name", "of the tool"),
+        ("description", "for the model"),
+        ("input_schema", "a JSON schema: an object"),
+    ),
+    passes("custom", says=_NO_HOSTED)("type"),
+    passes(ANYTHING, says=_CLIENTS)("cache_control", "eager_input_streaming"),
+    passes(True, False, says="nothing holds a model to a schema")("strict"),
+    passes(False, says="A conversation has all its tools; leave it out.")("defer_loading"),
+    passes([], says="Say it in the description.")("input_examples"),
+)
+
+TOOL_CHOICE = _keys(
+    "`/v1/messages`, in `tool_choice`",
+    takes(
+        ("type", "`auto`, or `none`"),
+        ("disable_parallel_tool_use", "true: an answer has one call at most, the first that the model wrote"),
+    ),
+)
+
+_TOKEN_SAMPLING = takes(
+    ("logprobs", "0 or 1: the log-probs of the drawn tokens, which the answer has anyhow"),
+    ("max_tokens", "most tokens of the answer"),
+)
+
+TOKENS = _keys(
+    "`/inference/v1/generate`",
+    takes(
+        ("token_ids", "the whole prompt"),
+        ("sampling_params", "how tokens are drawn: an object"),
+        ("model", "any name, which the answer has"),
+        ("stream", "true: one event with the whole answer"),
+    ),
+    _ABOUT_CLIENTS,
+    passes(ANYTHING, says="token ids are in every answer")("return_token_ids"),
+    passes({}, says=_NO_MEDIA)("features", "content_parts"),
+    passes(says=_NO_OTHERS)("kv_transfer_params"),
+    passes(ANYTHING, says=_CLIENTS)("stream_options"),
+)
+
+TOKENS_SAMPLING = _keys(
+    "`/inference/v1/generate`, in `sampling_params`",
+    _DRAWING,
+    _TOKEN_SAMPLING,
+    _ENGINES_LACK,
+    passes(1, says=_ONE)("n"),
+    passes(ANYTHING, says="the answer is token ids")(
+        "skip_special_tokens", "spaces_between_special_tokens", "detokenize", "include_stop_str_in_output"
+    ),
+    passes(ANYTHING, says="no experts are told")("routed_experts_prompt_start"),
+    passes(0, says=_NO_OTHERS)("prompt_logprobs"),
+    passes([], says=_NO_BIAS)("bad_words"),
+    passes(says=_NO_BIAS)("allowed_token_ids", "extra_args"),
+    passes(0, 2, says="the answer comes at its end")("output_kind"),
+    passes(False, says=_NO_OTHERS)("return_hidden_states", "return_routed_experts"),
+)
+
+COMPLETIONS = _keys(
+    "`/v1/completions` of a session",
+    _DRAWING,
+    _STREAM,
+    _TOKEN_SAMPLING,
+    takes(
+        ("prompt", "the whole prompt: a list of token ids"),
+        ("model", "any name, which the answer has"),
+        ("stream_options", "`include_usage: true`: the stream's last event has `usage`"),
+    ),
+    _ABOUT_CLIENTS,
+    _ENGINES_LACK,
+    passes(1, says=_ONE)("n", "best_of"),
+    passes(False, says="Nothing is told of the prompt's tokens; leave it out.")("echo"),
+    passes("", says="Answers go on from the prompt; leave it out.")("suffix"),
+    passes(True, False, says="token ids are in every answer")("return_token_ids", "add_special_tokens"),
+    passes(True, False, says="texts have no special tokens, and token ids are in every answer")(
+        "skip_special_tokens"
+    ),
+    passes({"type": "text"}, says=_NO_GRAMMAR)("response_format"),
+)
+
+TABLES: tuple[Keys, ...] = (
+    *(CHAT, STREAM_OPTIONS, TOOL, FUNCTION),
+    *(RESPONSES, RESPONSES_TOOL),
+    *(MESSAGES, MESSAGES_TOOL, TOOL_CHOICE),
+    *(TOKENS, TOKENS_SAMPLING, COMPLETIONS),
+)

@@ -8,18 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gyre.chat.dialects.content import text_of
+from gyre.chat.dialects.content import checked_messages, member, text_of, tool_of
 from gyre.chat.dialects.dialect import (
     MOST_MESSAGES,
     MOST_TOOLS,
     checked_choice,
     event,
+    includes_usage,
+    longest,
+    token_logprobs,
     unsupported,
+    usage_of,
 )
-from gyre.chat.dialects.keys import CHAT, FUNCTION, STREAM_OPTIONS, TOOL, decoded, invalid
+from gyre.chat.dialects.keys import CHAT, FUNCTION, TOOL, decoded, invalid
 from gyre.chat.messages import Message, Tool, ToolCall
 from gyre.chat.requests import ChatRequest, Reply
-from gyre.request_body import MOST_NEW_TOKENS, Body, drawing, error_body, shown
+from gyre.request_body import Body, drawing, error_body, shown
 
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
@@ -36,8 +40,8 @@ class OpenaiChat:
         tools = tuple(
             _tool(one, f"tools.{at}") for at, one in enumerate(told.listed("tools", MOST_TOOLS, "tools"))
         )
-        sampling = drawing(told) | _length(told)
-        stream, usage = told.flag("stream"), _includes_usage(told.any("stream_options"))
+        sampling = drawing(told) | longest(told, "max_tokens", "max_completion_tokens")
+        stream, usage = told.flag("stream"), includes_usage(told.any("stream_options"))
         request = ChatRequest(
             checked_messages(messages),
             tools,
@@ -94,24 +98,6 @@ class OpenaiChat:
         return error_body(status, code, message, param)
 
 
-def checked_messages(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Raises ChatRefused unless somebody but the assistant speaks last."""
-    if not messages:
-        raise invalid("messages: expected at least one.", "messages")
-    if messages[-1].role == "assistant":
-        raise unsupported(
-            "messages: the last one is the assistant's, and an answer goes on from none of a client's words.",
-            "messages",
-            "End with a message of the user or a tool.",
-        )
-    return messages
-
-
-def usage_of(reply: Reply) -> dict[str, int]:
-    prompt, drawn = len(reply.prompt_ids), len(reply.token_ids)
-    return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
-
-
 def _message(told: Any, path: str) -> Message:
     """A client's message. Keys that are not known pass: clients send back what they got, with all of it."""
     if not isinstance(told, dict):
@@ -125,24 +111,17 @@ def _message(told: Any, path: str) -> Message:
     calls: tuple[ToolCall, ...] = ()
     if role == "assistant" and told.get("tool_calls") is not None:
         calls = _calls(told["tool_calls"], f"{path}.tool_calls")
-    answered = _text(told, "tool_call_id", path) if role == "tool" else ""
+    answered = member(told, "tool_call_id", path) if role == "tool" else ""
     if role == "tool" and not answered:
         raise invalid(f"{path}.tool_call_id: expected the id of the call.", f"{path}.tool_call_id")
     return Message(
         _ROLES[role],
         text_of(told.get("content"), f"{path}.content"),
-        _text(told, "reasoning_content", path) if role == "assistant" else "",
+        member(told, "reasoning_content", path) if role == "assistant" else "",
         calls,
         answered,
-        _text(told, "name", path),
+        member(told, "name", path),
     )
-
-
-def _text(told: dict[str, Any], key: str, path: str) -> str:
-    value = told.get(key)
-    if value is not None and not isinstance(value, str):
-        raise invalid(f"{path}.{key}: {shown(value)} given, expected text.", f"{path}.{key}")
-    return value or ""
 
 
 def _calls(told: Any, path: str) -> tuple[ToolCall, ...]:
@@ -155,10 +134,10 @@ def _call(told: Any, path: str) -> ToolCall:
     function = told.get("function") if isinstance(told, dict) else None
     if not isinstance(told, dict) or not isinstance(function, dict):
         raise invalid(f"{path}: {shown(told)} given, expected a call with its function.", path)
-    call_id, name = _text(told, "id", path), _text(function, "name", f"{path}.function")
+    call_id, name = member(told, "id", path), member(function, "name", f"{path}.function")
     if not call_id or not name:
         raise invalid(f"{path}: expected a call with an id and a function's name.", path)
-    return ToolCall(call_id, name, _text(function, "arguments", f"{path}.function"))
+    return ToolCall(call_id, name, member(function, "arguments", f"{path}.function"))
 
 
 def _tool(told: Any, path: str) -> Tool:
@@ -167,38 +146,7 @@ def _tool(told: Any, path: str) -> Tool:
     body.end()
     if kind != "function":
         raise body.wrong("type", kind, "function: other tools are nobody's here")
-    return tool_of(function)
-
-
-def tool_of(body: Body) -> Tool:
-    """Of a table that takes name, description and parameters."""
-    name, description = body.text("name"), body.text("description")
-    parameters = body.any("parameters")
-    body.end()
-    if not name:
-        raise body.wrong("name", name, "the tool's name")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise body.wrong("parameters", parameters, "a JSON schema: an object")
-    return Tool(name, description or "", parameters or {})
-
-
-def _length(told: Body) -> dict[str, Any]:
-    """`max_new_tokens`, of either name; the smaller where both are given."""
-    found = [
-        told.whole(key, None, 1, MOST_NEW_TOKENS) if told.has(key) else told.any(key)
-        for key in ("max_tokens", "max_completion_tokens")
-    ]
-    given = [one for one in found if one is not None]
-    return {"max_new_tokens": min(given)} if given else {}
-
-
-def _includes_usage(options: Any) -> bool:
-    if options is None:
-        return False
-    told = Body(STREAM_OPTIONS, options, "stream_options")
-    usage = told.flag("include_usage")
-    told.end()
-    return usage
+    return tool_of(function, function.any("parameters"))
 
 
 def _head(reply: Reply, kind: str) -> dict[str, Any]:
@@ -230,16 +178,4 @@ def _finish(reply: Reply) -> str:
 
 
 def _logprobs(reply: Reply) -> dict[str, Any]:
-    """An engine tells the log-prob of the drawn token alone. A part of a character has no bytes."""
-    return {
-        "content": [
-            {
-                "token": text,
-                "logprob": float(logprob),
-                "bytes": None if "\ufffd" in text else list(text.encode("utf-8", "replace")),
-                "top_logprobs": [],
-            }
-            for text, logprob in zip(reply.token_texts, reply.logprobs, strict=True)
-        ],
-        "refusal": None,
-    }
+    return {"content": token_logprobs(reply), "refusal": None}
