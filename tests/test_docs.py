@@ -47,6 +47,8 @@ from gyre.config.plugins import KINDS
 from gyre.config.sections import WorkloadSettings
 from gyre.config.yaml_text import read_yaml
 from gyre.failover import Cause, JobPhase, Scope, commands, events
+from gyre.failover.handlers import repair
+from gyre.failover.state import Reason
 from gyre.graph import RECIPES, EdgeKind
 from gyre.store.tables import VERSION_TABLE, metadata
 from tests.doubles.standing_job import StandingJob
@@ -676,7 +678,9 @@ def test_every_metric_is_in_its_table_and_no_other() -> None:
     view["evaluations"] = {"aime": [{"components": {"reward.acc": 1.0}}]}
     view["progress"] = {"reward": 1.0, "accuracy": 1.0, "tokens_per_s": 1.0, **shares}
     view["incidents"] = [{"cause": "process_died", "scope": "vertex"}]
-    door = {"health": {"door": {"key_bytes": {"lab": 4096}}}}
+    since = {"outcomes": {"scored": 2}, "turns": 3, "drawn_again": 0}
+    sessions = {"waiting": 1, "branches": {"template": 1}, "since_start": since}
+    door = {"health": {"door": {"key_bytes": {"lab": 4096}}, "sessions": sessions}}
     gpu = {"GPU-a": {"busy": 0.5, "memory_used_bytes": 1.0, "memory_bytes": 2.0}}
     view["vertices"] = [
         {**view["vertices"][0], "fields": {"gpus": gpu}},
@@ -730,6 +734,15 @@ def test_every_cause_and_scope_is_explained() -> None:
     life = concepts.read_text().split("## Life of a job")[1]
     assert all(phase.value in life for phase in JobPhase)
     assert all(recipe in (ROOT / "README.md").read_text() for recipe in RECIPES)
+
+
+def test_every_reason_why_a_job_fails_is_listed() -> None:
+    said = OPERATIONS.read_text().split("A job that ended as `failed`")[1].split("## Going on")[0]
+    written = "".join(file.read_text() for file in (ROOT / "gyre/failover/handlers").glob("*.py"))
+    ends = set(re.findall(r"JobPhase\.FAILED,\s+reason=Reason\.(\w+)", written))
+    ends |= {reason.name for reason in (*repair.REASONS.values(), Reason.USER_CODE, Reason.BUDGET_SPENT)}
+    assert len(ends) > 5
+    assert {Reason[name].value for name in ends} <= set(re.findall(r"`(\w+)`", said))
 
 
 def test_every_event_command_and_table_is_in_the_journal_page() -> None:

@@ -210,7 +210,8 @@ class GroupRequest:
     """A group to generate: `n` samples of its prompt, drawn as `sampling` says. `purpose` and the group's id together
     name it.
 
-    `min_version`: no token may come from an older policy. `pinned`: no token may come from a newer one.
+    `min_version`: no token may come from an older policy. `pinned`: no token may come from a newer one. `after` is the
+    number of the request that it goes on from, whose prompt and one sample stand before the prompt; 0 for none.
     """
 
     purpose: str
@@ -220,6 +221,7 @@ class GroupRequest:
     seed: int
     min_version: int
     pinned: bool = False
+    after: int = 0
 
 
 def _columns(samples: Sequence[Sample]) -> tuple[Any, ...]:

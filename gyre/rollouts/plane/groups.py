@@ -52,7 +52,7 @@ from gyre.rollouts.protocol.frames import Assignment, Held, Hello, Keep, Prompt,
 from gyre.rollouts.protocol.progress import End, GenerationProgress, Report
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.samples import Group, GroupRequest
-from gyre.rollouts.scheduling.fleet import Instance
+from gyre.rollouts.scheduling.fleet import Instance, Prefix
 from gyre.rollouts.scheduling.loaded_versions import LoadedByIncarnation
 from gyre.rollouts.scheduling.placement import Placement
 from gyre.rollouts.scheduling.rebalancing import Move, Rebalancing
@@ -114,25 +114,55 @@ class OpenGroups:
         for group in requested_groups(frame):
             if (frame.purpose, group.id) not in self._by_group:
                 new.setdefault(group.id, group)
-        if new and frame.pinned and frame.min_version < self.served_version:
-            raise refuse(
-                "pinned_late",
-                f"request.min_version: {frame.min_version} and no newer policy, but {self.served_version} is served",
-            )
+        if new:
+            self.check_pin(frame.min_version, pinned=frame.pinned)
         opened = []
         for group in new.values():
             prompt = Group(group.id, group.prompt_ids.astype(np.int32), group.meta)
             sampling = sampling_of(frame, prompt)
-            request = GroupRequest(
-                frame.purpose, prompt, frame.n, sampling, frame.seed, frame.min_version, frame.pinned
+            opened.append(
+                self._begin(
+                    GroupRequest(
+                        frame.purpose, prompt, frame.n, sampling, frame.seed, frame.min_version, frame.pinned
+                    )
+                )
             )
-            self._store.write_buffer.open(self._next_number, request)
-            opened.append(self._add(self._next_number, request))
         draw_seeds(opened)
         for one in opened:
             for sample in one.samples:
                 self._queue(sample)
         return opened
+
+    def prefer(self, request: InFlightRequest, order: tuple[int, int], prefix: Prefix | None) -> None:
+        """The request's samples wait in this order, and best go where their prefix is."""
+        for sample in request.samples:
+            sample.placed.order, sample.placed.prefix = order, prefix
+            if sample.placed.queue_key is not None:
+                self._queue(sample)
+
+    def open_after(self, asked: GroupRequest) -> InFlightRequest | None:
+        """Open this group, which is of its form: what it goes on from is open and finished. None where its name is
+        taken. Raises FrameError where no policy may generate it any more."""
+        if (asked.purpose, asked.group.id) in self._by_group:
+            return None
+        self.check_pin(asked.min_version, pinned=asked.pinned)
+        request = self._begin(asked)
+        request.put_together()
+        for sample in request.samples:
+            self._queue(sample)
+        return request
+
+    def check_pin(self, version: int, *, pinned: bool) -> None:
+        """Raises FrameError where only this version would do, and a newer one is served."""
+        if pinned and version < self.served_version:
+            raise refuse(
+                "pinned_late",
+                f"request.min_version: {version} and no newer policy, but {self.served_version} is served",
+            )
+
+    def _begin(self, asked: GroupRequest) -> InFlightRequest:
+        self._store.write_buffer.open(self._next_number, asked)
+        return self._add(self._next_number, asked)
 
     def close(self, purpose: str, ids: Iterable[int], *, unused: str = "") -> list[tuple[str, int, int]]:
         """Forget these groups, which the trainer has, or which nobody uses for the reason `unused`; unknown ones were
@@ -160,6 +190,7 @@ class OpenGroups:
 
     def _add(self, number: int, asked: GroupRequest) -> InFlightRequest:
         request = InFlightRequest.of(asked, number)
+        request.before = self.requests[asked.after] if asked.after else None
         self._store.add_samples(request)
         self.requests[number] = request
         self._by_group[(request.purpose, request.group.id)] = request
@@ -242,6 +273,8 @@ class OpenGroups:
     def _finish(self, sample: InFlightSample, kind: str) -> None:
         self.placement.finish(sample.placed, sample.length)
         self._store.note_finish(sample, kind)
+        if not sample.request.left:
+            sample.request.take_apart()
 
     @property
     def queued(self) -> int:
@@ -606,7 +639,9 @@ class OpenGroups:
         after_last = deltas[-1][0] + 1 if deltas else 1
         buffer.next_seq = max(buffer.next_seq, counters.get("next_seq", 1), after_last)
         for request in self.requests.values():
-            if not request.left:
+            if request.left:
+                request.put_together()
+            else:
                 buffer.complete.append(request.number)
             for sample in request.samples:
                 if not sample.finish:

@@ -30,10 +30,10 @@ def restore(plane: Plane, event: Restored) -> None:
         plane.groups.promote(plane.versions.served.version)
     plane.groups.restore(rows.counters, rows.groups, rows.deltas)
     plane.placing.committed_seq = max((seq for seq, _ in rows.deltas), default=0)
-    updates.promote(plane)
-    report_failures(plane)
     for one in plane.requesters:
         one.restore(plane, rows.sessions)
+    updates.promote(plane)  # what they restored may pin a policy
+    report_failures(plane)
     # Complete groups were not delivered yet; they are when the trainer attaches.
     plane.commit(Commit.NOW)
     if any(not state.finish for state in plane.groups.samples()):

@@ -26,7 +26,7 @@ ALL_SOURCES = 128
 
 SOURCES_TOLD = 16
 
-SOURCE_FIELDS = ("instance", "peer")
+SOURCE_FIELDS = ("instance", "peer", "worker")
 """The field that names an event's source; an event without one is the manager's own, and is never folded."""
 
 NOT_FOLDED = frozenset(("SamplesMoved", "ScaleAdvised"))

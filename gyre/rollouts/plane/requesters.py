@@ -67,6 +67,10 @@ class Requester:
     def unservable(self, plane: Plane, request: InFlightRequest, why: str) -> None:
         """No instance can have the only version that may answer the request."""
 
+    def policy_lost(self, plane: Plane, version: int, why: str) -> None:
+        """No instance can have this version any more: what is to come of it, and of no other, cannot be generated.
+        Requests that are open were told of before, by `unservable`."""
+
     def looked_at(self, plane: Plane, wanted: Mapping[str, int]) -> None:
         """The master looks at a fleet, and says how many instances of each role there are to be."""
 
@@ -105,6 +109,8 @@ def give_up_pinned(plane: Plane, frame: LoadFailed) -> None:
         for request in plane.groups.pinned_to(served.version):
             if (owner := owner_of(plane, request)) is not None:
                 owner.unservable(plane, request, message)
+        for one in plane.requesters:
+            one.policy_lost(plane, served.version, message)
         placement.cancel_superseded(plane)
         plane.commit(Commit.SOON)
 

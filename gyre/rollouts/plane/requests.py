@@ -185,6 +185,10 @@ class InFlightRequest(GroupRequest):
     """Number of samples that are not finished."""
     seeds: list[int] = field(default_factory=list)
     """The first seed of each sample; empty before one was needed."""
+    before: InFlightRequest | None = None
+    """The request that it goes on from, which is finished and has one sample."""
+    added: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    """What its prompt adds to that; the whole prompt where it goes on from none."""
 
     @classmethod
     def of(cls, request: GroupRequest, number: int) -> InFlightRequest:
@@ -196,8 +200,31 @@ class InFlightRequest(GroupRequest):
             request.seed,
             request.min_version,
             request.pinned,
+            request.after,
             number=number,
+            added=request.group.prompt_ids,
         )
+
+    def prompt(self) -> NDArray[np.int32]:
+        """int32 `[p]`: the whole prompt, which is its group's only while it has to be generated."""
+        parts = [self.added]
+        at = self.before
+        while at is not None:
+            parts += [at.samples[0].tokens()[0], at.added]
+            at = at.before
+        return np.concatenate(parts[::-1]) if len(parts) > 1 else self.added
+
+    def put_together(self) -> None:
+        """Give the group, and the samples that are to be generated, the whole prompt."""
+        if self.before is not None:
+            self.group = Group(self.group.id, self.prompt(), self.group.meta)
+            for sample in self.samples:
+                sample.placed.prompt_tokens = len(self.group.prompt_ids)
+
+    def take_apart(self) -> None:
+        """It is generated: its group has what it adds alone, for the rest is its predecessors'."""
+        if self.before is not None:
+            self.group = Group(self.group.id, self.added, self.group.meta)
 
     @property
     def max_new_tokens(self) -> int:

@@ -1,14 +1,15 @@
-"""The sessions of a job: which there are, who runs each, what turns they have, and how they ended. Pure.
+"""The sessions of a job: which there are, what turns they have, and how they ended. Pure.
 
 A member of a requested group is a session, and another one where infrastructure failed: an attempt. Its turns are
-groups of one sample among the open groups, so engines, leases and tokens are theirs; here is what ties them together.
+groups of one sample among the open groups, each after its parent's, so engines, leases and tokens are theirs; here is
+what ties them together. A turn's row says what it adds and whose it is, and is written once.
 
 Invariants:
 - *written before answered*: a turn, an end and a snapshot are told of when the ledger has them;
 - *the fold is the state*: the rows of sessions, over the groups' rows, give the same sessions with the same turns;
 - *one at a time*: a session is run by one worker, who has its newest claim; what comes with an older one is refused;
 - *infrastructure is no reward*: a member that infrastructure ended is drawn again, and is in no group that is
-  delivered.
+  delivered; how often is bounded, and then its group has failed for good.
 
 This module must not know about HTTP, messages or tools, and reads no clock.
 """
@@ -16,9 +17,9 @@ This module must not know about HTTP, messages or tools, and reads no clock.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, NamedTuple
 
 import msgpack
@@ -28,29 +29,45 @@ from numpy.typing import NDArray
 from gyre.request_body import RequestRefused, refused
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.requests import InFlightRequest, requested_groups, sampling_of
+from gyre.rollouts.plane.session_breaker import Breaker
+from gyre.rollouts.plane.session_counts import SessionCounts
+from gyre.rollouts.plane.session_lengths import SessionLengths
 from gyre.rollouts.plane.session_tree import ROOT, Outcome, Session, Turn, asked_prompt, group_of
+from gyre.rollouts.plane.session_workers import Workers
 from gyre.rollouts.plane.settings import SessionSettings
-from gyre.rollouts.protocol.codec import checked
+from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import Request
-from gyre.rollouts.samples import Group, GroupRequest, pack_groups
+from gyre.rollouts.sample_checks import MOST_TOKENS
+from gyre.rollouts.samples import Group, GroupRequest
+from gyre.rollouts.scheduling.fleet import Prefix
 from gyre.rollouts.token_log.records import request_in, request_out
 
 TURN = "turn"
 """The purpose of a turn's request."""
 
 SNAPSHOT_BYTES = 1 << 20
-"""Largest snapshot of an environment: it is written with each turn."""
+"""Largest snapshot of an environment: it is written with each change of its session."""
 
 REASON_CHARS = 2000
 """Kept of why a session ended."""
 
-TAKEN_WITHIN_S = 10.0
-"""A worker says within this time that it runs a session, or has not heard that it was given it."""
+MOST_LOSSES = 8
+"""Workers that a session may lose in a row without another turn: after that many it is taken for what kills them. A
+machine that is taken away seldom is that often, and the next attempt begins to count anew."""
+
+PREFIX_KEPT_S = 30.0
+"""How long an instance is preferred for having what a turn begins with. Of tools' calls 86 % are over within a second,
+and 95 % within ten; after that engines that are full have read other prompts into that memory."""
 
 UNUSED = "session"
 """Why tokens are discarded that were drawn for an attempt of which nothing is trained."""
 
-_GROUP, _SESSION = "group/", "session/"
+OVERSAMPLED = "oversampled"
+"""Why those are discarded of a group that was complete without them (`config.agent.oversample`)."""
+
+_GROUP, _SESSION, _FAILED = "group/", "session/", "failed/"
+_OF = "turn"
+"""Key of a turn's `meta`: the session's id, the turn's number, its key and its note."""
 
 
 class TurnAsked(NamedTuple):
@@ -84,9 +101,9 @@ class SessionGroup:
     number: int
     asked: GroupRequest
     members: list[Session] = field(default_factory=list)
-    """The newest attempt at each."""
-    is_told: bool = False
-    """That it is complete."""
+    """The newest attempt at each; none where the group has failed."""
+    failed: str = ""
+    """Why it cannot be generated."""
 
     @property
     def purpose(self) -> str:
@@ -97,8 +114,23 @@ class SessionGroup:
         return self.asked.group
 
     @property
+    def name(self) -> str:
+        return f"{self.purpose}/{self.group.id}"
+
+    @property
     def is_complete(self) -> bool:
-        return all(one.is_over and one.is_written for one in self.members)
+        return not self.failed and len(self._over()) >= self.asked.n
+
+    def _over(self) -> list[Session]:
+        return [one for one in self.members if one.is_over and one.is_written]
+
+    def drop_others(self) -> list[Session]:
+        """It is complete: keep as many members as it was asked for, of those that are over the first by their index,
+        whatever their lengths. Returns the others."""
+        kept = self._over()[: self.asked.n]
+        others = [one for one in self.members if one not in kept and one.id]
+        self.members = kept
+        return others
 
     def complete(self) -> Group:
         """The group with its rows; it is complete."""
@@ -106,19 +138,26 @@ class SessionGroup:
 
 
 class SessionLedger:
-    def __init__(self, groups: OpenGroups, settings: SessionSettings) -> None:
+    """`vocabulary` is what token ids are below."""
+
+    def __init__(
+        self, groups: OpenGroups, settings: SessionSettings, *, vocabulary: int = MOST_TOKENS
+    ) -> None:
         self._groups = groups
         self._settings = settings
+        self._vocabulary = vocabulary
         self.sessions: dict[str, Session] = {}
         self.by_number: dict[int, SessionGroup] = {}
         """The groups, by their numbers."""
         self._by_name: dict[tuple[str, int], SessionGroup] = {}
-        self._waiting: dict[str, None] = {}
-        """Sessions that nobody runs, in the order in which they are handed out."""
-        self._heard: dict[str, float] = {}
-        """When each worker was heard last."""
+        self.workers = Workers(silence_s=settings.worker_silence_s, seconds=settings.seconds)
+        self.breaker = Breaker(settings.breaker)
+        self.counts = SessionCounts()
+        self.lengths = SessionLengths()
         self._turns: dict[int, tuple[Session, Turn]] = {}
         """By the number of the turn's request."""
+        self._open: dict[int, Session] = {}
+        """The sessions of turns whose ends are not in the ledger, by the same."""
         self._changed: set[str] = set()
         """Sessions whose rows go into the next batch."""
         self._writing: set[str] = set()
@@ -126,23 +165,26 @@ class SessionLedger:
         self._next_number = -1
         self.given: list[Session] = []
         """What was handed out last."""
+        self.news: list[str] = []
+        """Sessions that are over, or somebody else's, since this was taken last: who waits for them looks again."""
 
     # -- groups -------------------------------------------------------------------------------------
 
     def open(self, frame: Request) -> list[SessionGroup]:
         """Open the groups of the frame that are not known yet. Raises FrameError if nobody could generate them."""
+        new = [group for group in requested_groups(frame) if (frame.purpose, group.id) not in self._by_name]
+        if new:
+            self._groups.check_pin(frame.min_version, pinned=frame.pinned)
         opened = []
-        for group in requested_groups(frame):
-            if (frame.purpose, group.id) in self._by_name:
-                continue
+        for group in new:
             prompt = asked_prompt(group)
             sampling = sampling_of(frame, prompt)
             asked = GroupRequest(
                 frame.purpose, prompt, frame.n, sampling, frame.seed, frame.min_version, frame.pinned
             )
             one = self._add(asked)
-            self._groups.keep_session(_group_name(one), request_out(asked))
-            one.members = [self._begin(one, index, 0) for index in range(asked.n)]
+            self._groups.keep_session(_GROUP + one.name, request_out(asked))
+            one.members = [self._begin(one, index, 0) for index in range(self._members_of(asked))]
             opened.append(one)
         return opened
 
@@ -155,10 +197,50 @@ class SessionLedger:
                 continue
             del self.by_number[one.number]
             self._groups.pins.pop(one.number, None)
-            self._groups.keep_session(_group_name(one), None)
+            self._groups.keep_session(_GROUP + one.name, None)
+            if one.failed:
+                self._groups.keep_session(_FAILED + one.name, None)
+            unused = "" if one.is_complete else UNUSED
             for session in one.members:
-                running += self._forget(session, unused="" if one.is_complete else UNUSED)
+                running += self._forget(session, unused=unused)
         return running
+
+    def fail(self, one: SessionGroup, why: str) -> None:
+        """The group cannot be generated: its sessions are over, and nothing of them is trained."""
+        one.failed = why[:REASON_CHARS]
+        self._groups.pins.pop(one.number, None)
+        self._groups.keep_session(_FAILED + one.name, one.failed.encode())
+        members, one.members = one.members, []
+        for session in members:
+            self._groups.cancelled += self._forget(session, unused=UNUSED)
+
+    def failed(self, purpose: str, ids: Iterable[int]) -> list[SessionGroup]:
+        """Those of these groups that cannot be generated."""
+        found = (self._by_name.get((purpose, group_id)) for group_id in ids)
+        return [one for one in found if one is not None and one.failed]
+
+    def pinned_to(self, version: int) -> list[SessionGroup]:
+        """Those that no policy but this one may generate, and that are not complete."""
+        return [
+            one
+            for number, pin in self._groups.pins.items()
+            if pin == version and (one := self.by_number.get(number)) is not None
+        ]
+
+    def completed(self, one: SessionGroup, *, now: float) -> bool:
+        """The group is complete: nothing more is drawn for it. Whether it had sessions that it is complete without."""
+        self._groups.pins.pop(one.number, None)
+        if len(one.members) == one.asked.n:
+            return False
+        others = one.drop_others()
+        self.lengths.completed(one.members, others, now)
+        for session in others:
+            self._groups.cancelled += self._forget(session, unused=OVERSAMPLED)
+        return bool(others)
+
+    def _members_of(self, asked: GroupRequest) -> int:
+        """How many sessions the group begins with. An evaluation has no more than are asked for: its mean is of all."""
+        return asked.n if asked.pinned else math.ceil(asked.n * self._settings.oversample)
 
     def _add(self, asked: GroupRequest) -> SessionGroup:
         one = SessionGroup(self._next_number, asked)
@@ -172,23 +254,29 @@ class SessionLedger:
         name = f"{one.purpose.replace('/', '.')}-{one.group.id}-{index}-{attempt}"
         session = Session(name, one.purpose, one.group.id, index, attempt)
         self.sessions[name] = session
-        self._waiting[name] = None
+        self.workers.wait(session, one.asked.min_version)
         self._keep(session)
         return session
 
-    def _forget(self, session: Session, *, unused: str = "") -> list[tuple[str, int, int]]:
-        running = self._close_turns(session.turns, unused=unused)
-        session.turns = []
+    def _forget(self, session: Session, *, unused: str) -> list[tuple[str, int, int]]:
+        running = self._close_turns(session, session.turns, unused=unused)
         self.sessions.pop(session.id, None)
-        self._waiting.pop(session.id, None)
+        self.workers.forget(session)
         self._changed.discard(session.id)
+        self.news.append(session.id)
         self._groups.keep_session(_SESSION + session.id, None)
         return running
 
-    def _close_turns(self, turns: Sequence[Turn], *, unused: str = "") -> list[tuple[str, int, int]]:
+    def _close_turns(
+        self, session: Session, turns: Sequence[Turn], *, unused: str = ""
+    ) -> list[tuple[str, int, int]]:
         for turn in turns:
             self._turns.pop(turn.request.number, None)
-        return self._groups.close(TURN, [turn.request.group.id for turn in turns], unused=unused)
+            self._open.pop(turn.request.number, None)
+        # children first: they go on from what is closed after them
+        running = self._groups.close(TURN, [turn.request.group.id for turn in reversed(turns)], unused=unused)
+        session.forget(turns)
+        return running
 
     # -- who runs a session -------------------------------------------------------------------------
 
@@ -196,106 +284,123 @@ class SessionLedger:
         """Hand out at most so many sessions, those of the oldest groups first. `now` is monotonic, `at` in seconds
         since 1970. One whose turns no policy may answer before a pinned group is over is kept back: workers full of
         such sessions would have no room for those that all of them wait for."""
-        self._heard[worker] = now
-        pin = self._oldest_pin()
-        free = (name for name in self._waiting if pin is None or self._asks_at_most(name, pin))
-        self.given = [self.sessions[name] for name in islice(free, most)]
+        newest = min(self._groups.pins.values(), default=None)
+        self.given = self.workers.take(worker, self.breaker.allowed(most, now), newest=newest, now=now, at=at)
+        if self.given:
+            self.breaker.took(now)
         for session in self.given:
-            session.given_at = now
-            del self._waiting[session.id]
-            session.worker = worker
-            session.claim += 1
-            session.began_at = at if session.began_at is None else session.began_at
             self._keep(session)
         return self.given
 
-    def _oldest_pin(self) -> int | None:
-        """The oldest version that a group wants and no other, which no newer one takes the place of."""
-        pinned = [one for one in self._by_name.values() if one.asked.pinned and not one.is_complete]
-        return min((one.asked.min_version for one in pinned), default=None)
-
-    def _asks_at_most(self, name: str, version: int) -> bool:
-        return self.group_with(self.sessions[name]).asked.min_version <= version
-
-    @property
-    def waiting(self) -> int:
-        """Sessions that nobody runs."""
-        return len(self._waiting)
-
-    def beat(self, worker: str, ids: Sequence[str], *, now: float) -> list[str]:
-        """The worker lives, and runs these. Returns those of them that it has no longer; what it does not run of those
-        that it has is handed out again."""
-        self._heard[worker] = now
-        runs = set(ids)
-        for session in self._of(worker):
-            if session.id not in runs and now - session.given_at > TAKEN_WITHIN_S:
-                self._release(session)
-        return self.lost(worker, ids)
-
-    def lost(self, worker: str, ids: Sequence[str]) -> list[str]:
-        """Those of them that the worker has no longer."""
-        return [name for name in ids if not self._runs(worker, name)]
-
-    def _runs(self, worker: str, name: str) -> bool:
-        session = self.sessions.get(name)
-        return session is not None and session.worker == worker and session.outcome is None
-
-    def _of(self, worker: str) -> list[Session]:
-        return [one for one in self.sessions.values() if one.worker == worker and one.outcome is None]
+    def beat(self, worker: str, ids: Sequence[str], *, now: float) -> bool:
+        """The worker lives, and runs these; what it does not run of those that it has is handed out again. Returns
+        whether anything is."""
+        dropped = self.workers.beat(worker, ids, now)
+        for session in dropped:
+            self._release(session)
+        return bool(dropped)
 
     def silent(self, now: float) -> list[str]:
         """Release the sessions of workers that were silent for too long. Returns the workers that had any."""
-        over = [
-            worker for worker, heard in self._heard.items() if now - heard > self._settings.worker_silence_s
-        ]
-        lost = []
-        for worker in over:
-            del self._heard[worker]
-            if sessions := self._of(worker):
-                lost.append(worker)
+        gone = self.workers.silent(now)
+        for _, sessions in gone:
             for session in sessions:
                 self._release(session)
-        return lost
+        return [worker for worker, _ in gone]
 
     def _release(self, session: Session) -> None:
-        """Nobody runs it any longer: somebody else gets it, before those that have not begun."""
-        session.worker = ""
-        if self._settings.recovery == "restart" and session.turns:
-            self._again(session)
+        """Its worker has lost it: somebody else gets it, before those that have not begun."""
+        session.losses = session.losses + 1 if len(session.turns) == session.turns_at_loss else 1
+        session.turns_at_loss = len(session.turns)
+        if session.losses > MOST_LOSSES:
+            said = f"{MOST_LOSSES} workers were lost in a row while they ran it, the last one was {session.worker}."
+            self.end(SessionEnded(session.id, Outcome.INFRA_FAULT, None, said))
+        elif self._settings.recovery == "restart" and session.turns:
+            self._again(session, session.faults, session.losses)
         else:
-            self._waiting = {session.id: None, **self._waiting}
+            self.news.append(session.id)
+            self.workers.wait(session, self.group_with(session).asked.min_version, first=True)
             self._keep(session)
 
     # -- turns --------------------------------------------------------------------------------------
 
-    def ask(self, event: TurnAsked) -> tuple[Turn, bool]:
-        """The turn of this key, and whether it is new. Raises RequestRefused."""
+    def ask(self, event: TurnAsked, *, now: float) -> tuple[Turn, bool]:
+        """The turn of this key, and whether it is new. `now` is monotonic. Raises RequestRefused."""
         session = self.open_session(event.session, event.claim)
         known = session.turn_of(event.key)
         if known is not None:
             return known, False
         self._check_budget(session, event)
-        one = self._by_name[session.purpose, session.group_id]
-        room = self._settings.max_tokens - len(event.prompt_ids)
-        sampling = {**one.asked.sampling, **event.sampling}
-        sampling["max_new_tokens"] = min(int(sampling["max_new_tokens"]), room)
-        frame = checked(
-            Request,
-            purpose=TURN,
-            groups=pack_groups([Group(_turn_id(session, event.key), event.prompt_ids, {})]),
-            n=1,
-            sampling=sampling,
-            seed=one.asked.seed,
-            min_version=one.asked.min_version,
-            pinned=one.asked.pinned,
+        number = len(session.turns)
+        request = self._request(session, event, number)
+        turn = self._add_turn(
+            session, Turn(number, event.parent, event.key, request, len(event.prompt_ids), event.note)
         )
-        opened = self._groups.open(frame)
-        if not opened:  # two turns with the same 63 bits of SHA-256
-            raise refused(422, "other_request", "This turn cannot be taken.", "Change the request.")
-        number = session.turns[-1].number + 1 if session.turns else 0
-        turn = self._add_turn(session, Turn(number, event.parent, event.key, opened[0], event.note))
-        self._keep(session)
+        turn.asked_at = now
+        self._groups.prefer(request, self._order_of(session, number), self._prefix_of(turn, session, now))
         return turn, True
+
+    def _order_of(self, session: Session, number: int) -> tuple[int, int]:
+        """Older groups first, and of a group the session that is farthest."""
+        return -self.group_with(session).number, -number
+
+    def _prefix_of(self, turn: Turn, session: Session, now: float) -> Prefix | None:
+        """Who has the path before the turn; None where nobody is known to."""
+        if turn.parent == ROOT:
+            return None
+        before = session.turns[turn.parent]
+        runs, parts = before.sample.runs, before.sample.instances
+        if not parts or len(runs) != 1:  # what other weights than the last began is of no use to the last
+            return None
+        if before.told_at is not None and now - before.told_at > PREFIX_KEPT_S:
+            return None
+        return Prefix(parts[-1].name, runs[0][0], before.length)
+
+    def _request(self, session: Session, event: TurnAsked, number: int) -> InFlightRequest:
+        one = self._by_name[session.purpose, session.group_id]
+        prompt = event.prompt_ids
+        if not len(prompt) or int(prompt.min()) < 0 or int(prompt.max()) >= self._vocabulary:
+            raise refused(422, "invalid", f"A prompt is of token ids from 0 to {self._vocabulary - 1}.")
+        added, after = self._added(session, event)
+        meta = {_OF: [session.id, number, event.key, event.note]}
+        group = Group(_turn_id(session, event.key), added, meta)
+        asked = GroupRequest(
+            TURN,
+            group,
+            1,
+            self._sampling(one, event),
+            one.asked.seed,
+            one.asked.min_version,
+            one.asked.pinned,
+            after,
+        )
+        try:
+            request = self._groups.open_after(asked)
+        except FrameError as error:
+            raise refused(410, "policy_gone", str(error.message), "The session cannot go on.") from None
+        if request is None:  # two turns with the same 63 bits of SHA-256
+            raise refused(422, "other_request", "This turn cannot be taken.", "Change the request.")
+        return request
+
+    def _added(self, session: Session, event: TurnAsked) -> tuple[NDArray[np.int32], int]:
+        """What the turn adds to its parent, and the number of the parent's request, 0 for none."""
+        if event.parent == ROOT:
+            return event.prompt_ids, 0
+        before = session.turns[event.parent] if 0 <= event.parent < len(session.turns) else None
+        if (
+            before is None
+            or not before.sample.finish
+            or not np.array_equal(before.path(), event.prompt_ids[: before.length])
+        ):
+            raise refused(422, "invalid", f"The prompt does not go on from turn {event.parent}.")
+        return event.prompt_ids[before.length :], before.request.number
+
+    def _sampling(self, one: SessionGroup, event: TurnAsked) -> dict[str, Any]:
+        sampling = {**one.asked.sampling, **event.sampling}
+        most, room = sampling["max_new_tokens"], self._settings.max_tokens - len(event.prompt_ids)
+        if type(most) is not int or most < 1:
+            raise refused(422, "invalid", f"The most new tokens: {most!r:.40}, expected a positive number.")
+        return {**sampling, "max_new_tokens": min(most, room)}
 
     def _check_budget(self, session: Session, event: TurnAsked) -> None:
         limits = self._settings
@@ -310,8 +415,9 @@ class SessionLedger:
             raise _spent(f"The session has had its {limits.seconds:g} s (config.agent.seconds).")
 
     def _add_turn(self, session: Session, turn: Turn) -> Turn:
-        session.turns.append(turn)
+        session.add(turn)
         self._turns[turn.request.number] = session, turn
+        self._open[turn.request.number] = session
         return turn
 
     def open_session(self, name: str, claim: int | None = None) -> Session:
@@ -346,14 +452,12 @@ class SessionLedger:
             return session
         self.open_session(event.session, event.claim)
         session.outcome, session.reward, session.extras = told
-        session.reason = event.reason[:REASON_CHARS]
-        session.worker = ""
-        self._waiting.pop(session.id, None)
+        session.reason, session.snapshot = event.reason[:REASON_CHARS], b""
+        self.workers.forget(session)
+        self.news.append(session.id)
         unfinished = [turn for turn in session.turns if not turn.sample.finish]
-        self._groups.cancelled += self._close_turns(unfinished)
-        gone = {turn.number for turn in unfinished}
-        session.turns = [turn for turn in session.turns if turn.number not in gone]
-        if session.outcome is not Outcome.INFRA_FAULT and not any(one.sample.length for one in session.turns):
+        self._groups.cancelled += self._close_turns(session, unfinished)
+        if session.outcome is not Outcome.INFRA_FAULT and not session.turns:
             # nothing was drawn, so there is nothing to train on
             session.outcome, session.reward = Outcome.INFRA_FAULT, None
             session.reason = session.reason or "It ended without a turn."
@@ -373,18 +477,21 @@ class SessionLedger:
 
     def draw_again(self, session: Session) -> str:
         """Infrastructure ended the session: begin another attempt. Returns why there is none, "" where there is."""
-        if session.attempt >= self._settings.redraws:
+        if session.faults >= self._settings.redraws:
             return (
-                f"Session {session.id} and {session.attempt} attempts before it ended by a fault of infrastructure: "
+                f"Session {session.id} and {session.faults} attempts before it ended by a fault of infrastructure: "
                 f"{session.reason}"
             )
-        self._again(session)
+        self._again(session, session.faults + 1, 0)
         return ""
 
-    def _again(self, session: Session) -> None:
+    def _again(self, session: Session, faults: int, losses: int) -> None:
         one = self._by_name[session.purpose, session.group_id]
+        self.counts.drawn_again += 1
         self._groups.cancelled += self._forget(session, unused=UNUSED)
-        one.members[session.index] = self._begin(one, session.index, session.attempt + 1)
+        again = one.members[session.index] = self._begin(one, session.index, session.attempt + 1)
+        again.faults, again.losses = faults, losses
+        self._keep(again)
 
     # -- the ledger ---------------------------------------------------------------------------------
 
@@ -398,51 +505,78 @@ class SessionLedger:
         """The batch goes to the ledger next."""
         self._writing, self._changed = self._changed, set()
 
-    def committed(self, complete: Sequence[InFlightRequest]) -> tuple[list[Turn], list[Session]]:
+    def committed(
+        self, complete: Sequence[InFlightRequest], *, now: float
+    ) -> tuple[list[Turn], list[Session]]:
         """The batch is in the ledger, and with it the ends of these turns. Returns the turns that may be told now, and
         the sessions of which all is written."""
         turns = [found[1] for request in complete if (found := self._turns.get(request.number)) is not None]
         for turn in turns:
-            turn.is_written = True
+            turn.is_written, turn.told_at = True, now
+            self._open.pop(turn.request.number, None)
         written, self._writing = self._writing - self._changed, set()
         sessions = [session for name in written if (session := self.sessions.get(name)) is not None]
         for session in sessions:
             session.is_written = True
+            if session.outcome is not None:
+                session.ended_at = now
+                self.counts.ended(session.id, session.outcome, session.reason)
+        self.counts.turns += len(turns)
         return turns, sessions
 
-    def restore(self, rows: Mapping[str, bytes]) -> None:
+    def restore(self, rows: Mapping[str, bytes], now: float) -> list[Session]:
         """Restore the committed state, over the groups, which are restored. Who ran a session has time to say that it
-        still does."""
+        still does. Returns the sessions that infrastructure ended."""
         for name, body in sorted(rows.items()):
             if name.startswith(_GROUP):
                 one = self._add(request_in(body))
-                one.members = [_no_session(one, index) for index in range(one.asked.n)]
+                one.members = [_no_session(one, index) for index in range(one.asked.n)]  # or more
+        failed = {name.removeprefix(_FAILED): body for name, body in rows.items() if name.startswith(_FAILED)}
+        for one in self.by_number.values():
+            if one.name in failed:
+                one.failed, one.members = failed[one.name].decode(), []
+                self._groups.pins.pop(one.number, None)
         for name, body in rows.items():
             if name.startswith(_SESSION):
-                self._restore(_row_in(body))
+                self._restore(msgpack.unpackb(body))
+        for request in self._groups.requests.values():
+            if _OF in request.group.meta:
+                self._restore_turn(request)
+        for one in self.complete_groups():
+            self.completed(one, now=now)
+        there = self.sessions.values()
+        for session in sorted(there, key=lambda one: (not one.claim, one.group_id, one.index)):
+            if session.outcome is None and not session.worker:
+                wanted = self.group_with(session).asked.min_version
+                self.workers.wait(session, wanted, first=bool(session.claim))
+        self.workers.back([one for one in there if one.outcome is None and one.worker], now)
+        return [one for one in there if one.outcome is Outcome.INFRA_FAULT]
 
     def _restore(self, row: dict[str, Any]) -> None:
-        turns = row.pop("turns")
         outcome = row.pop("outcome")
         session = Session(**row, outcome=Outcome(outcome) if outcome else None, is_written=True)
-        one = self._by_name.get((session.purpose, session.group_id))
-        if one is None:
-            return
-        for number, parent, key, request_number, note in turns:
-            request = self._groups.requests.get(request_number)
-            if request is not None:
-                turn = self._add_turn(session, Turn(number, parent, key, request, note))
-                turn.is_written = bool(turn.sample.finish)
         self.sessions[session.id] = session
+        one = self._by_name[session.purpose, session.group_id]
+        one.members += [_no_session(one, index) for index in range(len(one.members), session.index + 1)]
         one.members[session.index] = session
-        if session.outcome is None and not session.worker:
-            self._waiting[session.id] = None
 
-    def resumed(self, now: float) -> None:
-        """After `restore`: each worker that had a session is given as long to dial as one that is silent."""
-        for session in self.sessions.values():
-            if session.worker:
-                self._heard[session.worker] = now
+    def _restore_turn(self, request: InFlightRequest) -> None:
+        name, number, key, note = request.group.meta[_OF]
+        session = self.sessions[name]
+        parent, start = ROOT, 0
+        if request.after:
+            before = self._turns[request.after][1]
+            parent, start = before.number, before.length
+        turn = self._add_turn(
+            session, Turn(number, parent, key, request, start + len(request.added), bytes(note))
+        )
+        if turn.sample.finish:
+            turn.is_written = True
+            del self._open[request.number]
+        else:
+            self._groups.prefer(request, self._order_of(session, number), None)
+
+    # -- looking ------------------------------------------------------------------------------------
 
     def session_of(self, request: InFlightRequest) -> Session | None:
         """The session that the request is a turn of."""
@@ -452,18 +586,26 @@ class SessionLedger:
     def group_with(self, session: Session) -> SessionGroup:
         return self._by_name[session.purpose, session.group_id]
 
+    def take_news(self) -> list[str]:
+        news, self.news = self.news, []
+        return news
+
     def status(self) -> dict[str, Any]:
         """How many sessions wait for an agent, run, or have ended, and what their turns wait for."""
-        running = [one for one in self.sessions.values() if one.worker]
-        at_engine = sum(any(not turn.sample.finish for turn in one.turns) for one in running)
+        running, waiting = self.workers.running, self.workers.waiting
+        at_engine = len({session.id for session in self._open.values() if session.worker})
         return {
-            "waiting": self.waiting,
-            "running": len(running),
+            "waiting": waiting,
+            "running": running,
             "at_engine": at_engine,
-            "with_agent": len(running) - at_engine,
-            "ended": sum(one.outcome is not None for one in self.sessions.values()),
-            "turns": sum(len(one.turns) for one in self.sessions.values()),
-            "workers": len(self._heard),
+            "with_agent": running - at_engine,
+            "ended": len(self.sessions) - running - waiting,
+            "turns": len(self._turns),
+            "workers": len(self.workers),
+            "failed_groups": sum(bool(one.failed) for one in self.by_number.values()),
+            "pause_s": self.breaker.pause_s,
+            "since_start": self.counts.status(),
+            "oversampled": self.lengths.told(),
         }
 
     def complete_groups(self) -> list[SessionGroup]:
@@ -480,10 +622,6 @@ def _no_session(one: SessionGroup, index: int) -> Session:
     return Session("", one.purpose, one.group.id, index, 0)
 
 
-def _group_name(one: SessionGroup) -> str:
-    return f"{_GROUP}{one.purpose}/{one.group.id}"
-
-
 def _turn_id(session: Session, key: str) -> int:
     """63 bits of what names the turn: its seed depends on nothing else."""
     told = f"{session.id}\0{key}".encode()
@@ -491,7 +629,6 @@ def _turn_id(session: Session, key: str) -> int:
 
 
 def _row_out(session: Session) -> bytes:
-    turns = [[turn.number, turn.parent, turn.key, turn.request.number, turn.note] for turn in session.turns]
     row = {
         "id": session.id,
         "purpose": session.purpose,
@@ -500,17 +637,14 @@ def _row_out(session: Session) -> bytes:
         "attempt": session.attempt,
         "claim": session.claim,
         "worker": session.worker,
+        "faults": session.faults,
+        "losses": session.losses,
+        "turns_at_loss": session.turns_at_loss,
         "snapshot": session.snapshot,
         "began_at": session.began_at,
         "outcome": session.outcome.value if session.outcome else "",
         "reward": session.reward,
         "reason": session.reason,
         "extras": session.extras,
-        "turns": turns,
     }
     return bytes(msgpack.packb(row))
-
-
-def _row_in(body: bytes) -> dict[str, Any]:
-    row: dict[str, Any] = msgpack.unpackb(body)
-    return row

@@ -14,7 +14,7 @@ This module must not know what a message is, who runs the agent, or how a turn i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.rollouts.plane.requests import InFlightRequest, InFlightSample
-from gyre.rollouts.samples import Group, InstanceRun, Sample, VersionRun
+from gyre.rollouts.samples import MORE, Group, InstanceRun, Sample, VersionRun
+from gyre.rollouts.session_extras import ENGINE_S, OUTCOME, PATH, REASON, TOOL_S, TURNS, RowTurn, spent
 
 ASKED = "session.prompt_ids"
 """In the `meta` of a group that is delivered: the prompt that it was asked for with, int32 `[p]`."""
@@ -48,15 +49,20 @@ class Outcome(StrEnum):
 @dataclass(eq=False, slots=True)
 class Turn:
     """`request` is a group of one sample, whose prompt is the path before it and what the turn adds. `note` is what its
-    front wants to find again."""
+    front wants to find again. `prompt_length` is that of the whole prompt, in tokens."""
 
     number: int
     parent: int
     key: str
     request: InFlightRequest
+    prompt_length: int
     note: bytes = b""
     is_written: bool = False
     """Its end is in the ledger, so that it may be told."""
+    asked_at: float | None = None
+    told_at: float | None = None
+    """When it was asked for, and when it could be told, monotonic, in seconds; None before that, and of what an earlier
+    manager saw."""
 
     @property
     def name(self) -> str:
@@ -69,11 +75,21 @@ class Turn:
 
     @property
     def prompt_ids(self) -> NDArray[np.int32]:
-        return self.request.group.prompt_ids
+        """int32 `[p]`: every token before the drawn ones, from the root on."""
+        return self.request.prompt()
+
+    @property
+    def length(self) -> int:
+        """Of its path, in tokens."""
+        return self.prompt_length + self.sample.length
 
     def path(self) -> NDArray[np.int32]:
         """int32: every token from the root to its last one."""
         return np.concatenate([self.prompt_ids, self.sample.tokens()[0]])
+
+    def own(self) -> NDArray[np.int32]:
+        """int32: what it has after its parent's path."""
+        return np.concatenate([self.request.added, self.sample.tokens()[0]])
 
 
 @dataclass(eq=False, slots=True)
@@ -89,8 +105,18 @@ class Session:
     worker: str = ""
     """Who runs it; "" while it waits for somebody."""
     given_at: float = 0.0
-    """When it was handed to them, monotonic, in seconds."""
+    """When it was handed to them, monotonic, in seconds; 0 where an earlier manager did."""
+    ended_at: float | None = None
+    """When its end was in the ledger, monotonic; None before, and where an earlier manager wrote it."""
+    seen_at: float = 0.0
+    """When its worker last said that it runs it, monotonic, in seconds."""
+    faults: int = 0
+    """Attempts at this member that infrastructure ended before."""
+    losses: int = 0
+    """Workers that it has lost since it had its `turns_at_loss`."""
+    turns_at_loss: int = 0
     turns: list[Turn] = field(default_factory=list)
+    """In the order of their numbers, which have no gaps while it is open."""
     snapshot: bytes = b""
     began_at: float | None = None
     """When it was first handed out, in seconds since 1970."""
@@ -100,6 +126,7 @@ class Session:
     extras: dict[str, float] = field(default_factory=dict)
     is_written: bool = False
     """The ledger has all of it but its turns' tokens."""
+    _by_key: dict[str, Turn] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
@@ -111,21 +138,39 @@ class Session:
         """Tokens that engines drew for it."""
         return sum(turn.sample.length for turn in self.turns)
 
+    def add(self, turn: Turn) -> None:
+        self.turns.append(turn)
+        self._by_key[turn.key] = turn
+
+    def forget(self, turns: Sequence[Turn]) -> None:
+        """Drop these turns."""
+        for turn in turns:
+            del self._by_key[turn.key]
+        self.turns = [turn for turn in self.turns if turn.key in self._by_key]
+
     def turn(self, number: int) -> Turn:
+        """Of an open session, or of one whose unfinished turns are gone."""
+        if number < len(self.turns) and self.turns[number].number == number:
+            return self.turns[number]
         return next(one for one in self.turns if one.number == number)
 
     def turn_of(self, key: str) -> Turn | None:
-        return next((turn for turn in self.turns if turn.key == key), None)
+        return self._by_key.get(key)
 
     def parent_of(self, prompt_ids: NDArray[np.int32]) -> int:
-        """The finished turn with the longest path that the prompt begins with; ROOT where there is none."""
+        """The finished turn with the longest path that the prompt begins with; ROOT where there is none. Each token of
+        the tree is compared at most once."""
         best, length = ROOT, 0
+        there: set[int] = set()
         for turn in self.turns:
-            if not turn.sample.finish:
+            if not turn.sample.finish or turn.length > len(prompt_ids):
                 continue
-            path = turn.path()
-            if length < len(path) <= len(prompt_ids) and np.array_equal(path, prompt_ids[: len(path)]):
-                best, length = turn.number, len(path)
+            own = turn.own()
+            start = turn.length - len(own)
+            if (not start or turn.parent in there) and np.array_equal(own, prompt_ids[start : turn.length]):
+                there.add(turn.number)
+                if turn.length > length:
+                    best, length = turn.number, turn.length
         return best
 
 
@@ -139,6 +184,7 @@ class _Row:
     versions: list[VersionRun]
     instances: list[InstanceRun]
     finish: str
+    turns: list[RowTurn]
 
     @property
     def prompt(self) -> NDArray[np.int32]:
@@ -153,6 +199,11 @@ def group_of(group: Group, sessions: Sequence[Session]) -> Group:
     rows = [(session, row) for session in sessions for row in _rows_of(session)]
     prompt = _common([row.prompt for _, row in rows]) if rows else group.prompt_ids
     samples = [_sample_of(session, at, row, len(prompt)) for at, session, row in _numbered(rows, sessions)]
+    seen: set[int | None] = set()
+    for sample, (session, _) in zip(samples, rows, strict=True):
+        if sample.rollout not in seen:
+            sample.extras |= _numbers(session)
+        seen.add(sample.rollout)
     return Group(group.id, prompt, {**group.meta, ASKED: group.prompt_ids}, samples)
 
 
@@ -190,24 +241,55 @@ def _sample_of(session: Session, rollout: int, row: _Row, prompt: int) -> Sample
         tuple(run for run in runs if run.end > run.start),
         "length" if session.outcome is Outcome.TRUNCATED else row.finish,
         session.reward,
-        {f"reward.{name}": value for name, value in session.extras.items()},
+        {f"{MORE}{name}": value for name, value in session.extras.items()} | _said(session, row, prompt),
         tuple(parts),
         mask=row.mask[prompt:],
         rollout=rollout,
     )
 
 
+def _said(session: Session, row: _Row, prompt: int) -> dict[str, Any]:
+    """What each row says of its session. A turn that begins within the group's prompt begins after it."""
+    path = [
+        [turn.number, max(turn.start - prompt, 0), turn.drawn - prompt, turn.end - prompt, turn.waited_s]
+        for turn in row.turns
+    ]
+    reason = {REASON: session.reason} if session.reason else {}
+    return {PATH: path, OUTCOME: str(session.outcome or ""), **reason}
+
+
+def _numbers(session: Session) -> dict[str, Any]:
+    """What its first row says of all of it."""
+    times = spent([(turn.asked_at, turn.told_at) for turn in session.turns])
+    return {TURNS: len(session.turns)} | ({} if times is None else {TOOL_S: times[0], ENGINE_S: times[1]})
+
+
+def _waits(session: Session) -> dict[int, float]:
+    """By turn's number: seconds from the answer before it to its request, where there was one and nothing was generated
+    then."""
+    found: dict[int, float] = {}
+    told: float | None = None
+    for turn in session.turns:
+        if told is not None and turn.asked_at is not None and turn.asked_at >= told:
+            found[turn.number] = turn.asked_at - told
+        if turn.told_at is None:
+            break  # an earlier manager saw it, and what was waited for since then is nobody's
+        told = turn.told_at if told is None else max(told, turn.told_at)
+    return found
+
+
 def _rows_of(session: Session) -> list[_Row]:
     parents = {turn.parent for turn in session.turns}
     covered: set[int] = set()
+    waits = _waits(session)
     rows = []
     for leaf in session.turns:
         if leaf.number not in parents and leaf.sample.length:
-            rows.append(_row_of(session, leaf, covered))
+            rows.append(_row_of(session, leaf, covered, waits))
     return rows
 
 
-def _row_of(session: Session, leaf: Turn, covered: set[int]) -> _Row:
+def _row_of(session: Session, leaf: Turn, covered: set[int], waits: Mapping[int, float]) -> _Row:
     """The path to the leaf. Turns in `covered` are in the mask of another row; those of this one are added to it."""
     way = [leaf]
     while way[-1].parent != ROOT:
@@ -217,19 +299,21 @@ def _row_of(session: Session, leaf: Turn, covered: set[int]) -> _Row:
     mask: list[NDArray[Any]] = []
     versions: list[VersionRun] = []
     instances: list[InstanceRun] = []
+    turns: list[RowTurn] = []
     length = 0
     for turn in reversed(way):
-        added, (drawn, told) = turn.prompt_ids[length:], turn.sample.tokens()
+        added, (drawn, told) = turn.request.added, turn.sample.tokens()
         ids += [added, drawn]
         logprobs += [np.zeros(len(added), np.float32), told]
         mask += [np.zeros(len(added), np.bool_), np.full(len(drawn), turn.number not in covered)]
-        since = len(turn.prompt_ids)
+        since = turn.prompt_length
         for version, start, end in turn.sample.runs:
             versions.append(VersionRun(version, length if not start else since + start, since + end))
         instances += [
             InstanceRun(one.name, since + one.start, since + one.end) for one in turn.sample.instances
         ]
         covered.add(turn.number)
+        turns.append(RowTurn(turn.number, length, since, since + len(drawn), waits.get(turn.number)))
         length = since + len(drawn)
     return _Row(
         np.concatenate(ids),
@@ -238,4 +322,5 @@ def _row_of(session: Session, leaf: Turn, covered: set[int]) -> _Row:
         versions,
         instances,
         leaf.sample.finish,
+        turns,
     )

@@ -73,13 +73,17 @@ class DoorSettings:
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """The sessions of a job with agents; the first five as in `gyre.config.sections.AgentRoleSettings`."""
+    """The sessions of a job with agents; the first six as in `gyre.config.sections.AgentRoleSettings`."""
 
     max_turns: int = 16
     max_tokens: int = 4096
     seconds: float = 600.0
     recovery: str = "replayable"
     redraws: int = 3
+    breaker: int = 8
+    oversample: float = 1.0
+    urgent_commit_s: float = 0.0
+    """As `DoorSettings.urgent_commit_s`: an agent waits for each turn's commit."""
     worker_silence_s: float = 15.0
     """A worker that said nothing for so long has lost its sessions: it says something every 5 s."""
     model: str = "policy"

@@ -76,6 +76,7 @@ def request_out(request: GroupRequest) -> bytes:
         request.seed,
         request.min_version,
         request.pinned,
+        *([request.after] if request.after else []),
     ]
     return bytes(msgpack.packb(row))
 

@@ -105,7 +105,7 @@ class Chats:
             prompt = np.array(chat.prompt_ids, np.int32)
             parent, note = conversation.parent_of(prompt), b""
         else:
-            parent, prompt, note = await self._conversations.prompt_of(conversation, chat)
+            parent, prompt, note, _ = await self._conversations.prompt_of(conversation, chat)
         number = conversation.turns[parent].request.number if parent != ROOT else ROOT
         drawing = {**_DRAWING, **chat.sampling, **self._conversations.stops(chat.sampling)}
         drawing.setdefault("max_new_tokens", _longest(prompt, words))
@@ -121,7 +121,14 @@ class Chats:
         )
         places = {one.request.number: at for at, one in enumerate(known)}
         turns = [
-            Turn(at, places.get(one.parent, ROOT), one.id, one.request, one.note)
+            Turn(
+                at,
+                places.get(one.parent, ROOT),
+                one.id,
+                one.request,
+                len(one.request.group.prompt_ids),
+                one.note,
+            )
             for at, one in enumerate(known)
         ]
         return Session(session, "", 0, 0, 0, turns=turns)
@@ -146,7 +153,8 @@ class Chats:
     def _message(self, known: DoorRequest, chat: ChatRequest) -> Message:
         if chat.prompt_ids is not None or not known.request.samples:
             return Message("assistant")
-        turn = Turn(known.request.number, ROOT, known.id, known.request, known.note)
+        prompt = len(known.request.group.prompt_ids)
+        turn = Turn(known.request.number, ROOT, known.id, known.request, prompt, known.note)
         return self._conversations.message_of(Session(known.session or known.id, "", 0, 0, 0), turn)
 
 

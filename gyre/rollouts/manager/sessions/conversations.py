@@ -22,7 +22,7 @@ from gyre.chat.history import TurnHistory, locate
 from gyre.chat.messages import Message, Tool
 from gyre.chat.renderer import Renderer
 from gyre.chat.requests import ChatRequest, said
-from gyre.request_body import refused
+from gyre.request_body import RequestRefused, refused
 from gyre.rollouts.plane.session_tree import ROOT, Session, Turn
 
 
@@ -35,6 +35,9 @@ class _Note(msgspec.Struct, array_like=True):
     parallel_tool_calls: bool = True
 
 
+TEMPLATE = "template"
+"""Why a turn begins anew whose messages go on from one that is there: the model's format cannot go on from it."""
+
 _note = msgspec.msgpack.Decoder(_Note).decode
 
 
@@ -44,8 +47,11 @@ class Conversations:
     def __init__(self, renderer: Renderer | None) -> None:
         self._renderer = renderer
 
-    async def prompt_of(self, session: Session, asked: ChatRequest) -> tuple[int, NDArray[np.int32], bytes]:
-        """The turn's parent, its prompt int32 `[p]` and its note. Raises RequestRefused."""
+    async def prompt_of(
+        self, session: Session, asked: ChatRequest
+    ) -> tuple[int, NDArray[np.int32], bytes, str]:
+        """The turn's parent, its prompt int32 `[p]`, its note, and why it begins a branch, "" where it begins none.
+        Raises RequestRefused."""
         if self._renderer is None:
             raise refused(
                 422,
@@ -53,25 +59,39 @@ class Conversations:
                 "This job's model has no chat format, so messages cannot be put into tokens.",
                 "Ask with token ids, or give config.chat.",
             )
-        return await asyncio.to_thread(self._prompt, self._renderer, session, asked)
+        try:
+            return await asyncio.to_thread(self._prompt, self._renderer, session, asked)
+        except RequestRefused:
+            raise
+        except (
+            Exception
+        ) as error:  # a model's template may raise anything of messages that it was not written for
+            raise refused(
+                422,
+                "chat",
+                f"The model's chat format does not take these messages: {type(error).__name__}: {error!s:.500}",
+                "Change the messages.",
+            ) from error
 
     def _prompt(
         self, renderer: Renderer, session: Session, asked: ChatRequest
-    ) -> tuple[int, NDArray[np.int32], bytes]:
+    ) -> tuple[int, NDArray[np.int32], bytes, str]:
         turns = list(session.turns)  # a session that is open loses none, so their places are their numbers
         found = locate([self._history(session, turn) for turn in turns], asked.messages)
-        parent, new, prompt = ROOT, tuple(asked.messages), None
+        parent, new, prompt, why = ROOT, tuple(asked.messages), None, found.cause
         if found.parent != ROOT and turns[found.parent].sample.finish:
             before = turns[found.parent]
             path = before.path()
             added = renderer.bridge(path.tolist(), before.sample.finish, found.new, asked.tools)
-            if added is not None:
+            if added is None:
+                why = TEMPLATE
+            else:
                 parent, new = before.number, found.new
                 prompt = np.concatenate([path, np.array(added, np.int32)])
         if prompt is None:
             prompt = np.array(renderer.render(new, asked.tools), np.int32)
         note = _Note(list(new), list(asked.tools), asked.calls_are_read, asked.parallel_tool_calls)
-        return parent, prompt, msgspec.msgpack.encode(note)
+        return parent, prompt, msgspec.msgpack.encode(note), why
 
     def stops(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """The end tokens of the model's chat format, beside those that are asked for."""

@@ -10,7 +10,10 @@ Invariants:
 - *written before answered*: see `gyre.rollouts.plane.session_ledger`;
 - *the same bytes again*: a request that is sent again, over deaths of either side, gets the same answer: all of it is
   made of what the ledger has;
-- *every wait has an end*: a client waits for a turn for as long as an SDK does, and asks again.
+- *every wait has an end*: a client waits for a turn for as long as an SDK does, and asks again;
+- *heard is sent*: a request counts as answered when its answer was written to a client that was there;
+- *a key runs its own*: who comes with a key touches only the sessions that workers of this key have claimed;
+- *bounded*: of a session so many requests are there at once, and of all so many bytes are read.
 
 This module must not know how a message becomes tokens, or how they are generated.
 """
@@ -19,14 +22,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 from aiohttp import web
+from numpy.typing import NDArray
 
 from gyre.chat.dialects import DIALECTS, Dialect
 from gyre.chat.messages import Message
@@ -49,8 +53,8 @@ from gyre.rollouts.plane.session_trainer import (
     SnapshotKept,
     WorkerBeat,
 )
-from gyre.rollouts.plane.session_tree import Outcome, Session, Turn
-from gyre.rollouts.plane.settings import SessionSettings
+from gyre.rollouts.plane.session_tree import ROOT, Outcome, Session, Turn
+from gyre.rollouts.plane.settings import ManagerSettings, SessionSettings
 
 BODY_BYTES = 32 << 20
 """Largest body of a turn: a history of a million tokens as text, with what tools answered."""
@@ -63,6 +67,22 @@ CLAIM_WITHIN_S = 30.0
 
 MOST_CLAIMED = 1024
 """Sessions handed out at once."""
+
+MOST_AT_ONCE = 64
+"""Requests of one session that wait at once, those that ask for the same turn included. An agent that runs its calls in
+parallel has a few."""
+
+MOST_READ_BYTES = 1 << 30
+"""Of bodies that are here at once."""
+
+MOST_EXTRAS, EXTRA_CHARS = 64, 100
+"""Numbers beside a reward, each a column of the step's metrics, and their names."""
+
+READ_APART_BYTES = 64 << 10
+"""A body of this size is read on a thread of its own: the loop has other work."""
+
+MOST_NUMBER = 1e30
+"""What a reward is below: sums and squares of it stay finite as float64."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -79,10 +99,21 @@ class SessionFront(TrainerFront):
         self.ledger = trainer.sessions
         self._settings = settings = shell.plane.settings.sessions or SessionSettings()
         self._conversations = Conversations(settings.renderer)
-        self._repeats: dict[tuple[str, int], Repeats] = {}
-        """By session and claim."""
+        self._repeats: dict[str, tuple[int, Repeats]] = {}
+        """By session, with the claim that they are of."""
+        self._asking: Counter[str] = Counter()
+        """Requests of each session that are here."""
+        self._read_bytes = 0
+        """Of the bodies that are here."""
+        self.branches: Counter[str] = Counter()
+        """Turns that began a branch, by why, since this manager began."""
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._is_closed = False
+
+    @classmethod
+    def urgent_commit_s(cls, settings: ManagerSettings) -> float:
+        """An agent waits for each commit, as a client of a door: those that end while one is written share the next."""
+        return (settings.sessions or SessionSettings()).urgent_commit_s
 
     def routes(self) -> list[web.RouteDef]:
         turns = []
@@ -103,7 +134,7 @@ class SessionFront(TrainerFront):
         ]
 
     def status(self) -> dict[str, Any]:
-        return {"sessions": self.ledger.status()}
+        return {"sessions": {**self.ledger.status(), "branches": dict(self.branches)}}
 
     def wake(self, names: Sequence[str]) -> None:
         for name in names:
@@ -118,10 +149,11 @@ class SessionFront(TrainerFront):
 
     async def _claim(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         told = await _object(request)
-        worker, most = _text(told, "worker"), _whole(told, "most", 1, MOST_CLAIMED)
-        until = self.shell.now() + min(float(told.get("wait_s", 0.0)), CLAIM_WITHIN_S)
+        worker, most = _worker(told, caller), _whole(told, "most", 1, MOST_CLAIMED)
+        until = self.shell.now() + min(_seconds(told, "wait_s"), CLAIM_WITHIN_S)
+        given: list[Session] = []
         with self._waits(CLAIMS) as woken:
-            while True:
+            while _is_there(request):
                 woken.clear()
                 self.shell.handle(SessionsClaimed(worker, most, self.callers.clock()))
                 given = list(self.ledger.given)
@@ -131,9 +163,12 @@ class SessionFront(TrainerFront):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(left_s):
                         await woken.wait()
+        claims = [(session, session.claim) for session in given]
         for session in given:
             await self._written(session)
-        return _json({"sessions": [self._handed_out(session) for session in given]})
+        # meanwhile its group may have failed, or its worker was lost
+        theirs = [one for one, claim in claims if one.worker == worker and one.claim == claim]
+        return _json({"sessions": [self._handed_out(one) for one in theirs if one.outcome is None]})
 
     def _handed_out(self, session: Session) -> dict[str, Any]:
         asked = self.ledger.group_with(session).asked
@@ -162,24 +197,18 @@ class SessionFront(TrainerFront):
         ids = told.get("sessions")
         if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
             raise refused(422, "invalid", "sessions: expected a list of ids.")
-        self.shell.handle(WorkerBeat(_text(told, "worker"), ids))
-        return _json({"lost": self.ledger.lost(_text(told, "worker"), ids)})
+        worker = _worker(told, caller)
+        self.shell.handle(WorkerBeat(worker, ids))
+        return _json({"lost": self.ledger.workers.lost(worker, ids)})
 
     async def _end(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         told = await _object(request)
         name, claim = _named(request.match_info["session"])
-        outcome, reward = _outcome(told), told.get("reward")
-        if outcome is Outcome.INFRA_FAULT:
-            reward = None
-        elif not isinstance(reward, int | float) or isinstance(reward, bool) or not math.isfinite(reward):
-            raise refused(422, "invalid", f"reward: {reward!r:.40}, expected a finite number.")
-        extras = told.get("extras") or {}
-        if not isinstance(extras, dict) or not all(type(one) in (int, float) for one in extras.values()):
-            raise refused(422, "invalid", "extras: expected numbers by name.")
-        reason = str(told.get("reason", ""))
-        self.shell.handle(
-            SessionEnded(name, outcome, None if reward is None else float(reward), reason, extras, claim)
-        )
+        self._own(caller, name)
+        outcome = _outcome(told)
+        reward = None if outcome is Outcome.INFRA_FAULT else _number(told.get("reward"), "reward")
+        reason = _sentence(told.get("reason"), "reason")
+        self.shell.handle(SessionEnded(name, outcome, reward, reason, _extras(told), claim))
         session = self.ledger.sessions.get(name)
         if session is not None:
             await self._written(session)
@@ -187,19 +216,28 @@ class SessionFront(TrainerFront):
 
     async def _snapshot(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         name, claim = _named(request.match_info["session"])
-        self.shell.handle(SnapshotKept(name, claim, await request.read()))
-        await self._written(self.ledger.find(name))
+        self._own(caller, name)
+        async with self._body(request) as body:
+            self.shell.handle(SnapshotKept(name, claim, body))
+            await self._written(self.ledger.find(name))
         return _json({"id": name})
 
+    def _own(self, caller: Caller, name: str) -> Session:
+        """The session, which the caller may touch. Raises RequestRefused."""
+        session = self.ledger.find(name)
+        if not caller.is_ours and not session.worker.startswith(_worker_of(caller, "")):
+            raise refused(403, "not_yours", f"The session {name[:200]!r} is not run with this key.")
+        return session
+
     async def _look_at(self, request: web.Request, caller: Caller) -> web.StreamResponse:
-        session = self.ledger.find(_named(request.match_info["session"])[0])
+        session = self._own(caller, _named(request.match_info["session"])[0])
         return _json(
             {
                 "id": session.id,
                 "worker": session.worker or None,
                 "outcome": session.outcome,
                 "turns": [
-                    {"parent": one.parent, "prompt": len(one.prompt_ids), "drawn": one.sample.length}
+                    {"parent": one.parent, "prompt": one.prompt_length, "drawn": one.sample.length}
                     for one in session.turns
                 ],
             }
@@ -219,33 +257,46 @@ class SessionFront(TrainerFront):
 
     async def _turn(self, dialect: Dialect, request: web.Request, caller: Caller) -> web.StreamResponse:
         name, claim = _named(request.match_info.get("session") or request.headers.get("X-Session-ID") or "")
-        body = await request.read()
+        self._own(caller, name)
         session = self.ledger.open_session(name, claim)
-        asked = await asyncio.to_thread(dialect.read, body) if len(body) > 1 << 16 else dialect.read(body)
-        repeats = self._repeats_of(session)
-        key = repeats.key(dialect.path, body, retries_of(request))
-        turn = session.turn_of(key) or await self._begin(session, claim, key, asked)
-        await self._until_told(session, turn)
-        reply = self._reply(session, turn, asked)
-        if asked.stream:
-            response = await streamed(request, dialect.events(asked, reply))
-        else:
-            response = _json(dialect.answer(asked, reply))
-        repeats.left(key)
-        return response
+        async with self._place_of(session), self._body(request) as body:
+            asked = (
+                await asyncio.to_thread(dialect.read, body)
+                if len(body) > READ_APART_BYTES
+                else dialect.read(body)
+            )
+            repeats = self._repeats_of(session)
+            key = repeats.key(dialect.path, body, retries_of(request))
+            turn = session.turn_of(key) or await self._begin(session, claim, key, asked)
+            await self._until_told(session, turn)
+            reply = self._reply(session, turn, asked)
+            if asked.stream:
+                response = await streamed(request, dialect.events(asked, reply))
+            else:
+                response = _json(dialect.answer(asked, reply))
+                with contextlib.suppress(ConnectionError):  # the client has gone; the turn is kept
+                    await response.prepare(request)
+                    await response.write_eof()
+            if _is_there(request):
+                repeats.left(key)
+            return response
 
     async def _begin(self, session: Session, claim: int | None, key: str, asked: ChatRequest) -> Turn:
         if asked.prompt_ids is not None:
-            prompt = np.array(asked.prompt_ids, np.int32)
+            prompt = _ids(asked.prompt_ids)
             parent, note = session.parent_of(prompt), b""
+            why = "retokenised" if parent == ROOT and session.turns else ""
         else:
-            parent, prompt, note = await self._conversations.prompt_of(session, asked)
+            parent, prompt, note, why = await self._conversations.prompt_of(session, asked)
         sampling = {**asked.sampling, **self._conversations.stops(asked.sampling)}
+        before = len(session.turns)
         self.shell.handle(
             TurnAsked(session.id, key, prompt, sampling, self.callers.clock(), parent, claim, note)
         )
         turn = session.turn_of(key)
         assert turn is not None, "the machine took the turn"
+        if why and len(session.turns) > before:
+            self.branches[why] += 1
         return turn
 
     async def _until_told(self, session: Session, turn: Turn) -> None:
@@ -291,15 +342,50 @@ class SessionFront(TrainerFront):
         )
 
     def _repeats_of(self, session: Session) -> Repeats:
-        found = self._repeats.get((session.id, session.claim))
-        if found is None:
-            self._repeats = {
-                named: one for named, one in self._repeats.items() if named[0] in self.ledger.sessions
-            }
+        claim, found = self._repeats.get(session.id, (-1, None))
+        if found is None or claim != session.claim:
+            if len(self._repeats) > 2 * len(self.ledger.sessions) + 64:
+                self._repeats = {
+                    name: one for name, one in self._repeats.items() if name in self.ledger.sessions
+                }
             # after a new claim the agent is at its beginning; of one that an earlier manager gave, in the middle
             known = [turn.key for turn in session.turns] if not session.given_at else []
-            found = self._repeats[session.id, session.claim] = Repeats(known)
+            found = Repeats(known)
+            self._repeats[session.id] = session.claim, found
         return found
+
+    # -- bounds -------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _place_of(self, session: Session) -> AsyncIterator[None]:
+        """While a request of the session is here. Raises RequestRefused where too many are."""
+        if self._asking[session.id] >= MOST_AT_ONCE:
+            raise refused(
+                429,
+                "too_many_open",
+                f"{MOST_AT_ONCE} requests of the session {session.id!r} are not answered yet.",
+                "Wait for some of them.",
+            )
+        self._asking[session.id] += 1
+        try:
+            yield
+        finally:
+            self._asking[session.id] -= 1
+            if not self._asking[session.id]:
+                del self._asking[session.id]
+
+    @contextlib.asynccontextmanager
+    async def _body(self, request: web.Request) -> AsyncIterator[bytes]:
+        """The request's body, which counts as long as it is here. Raises RequestRefused where there is no room."""
+        told = request.content_length
+        size = BODY_BYTES if told is None else min(told, BODY_BYTES)
+        if self._read_bytes + size > MOST_READ_BYTES:
+            raise refused(429, "busy", "The manager reads too much at once.", "Ask again.")
+        self._read_bytes += size
+        try:
+            yield await request.read()
+        finally:
+            self._read_bytes -= size
 
     # -- waiting ------------------------------------------------------------------------------------
 
@@ -310,8 +396,13 @@ class SessionFront(TrainerFront):
             while not session.is_written and self.ledger.sessions.get(session.id) is session:
                 if self._is_closed:
                     raise refused(503, "unfinished", "The manager is being replaced.", "Ask again.")
-                async with asyncio.timeout(until - self.shell.now()):
-                    await woken.wait()
+                try:
+                    async with asyncio.timeout(until - self.shell.now()):
+                        await woken.wait()
+                except TimeoutError:
+                    raise refused(
+                        504, "unfinished", f"It is not written after {ANSWER_WITHIN_S:g} s.", "Ask again."
+                    ) from None
                 woken.clear()
 
     @contextlib.contextmanager
@@ -345,11 +436,23 @@ class SessionFront(TrainerFront):
 def _named(text: str) -> tuple[str, int | None]:
     """A session's id, and the claim that is written behind it."""
     name, dot, claim = text.rpartition(".")
-    if dot and claim.isascii() and claim.isdecimal():
+    if dot and claim.isascii() and claim.isdecimal() and len(claim) < 10:
         return name, int(claim)
     if not text:
         raise refused(404, "not_found", "No session is named: by the path /s/ID, or the header X-Session-ID.")
     return text, None
+
+
+def _is_there(request: web.Request) -> bool:
+    """Whether the client is, as far as its connection says."""
+    return request.transport is not None and not request.transport.is_closing()
+
+
+def _ids(told: list[int]) -> NDArray[np.int32]:
+    try:
+        return np.array(told, np.int32)
+    except (OverflowError, ValueError, TypeError):
+        raise refused(422, "invalid", "The prompt's token ids: expected numbers below 2**31.") from None
 
 
 async def _object(request: web.Request) -> dict[str, Any]:
@@ -362,11 +465,44 @@ async def _object(request: web.Request) -> dict[str, Any]:
     return told
 
 
-def _text(told: dict[str, Any], key: str) -> str:
-    value = told.get(key)
-    if not isinstance(value, str) or not 0 < len(value) <= 200:
-        raise refused(422, "invalid", f"{key}: {value!r:.40}, expected a name of at most 200 characters.")
-    return value
+def _worker(told: dict[str, Any], caller: Caller) -> str:
+    """The worker's name: those of a key are apart from the job's own, and from other keys'."""
+    value = told.get("worker")
+    if not isinstance(value, str) or not 0 < len(value) <= 200 or not value.isprintable():
+        raise refused(422, "invalid", f"worker: {value!r:.40}, expected a name of at most 200 characters.")
+    return _worker_of(caller, value)
+
+
+def _worker_of(caller: Caller, name: str) -> str:
+    return name if caller.is_ours else f"{caller.token}/{name}"
+
+
+def _number(value: Any, key: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MOST_NUMBER:
+        raise refused(422, "invalid", f"{key}: {value!r:.40}, expected a finite number.")
+    return float(value)
+
+
+def _seconds(told: dict[str, Any], key: str) -> float:
+    return max(0.0, _number(told.get(key, 0.0), key))
+
+
+def _sentence(value: Any, key: str) -> str:
+    if not isinstance(value, str | None):
+        raise refused(422, "invalid", f"{key}: {value!r:.40}, expected text.")
+    return value or ""
+
+
+def _extras(told: dict[str, Any]) -> dict[str, float]:
+    extras = told.get("extras") or {}
+    if not isinstance(extras, dict) or len(extras) > MOST_EXTRAS:
+        raise refused(422, "invalid", f"extras: expected at most {MOST_EXTRAS} numbers by name.")
+    for name in extras:
+        if not 0 < len(name) <= EXTRA_CHARS:
+            raise refused(
+                422, "invalid", f"extras: {name!r:.40}, expected a name of at most {EXTRA_CHARS} characters."
+            )
+    return {name: _number(value, f"extras.{name[:40]}") for name, value in extras.items()}
 
 
 def _whole(told: dict[str, Any], key: str, least: int, most: int) -> int:
