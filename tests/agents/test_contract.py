@@ -129,3 +129,22 @@ async def test_ends_that_are_no_score(
         assert row.reward == 0.0
         assert row.finish_reason == ("length" if outcome == "truncated" else "stop")
         await until(lambda: runner.counts.ended[outcome] == 1)
+
+
+async def test_token_ids_are_asked_for_without_messages(tmp_path: Path) -> None:
+    async def by_tokens(session: Session) -> float:
+        first = await session.generate(session.prompt_ids)
+        path = [*session.prompt_ids, *first.token_ids, 9]
+        second = await session.generate(path, max_new_tokens=4)
+        assert len(second.logprobs) == len(second.token_ids)
+        return float(len(first.token_ids) + len(second.token_ids))
+
+    async with plane_with(tmp_path) as (plane, trainer, agent), worker(plane, by_tokens):
+        await draws(agent, "12")
+        await draws(agent, "3")
+        (row,) = (await trainer.groups(1))[0].samples
+        assert row.reward == 5.0
+        assert row.token_ids.tolist() == [4, 5, 2, 9, 6, 2]
+        assert row.mask is not None
+        assert row.mask.tolist() == [True, True, True, False, True, True]
+        plane.exact()
