@@ -26,6 +26,23 @@ export interface BrowserSessionSchema {
   lasts_s: number;
 }
 
+/**
+ * Tokens `start` to `end` of a row, the latter exclusive: what the policy has `drawn` in a turn, or what was put there
+ * before it. What was drawn is `trained` unless an earlier row of the rollout has it. `waited_s`: for how long the
+ * answer before had been there, null where there was none or that is not known.
+ */
+export interface ConversationPart {
+  turn: number;
+  drawn: boolean;
+  trained: boolean;
+  start: number;
+  end: number;
+  versions: number[];
+  instances: string[];
+  waited_s: number | null;
+  text: string | null;
+}
+
 /** What a job costs, in words: so far, by the hour, by a million tokens. */
 export interface CostLine {
   label: string;
@@ -703,6 +720,7 @@ export interface SampleItem {
   versions: [number, number, number][];
   instances: [string, number, number][];
   quarantined: boolean;
+  session: SampleSession | null;
 }
 
 /** `total` samples match; `histogram` is of all of them. */
@@ -710,6 +728,21 @@ export interface SamplePage {
   samples: SampleItem[];
   total: number;
   histogram: Histogram;
+}
+
+/**
+ * The session that a sample is a row of: how it ended and why, its `turns` and those of them that are in this row, and
+ * the seconds in which its agent was waited for and its turns were generated. `turns` and the seconds stand with its
+ * first row alone, the latter where one rollout manager saw all of it. `sentence` says it all.
+ */
+export interface SampleSession {
+  outcome: string;
+  reason: string;
+  turns: number | null;
+  turns_here: number;
+  tool_s: number | null;
+  engine_s: number | null;
+  sentence: string;
 }
 
 export interface SampleStep {
@@ -727,7 +760,8 @@ export interface SampleSteps {
 
 /**
  * One sample with all that is kept of it: its texts are whole. What has a value for each token is null where the job
- * has none. `mask` is true of each token that was drawn, null where all were.
+ * has none. `mask` is true of each token that was drawn, null where all were. `conversation` is of a row of a session
+ * its turns, in order.
  */
 export interface SampleTokens {
   step: number;
@@ -746,6 +780,7 @@ export interface SampleTokens {
   versions: [number, number, number][];
   instances: [string, number, number][];
   quarantined: boolean;
+  session: SampleSession | null;
   prompt_ids: number[];
   prompt_pieces: string[] | null;
   token_ids: number[];
@@ -756,6 +791,7 @@ export interface SampleTokens {
   values: (number | null)[] | null;
   advantage: number | null;
   mask: boolean[] | null;
+  conversation: ConversationPart[];
   meta: Record<string, Json>;
   extras: Record<string, Json>;
 }

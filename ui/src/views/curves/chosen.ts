@@ -37,6 +37,7 @@ export function curveOf(name: string): Curve {
 
 const NAMES = {
   "Does it learn": ["reward_mean", "completion_tokens_mean", "cut_off_ratio", "flat_groups_ratio"],
+  "What its sessions do": ["turns_mean", "rollouts_truncated_ratio", "rollouts_policy_fault_ratio", "tool_seconds_mean", "engine_seconds_mean", "tokens_not_drawn"],
   "Is the policy well": ["entropy", "kl", "old_kl", "rollout_kl", "grad_norm", "loss", "clipped", "lr"],
   "Is it fast": ["tokens_per_s", "tokens_per_s_per_gpu", "mfu", "cost_per_million_tokens", "seconds", "staleness_mean", "staleness_max"],
 };
