@@ -108,7 +108,7 @@ class SessionTrainer(TrainerRequester):
 
     def _turn_asked(self, plane: Plane, event: TurnAsked) -> None:
         """Raises RequestRefused."""
-        _, is_new = self.sessions.ask(event)
+        _, is_new = self.sessions.ask(event, plane.now)
         if is_new:
             plane.instructions.append(CommitWithin(WRITTEN_WITHIN_S))
             placement.dispatch_soon(plane)
@@ -151,7 +151,7 @@ class SessionTrainer(TrainerRequester):
         self.sessions.collect()
 
     def committed(self, plane: Plane, batch: WriteBatch, complete: Sequence[InFlightRequest]) -> None:
-        turns, written = self.sessions.committed(complete)
+        turns, written = self.sessions.committed(complete, plane.now)
         if names := [turn.name for turn in turns] + [session.id for session in written]:
             plane.instructions.append(Wake(names))
         for session in written:
