@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gyre.chat.dialects import DIALECTS
-from gyre.chat.requests import ChatRequest, Reply
-from gyre.request_body import refused
-from gyre.rollouts.manager.sessions import front as front_module
 from gyre.rollouts.manager.sessions.front import SessionFront
 from gyre.rollouts.plane.session_ledger import SessionLedger
 from gyre.rollouts.plane.settings import SessionSettings
@@ -20,29 +15,6 @@ from gyre.store import open_store
 from tests.rollouts.plane import Plane, ScriptedAgent, ScriptedTrainer, until
 
 GENERATE = "/inference/v1/generate"
-
-
-class Tokens:
-    path = GENERATE
-
-    def read(self, body: bytes) -> ChatRequest:
-        told = json.loads(body)
-        ids = told["token_ids"]
-        if not isinstance(ids, list) or not ids:
-            raise refused(422, "invalid", "token_ids")
-        return ChatRequest(prompt_ids=ids, sampling={"max_new_tokens": told["sampling_params"]["max_tokens"]})
-
-    def answer(self, request: ChatRequest, reply: Reply) -> dict[str, Any]:
-        return {"choices": [{"token_ids": list(reply.token_ids)}], "id": reply.id}
-
-    def refusal(self, status: int, code: str, message: str, param: str | None = None) -> dict[str, Any]:
-        return {"error": {"message": message, "code": code}}
-
-    def events(self, request, reply):
-        return iter(())
-
-
-front_module.DIALECTS = (*DIALECTS, Tokens())
 
 
 class SessionPlane(Plane):
