@@ -35,7 +35,8 @@ class EngineStart:
 
     `max_running` samples at once, and `kv_tokens` of KV memory; None for as many as it can. `context_length`: most
     tokens of prompt and output together; None for the model's. `deterministic`: tokens depend on seed and weights
-    alone. `adapters`: it takes adapters of that size beside its model. `local`: it shares its device with a trainer.
+    alone. `turns`: requests begin with what earlier ones drew, so what is cached of those is kept. `adapters`: it takes
+    adapters of that size beside its model. `local`: it shares its device with a trainer.
     `extra` are the user's own arguments, last, so that they win.
     """
 
@@ -46,6 +47,7 @@ class EngineStart:
     kv_tokens: int | None = None
     context_length: int | None = None
     deterministic: bool = False
+    turns: bool = False
     adapters: AdapterLimits | None = None
     local: bool = False
     extra: Sequence[str] = ()

@@ -49,6 +49,7 @@ LOADER = "gyre_weight_loader.load"
 LOADER_PATH = Path(__file__).with_name("path")
 
 LOADER_KEY = "GYRE_WEIGHT_LOADER"
+LOADER_TURNS = "GYRE_KEEPS_TURNS"
 
 NO_LOADER = "the engine was started without a weight loader"
 """Why versions are read from the disk where nothing else was meant."""

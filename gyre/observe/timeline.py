@@ -60,6 +60,8 @@ _OF_ACTIVITY = {
     "queued for a free engine": WAIT,
     "waiting for devices": WAIT,
     "waiting for an instance": WAIT,
+    "waiting for agents and their tools": WAIT,
+    "queued for a free agent": WAIT,
     "waiting for the rollout manager": WAIT,
     "delivering": WAIT,
 }

@@ -22,6 +22,7 @@ from typing import Any
 
 from gyre.config import Elastic, RoleSpec, RolloutsSpec, WeightsSpec
 from gyre.config.sections import WorkloadSettings
+from gyre.config.sections.agent import AgentRoleSettings
 from gyre.config.sections.lora import ALL_LINEAR
 from gyre.data.tokenizer import TextTokenizer
 from gyre.engines.process import EngineCommand
@@ -181,10 +182,7 @@ class RolloutManagerVertex(BaseWorkload):
 
     def _sessions(self) -> SessionSettings | None:
         """None where the job has no agents."""
-        try:
-            agent = WorkloadSettings.read(self.context.config).agent
-        except ConfigError:  # of a job without Gyre's classes, whose sections mean something else
-            return None
+        agent = _agent_of(self.context.config)
         if agent is None:
             return None
         return SessionSettings(
@@ -194,6 +192,7 @@ class RolloutManagerVertex(BaseWorkload):
             recovery=agent.recovery,
             redraws=agent.redraws,
             breaker=agent.breaker,
+            oversample=agent.oversample,
             model=self.context.job,
             renderer=renderer_of(self.context.config),
         )
@@ -271,7 +270,12 @@ class RolloutInstance(BaseWorkload):
                 base=None if self.context.local else _base_model(self.context.config),
             ),
             lambda: read_endpoint(self.context.directory),
-            engine_command(spec, local=self.context.local, adapters=_adapters(self.context.config)),
+            engine_command(
+                spec,
+                local=self.context.local,
+                adapters=_adapters(self.context.config),
+                turns=_agent_of(self.context.config) is not None,
+            ),
             on_progress=lambda fields: self.context.progress.tick(**fields),
             tls=lambda: read_trust(self.context.directory),
         )
@@ -344,15 +348,24 @@ def _adapters(config: dict[str, Any]) -> AdapterLimits | None:
     return AdapterLimits(lora.rank, tuple(sorted({name.rpartition(".")[2] for name in asked})))
 
 
+def _agent_of(config: dict[str, Any]) -> AgentRoleSettings | None:
+    """The section `agent`; None where the job has no agents."""
+    try:
+        return WorkloadSettings.read(config).agent
+    except ConfigError:  # of a job without Gyre's classes, whose sections mean something else
+        return None
+
+
 def engine_command(
-    spec: RolloutsSpec, *, local: bool = False, adapters: AdapterLimits | None = None
+    spec: RolloutsSpec, *, local: bool = False, adapters: AdapterLimits | None = None, turns: bool = False
 ) -> Callable[[Path, str], EngineCommand]:
-    """A function that returns the command of the job's engine. A `local` engine can give its memory back."""
+    """A function that returns the command of the job's engine. A `local` engine can give its memory back; with `turns`
+    it keeps what requests drew."""
     return engine_commands(
         spec.engine,
         max_running=spec.max_running,
         kv_tokens=spec.kv_tokens,
-        wishes=JobWishes(deterministic=spec.deterministic, adapters=adapters),
+        wishes=JobWishes(deterministic=spec.deterministic, adapters=adapters, turns=turns),
         python=spec.engine_python or None,
         context_length=spec.context_length,
         local=local,

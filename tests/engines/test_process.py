@@ -21,7 +21,7 @@ import pytest
 from gyre.engines.errors import EngineError, EngineExited, EngineTimeout
 from gyre.engines.process import EngineCommand, EngineProcess, reserve_port
 from gyre.engines.sglang.command import LAUNCHER, LAUNCHER_KEY, sglang_command
-from gyre.engines.weight_loading import LOADER, LOADER_KEY, LOADER_PATH
+from gyre.engines.weight_loading import LOADER, LOADER_KEY, LOADER_PATH, LOADER_TURNS
 from gyre.errors import ConfigError
 from tests.machine import SHARED_MEMORY, owned_folder, owned_name
 from tests.waits import GENEROUS_S
@@ -337,6 +337,9 @@ def test_sglang_gets_the_weight_loader_and_keeps_its_own_path(monkeypatch: pytes
     assert command.env["PYTHONPATH"] == f"{LOADER_PATH}{os.pathsep}/users"
     assert command.argv[command.argv.index("--custom-weight-loader") + 1] == LOADER
     assert command.env[LOADER_KEY] == command.loader_key != sglang_command("/m").loader_key
+    assert LOADER_TURNS not in command.env
+    assert LOADER_TURNS in sglang_command("/m", turns=True).env
+    assert f'TURNS = "{LOADER_TURNS}"' in (LOADER_PATH / f"{LOADER.partition('.')[0]}.py").read_text()
     given = sglang_command("/m", env={"PYTHONPATH": "/given"})
     assert given.env["PYTHONPATH"] == f"{LOADER_PATH}{os.pathsep}/given"
 

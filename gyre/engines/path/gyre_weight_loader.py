@@ -15,7 +15,8 @@ Invariants:
 - *no token of older weights is called newer*: tokens generated before the copy are counted in the same pause;
 - *no forward pass sees half*: the device is idle before the first copy and after the last;
 - *only shared prefixes are cached*: SGLang keeps what requests began with, and forgets a finished request's own tokens,
-  which nobody asks for again, and everything that no request uses when the weights change;
+  which nobody asks for again (with agents the next turn does, and they are kept), and everything that no request uses
+  when the weights change;
 - *nothing is left*: the socket has an abstract name and goes with the process. Only the same user is answered.
 
 The version's files must not be written to or truncated between `prepare` and the outcome.
@@ -51,6 +52,9 @@ except ImportError:  # reported when it is needed
 
 KEY = "GYRE_WEIGHT_LOADER"
 """The environment variable with the engine's part of the sockets' names."""
+
+TURNS = "GYRE_KEEPS_TURNS"
+"""The environment variable that says that requests begin with what finished ones drew."""
 
 _SLOTS = 4
 """Versions whose files stay pinned: a publisher on this host writes three in turn, and one more while a reader is slow.
@@ -108,7 +112,7 @@ class Rank:
         self._way: _Way | None = None
         """The way to the device, made when it is first needed, because it takes page-locked memory."""
         self._cache = getattr(_scheduler(), "tree_cache", None)
-        if self._cache is not None:
+        if self._cache is not None and TURNS not in os.environ:
             self._cache.disable_finished_insert = True  # SGLang's own switch, without an argument of its own
         self._lock = threading.Lock()
         listener = socket.socket(socket.AF_UNIX)

@@ -17,7 +17,7 @@ from gyre.engines.kind import EngineStart
 from gyre.engines.limits import RequestLimits
 from gyre.engines.process import EngineCommand
 from gyre.engines.sglang.kind import SGLANG
-from gyre.engines.weight_loading import LOADER, LOADER_KEY, LOADER_PATH
+from gyre.engines.weight_loading import LOADER, LOADER_KEY, LOADER_PATH, LOADER_TURNS
 from gyre.errors import ConfigError
 from gyre.models.adapters import AdapterLimits
 from gyre.models.architecture import read_config, vocabulary_of
@@ -58,6 +58,7 @@ def sglang_command(
     stream_interval: int = STREAM_INTERVAL,
     api_key: str = "",
     adapters: AdapterLimits | None = None,
+    turns: bool = False,
     extra: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> EngineCommand:
@@ -65,9 +66,9 @@ def sglang_command(
 
     `deterministic` makes a sample's tokens depend on its seed and the weights alone, and not on what runs beside it
     (`--enable-deterministic-inference`: without it SGLang ignores seeds, with it a request without one gets seed 42).
-    It costs throughput. With `adapters` it takes adapters of that size beside its model, which stays as it is. `extra`
-    are the user's own arguments, last, so that they win. Raises ConfigError for an argument in `extra` that is Gyre's
-    to give.
+    It costs throughput. With `turns` Gyre's loader lets it keep what finished requests drew. With `adapters` it takes
+    adapters of that size beside its model, which stays as it is. `extra` are the user's own arguments, last, so that
+    they win. Raises ConfigError for an argument in `extra` that is Gyre's to give.
 
     It answers only requests with `api_key`, "" for a random one: some of its endpoints unpickle what they are sent, and
     every user of the machine can reach its port. The key is in its environment, not on its command line.
@@ -118,6 +119,8 @@ def sglang_command(
     own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(LOADER_PATH), path)))
     if loader_key:
         own[LOADER_KEY] = loader_key
+    if turns:
+        own[LOADER_TURNS] = "1"
     limits = RequestLimits(vocabulary_of(model_path), takes_min_p=SGLANG.min_p_by_seed or not deterministic)
     return EngineCommand(tuple(argv), own, api_key, limits, loader_key, LOST_WORDS, reads_apart=True)
 
@@ -133,6 +136,7 @@ def command(start: EngineStart) -> EngineCommand:
         weight_version=start.version,
         deterministic=start.deterministic,
         adapters=start.adapters,
+        turns=start.turns,
         extra=[*most, *context, *saver, *start.extra],
         env=cache_variables(),
     )

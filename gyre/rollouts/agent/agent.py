@@ -102,6 +102,8 @@ class JobWishes:
     """As `rollouts.deterministic`."""
     adapters: AdapterLimits | None = None
     """The adapters that the job trains instead of a model (`config.lora`)."""
+    turns: bool = False
+    """It has agents: what a request drew, the next one begins with."""
 
 
 class Agent:
@@ -305,6 +307,7 @@ class Agent:
         self._weights.settle(frame.plane)
         self._where = (url, frame.weights_key)
         self.wishes.deterministic = frame.deterministic
+        self.wishes.turns = frame.turns
         if frame.adapter_rank:
             self.wishes.adapters = AdapterLimits(frame.adapter_rank, tuple(frame.adapter_layers))
         self._interval_s = frame.interval_s

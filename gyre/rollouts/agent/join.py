@@ -61,6 +61,7 @@ def engine_commands(
                 kv_tokens=kv_tokens,
                 context_length=context_length,
                 deterministic=wished.deterministic,
+                turns=wished.turns,
                 adapters=wished.adapters,
                 local=local,
                 extra=given,

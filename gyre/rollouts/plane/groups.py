@@ -52,7 +52,7 @@ from gyre.rollouts.protocol.frames import Assignment, Held, Hello, Keep, Prompt,
 from gyre.rollouts.protocol.progress import End, GenerationProgress, Report
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.samples import Group, GroupRequest
-from gyre.rollouts.scheduling.fleet import Instance
+from gyre.rollouts.scheduling.fleet import Instance, Prefix
 from gyre.rollouts.scheduling.loaded_versions import LoadedByIncarnation
 from gyre.rollouts.scheduling.placement import Placement
 from gyre.rollouts.scheduling.rebalancing import Move, Rebalancing
@@ -132,6 +132,13 @@ class OpenGroups:
             for sample in one.samples:
                 self._queue(sample)
         return opened
+
+    def prefer(self, request: InFlightRequest, order: tuple[int, int], prefix: Prefix | None) -> None:
+        """The request's samples wait in this order, and best go where their prefix is."""
+        for sample in request.samples:
+            sample.placed.order, sample.placed.prefix = order, prefix
+            if sample.placed.queue_key is not None:
+                self._queue(sample)
 
     def open_after(self, asked: GroupRequest) -> InFlightRequest | None:
         """Open this group, which is of its form: what it goes on from is open and finished. None where its name is

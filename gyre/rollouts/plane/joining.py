@@ -98,6 +98,7 @@ def join(plane: Plane, connection: Peer, frame: Frame | Report, caller: Caller) 
             deterministic=plane.settings.deterministic,
             adapter_rank=adapters.max_rank if adapters is not None else 0,
             adapter_layers=list(adapters.layers) if adapters is not None else [],
+            turns=plane.settings.sessions is not None,
             plane=plane.settings.weights,
             weights_key=plane.weights_key,
         ),

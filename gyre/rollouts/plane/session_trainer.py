@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from gyre.rollouts.plane import placement, updates
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.instructions import Commit, CommitWithin, Wake
@@ -28,7 +30,7 @@ from gyre.rollouts.plane.session_ledger import SessionEnded, SessionGroup, Sessi
 from gyre.rollouts.plane.session_tree import Outcome, Session
 from gyre.rollouts.plane.settings import ManagerSettings, SessionSettings
 from gyre.rollouts.plane.trainer import TrainerRequester
-from gyre.rollouts.protocol.frames import GroupsStored, Request
+from gyre.rollouts.protocol.frames import GroupsStored, Request, SampleCounts
 from gyre.rollouts.samples import unpack_groups
 from gyre.rollouts.token_log.write_buffer import WriteBatch
 
@@ -96,6 +98,13 @@ class SessionTrainer(TrainerRequester):
         plane.groups.cancelled += self.sessions.close(frame.purpose, frame.ids)
         self._wake(plane)
 
+    def _underway(self, plane: Plane) -> SampleCounts:
+        """Of the sessions: those without a turn under way are with their agents, or wait for one."""
+        told = self.sessions.status()
+        return msgspec.structs.replace(
+            super()._underway(plane), with_agent=told["with_agent"], for_agent=told["waiting"]
+        )
+
     # -- what workers ask ---------------------------------------------------------------------------
 
     def _claimed(self, plane: Plane, event: SessionsClaimed) -> None:
@@ -108,7 +117,7 @@ class SessionTrainer(TrainerRequester):
 
     def _turn_asked(self, plane: Plane, event: TurnAsked) -> None:
         """Raises RequestRefused."""
-        _, is_new = self.sessions.ask(event, plane.now)
+        _, is_new = self.sessions.ask(event, now=plane.now)
         if is_new:
             plane.instructions.append(CommitWithin(WRITTEN_WITHIN_S))
             placement.dispatch_soon(plane)
@@ -151,10 +160,12 @@ class SessionTrainer(TrainerRequester):
         self.sessions.collect()
 
     def committed(self, plane: Plane, batch: WriteBatch, complete: Sequence[InFlightRequest]) -> None:
-        turns, written = self.sessions.committed(complete, plane.now)
+        turns, written = self.sessions.committed(complete, now=plane.now)
         if names := [turn.name for turn in turns] + [session.id for session in written]:
             plane.instructions.append(Wake(names))
         for session in written:
+            if self.sessions.sessions.get(session.id) is not session:
+                continue  # its group was complete without it
             if session.outcome is Outcome.INFRA_FAULT:
                 self._fault(plane, session)
             elif session.outcome is not None:
@@ -169,7 +180,8 @@ class SessionTrainer(TrainerRequester):
             plane.instructions.append(Wake([CLAIMS]))
         one = self.sessions.group_with(session)
         if one.is_complete:
-            self.sessions.completed(one)
+            if self.sessions.completed(one, now=plane.now):
+                self._over(plane)
             self.delivery.complete([one])
             self._unpinned(plane, one)
 

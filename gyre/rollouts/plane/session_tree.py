@@ -106,6 +106,8 @@ class Session:
     """Who runs it; "" while it waits for somebody."""
     given_at: float = 0.0
     """When it was handed to them, monotonic, in seconds; 0 where an earlier manager did."""
+    ended_at: float | None = None
+    """When its end was in the ledger, monotonic; None before, and where an earlier manager wrote it."""
     seen_at: float = 0.0
     """When its worker last said that it runs it, monotonic, in seconds."""
     faults: int = 0

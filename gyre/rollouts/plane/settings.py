@@ -81,6 +81,9 @@ class SessionSettings:
     recovery: str = "replayable"
     redraws: int = 3
     breaker: int = 8
+    oversample: float = 1.0
+    urgent_commit_s: float = 0.0
+    """As `DoorSettings.urgent_commit_s`: an agent waits for each turn's commit."""
     worker_silence_s: float = 15.0
     """A worker that said nothing for so long has lost its sessions: it says something every 5 s."""
     model: str = "policy"

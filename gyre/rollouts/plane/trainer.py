@@ -34,6 +34,7 @@ from gyre.rollouts.protocol.frames import (
     Publish,
     ReclaimDevices,
     Request,
+    SampleCounts,
     TrainerStatus,
 )
 from gyre.rollouts.protocol.progress import Report
@@ -170,7 +171,7 @@ class TrainerRequester(Requester):
         elif isinstance(frame, ReclaimDevices):
             windows.reclaim(plane, frame.window)
         elif isinstance(frame, TrainerStatus):
-            plane.send(peer, underway(plane.groups, plane.links.values(), plane.now))
+            plane.send(peer, self._underway(plane))
             placement.set_wanted(plane, frame.wanted)
             plane.autoscaler.pulse(frame, plane.now)
         else:
@@ -196,6 +197,9 @@ class TrainerRequester(Requester):
     def _open(self, plane: Plane, frame: Request) -> bool:
         """Open the groups of the frame; whether any is new. Raises FrameError."""
         return bool(plane.groups.open(frame))
+
+    def _underway(self, plane: Plane) -> SampleCounts:
+        return underway(plane.groups, plane.links.values(), plane.now)
 
     def _close(self, plane: Plane, frame: GroupsStored) -> None:
         plane.groups.cancelled += plane.groups.close(frame.purpose, frame.ids)

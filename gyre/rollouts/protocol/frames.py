@@ -32,7 +32,7 @@ from gyre.rollouts.protocol.fields import (
     Version,
 )
 
-PROTOCOL = 13
+PROTOCOL = 14
 """The version of the protocol, raised whenever a frame gets or loses a field. Frames permit no other fields, and an
 older Gyre should get an error about the protocol, not about a field."""
 
@@ -121,6 +121,8 @@ class Welcome(Frame):
     """The rank of the adapters that are the job's versions (`config.lora`); 0 where they are whole models."""
     adapter_layers: Annotated[list[Name], Meta(max_length=MAX_LIST)] = field(default_factory=list)
     """The ends of the names of layers that these adapters change; empty for any linear layer."""
+    turns: bool = False
+    """Samples are turns of agents: the next begins with what an earlier one drew, which engines keep."""
 
 
 class Assignment(Frame):
@@ -300,7 +302,9 @@ class TrainerStatus(Frame):
 class SampleCounts(Frame):
     """Numbers of the trainer's samples that have not ended, in answer to a TrainerStatus: those that are generated,
     wait at an engine that has them, wait for a place at one that is full, for weights to be loaded, for an engine to
-    start, for devices that are not lent, or for an instance to come."""
+    start, for devices that are not lent, or for an instance to come. Of a job with agents they are sessions: one has a
+    turn that is generated or waits, or is with its agent and its tools (`with_agent`), or waits for an agent's process
+    to run it (`for_agent`)."""
 
     generating: Count = 0
     at_engine: Count = 0
@@ -309,6 +313,8 @@ class SampleCounts(Frame):
     for_engine: Count = 0
     for_devices: Count = 0
     for_instance: Count = 0
+    with_agent: Count = 0
+    for_agent: Count = 0
 
 
 class LendDevices(Frame):

@@ -18,11 +18,20 @@ _LIGHT_USE = 0.25
 
 
 class QueueKey(NamedTuple):
-    """The order of the queue: continued samples first, then older groups, then the order of arrival."""
+    """The order of the queue: continued samples first, then by their own order, then the order of arrival."""
 
     fresh: bool
-    group: int
+    order: tuple[int, int]
     arrival: int
+
+
+class Prefix(NamedTuple):
+    """So many of a prompt's tokens were read or drawn at this instance, under that policy version: other weights make
+    other keys and values of them."""
+
+    instance: str
+    version: int
+    tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +45,10 @@ class PlacedSample:
     """The limit of its tokens, those that it has included."""
     min_version: int = -1
     """The oldest policy version that may generate it."""
+    order: tuple[int, int] | None = None
+    """Its place among others that wait, lower ones first; None for that of its group."""
+    prefix: Prefix | None = None
+    """Who has what its prompt begins with, of an agent's turn that is not the first."""
 
     holder: Instance | None = None
     """The instance that has it."""
@@ -152,6 +165,11 @@ class Instance:
     def accepts(self, sample: PlacedSample) -> bool:
         """Whether it may be given the sample: it accepts new ones, and its policy is not too old."""
         return self.accepting and self.version >= sample.min_version
+
+    def has_prefix_of(self, sample: PlacedSample) -> bool:
+        """Whether it has what the sample's prompt begins with."""
+        prefix = sample.prefix
+        return prefix is not None and prefix.instance == self.name and prefix.version == self.version
 
     @property
     def is_lightly_used(self) -> bool:

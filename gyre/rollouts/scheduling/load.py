@@ -18,7 +18,7 @@ import math
 from gyre.rollouts.scheduling.fleet import Instance, PlacedSample
 from gyre.rollouts.scheduling.lengths import LengthModel
 from gyre.rollouts.scheduling.routing_settings import RoutingSettings
-from gyre.rollouts.scheduling.step_time import StepTime
+from gyre.rollouts.scheduling.step_time import FLAT, StepTime
 
 _PREDICTIONS = 512
 """About how many samples' remainders are predicted again in one decision, so that none takes long."""
@@ -61,11 +61,37 @@ class FleetLoad:
         if running <= 0:
             return 0.0
         tokens = instance.outstanding_tokens + more_tokens
-        if instance.step_time.weight:
-            return tokens / running * instance.step_time.at(running)
-        if instance.measured or not self._typical_step.weight:
+        if not instance.step_time.weight and (instance.measured or not self._typical_step.weight):
             return tokens / instance.rate_tokens_s
-        return tokens / running * self._typical_step.at(running)
+        return tokens / running * self.step_s(instance, running)
+
+    def step_s(self, instance: Instance, running: int) -> float:
+        """Seconds of a step in which so many samples get a token each. Before any is measured, by the rate with all
+        slots in use, of which a share does not grow with them."""
+        if instance.step_time.weight:
+            return instance.step_time.at(running)
+        if self._typical_step.weight:
+            return self._typical_step.at(running)
+        most = instance.max_running
+        return most / instance.rate_tokens_s * (FLAT + (1.0 - FLAT) * running / most)
+
+    def taken_s(self, instance: Instance, sample: PlacedSample, beside: int, typical_tokens: float) -> float:
+        """What the sample takes at the instance with `beside` others, in seconds of samples: its own, those that the
+        others take longer by it, and those in which all of them wait until what the instance lacks of its prompt's
+        prefix is read. Samples that are spread in time free a slot each; one has `typical_tokens`."""
+        most = instance.max_running
+        running = min(beside + 1, most)
+        step_s = self.step_s(instance, running)
+        waits_s = max(beside + 1 - most, 0) * typical_tokens / most * step_s
+        slower_s = (
+            (running - 1) * sample.expected * (step_s - self.step_s(instance, running - 1))
+            if running > 1
+            else 0.0
+        )
+        prefix = sample.prefix
+        lacks = prefix.tokens if prefix is not None and not instance.has_prefix_of(sample) else 0
+        read_s = lacks * self._settings.prefill_cost / instance.rate_tokens_s
+        return waits_s + sample.expected * step_s + max(slower_s, 0.0) + read_s * running
 
     # -- instances ----------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ each move predicted, prefix recomputation included.
 
 Invariants:
 - *no sample waits beside a free slot*: after `deal()` no sample stands beyond its instance's slots while an instance
-  that may have it has a free one; but for samples that are recalled already, are tried where they are, or rest;
+  that may have it has a free one; but for samples that are recalled already, are tried where they are, or rest, and
+  for an agent's turn whose prefix is worth the wait (`Router.keeps_prefix`);
 - *begins at once*: a sample moves only to an instance with a free slot, which counts as taken from then on;
 - *no ping-pong*: a move leaves the target done sooner than the source was, by more than a margin. A sample moves at
   most `cheap_moves` times, and after that once in `move_cooldown_s`;
@@ -188,6 +189,8 @@ class Rebalancing:
                 able = [one for one in self._open.free_slots() if one.accepts(sample)]
                 if able:
                     target = min(able, key=lambda one: (self._load.left_s(one), one.number))
+                    if self._router.keeps_prefix(sample, source, target):
+                        continue
                     moves.append(self._move(sample, source, target, now))
         return moves
 

@@ -1,11 +1,14 @@
 """Which instance gets which queued sample.
 
 Join the shortest queue, measured in the time that an instance needs to drain what it has and one sample more
-(predicted tokens by measured rate), with three amendments:
+(predicted tokens by measured rate), with four amendments:
 - a sample stays with an instance that has its group's prompt while the prefill saved is worth more than the imbalance,
   and lets other samples pass for a while when that instance is full;
 - imbalance counts only as far as the queue would not even it out by itself;
-- where all slots are in use, the wait for one counts.
+- where all slots are in use, the wait for one counts;
+- an agent's turn goes to the instance that has what its prompt begins with, while that has room and the samples there
+  lose less by it than those elsewhere by reading the prefix again. Without that instance (it is gone, drains, has
+  another version) there is no prefix.
 
 Invariants:
 - *able*: no sample is given to an instance that left, does not accept samples, or has no room;
@@ -14,6 +17,9 @@ Invariants:
 - *its own policies*: a sample goes to no instance whose policy version is older than the sample accepts, and one that
   no instance may have yet keeps no other waiting;
 - *work-conserving*: after `assign()` nothing is queued while an accepting instance that may have it has room;
+- *oldest group first*: of samples that wait, those of the oldest group go first; of its turns those of the session that
+  has had most. A group is trained when its last session has ended, and a session that is nearly done gives its memory
+  back soonest;
 - *near-linear*: an assignment costs O(log instances).
 
 This module must not know engines, sockets, the ledger or the time.
@@ -149,6 +155,18 @@ class Router:
             enter(min_version)
         return given
 
+    def keeps_prefix(self, sample: PlacedSample, home: Instance, other: Instance) -> bool:
+        """Whether the sample is better off at `home`, which has what its prompt begins with, than at the other."""
+        if not home.has_prefix_of(sample) or not home.accepts(sample):
+            return False
+        if home is other:
+            return True
+        load, typical = self._placement.load, self._placement.queue.typical_tokens
+        beside = len(home.counted) - (sample.counted_at is home)
+        there_s = load.taken_s(other, sample, len(other.counted), typical)
+        gain = 1.0 + self._placement.settings.home_gain_share
+        return load.taken_s(home, sample, beside, typical) <= gain * there_s
+
     def backlog_s(self) -> float:
         """How long the queue will go on evening out the instances by itself."""
         load, queue = self._placement.load, self._placement.queue
@@ -163,6 +181,10 @@ class Router:
         queue, settings = self._placement.queue, self._placement.settings
         first = queue.first(min_version)
         assert first is not None, "an empty line was asked for its first sample"
+        if first.prefix is not None:
+            home = self._placement.instances.get(first.prefix.instance)
+            stays = home is not None and home.has_room and self.keeps_prefix(first, home, best)
+            return first, home if home is not None and stays else best
         group = queue.groups[first.group]
         if not group.prompt_at or best in group.prompt_at:
             return first, best

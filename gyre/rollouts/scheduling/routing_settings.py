@@ -16,6 +16,9 @@ class RoutingSettings:
     """A sample waits for its group's instance only where its prompt costs this share of what it is expected to get."""
     sticky_patience: float = 4.0
     """A group is passed over at most this many times the number of instances."""
+    home_gain_share: float = 0.25
+    """A turn leaves the instance that has its prefix only where it is predicted to be better off by this share of what
+    it takes elsewhere: lengths are guessed, and at both places the prefix takes memory."""
     rate_smoothing: float = 0.3
     """Weight of the newest measurement of a rate."""
     kv_full: float = 0.92

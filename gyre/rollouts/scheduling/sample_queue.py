@@ -75,7 +75,9 @@ class SampleQueue:
     def add(self, sample: PlacedSample) -> None:
         """Queue a sample whose `expected` tokens are predicted."""
         self._arrivals += 1
-        key = sample.queue_key = QueueKey(not sample.done_tokens, sample.group, self._arrivals)
+        key = sample.queue_key = QueueKey(
+            not sample.done_tokens, sample.order or (sample.group, 0), self._arrivals
+        )
         group = self.groups.setdefault(sample.group, QueuedGroup())
         group.min_version = sample.min_version
         group.queued += 1

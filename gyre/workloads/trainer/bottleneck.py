@@ -3,6 +3,7 @@
 
     rollout; the actor waits 38 % of its time for samples
     rollout; the actor waits 68 % of its time for samples (delivering 52 %)
+    agents and their tools; the actor waits 55 % of its time for them
 
 What the wait was for is named where it is not generating, or scoring, for the most part. Of a job that has ended it is
 said of the whole of its last trainer's time. The role that learns comes first in these shares. What it waits for is
@@ -42,6 +43,12 @@ _THINGS = {
     "critic": "values",
 }
 
+
+_OF_AGENTS = {
+    "waiting for agents and their tools": "agents and their tools",
+    "queued for a free agent": "agents that run the sessions",
+}
+"""What the plane waits for outside of it: no instance more would help."""
 
 _ENDED = ("succeeded", "stopped", "failed")
 
@@ -124,6 +131,9 @@ def _sentence_of(role: str, spent: Mapping[str, float]) -> str:
         return f"evaluations; the {role} waits {percent(waited)} of its time for them"
     if other == "itself":
         return f"{role}; it is not there {percent(waited)} of the time"
+    mostly = _largest(parts)
+    if mostly in _OF_AGENTS and parts[mostly] >= waited / 2:
+        return f"{_OF_AGENTS[mostly]}; the {role} waits {percent(parts[mostly])} of its time for them"
     return f"{other}; the {role} waits {percent(waited)} of its time for {_THINGS.get(other, other)}{_mostly(parts)}"
 
 

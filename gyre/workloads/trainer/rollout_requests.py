@@ -37,6 +37,8 @@ TRAIN = "train"
 """The purpose of a request for samples to train on."""
 
 
+WITH_AGENT = "waiting for agents and their tools"
+FOR_AGENT = "queued for a free agent"
 UNDERWAY_WORDS = {
     "generating": "generating",
     "at_engine": "queued at an engine",
@@ -45,6 +47,8 @@ UNDERWAY_WORDS = {
     "for_engine": "starting an engine",
     "for_devices": "waiting for devices",
     "for_instance": "waiting for an instance",
+    "with_agent": WITH_AGENT,
+    "for_agent": FOR_AGENT,
 }
 """The fields of `SampleCounts` in words."""
 

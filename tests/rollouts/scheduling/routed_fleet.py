@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from gyre.rollouts import scheduling
-from gyre.rollouts.scheduling.fleet import PlacedSample
+from gyre.rollouts.scheduling.fleet import PlacedSample, Prefix
 from gyre.rollouts.scheduling.lengths import LengthModel
 from gyre.rollouts.scheduling.placement import Placement
 from gyre.rollouts.scheduling.rebalancing import Move, Rebalancing
@@ -90,8 +90,11 @@ class RoutedFleet:
         done_tokens: int,
         max_new_tokens: int,
         min_version: int = -1,
+        order: tuple[int, int] | None = None,
+        prefix: Prefix | None = None,
     ) -> None:
         sample = self.samples[key] = PlacedSample(key, group, prompt_tokens, max_new_tokens, min_version)
+        sample.order, sample.prefix = order, prefix
         self.placement.enqueue(sample, done_tokens)
 
     def finished(self, key: int, length: int) -> None:

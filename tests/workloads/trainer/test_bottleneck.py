@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gyre.workloads.trainer.bottleneck import bottleneck_of
+from gyre.workloads.trainer.rollout_requests import FOR_AGENT, WITH_AGENT
 
 GENERATING, SCORING = "waits for rollout (generating)", "waits for reward (scoring)"
 
@@ -32,6 +33,18 @@ GENERATING, SCORING = "waits for rollout (generating)", "waits for reward (scori
                 "training": 0.2,
             },
             "rollout; the actor waits 80 % of its time for samples (starting an engine 30 %, generating 20 %)",
+        ),
+        (
+            {f"waits for rollout ({WITH_AGENT})": 0.5, GENERATING: 0.1, "training": 0.4},
+            "agents and their tools; the actor waits 50 % of its time for them",
+        ),
+        (
+            {f"waits for rollout ({FOR_AGENT})": 0.5, "training": 0.5},
+            "agents that run the sessions; the actor waits 50 % of its time for them",
+        ),
+        (
+            {f"waits for rollout ({WITH_AGENT})": 0.2, GENERATING: 0.4, "training": 0.4},
+            "rollout; the actor waits 60 % of its time for samples",
         ),
         ({SCORING: 0.5, "training": 0.5}, "reward; the actor waits 50 % of its time for scores"),
         (

@@ -54,7 +54,7 @@ from gyre.rollouts.plane.session_trainer import (
     WorkerBeat,
 )
 from gyre.rollouts.plane.session_tree import ROOT, Outcome, Session, Turn
-from gyre.rollouts.plane.settings import SessionSettings
+from gyre.rollouts.plane.settings import ManagerSettings, SessionSettings
 
 BODY_BYTES = 32 << 20
 """Largest body of a turn: a history of a million tokens as text, with what tools answered."""
@@ -110,6 +110,11 @@ class SessionFront(TrainerFront):
         """Turns that began a branch, by why, since this manager began."""
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._is_closed = False
+
+    @classmethod
+    def urgent_commit_s(cls, settings: ManagerSettings) -> float:
+        """An agent waits for each commit, as a client of a door: those that end while one is written share the next."""
+        return (settings.sessions or SessionSettings()).urgent_commit_s
 
     def routes(self) -> list[web.RouteDef]:
         turns = []
