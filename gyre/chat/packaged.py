@@ -92,6 +92,10 @@ class PackagedRenderer:
         content = "\n".join(text for text in (found.content, *broken) if text)
         return Message("assistant", content, found.reasoning_content or "", tuple(calls))
 
+    def written(self, ids: Sequence[int]) -> list[str]:
+        with self._lock:
+            return self._tokenizer.written([int(one) for one in ids])
+
     def _broken(
         self, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:

@@ -14,9 +14,9 @@ from typing import Any
 
 import xxhash
 
+from gyre.chat.token_text import TokenText
 from gyre.data.readers import download_hint
 from gyre.data.templates import ChatTemplate
-from gyre.data.token_text import TokenText
 from gyre.errors import ConfigError
 from gyre.extras import needed
 

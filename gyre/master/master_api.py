@@ -44,6 +44,7 @@ from gyre.failover.state import JobRecord, fields_of
 from gyre.graph import NodeCapacity
 from gyre.logs.reading import LogQuery
 from gyre.master.incident_words import came_to
+from gyre.master.session_words import sessions_sentence
 from gyre.observe.efficiency import SPEEDS, STORE_LOST, makes_steps
 from gyre.observe.samples.query import SampleReader
 from gyre.redaction import HIDDEN, Secrets
@@ -241,6 +242,15 @@ def door_url(view: Mapping[str, Any]) -> str:
     """Where a fleet's door is; "" where none is known."""
     url = (door_of(view) or {}).get("url")
     return url if isinstance(url, str) else ""
+
+
+def sessions_of(view: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the rollout manager last said of the sessions of a job with agents (`SessionFront.status`), and all of it in
+    a `sentence`; None of another job, before it has reported, and where the job has ended: then there are none."""
+    sessions = plane_of(dict(view)).get("sessions")
+    if view["job"]["ended_at"] or not isinstance(sessions, dict):
+        return None
+    return {**sessions, "sentence": sessions_sentence(sessions)}
 
 
 def view_of(

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from gyre.failover import JobPhase, VertexPhase
-from gyre.master.master_api import plane_of
+from gyre.master.master_api import plane_of, sessions_of
 from gyre.observe.efficiency import EFFICIENCY, efficiency_of
 from gyre.rollouts.samples import MORE
 from gyre.workloads.trainer.learning.learning_watch import CODES
@@ -54,6 +54,7 @@ class _ViewCollector:
         yield restarts
 
         yield from _door(name, view)
+        yield from _sessions(name, view)
 
         incidents = GaugeMetricFamily(
             "gyre_incidents", "Incidents kept, by cause and scope", labels=["job", "cause", "scope"]
@@ -157,6 +158,45 @@ def _door(name: str, view: dict[str, Any]) -> Iterator[Metric]:
             if isinstance(count, int | float):
                 gauge.add_metric([name, str(key)], float(count))
         yield gauge
+
+
+def _sessions(name: str, view: dict[str, Any]) -> Iterator[Metric]:
+    """Of a job with agents: where its sessions are, and what came of them since the rollout manager started."""
+    told = sessions_of(view)
+    if told is None:
+        return
+    there = GaugeMetricFamily(
+        "gyre_sessions",
+        "Sessions that wait for an agent, are at an engine or with an agent",
+        labels=["job", "state"],
+    )
+    for state in ("waiting", "at_engine", "with_agent"):
+        if is_number(count := told.get(state)):
+            there.add_metric([name, state], float(count))
+    yield there
+    since = told.get("since_start")
+    counts = since if isinstance(since, dict) else {}
+    for key, text, label, found in (
+        ("gyre_sessions_ended", "Sessions that ended, by outcome", "outcome", counts.get("outcomes")),
+        ("gyre_session_branches", "Turns that began a branch, by why", "why", told.get("branches")),
+    ):
+        counter = CounterMetricFamily(key, text, labels=["job", label])
+        for value, count in found.items() if isinstance(found, dict) else ():
+            if is_number(count):
+                counter.add_metric([name, str(value)], float(count))
+        yield counter
+    for key, text, value in (
+        ("gyre_session_turns", "Turns that were answered", counts.get("turns")),
+        (
+            "gyre_sessions_drawn_again",
+            "Attempts that were begun in the place of others",
+            counts.get("drawn_again"),
+        ),
+    ):
+        if is_number(value):
+            counter = CounterMetricFamily(key, text, labels=["job"])
+            counter.add_metric([name], float(value))
+            yield counter
 
 
 def prometheus_text(view: dict[str, Any], *, now: float) -> bytes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from httpx import Client
@@ -134,6 +136,7 @@ def test_a_page_over_rest(rest: Client) -> None:
             "step": 2,
             "group": 2,
             "sample": 0,
+            "rollout": None,
             "reward": None,  # JSON has no NaN
             "more": {"format": None},
             "outcome": "trained",
@@ -430,3 +433,24 @@ def test_held_out_answers_on_the_terminal(gone: Home, rest: Client) -> None:
     assert "right answer: 7" in gyre("samples", "--tokens", "1/1/0").stderr
     assert gyre("samples", "--held-out", "math").exit_code == 4
     assert gyre("samples", "--against", "0").exit_code == 2
+
+
+@pytest.fixture
+def gone_with_rows(seed: Seed, home: Home) -> Home:
+    seed("undisturbed")
+    mask, logprobs = np.array([True, False, True]), np.array([-0.5, 0.0, -1.0], np.float32)
+    rows = [replace(sample([4, 13, 2], 0.5), mask=mask, logprobs=logprobs, rollout=0), sample([5], 1.0)]
+    kept(home.samples("golden-1"), {1: [group(1, rows[0], replace(rows[1], rollout=1))]}, texts=Texts(Task()))
+    return home
+
+
+def test_the_terminal_says_what_was_drawn_and_of_which_rollout_a_row_is(gone_with_rows: Home) -> None:
+    header, *rows = gyre("samples").stdout.splitlines()
+    assert header.split()[-1] == "ROLLOUT"
+    assert [(row.split()[0], row.split()[-1]) for row in rows] == [("1/1/0", "0"), ("1/1/1", "1")]
+    header, *tokens = gyre("samples", "--tokens", "1/0").stdout.splitlines()
+    assert header.split()[-1] == "DRAWN"
+    assert [row.split()[-1] for row in tokens] == ["yes", "no", "yes"]
+    whole = json.loads(gyre("samples", "--tokens", "1/0", "--json").stdout)
+    assert (whole["mask"], whole["rollout"]) == ([True, False, True], 0)
+    assert "DRAWN" not in gyre("samples", "--tokens", "1/1").stdout

@@ -310,9 +310,7 @@ def test_a_schema_that_is_a_hundred_levels_deep_is_rendered(model: Model) -> Non
 
 def test_a_megabyte_of_a_tool_is_bridged(model: Model) -> None:
     path = [*model.renderer.render(ASKED, ()), *model.ids("4" + model.close)]
-    added = model.renderer.bridge(
-        path, "stop", (Message("tool", "line of a log <|im_end|>\n" * 42_000),), ()
-    )
+    added = model.renderer.bridge(path, "stop", (Message("tool", "line of a log <|im_end|>\n" * 42_000),), ())
     assert added is not None
     assert len(added) > 100_000
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.base import BaseWorkload, WorkloadContext
-from tests.megatron.learner_work import take_valued_step
+from tests.megatron.learner_work import flat_values, step_by, take_valued_step, values_of
 from tests.megatron.work import Steps, take_step
 from tests.memory_work import saved_bytes
 
@@ -333,3 +333,44 @@ def refused(rank: int, ranks: int, port: int, name: str, config: dict[str, Any])
             return ""
     except GyreError as error:
         return str(error)
+
+
+def steps_by(
+    rank: int,
+    ranks: int,
+    port: int,
+    config: dict[str, Any],
+    losses: dict[str, dict[str, Any]],
+    groups: dict[str, list[Group]],
+) -> dict[str, Any]:
+    """A step by each loss in turn: metrics and weights; and the most nodes that one goes on after, in any pass."""
+    depth = 0
+
+    def noted(passes: Sequence[Any], *args: Any) -> Any:
+        nonlocal depth
+        for part in passes:
+            depths: list[int] = []
+            for parent in part.parents:
+                depths.append(depths[parent] + 1 if parent >= 0 else 0)
+            depth = max(depth, *depths, 0)
+        return backward(passes, *args)
+
+    with bound("FsdpActor", rank, ranks, port, config) as actor:
+        backward, actor.backend.backward = actor.backend.backward, noted
+        steps = [
+            {
+                "metrics": step_by(actor, loss, groups[name]),
+                "weights": {key: one.float().numpy().copy() for key, one in actor.weights().items()},
+            }
+            for name, loss in losses.items()
+        ]
+        return {"steps": steps, "depth": depth}
+
+
+def valued_step(
+    rank: int, ranks: int, port: int, config: dict[str, Any], groups: list[Group]
+) -> dict[str, Any]:
+    """The values before a critic's step, and the metrics of the step."""
+    with bound("FsdpCritic", rank, ranks, port, config) as critic:
+        values = flat_values(values_of(critic, groups))
+        return {"values": values, "metrics": take_valued_step(critic, [groups])}

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-QUICK = "not slow and not postgres and not sglang and not vllm and not verl and not dlrover"
+_APART = "not sglang and not vllm and not verl and not dlrover and not clients"
+QUICK = f"not slow and not postgres and {_APART}"
 FAST = f"{QUICK} and not landing"
-SLOW = "(slow or postgres) and not sglang and not vllm and not verl and not dlrover"
+SLOW = f"(slow or postgres) and {_APART}"
 PROPERTIES = f"hypothesis and {QUICK}"
 
 
@@ -238,6 +239,15 @@ dlrover = Part(
     needs=".venv-dlrover",
 )
 
+clients = Part(
+    "clients",
+    (Bundle("conversations", _tests("chat"), 120),),
+    limit_s=900,
+    select="clients",
+    guards="chat, and what a session answers",
+    needs=".venv-clients",
+)
+
 fuzz = Part(
     "fuzz",
     (Bundle("a-million", words=("-m", "tests.fuzz", "--n", "1000000"), usual_s=600),),
@@ -262,7 +272,7 @@ search = replace(
 )
 """Other examples each time, ten times as many."""
 
-LONG = (sglang, vllm, verl, dlrover, kill, e2e, ui, properties, layouts, rooms, fuzz, soak)
+LONG = (sglang, vllm, verl, dlrover, clients, kill, e2e, ui, properties, layouts, rooms, fuzz, soak)
 
 SMOKES = (
     Part(

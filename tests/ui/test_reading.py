@@ -169,3 +169,19 @@ def test_what_the_reward_is_made_of_has_a_section_of_curves(reader: Any, job: st
         ["right", "mean, weight 1"],
     ]
     assert page.locator("section[aria-label='Other numbers'] .title", has_text="reward.").count() == 0
+
+
+def test_what_the_policy_did_not_draw_is_told_apart_in_a_samples_tokens(reader: Any, job: str) -> None:
+    page = reader.open(f"jobs/{job}/samples?at=1")
+    page.locator(".side-by-side li.chosen a").click()
+    page.locator("main .token-text .t").first.wait_for()
+    total, masked = page.locator("main .t[data-at]").count(), page.locator("main .t.masked[data-at]").count()
+    if not masked:  # a recorded job has answers of one turn
+        assert "drawn by the policy" not in page.locator("main").inner_text()
+        return
+    assert f"{total - masked} of them drawn by the policy" in page.locator("main").inner_text().replace(
+        ",", ""
+    )
+    assert page.get_by_text("not drawn by the policy in this row, and not in the loss").is_visible()
+    page.locator("main .t.masked[data-at]").first.click()
+    assert "no, masked" in page.locator(".token-facts").inner_text()

@@ -35,6 +35,14 @@ export function enginesOf(found) {
         keys: { lab: { answered: 4000, failed: 1, tokens: 1_900_000 }, other: { answered: 120, failed: 2, tokens: 50_000 } },
       },
     },
+    sessions: {
+      waiting: 20, running: 12, at_engine: 5, with_agent: 7, ended: 3, turns: 61, workers: 2, failed_groups: 0, pause_s: 0, branches: { template: 2 },
+      since_start: {
+        outcomes: { scored: 200, truncated: 25, policy_fault: 5, infra_fault: 3 }, turns: 870, drawn_again: 3,
+        faults: [{ session: "train-17-3-0", reason: "the sandbox did not answer within 60 s" }, { session: "train-16-0-1", reason: "the grader has no GPU" }],
+      },
+      sentence: "12 sessions run on 2 workers: 5 at an engine, 7 with an agent or its tools. 20 sessions wait for an agent. Since the manager started 233 sessions ended, 200 scored, 25 cut off at a limit, 5 for a fault of the policy, 3 for a fault of infrastructure; 3 were drawn again; 870 turns were answered. Branches: 2 by template. The newest fault, of train-17-3-0: the sandbox did not answer within 60 s",
+    },
   };
 }
 

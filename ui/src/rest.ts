@@ -94,6 +94,7 @@ export interface EngineList {
   engines: EngineSchema[];
   pools: Record<string, PoolSchema>;
   door: DoorSchema | null;
+  sessions: SessionsSchema | null;
 }
 
 /**
@@ -654,12 +655,14 @@ export interface RunGroup {
 
 /**
  * One sample in a list. `prompt`, `answer` and `right_answer`, which is the data's, are cut at 2,000 characters.
- * `versions` and `instances` are `[which, start, end]`: tokens `start` to `end`, the latter exclusive.
+ * `rollout` is the rollout that it is a row of, null where it is one by itself. `versions` and `instances` are `[which,
+ * start, end]`: tokens `start` to `end`, the latter exclusive.
  */
 export interface SampleItem {
   step: number;
   group: number;
   sample: number;
+  rollout: number | null;
   reward: number | null;
   more: Record<string, number | null>;
   outcome: string;
@@ -696,12 +699,13 @@ export interface SampleSteps {
 
 /**
  * One sample with all that is kept of it: its texts are whole. What has a value for each token is null where the job
- * has none.
+ * has none. `mask` is true of each token that was drawn, null where all were.
  */
 export interface SampleTokens {
   step: number;
   group: number;
   sample: number;
+  rollout: number | null;
   reward: number | null;
   more: Record<string, number | null>;
   outcome: string;
@@ -746,6 +750,44 @@ export interface SeriesSchema {
 
 export interface SessionBody {
   token: string;
+}
+
+/**
+ * What came of sessions since the rollout manager started: how many ended how, turns that were answered, attempts that
+ * were begun in the place of others, and the newest faults, the newest first.
+ */
+export interface SessionCountsSchema {
+  outcomes: Record<string, number>;
+  turns: number;
+  drawn_again: number;
+  faults: SessionFaultSchema[];
+}
+
+/** An attempt at a rollout that infrastructure ended: which, and what was said. */
+export interface SessionFaultSchema {
+  session: string;
+  reason: string;
+}
+
+/**
+ * The sessions of a job with agents. Of those that are `running` some are `at_engine`, the others `with_agent`; those
+ * that `ended` are of groups that are not stored yet, and `turns` of all that are there. `branches`: turns that began
+ * anew, by why, since the manager started. `pause_s` is above 0 while one is handed out at a time. `sentence` says all
+ * of it.
+ */
+export interface SessionsSchema {
+  waiting: number;
+  running: number;
+  at_engine: number;
+  with_agent: number;
+  ended: number;
+  turns: number;
+  workers: number;
+  failed_groups: number;
+  pause_s: number;
+  branches: Record<string, number>;
+  since_start: SessionCountsSchema;
+  sentence: string;
 }
 
 /**

@@ -16,8 +16,9 @@ import { againstOf } from "../src/views/samples/against";
 import { binCondition } from "../src/views/samples/filters";
 import { columnsOf, firstAfter, rolesOf, rowsOf, spanAt, sumsOf } from "../src/views/timeline/rows";
 import { asked, clamped, zoomed } from "../src/views/timeline/window";
-import { jointsOf, scaleOf } from "../src/views/tokens/scales";
-import type { LaneSchema, SampleTokens } from "../src/rest";
+import { rolloutsOf } from "../src/views/samples/rollouts";
+import { jointsOf, scaleOf, seesLoss } from "../src/views/tokens/scales";
+import type { LaneSchema, SampleItem, SampleTokens } from "../src/rest";
 
 /** As they read: between a number and its unit stands a space at which no line breaks. */
 const read = (text: string): string => text.replaceAll("\u00a0", " ");
@@ -214,6 +215,18 @@ describe("tokens", () => {
     expect(scaleOf(sample, "engine").classes).toEqual(["q4", "q0", ""]);
     expect(scaleOf(sample, "difference").classes).toEqual(["q4", "q8", ""]);
     expect(scaleOf(sample, "version").classes).toEqual(["k0", "k0", "k1"]);
+  });
+
+  it("gives no advantage to what the policy did not draw", () => {
+    const masked = { ...sample, mask: [false, true, true] };
+    expect(scaleOf(masked, "advantage").values).toEqual([null, 0.5, 0.5]);
+    expect([0, 1, 2].map((at) => seesLoss(masked, at))).toEqual([false, true, true]);
+  });
+
+  it("counts the rows of a rollout once, by the last", () => {
+    const rows = [[0, null], [1, 0], [2, 1], [3, 0]].map(([at, rollout]) => ({ sample: at, rollout })) as unknown as SampleItem[];
+    expect(rolloutsOf(rows.slice(1)).map((one) => one.sample)).toEqual([3, 2]);
+    expect(rolloutsOf(rows.slice(0, 1))).toHaveLength(1);
   });
 
   it("marks where the sample went on elsewhere", () => {

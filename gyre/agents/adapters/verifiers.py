@@ -33,7 +33,9 @@ async def agent(
     from verifiers.v1.agent import Agent
     from verifiers.v1.configs.agent import AgentConfig
 
-    task = _task(taskset, repr(sorted((taskset_options or {}).items())), taskset_options or {}, session, index)
+    task = _task(
+        taskset, repr(sorted((taskset_options or {}).items())), taskset_options or {}, session, index
+    )
     variable = f"GYRE_SESSION_KEY_{session.id}"
     os.environ[variable] = session.api_key
     try:

@@ -168,7 +168,7 @@ def _show_job(
     from gyre.api.account import lines_of
     from gyre.api.terminal.formats import efficiency_words
     from gyre.api.terminal.run_end import how_to_go_on, ran_for
-    from gyre.master.master_api import door_url
+    from gyre.master.master_api import door_url, sessions_of
     from gyre.observe.efficiency import efficiency_of
 
     job, master = view["job"], view["master"]
@@ -206,6 +206,8 @@ def _show_job(
     rows += efficiency_words(efficiency_of(view, now))
     if url := door_url(view):
         rows.append(("door", url))
+    if sessions := sessions_of(view):
+        rows.append(("sessions", one_line(sessions["sentence"])))
     rows += _pools(view)
     discarded = view["progress"].get("tokens_discarded")
     if isinstance(discarded, dict) and discarded:

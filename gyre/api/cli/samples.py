@@ -25,8 +25,13 @@ COLUMNS = (
     Column("PROMPT", least=20, dispensable=1),
     Column("ANSWER", least=20),
 )
-RIGHT_ANSWER = Column("RIGHT ANSWER", least=8, dispensable=1)
-"""Where the data of any of the samples has one."""
+FURTHER = {
+    "right_answer": Column("RIGHT ANSWER", least=8, dispensable=1),
+    "rollout": Column("ROLLOUT", dispensable=2),
+}
+"""Where any of the samples has one; an older master has none."""
+DRAWN = Column("DRAWN")
+"""Of one with tokens that nobody drew: a tool's result, a template's frame."""
 TOKEN_COLUMNS = (
     Column("TOKEN"),
     Column("ID"),
@@ -229,10 +234,11 @@ def _print_page(page: dict[str, Any]) -> None:
         remark("No sample is like that.")
         return
     short = stdout_is_terminal()
-    columns: tuple[Column, ...] = COLUMNS
-    if any(row.get("right_answer") is not None for row in rows):  # an older master has none
-        columns = (*COLUMNS, RIGHT_ANSWER)
-    write_table(columns, [_row(row, short)[: len(columns)] for row in rows])
+    further = [one for one in FURTHER if any(row.get(one) is not None for row in rows)]
+    write_table(
+        [*COLUMNS, *(FURTHER[one] for one in further)],
+        [(*_row(row, short), *(_further(row.get(one), short) for one in further)) for row in rows],
+    )
     if len(rows) < page["total"]:
         remark(f"{len(rows)} of {page['total']} samples; --limit shows more.")
 
@@ -249,8 +255,11 @@ def _row(row: dict[str, Any], short: bool) -> tuple[Any, ...]:
         " → ".join(_printable(name) for name, _, _ in row["instances"]),
         _text_of(row["prompt"], short, end=True),
         _text_of(row["answer"], short),
-        _text_of(row.get("right_answer"), short),
     )
+
+
+def _further(value: str | int | None, short: bool) -> str | int:
+    return value if isinstance(value, int) else _text_of(value, short)
 
 
 def _printable(text: str | None) -> str:
@@ -279,7 +288,7 @@ def _print_tokens(sample: dict[str, Any], as_json: bool) -> None:
     if sample.get("right_answer") is not None:
         remark(f"right answer: {_printable(sample['right_answer'])}")
     ours, theirs = sample["logprobs"], sample["trainer_logprobs"]
-    rows = []
+    rows, mask = [], sample.get("mask")
     for at, token in enumerate(sample["token_ids"]):
         pieces = sample["pieces"]
         difference = ""
@@ -297,9 +306,10 @@ def _print_tokens(sample: dict[str, Any], as_json: bool) -> None:
                 _at(sample["values"], at),
                 _of(sample["versions"], at),
                 _of(sample["instances"], at),
+                *([] if mask is None else ["yes" if mask[at] else "no"]),
             )
         )
-    write_table(TOKEN_COLUMNS, rows)
+    write_table(TOKEN_COLUMNS if mask is None else (*TOKEN_COLUMNS, DRAWN), rows)
 
 
 def _at(values: list[float | None] | None, at: int) -> str:

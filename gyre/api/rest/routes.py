@@ -47,7 +47,7 @@ from gyre.api.verdict import judged_steps
 from gyre.errors import ConfigError, GyreError, NotFound, StoreError, nearest
 from gyre.logs.pattern import PATTERN_CHARS
 from gyre.logs.reading import PAGE_BYTES, LogQuery
-from gyre.master.master_api import MasterApi, View, door_of, engines_of, pools_of_view
+from gyre.master.master_api import MasterApi, View, door_of, engines_of, pools_of_view, sessions_of
 from gyre.redaction import KNOWN
 
 COMMAND_THREADS = 8
@@ -256,8 +256,13 @@ def list_nodes(port: Port) -> Any:
 @reads.get("/jobs/{job:gyre_job}/engines", response_model=schemas.EngineList)
 def list_engines(view: Found) -> Any:
     """Every instance of the rollout plane: its state, the limits in force and why, and how weights come to it; what
-    pools with a price cost; and of a fleet its door."""
-    return {"engines": engines_of(view), "pools": pools_of_view(view), "door": door_of(view)}
+    pools with a price cost; of a fleet its door; and of a job with agents its sessions."""
+    return {
+        "engines": engines_of(view),
+        "pools": pools_of_view(view),
+        "door": door_of(view),
+        "sessions": sessions_of(view),
+    }
 
 
 @reads.get("/jobs/{job:gyre_job}/tokens", response_model=schemas.JoinTokenList)

@@ -25,11 +25,13 @@ class SampleSteps(BaseModel):
 
 class SampleItem(Out):
     """One sample in a list. `prompt`, `answer` and `right_answer`, which is the data's, are cut at 2,000 characters.
-    `versions` and `instances` are `[which, start, end]`: tokens `start` to `end`, the latter exclusive."""
+    `rollout` is the rollout that it is a row of, null where it is one by itself. `versions` and `instances` are
+    `[which, start, end]`: tokens `start` to `end`, the latter exclusive."""
 
     step: int
     group: int
     sample: int
+    rollout: int | None = None
     reward: float | None = None
     more: dict[str, float | None] = Field(default_factory=dict)
     outcome: str
@@ -61,7 +63,7 @@ class SamplePage(BaseModel):
 
 class SampleTokens(SampleItem):
     """One sample with all that is kept of it: its texts are whole. What has a value for each token is null
-    where the job has none."""
+    where the job has none. `mask` is true of each token that was drawn, null where all were."""
 
     prompt_ids: list[int]
     prompt_pieces: list[str] | None = None

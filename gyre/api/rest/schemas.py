@@ -356,10 +356,48 @@ class DoorSchema(Out):
     requests: DoorRequests = Field(default_factory=DoorRequests)
 
 
+class SessionFaultSchema(Out):
+    """An attempt at a rollout that infrastructure ended: which, and what was said."""
+
+    session: str
+    reason: str = ""
+
+
+class SessionCountsSchema(Out):
+    """What came of sessions since the rollout manager started: how many ended how, turns that were answered, attempts
+    that were begun in the place of others, and the newest faults, the newest first."""
+
+    outcomes: dict[str, int] = Field(default_factory=dict)
+    turns: int = 0
+    drawn_again: int = 0
+    faults: list[SessionFaultSchema] = Field(default_factory=list)
+
+
+class SessionsSchema(Out):
+    """The sessions of a job with agents. Of those that are `running` some are `at_engine`, the others `with_agent`;
+    those that `ended` are of groups that are not stored yet, and `turns` of all that are there. `branches`: turns that
+    began anew, by why, since the manager started. `pause_s` is above 0 while one is handed out at a time. `sentence`
+    says all of it."""
+
+    waiting: int = 0
+    running: int = 0
+    at_engine: int = 0
+    with_agent: int = 0
+    ended: int = 0
+    turns: int = 0
+    workers: int = 0
+    failed_groups: int = 0
+    pause_s: float = 0.0
+    branches: dict[str, int] = Field(default_factory=dict)
+    since_start: SessionCountsSchema = Field(default_factory=SessionCountsSchema)
+    sentence: str
+
+
 class EngineList(BaseModel):
     engines: list[EngineSchema]
     pools: dict[str, PoolSchema] = Field(default_factory=dict)
     door: DoorSchema | None = None
+    sessions: SessionsSchema | None = None
 
 
 class IncidentSchema(Out):

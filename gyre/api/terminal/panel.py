@@ -20,7 +20,8 @@ from gyre.api.terminal.run_end import held_out, ran_for, warning_lines
 from gyre.api.terminal.run_history import RunHistory
 from gyre.api.terminal.text_tables import COLOURS, Column, table
 from gyre.master.incident_words import came_to, has_recovered
-from gyre.master.master_api import lacks
+from gyre.master.master_api import lacks, sessions_of
+from gyre.master.session_words import sessions_fact
 from gyre.observe.efficiency import makes_steps
 
 if TYPE_CHECKING:
@@ -156,6 +157,8 @@ def facts(view: View, progress: Mapping[str, Any]) -> list[str]:
         found.append(f"policy v{progress['version']}")
     if progress.get("checkpoint_step", -1) > 0:
         found.append(f"checkpoint at step {progress['checkpoint_step']}")
+    if sessions := sessions_of(view):
+        found.append(sessions_fact(sessions))
     return found
 
 

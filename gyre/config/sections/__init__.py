@@ -5,6 +5,7 @@ torch.
 """
 
 from gyre.config.sections.agent import AgentRoleSettings
+from gyre.config.sections.chat import ChatSettings
 from gyre.config.sections.data import HELD_OUT, DataSettings
 from gyre.config.sections.fsdp import FsdpSettings
 from gyre.config.sections.lora import LoraSettings
@@ -24,6 +25,7 @@ __all__ = [
     "KL_TYPES",
     "LOSS_AGG_MODES",
     "AgentRoleSettings",
+    "ChatSettings",
     "CriticSettings",
     "DataSettings",
     "EvaluationSettings",

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from gyre.config.sections.agent import AgentRoleSettings
+from gyre.config.sections.chat import ChatSettings
 from gyre.config.sections.data import DataSettings
 from gyre.config.sections.fsdp import FsdpSettings
 from gyre.config.sections.lora import LoraSettings
@@ -68,6 +69,9 @@ class WorkloadSettings(Section):
     """Another job's weights, which training begins with."""
     agent: AgentRoleSettings | None = None
     """What the role `agent` runs, where answers are sessions of several turns."""
+    chat: ChatSettings | None = None
+    """How a conversation with the model of `model_path` is written in tokens. Without it agents of such a model ask
+    with token ids."""
     reward: RewardSettings = RewardSettings()
     """The function of `PythonReward`, and its pool of processes."""
     reward_model: RewardModelSettings = RewardModelSettings()

@@ -46,6 +46,7 @@ _SHOWN = (
     "step",
     "group",
     "sample",
+    "rollout",
     "outcome",
     "quarantined",
     "reward",
@@ -347,6 +348,7 @@ def _item(values: dict[str, Any], *, cut: int | None) -> dict[str, Any]:
         "step": values["step"],
         "group": values["group"],
         "sample": values["sample"],
+        "rollout": values.get("rollout"),  # a file of an earlier version has none
         "reward": values["reward"],
         "more": dict(values["more"] or ()),
         "outcome": values["outcome"],
@@ -368,9 +370,21 @@ def _whole(values: dict[str, Any]) -> dict[str, Any]:
         found[name] = values[name]
     for name in ("logprobs", "trainer_logprobs", "ref_logprobs", "values", "advantage"):
         found[name] = values[name]
-    found["mask"] = None  # every token of a sample is trained
+    found["mask"] = _mask(values.get("drawn"), values["tokens"])
     found["meta"] = _json(values["meta"])
     found["extras"] = _json(values["extras"])
+    return found
+
+
+def _mask(drawn: list[dict[str, int]] | None, count: int) -> list[bool] | None:
+    """Of each token whether it was drawn, and so trained; None where all were, as in every file of an earlier
+    version."""
+    if drawn is None:
+        return None
+    mask = np.zeros(count, np.bool_)
+    for run in drawn:
+        mask[run["start"] : run["end"]] = True
+    found: list[bool] = mask.tolist()
     return found
 
 

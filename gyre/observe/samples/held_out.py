@@ -126,7 +126,10 @@ class HeldOutFiles:
         try:
             if version not in versions:
                 raise FileNotFoundError
-            table = pq.read_table(self._folder / held_out_file(name, version), columns=list(self._columns))
+            with pq.ParquetFile(self._folder / held_out_file(name, version)) as opened:
+                table = opened.read(
+                    columns=list(self._columns)
+                )  # an earlier version's file has not all of them
         except (OSError, pa.ArrowInvalid) as error:
             gone = isinstance(error, FileNotFoundError)  # perhaps given up meanwhile
             raise NotFound(
@@ -161,15 +164,22 @@ def _pair(now: _Version, before: _Version | None, place: int) -> dict[str, Any]:
 
 
 def _side(of: _Version, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How many of the samples are `right`, None where that has no meaning, and what they earned on average."""
+    """How many of the samples are `right`, None where that has no meaning, and what they earned on average. Of a
+    rollout in several rows the last one, with which it ended."""
+    rows = list({_rollout_of(row): row for row in rows}.values())
     verdicts = [of.is_right(row) for row in rows]
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     return {
         "count": len(rows),
         "right": None if None in verdicts else sum(map(bool, verdicts)),
         "reward": fmean(rewards) if rewards else None,
-        "samples": list(rows),
+        "samples": rows,
     }
+
+
+def _rollout_of(row: Mapping[str, Any]) -> int:
+    rollout = row.get("rollout")  # an earlier version's file has none
+    return int(row["sample"] if rollout is None else rollout)
 
 
 def _difference(now: Mapping[str, Any], before: Mapping[str, Any]) -> float:

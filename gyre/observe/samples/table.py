@@ -38,6 +38,7 @@ SCHEMA = pa.schema(
         pa.field("step", pa.int32(), nullable=False),
         pa.field("group", pa.int64(), nullable=False),
         pa.field("sample", pa.int32(), nullable=False),
+        ("rollout", pa.int32()),
         pa.field("outcome", pa.string(), nullable=False),
         pa.field("quarantined", pa.bool_(), nullable=False),
         ("reward", pa.float64()),
@@ -48,6 +49,7 @@ SCHEMA = pa.schema(
         pa.field("tokens", pa.int32(), nullable=False),
         ("versions", pa.list_(pa.struct([("version", pa.int32()), *_RUN]))),
         ("instances", pa.list_(pa.struct([("name", pa.string()), *_RUN]))),
+        ("drawn", pa.list_(pa.struct(_RUN))),
         ("prompt", pa.string()),
         ("answer", pa.string()),
         ("prompt_ids", pa.list_(pa.int32())),
@@ -151,11 +153,13 @@ def _of_samples(
     samples = [row.sample for row in rows]
     columns: dict[str, Any] = {
         "sample": [row.index for row in rows],
+        "rollout": [sample.rollout for sample in samples],
         "reward": [_number(sample.reward) for sample in samples],
         "more": [_more(sample) for sample in samples],
         "advantage": _advantages(rows, advantages),
         "finish_reason": [row.finish_reason for row in rows],
         "tokens": [len(ids) for ids in tokens],
+        "drawn": [_drawn(sample) for sample in samples],
         "answer": [texts.answer(sample) if len(sample.token_ids) else "" for sample in samples],
         "extras": [_extras(sample) for sample in samples],
     }
@@ -243,6 +247,14 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool | int | float | np.number | np.bool_):
         return float(value)
     return None
+
+
+def _drawn(sample: Sample) -> list[dict[str, int]] | None:
+    """The runs of tokens that were drawn; None where all were."""
+    if sample.mask is None:
+        return None
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], sample.mask, [False])).astype(np.int8))).tolist()
+    return [{"start": start, "end": end} for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _more(sample: Sample) -> list[tuple[str, float | None]]:

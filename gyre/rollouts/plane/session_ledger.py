@@ -30,6 +30,7 @@ from gyre.request_body import RequestRefused, refused
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.requests import InFlightRequest, requested_groups, sampling_of
 from gyre.rollouts.plane.session_breaker import Breaker
+from gyre.rollouts.plane.session_counts import SessionCounts
 from gyre.rollouts.plane.session_lengths import SessionLengths
 from gyre.rollouts.plane.session_tree import ROOT, Outcome, Session, Turn, asked_prompt, group_of
 from gyre.rollouts.plane.session_workers import Workers
@@ -152,6 +153,7 @@ class SessionLedger:
         self.workers = Workers(silence_s=settings.worker_silence_s, seconds=settings.seconds)
         self.breaker = Breaker(settings.breaker)
         self.lengths = SessionLengths()
+        self.counts = SessionCounts()
         self._turns: dict[int, tuple[Session, Turn]] = {}
         """By the number of the turn's request."""
         self._open: dict[int, Session] = {}
@@ -322,8 +324,8 @@ class SessionLedger:
 
     # -- turns --------------------------------------------------------------------------------------
 
-    def ask(self, event: TurnAsked, *, now: float) -> tuple[Turn, bool]:
-        """The turn of this key, and whether it is new. `now` is monotonic. Raises RequestRefused."""
+    def ask(self, event: TurnAsked, now: float) -> tuple[Turn, bool]:
+        """The turn of this key, and whether it is new. Raises RequestRefused."""
         session = self.open_session(event.session, event.claim)
         known = session.turn_of(event.key)
         if known is not None:
@@ -335,6 +337,7 @@ class SessionLedger:
             session, Turn(number, event.parent, event.key, request, len(event.prompt_ids), event.note)
         )
         self._groups.prefer(request, self._order_of(session, number), self._prefix_of(turn, session, now))
+        turn.asked_at = now
         return turn, True
 
     def _order_of(self, session: Session, number: int) -> tuple[int, int]:
@@ -484,6 +487,7 @@ class SessionLedger:
 
     def _again(self, session: Session, faults: int, losses: int) -> None:
         one = self._by_name[session.purpose, session.group_id]
+        self.counts.drawn_again += 1
         self._groups.cancelled += self._forget(session, unused=UNUSED)
         again = one.members[session.index] = self._begin(one, session.index, session.attempt + 1)
         again.faults, again.losses = faults, losses
@@ -501,9 +505,7 @@ class SessionLedger:
         """The batch goes to the ledger next."""
         self._writing, self._changed = self._changed, set()
 
-    def committed(
-        self, complete: Sequence[InFlightRequest], *, now: float
-    ) -> tuple[list[Turn], list[Session]]:
+    def committed(self, complete: Sequence[InFlightRequest], now: float) -> tuple[list[Turn], list[Session]]:
         """The batch is in the ledger, and with it the ends of these turns. Returns the turns that may be told now, and
         the sessions of which all is written."""
         turns = [found[1] for request in complete if (found := self._turns.get(request.number)) is not None]
@@ -515,6 +517,9 @@ class SessionLedger:
         for session in sessions:
             session.is_written = True
             session.ended_at = now if session.outcome is not None else None
+            if session.outcome is not None:
+                self.counts.ended(session.id, session.outcome, session.reason)
+        self.counts.turns += len(turns)
         return turns, sessions
 
     def restore(self, rows: Mapping[str, bytes], now: float) -> list[Session]:
@@ -598,6 +603,7 @@ class SessionLedger:
             "failed_groups": sum(bool(one.failed) for one in self.by_number.values()),
             "pause_s": self.breaker.pause_s,
             "oversampled": self.lengths.told(),
+            "since_start": self.counts.status(),
         }
 
     def complete_groups(self) -> list[SessionGroup]:

@@ -14,7 +14,7 @@ This module must not know what a message is, who runs the agent, or how a turn i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.rollouts.plane.requests import InFlightRequest, InFlightSample
-from gyre.rollouts.samples import Group, InstanceRun, Sample, VersionRun
+from gyre.rollouts.samples import MORE, Group, InstanceRun, Sample, VersionRun
+from gyre.rollouts.session_extras import ENGINE_S, OUTCOME, PATH, REASON, TOOL_S, TURNS, RowTurn, spent
 
 ASKED = "session.prompt_ids"
 """In the `meta` of a group that is delivered: the prompt that it was asked for with, int32 `[p]`."""
@@ -58,8 +59,10 @@ class Turn:
     note: bytes = b""
     is_written: bool = False
     """Its end is in the ledger, so that it may be told."""
+    asked_at: float | None = None
     told_at: float | None = None
-    """When that was, monotonic; None if an earlier manager wrote it."""
+    """When it was asked for, and when it could be told, monotonic, in seconds; None before that, and of what an earlier
+    manager saw."""
 
     @property
     def name(self) -> str:
@@ -181,6 +184,7 @@ class _Row:
     versions: list[VersionRun]
     instances: list[InstanceRun]
     finish: str
+    turns: list[RowTurn]
 
     @property
     def prompt(self) -> NDArray[np.int32]:
@@ -195,6 +199,11 @@ def group_of(group: Group, sessions: Sequence[Session]) -> Group:
     rows = [(session, row) for session in sessions for row in _rows_of(session)]
     prompt = _common([row.prompt for _, row in rows]) if rows else group.prompt_ids
     samples = [_sample_of(session, at, row, len(prompt)) for at, session, row in _numbered(rows, sessions)]
+    seen: set[int | None] = set()
+    for sample, (session, _) in zip(samples, rows, strict=True):
+        if sample.rollout not in seen:
+            sample.extras |= _numbers(session)
+        seen.add(sample.rollout)
     return Group(group.id, prompt, {**group.meta, ASKED: group.prompt_ids}, samples)
 
 
@@ -232,24 +241,55 @@ def _sample_of(session: Session, rollout: int, row: _Row, prompt: int) -> Sample
         tuple(run for run in runs if run.end > run.start),
         "length" if session.outcome is Outcome.TRUNCATED else row.finish,
         session.reward,
-        {f"reward.{name}": value for name, value in session.extras.items()},
+        {f"{MORE}{name}": value for name, value in session.extras.items()} | _said(session, row, prompt),
         tuple(parts),
         mask=row.mask[prompt:],
         rollout=rollout,
     )
 
 
+def _said(session: Session, row: _Row, prompt: int) -> dict[str, Any]:
+    """What each row says of its session. A turn that begins within the group's prompt begins after it."""
+    path = [
+        [turn.number, max(turn.start - prompt, 0), turn.drawn - prompt, turn.end - prompt, turn.waited_s]
+        for turn in row.turns
+    ]
+    reason = {REASON: session.reason} if session.reason else {}
+    return {PATH: path, OUTCOME: str(session.outcome or ""), **reason}
+
+
+def _numbers(session: Session) -> dict[str, Any]:
+    """What its first row says of all of it."""
+    times = spent([(turn.asked_at, turn.told_at) for turn in session.turns])
+    return {TURNS: len(session.turns)} | ({} if times is None else {TOOL_S: times[0], ENGINE_S: times[1]})
+
+
+def _waits(session: Session) -> dict[int, float]:
+    """By turn's number: seconds from the answer before it to its request, where there was one and nothing was generated
+    then."""
+    found: dict[int, float] = {}
+    told: float | None = None
+    for turn in session.turns:
+        if told is not None and turn.asked_at is not None and turn.asked_at >= told:
+            found[turn.number] = turn.asked_at - told
+        if turn.told_at is None:
+            break  # an earlier manager saw it, and what was waited for since then is nobody's
+        told = turn.told_at if told is None else max(told, turn.told_at)
+    return found
+
+
 def _rows_of(session: Session) -> list[_Row]:
     parents = {turn.parent for turn in session.turns}
     covered: set[int] = set()
+    waits = _waits(session)
     rows = []
     for leaf in session.turns:
         if leaf.number not in parents and leaf.sample.length:
-            rows.append(_row_of(session, leaf, covered))
+            rows.append(_row_of(session, leaf, covered, waits))
     return rows
 
 
-def _row_of(session: Session, leaf: Turn, covered: set[int]) -> _Row:
+def _row_of(session: Session, leaf: Turn, covered: set[int], waits: Mapping[int, float]) -> _Row:
     """The path to the leaf. Turns in `covered` are in the mask of another row; those of this one are added to it."""
     way = [leaf]
     while way[-1].parent != ROOT:
@@ -259,6 +299,7 @@ def _row_of(session: Session, leaf: Turn, covered: set[int]) -> _Row:
     mask: list[NDArray[Any]] = []
     versions: list[VersionRun] = []
     instances: list[InstanceRun] = []
+    turns: list[RowTurn] = []
     length = 0
     for turn in reversed(way):
         added, (drawn, told) = turn.request.added, turn.sample.tokens()
@@ -272,6 +313,7 @@ def _row_of(session: Session, leaf: Turn, covered: set[int]) -> _Row:
             InstanceRun(one.name, since + one.start, since + one.end) for one in turn.sample.instances
         ]
         covered.add(turn.number)
+        turns.append(RowTurn(turn.number, length, since, since + len(drawn), waits.get(turn.number)))
         length = since + len(drawn)
     return _Row(
         np.concatenate(ids),
@@ -280,4 +322,5 @@ def _row_of(session: Session, leaf: Turn, covered: set[int]) -> _Row:
         versions,
         instances,
         leaf.sample.finish,
+        turns,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -341,3 +342,55 @@ def test_the_columns_are_plain_parquet(tmp_path: Path) -> None:
     assert row["more"] == [("a", 0.5)]
     assert json.loads(row["meta"]) == {"answer": 3}
     assert row["versions"] == [{"version": 0, "start": 0, "end": 3}]
+
+
+def test_rows_are_kept_with_what_was_drawn(tmp_path: Path) -> None:
+    mask = np.array([False, True, True, False, True])
+    of = {"logprobs": np.where(mask, -1.0, 0.0).astype(np.float32), "mask": mask, "rollout": 2}
+    rows = [replace(sample([5, 6, 7, 8, 9]), **of), sample()]
+    own = {(1, 0): np.array([-2.0, -3.0, -4.0], np.float32), (1, 1): np.array([-5.0, -6.0, -7.0], np.float32)}
+    assert (
+        written(
+            tmp_path / "s", lambda writer: writer.step_recorded(1, [group(1, *rows)], logprobs=lambda: own)
+        )
+        == []
+    )
+    (path,) = (tmp_path / "s").glob("step-*.parquet")
+    first, second = pq.read_table(path).to_pylist()
+    assert first["drawn"] == [{"start": 1, "end": 3}, {"start": 4, "end": 5}]
+    assert (first["rollout"], second["rollout"], second["drawn"]) == (2, None, None)
+    assert first["trainer_logprobs"] == [0.0, -2.0, -3.0, 0.0, -4.0]
+    assert second["trainer_logprobs"] == [-5.0, -6.0, -7.0]
+    found = SampleFiles(tmp_path / "s").sample(1, 1, 0)
+    assert (found["mask"], found["rollout"]) == (mask.tolist(), 2)
+    assert SampleFiles(tmp_path / "s").sample(1, 1, 1)["mask"] is None
+
+
+def test_a_file_of_before_there_were_rows_is_read(tmp_path: Path) -> None:
+    def write(writer: SampleWriter) -> None:
+        writer.step_recorded(1, [group(1)])
+        writer.evaluated(3, "aime", [group(0, sample(reward=1.0), sample(reward=0.0))], right_from=1.0)
+
+    assert written(tmp_path / "s", write) == []
+    for path in (tmp_path / "s").rglob("*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.drop_columns(["rollout", "drawn"]), path)
+    files = SampleFiles(tmp_path / "s")
+    (one, _) = files.find(SampleFilter())["samples"]
+    assert one["rollout"] is None
+    assert files.sample(1, 1, 0)["mask"] is None
+    (prompt,) = files.held_out("aime")["prompts"]
+    assert (prompt["now"]["count"], prompt["now"]["right"]) == (2, 1)
+    assert files.problems == {}
+
+
+def test_held_out_answers_in_rows_are_counted_by_their_rollouts(tmp_path: Path) -> None:
+    rows = [(1.0, 0), (1.0, 0), (0.0, 1), (1.0, 0)]
+    of = group(
+        0,
+        *(replace(sample([at, 3, 4], reward), rollout=rollout) for at, (reward, rollout) in enumerate(rows)),
+    )
+    assert written(tmp_path / "s", lambda writer: writer.evaluated(3, "aime", [of], right_from=1.0)) == []
+    (prompt,) = SampleFiles(tmp_path / "s").held_out("aime")["prompts"]
+    assert (prompt["now"]["count"], prompt["now"]["right"], prompt["now"]["reward"]) == (2, 1, 0.5)
+    assert [one["sample"] for one in prompt["now"]["samples"]] == [3, 2]

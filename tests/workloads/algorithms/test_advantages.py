@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre.config.sections import LossSettings
+from gyre.rollouts.drawn import as_drawn
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.algorithms.advantages import (
     advantages_of,
@@ -19,6 +22,7 @@ from gyre.workloads.algorithms.advantages import (
     mean_only,
     token_rewards,
 )
+from tests.rollout_rows import sessions
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=9)
 TRACES = st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=12)
@@ -159,3 +163,51 @@ def test_the_divergence_from_the_reference_is_a_penalty_at_every_token():
 def test_what_is_missing_is_named(one, settings, sentence):
     with pytest.raises(ValueError, match=sentence):
         advantages_of([group(one)], settings)
+
+
+ESTIMATORS = [
+    {"adv_estimator": "grpo"},
+    {"adv_estimator": "dr_grpo", "kl_reward_coef": 0.1},
+    {"adv_estimator": "rloo", "kl_reward_coef": 0.1},
+    {"adv_estimator": "gae", "lam": 0.9, "gamma": 0.95, "kl_reward_coef": 0.1},
+    {"adv_estimator": f"{__name__}:by_place"},
+]
+
+
+def by_place(group, rewards):
+    """An estimator of a user's own: of each sample a number for each token."""
+    return [
+        reward * np.arange(1, len(sample.token_ids) + 1)
+        for sample, reward in zip(group.samples, rewards, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("settings", ESTIMATORS)
+@given(seed=st.integers(0, 2**20))
+def test_rows_have_the_advantage_of_their_rollout_whatever_is_between(settings, seed):
+    """The advantages are those of rollouts that have what was drawn and nothing else."""
+    settings = LossSettings(**settings)
+    groups = sessions(0, 2, seed=seed)
+    whole = [as_drawn(one) for one in groups]
+    expected = iter(advantages_of(whole, settings))
+    found = iter(advantages_of(groups, settings))
+    for one in groups:
+        by_rollout = {number: next(expected) for number in dict.fromkeys(s.rollout for s in one.samples)}
+        for row in one.samples:
+            advantages = next(found)
+            assert advantages.shape == row.token_ids.shape
+            assert not advantages[~row.mask].any()
+            mine, by_rollout[row.rollout] = np.split(by_rollout[row.rollout], [row.drawn])
+            assert advantages[row.mask].tolist() == mine.tolist()
+        assert not any(len(left) for left in by_rollout.values())
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
+def test_a_rollout_counts_once_in_mean_and_deviation_however_many_rows_it_has(estimator):
+    settings = LossSettings(adv_estimator=estimator)
+    rows = [replace(sample(2, reward), rollout=rollout) for rollout, reward in ((0, 1.0), (1, 0.0), (2, 0.0))]
+    one_each = advantages_of([group(*rows)], settings)
+    many = advantages_of([group(rows[0], rows[1], rows[0], rows[0], rows[2])], settings)
+    plain = advantages_of([group(sample(2, 1.0), sample(2, 0.0), sample(2, 0.0))], settings)
+    assert [row.tolist() for row in one_each] == [row.tolist() for row in plain]
+    assert [row.tolist() for row in many] == [plain[at].tolist() for at in (0, 1, 0, 0, 2)]

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from gyre.config.sections import LOSS_AGG_MODES, WorkloadSettings
 from gyre.rollouts.drawn import of_drawn
 from gyre.rollouts.samples import Group, Sample, VersionRun
+from gyre.workloads.algorithms.losses import aggregate
+from gyre.workloads.fsdp.passes import rows_of as passes_of_one
 from gyre.workloads.learner.losses import policy_rows
 from gyre.workloads.learner.packing import PATH_KEYS, Row, laid_out, nodes_of, pack, paths_of
 from gyre.workloads.torch.actor import TorchActor
@@ -262,6 +264,7 @@ def test_each_row_is_its_path_and_predicts_what_was_drawn(seed: int, max_tokens:
     for part in pack(rows, max_tokens=max_tokens, prompts_once=once):
         paths = paths_of(part.lengths, part.parents or [-1] * len(part.lengths))
         leaves = [path for at, path in enumerate(paths) if at not in set(part.parents)]
+        mine = left[: len(part.tags)]
         if len(part.tags) > 1:
             assert sum(map(len, paths)) <= PATH_KEYS * max_tokens
             assert len(part.tokens) <= max_tokens
@@ -278,6 +281,10 @@ def test_each_row_is_its_path_and_predicts_what_was_drawn(seed: int, max_tokens:
             assert part.values["engine"][predicted].tolist() == row.values["engine"][places].tolist()
             first += count
         assert first == len(part.targets)
+        for row, alone in zip(mine, passes_of_one(part), strict=True):
+            assert alone.tokens.tolist() == [*row.prompt_ids, *row.token_ids[:-1]]
+            assert alone.columns.tolist() == (len(row.prompt_ids) - 1 + np.flatnonzero(row.mask)).tolist()
+            assert alone.targets.tolist() == row.token_ids[row.mask].tolist()
         assert len(set(part.columns.tolist())) == len(part.columns), "a token predicts for one sequence"
     assert not left
 
@@ -308,3 +315,44 @@ def test_what_was_drawn_for_one_row_is_computed_once_for_those_that_go_on_after_
     part = laid_out(nodes)
     assert len(set(part.columns.tolist())) == len(part.columns) == 4 + 1 + 1 + 2 + 2
     assert part.targets.tolist() == [4, 5, 7, 8, 9, 3, 3, 3, 4, 5]
+
+
+def own(logprobs: Any, advantages: Any, mask: Any, settings: Any, **given: Any) -> Any:
+    """A loss of a user's own, from before rollouts had rows."""
+    per_token = -logprobs * advantages
+    shape = {"rows": given["rows"], "norm_length": given["norm_length"]}
+    return aggregate(per_token, mask, settings.loss_agg_mode, {}, **shape)
+
+
+def own_of_rollouts(
+    logprobs: Any, advantages: Any, mask: Any, settings: Any, *, rows: Any, lengths: Any = None, **given: Any
+) -> Any:
+    shape = {"rows": rows, "norm_length": given["norm_length"], "lengths": lengths}
+    return aggregate(-logprobs * advantages, mask, settings.loss_agg_mode, {}, **shape)
+
+
+def test_a_loss_of_ones_own_gets_lengths_or_is_refused_means_of_rollouts_in_rows() -> None:
+    groups = sessions(0, 2)
+    single = [replace(one, samples=[one.samples[rows[-1]] for rows in one.rollouts]) for one in groups]
+    mode = "seq-mean-token-mean"
+    without = bound(loss={"loss_mode": f"{__name__}:own", "loss_agg_mode": mode})
+    with_lengths = bound(loss={"loss_mode": f"{__name__}:own_of_rollouts", "loss_agg_mode": mode})
+    with pytest.raises(ValueError, match="own has no parameter `lengths`, and a rollout has several rows"):
+        without.rows(groups)
+    with_lengths.passes = 1
+    whole, _ = gradient_of(with_lengths, groups)
+    with_lengths.passes = 5
+    assert distance(gradient_of(with_lengths, groups)[0], whole) < 1e-5, "rows in other passes count"
+    assert distance(gradient_of(without, single)[0], gradient_of(with_lengths, single)[0]) < 1e-6
+    sums = bound(loss={"loss_mode": f"{__name__}:own", "loss_agg_mode": "seq-mean-token-sum"})
+    assert len(sums.rows(groups)) == sum(len(group.samples) for group in groups)
+
+
+def test_a_critic_of_several_updates_refuses_at_once_what_has_no_values() -> None:
+    critic = bound(TorchCritic, critic={"optim": {"lr": 1e-3, "epochs": 2}}, loss={"adv_estimator": "gae"})
+    groups = sessions(0, 1)
+    critic.accumulate(copy.deepcopy(groups), step=1, index=0)
+    for sample in groups[0].samples:
+        del sample.extras["values"]
+    with pytest.raises(ValueError, match="a sample has no values"):
+        critic.check(groups)

@@ -172,6 +172,9 @@ def test_other_groups_than_were_given_are_refused(change: Any, said: str) -> Non
         ({"versions": ((4, 0, 3),)}, "expected a tuple of VersionRun"),
         ({"versions": None}, "expected a tuple of VersionRun"),
         ({"versions": (VersionRun("4", 0, 3),)}, "expected three integers"),  # type: ignore[arg-type]
+        ({"mask": [False, False, False]}, "no token was drawn"),
+        ({"mask": np.array([True, True, False])}, "which by the mask was not drawn, expected 0"),
+        ({"mask": [1.0, 0.0, 1.0]}, "expected a bool array of 3 elements"),
         ({"finish_reason": "eos"}, "finish_reason 'eos', expected one of stop, length"),
         ({"finish_reason": None}, "finish_reason None"),
         ({"reward": math.nan}, "finite real number"),
@@ -204,6 +207,27 @@ def test_a_generated_sample_that_cannot_be_trained_is_refused(changes: dict[str,
     ],
 )
 def test_as_many_samples_as_were_asked_for(made: list[Any], said: str) -> None:
+    with pytest.raises(UserCodeError) as refused:
+        result_of(GENERATE, prompts(), generated(*made))
+    assert said in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ((0, 1, 1), ""),
+        ((0, 0), "1 rollouts of group 3, expected 2 (config.sampling.n)"),
+        ((0, 1, 2, 0), "3 rollouts of group 3, expected 2 (config.sampling.n)"),
+        ((0, None), "sample 1 that is a row of rollout None"),
+    ],
+)
+def test_a_group_may_have_more_rows_than_rollouts(rows: tuple[int | None, ...], said: str) -> None:
+    mask = torch.tensor([False, True, True])
+    made = [sample(rollout=at, mask=mask, logprobs=[0.0, -0.5, -0.5]) for at in rows]
+    if not said:
+        (group, _) = result_of(GENERATE, prompts(), generated(*made))
+        assert all(one.mask.tolist() == [False, True, True] for one in group.samples)
+        return
     with pytest.raises(UserCodeError) as refused:
         result_of(GENERATE, prompts(), generated(*made))
     assert said in refused.value.message

@@ -12,6 +12,7 @@ from gyre.workloads.trainer.firings.result_checks import problem_with_groups
 from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.slim_groups import Additions, SlimGroups, additions, extras_of, joined
+from tests.rollout_rows import sessions
 
 
 def group(group_id: int, *lengths: int) -> Group:
@@ -86,3 +87,13 @@ def test_the_host_gives_groups_and_returns_additions() -> None:
     )
     status, whole = host.call(1, "score", NOTHING_OFFERED, [group(4, 5, 2)])
     assert (status, whole[0].samples[0].reward) == ("ok", 5.0)
+
+
+def test_a_row_is_still_one_where_it_is_scored() -> None:
+    (given,) = sessions(0, 1)
+    given.samples.append(group(4, 2).samples[0])
+    (slim,) = pickle.loads(pickle.dumps(SlimGroups.of([given]))).groups()
+    for one, other in zip(slim.samples, given.samples, strict=True):
+        assert one.rollout == other.rollout
+        assert (one.mask is None) == (other.mask is None)
+        assert other.mask is None or np.array_equal(one.mask, other.mask)

@@ -32,7 +32,7 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
-from gyre.chat.dialects import DIALECTS, Dialect
+from gyre.chat.dialects import COUNT_TOKENS, DIALECTS, Dialect
 from gyre.chat.messages import Message
 from gyre.chat.requests import ChatRequest, Reply
 from gyre.chat.retries import Repeats
@@ -128,6 +128,10 @@ class SessionFront(TrainerFront):
             web.get("/v1/sessions/{session}", self._route(self._look_at)),
             web.post("/v1/sessions/{session}/end", self._route(self._end)),
             web.put("/v1/sessions/{session}/snapshot", self._route(self._snapshot)),
+            *(
+                web.post(path, self._route(self._count, COUNT_TOKENS))
+                for path in (COUNT_TOKENS.path, f"{SESSION_PATH}{COUNT_TOKENS.path}")
+            ),
             web.get("/v1/models", self._route(self._models)),
             web.get("/s/{session}/v1/models", self._route(self._models)),
             *turns,
@@ -280,6 +284,17 @@ class SessionFront(TrainerFront):
             if _is_there(request):
                 repeats.left(key)
             return response
+
+    async def _count(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        """How many tokens a prompt would have: nothing is drawn."""
+        name, claim = _named(request.match_info.get("session") or request.headers.get("X-Session-ID") or "")
+        self._own(caller, name)
+        session = self.ledger.open_session(name, claim)
+        async with self._place_of(session), self._body(request) as body:
+            asked = await asyncio.to_thread(COUNT_TOKENS.read, body)
+            prompt = (await self._conversations.prompt_of(session, asked))[1]
+        nothing = Reply(session.id, 0, "", Message("assistant"), "stop", prompt_ids=prompt.tolist())
+        return _json(COUNT_TOKENS.answer(asked, nothing))
 
     async def _begin(self, session: Session, claim: int | None, key: str, asked: ChatRequest) -> Turn:
         if asked.prompt_ids is not None:

@@ -61,6 +61,77 @@ METRICS: dict[str, Metric] = {
         "groups whose samples all earned the same: with a baseline of the group they have no gradient",
     ),
     "flat_groups_ratio": Metric("ratio", "trainer", "share of groups that are flat"),
+    "turns_mean": Metric(
+        "",
+        "trainer",
+        "turns of a rollout on average; this and what follows only of a job with agents",
+    ),
+    "turns_max": Metric(
+        "",
+        "trainer",
+        "most turns of a rollout",
+    ),
+    "rollouts_scored_ratio": Metric(
+        "ratio",
+        "trainer",
+        "share of rollouts that ended with the agent's score",
+    ),
+    "rollouts_truncated_ratio": Metric(
+        "ratio",
+        "trainer",
+        "share of rollouts that ended because their turns, tokens or time were spent",
+    ),
+    "rollouts_policy_fault_ratio": Metric(
+        "ratio",
+        "trainer",
+        "share of rollouts that ended because the policy did what it must not",
+    ),
+    "tokens_not_drawn": Metric(
+        "",
+        "trainer",
+        "tokens after the prompts that no policy drew: what agents, tools and the chat format put there",
+    ),
+    "tool_seconds_mean": Metric(
+        "s",
+        "trainer",
+        "time of a rollout between a turn's answer and the next request, on average: its agent and its tools. "
+        "Of rollouts that one rollout manager saw from first to last",
+    ),
+    "tool_seconds_max": Metric(
+        "s",
+        "trainer",
+        "the longest of these",
+    ),
+    "engine_seconds_mean": Metric(
+        "s",
+        "trainer",
+        "time of a rollout in which a turn was generated or waited for an engine, on average; of the same rollouts",
+    ),
+    "turn_1_tokens_mean": Metric(
+        "token",
+        "trainer",
+        "tokens that were drawn in a rollout's first turn, on average over those that have one",
+    ),
+    "turn_2_tokens_mean": Metric(
+        "token",
+        "trainer",
+        "tokens that were drawn in a rollout's second turn, on average over those that have one",
+    ),
+    "turn_3_tokens_mean": Metric(
+        "token",
+        "trainer",
+        "tokens that were drawn in a rollout's third turn, on average over those that have one",
+    ),
+    "turn_4_tokens_mean": Metric(
+        "token",
+        "trainer",
+        "tokens that were drawn in a rollout's fourth turn, on average over those that have one",
+    ),
+    "later_turns_tokens_mean": Metric(
+        "token",
+        "trainer",
+        "tokens that were drawn in a turn after the fourth, on average",
+    ),
     "staleness_mean": Metric("version", "trainer", "age of a token on average"),
     "staleness_max": Metric("version", "trainer", "age of the oldest token"),
     "seconds": Metric("s", "trainer", "time since the step before"),

@@ -19,6 +19,7 @@ from typing import Any, TypeGuard
 from gyre.rollouts.drawn import as_drawn
 from gyre.rollouts.samples import MORE, Group
 from gyre.workloads.algorithms.advantages import earned_the_same
+from gyre.workloads.trainer.learning.session_metrics import session_metrics
 
 MOST_COMPONENTS = 48
 """Numbers beside the reward that a step has: the names that most of its samples have. A function whose names differ
@@ -53,12 +54,14 @@ def step_metrics(
     """The metrics of a step: those of the `learner` that are finite numbers, and those of the `groups` that it
     trained; and what its time came to of what is `reserved`. A sample is a rollout, in however many rows it is trained,
     and its tokens are those that were drawn."""
+    of_sessions = session_metrics(groups)
     groups = [as_drawn(group) for group in groups]
     tokens = sum(group.token_count for group in groups)
     return {
         **{name: value for name, value in learner.items() if is_number(value)},
         **_of_samples(groups),  # also where a learner says them: its sums are of float32
         **components(groups),
+        **of_sessions,
         "step": step,
         "version": step,
         "at": round(at, 3),

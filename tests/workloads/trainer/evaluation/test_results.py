@@ -189,3 +189,18 @@ def test_what_does_not_say_of_each_answer_whether_it_is_right_is_no_accuracy(ext
 def test_many_numbers_of_a_function_do_not_fill_the_journal():
     extras = [[{f"reward.n{at}": 1.0 for at in range(200)}]]
     assert len(row([[1.0]], extras=extras)["components"]) == MOST_COMPONENTS
+
+
+def test_the_rows_of_a_rollout_are_one_answer():
+    rewards, extras = (
+        [[1, 0, 0, 0], [1, 1, 0, 1]],
+        [[{"reward.acc": float(one)} for one in of] for of in ([1, 0, 0, 0], [1, 1, 0, 1])],
+    )
+    groups = groups_of(rewards, extras)
+    for group in groups:
+        whole = [replace(sample, rollout=at) for at, sample in enumerate(group.samples)]
+        group.samples = [whole[0], whole[1], whole[0], whole[2], whole[3], whole[0]]
+    settings = EvaluationSettings(n=4, temperature=1.0)
+    found = row_of(Evaluation(4, "aime"), groups, [{}, {}], settings)
+    assert found | {"distinct": 1} == row(rewards, extras=extras, n=4, temperature=1.0)
+    assert found["count"] == 8

@@ -17,6 +17,7 @@ from gyre.workloads.trainer.firings import sample_scoring
 from gyre.workloads.trainer.firings.sample_scoring import SampleScoring, ScoringCall
 from gyre.workloads.trainer.retries import Retries
 from gyre.workloads.vertex.messages import Failure
+from tests.rollout_rows import sessions
 
 MEMBER = ("reward-0", 1)
 
@@ -111,3 +112,21 @@ def test_a_sample_that_cannot_be_scored_is_found_out_although_others_are() -> No
         scored = [replace(sample, reward=1.0) for sample in whole[2].samples]
         scoring.ended(other, ("ok", [Group(2, whole[2].prompt_ids, {}, scored)]))
         assert around.attempts == list(range(1, number + 1))
+
+
+def test_of_a_rollout_the_last_row_is_scored_and_all_rows_earn_that() -> None:
+    (rows,) = sessions(1, 1)
+    for sample in rows.samples:
+        sample.reward = None
+    around = Around([rows])
+    firing = Firing("reward.score", 0, (1,))
+    around.scoring.send(Operator("reward", "score"), [firing], step=1)
+    around.scoring.pump(0.0, step=1)
+    asked = dict(around.scoring._in_calls)
+    assert [index for _, index in sorted(asked)] == [of[-1] for of in rows.rollouts]
+    for sample in asked.values():
+        assert sample.mask is not None
+        sample.reward, sample.extras = 1.0, {"reward.acc": 1.0}
+    around.scoring.pump(0.0, step=1)
+    assert around.accepted == [[1]]
+    assert not around.scoring._samples

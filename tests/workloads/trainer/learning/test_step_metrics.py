@@ -22,6 +22,7 @@ from gyre.workloads.trainer.learning.step_metrics import (
     is_flat,
     step_metrics,
 )
+from tests.rollout_rows import sessions
 
 ROOT = Path(__file__).parents[4]
 
@@ -301,3 +302,26 @@ def test_an_unknown_card_or_model_has_no_mfu_and_a_job_without_prices_no_cost(
 def test_the_peak_is_of_cards_that_are_known(card: str, tera: float | None) -> None:
     assert peak_flops(card, "bfloat16") == (None if tera is None else pytest.approx(tera * 1e12))
     assert peak_flops(card, "float32") is None
+
+
+def test_a_rollout_is_one_sample_of_what_was_drawn_for_it_however_many_rows_it_has() -> None:
+    groups = sessions(0, 3)
+    for one in groups:
+        for sample in one.samples:
+            sample.extras["reward.acc"] = sample.reward
+            sample.versions = (VersionRun(1, 0, 1), VersionRun(3, 1, len(sample.token_ids)))
+    found = step_metrics({}, groups, 4, at=5.0, seconds=2.0)
+    drawn = [sum(int(one.samples[at].mask.sum()) for at in rows) for one in groups for rows in one.rollouts]
+    assert sum(len(one.samples) for one in groups) > 9
+    assert (found["samples"], found["tokens"]) == (9, sum(drawn))
+    assert (found["reward_mean"], found["reward.acc"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+    assert found["completion_tokens_mean"] == pytest.approx(sum(drawn) / 9)
+    assert found["completion_tokens_max"] == max(drawn)
+    assert found["tokens_per_s"] == sum(drawn) / 2
+    old = sum(int(row.mask[0]) for one in groups for row in one.samples)
+    assert found["staleness_mean"] == pytest.approx(2 * old / sum(drawn))
+    assert found["staleness_max"] == 2
+    for row in (row for one in groups for row in one.samples):
+        row.mask[0] = False  # nothing that was drawn is of the old version now
+    assert step_metrics({}, groups, 4, at=5.0, seconds=2.0)["staleness_max"] == 0
+    assert {one.versions for one in groups} == {(3, 3)}

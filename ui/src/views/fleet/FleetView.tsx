@@ -7,7 +7,7 @@ import { Badge } from "../../parts/Badge";
 import { Refused } from "../../parts/Refused";
 import { useRootSize } from "../../parts/rootSize";
 import { VirtualList } from "../../parts/VirtualList";
-import type { DoorSchema, EngineSchema, EngineList, MachineList, PoolSchema, Tone } from "../../rest";
+import type { DoorSchema, EngineSchema, EngineList, MachineList, PoolSchema, SessionsSchema, Tone } from "../../rest";
 import { go, hrefOf, setParams, useRoute } from "../../route";
 import { SourceNumbers } from "../../parts/SourceNumbers";
 import { Machines } from "./Machines";
@@ -32,6 +32,7 @@ export default function FleetView() {
       </div>
       {error && !engines && <Refused error={error} />}
       {engines?.door && <DoorOfFleet door={engines.door} />}
+      {engines?.sessions && <SessionsOfAgents sessions={engines.sessions} />}
       {engines && engines.engines.length > 0 && (
         <section aria-labelledby="instances">
           <h2 id="instances">{plural(shown.length, "instance")}</h2>
@@ -73,6 +74,23 @@ function DoorOfFleet({ door }: { door: DoorSchema }) {
             </tbody>
           </table>
         </div>
+      )}
+    </section>
+  );
+}
+
+/** Where the sessions of a job's agents are, and what came of them since its rollout manager started. */
+function SessionsOfAgents({ sessions }: { sessions: SessionsSchema }) {
+  const [, ...older] = sessions.since_start.faults;
+  return (
+    <section aria-labelledby="sessions">
+      <h2 id="sessions">Sessions</h2>
+      <p>{sessions.sentence}</p>
+      {older.length > 0 && (
+        <details>
+          <summary>{plural(older.length, "earlier fault")}</summary>
+          <ul>{older.map((one) => <li key={one.session}><code>{one.session}</code>: {one.reason || "no reason was given"}</li>)}</ul>
+        </details>
       )}
     </section>
   );

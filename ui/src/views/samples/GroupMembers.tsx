@@ -5,6 +5,7 @@ import { anything, short, whole, words } from "../../format";
 import { Refused } from "../../parts/Refused";
 import type { SampleItem, SamplePage } from "../../rest";
 import { setParams } from "../../route";
+import { rolloutsOf } from "./rollouts";
 import { tokensHref } from "./SamplesView";
 
 const MOST = 64;
@@ -12,7 +13,8 @@ const MOST = 64;
 export function GroupMembers({ job, item }: { job: string; item: SampleItem }) {
   const { data, error } = useJob<SamplePage>(withQuery("/samples", { step: item.step, group: item.group, limit: MOST }), Infinity);
   const members = [...(data?.samples ?? [item])].sort((a, b) => a.sample - b.sample);
-  const rewards = members.flatMap((one) => (one.reward === null ? [] : [one.reward]));
+  const rollouts = rolloutsOf(members);
+  const rewards = rollouts.flatMap((one) => (one.reward === null ? [] : [one.reward]));
   const mean = rewards.length > 0 ? rewards.reduce((sum, one) => sum + one, 0) / rewards.length : null;
   const chosen = useRef<HTMLLIElement>(null);
   useEffect(() => {
@@ -22,7 +24,7 @@ export function GroupMembers({ job, item }: { job: string; item: SampleItem }) {
     <section className="members" aria-label={`Group ${item.group} of step ${item.step}`}>
       <div className="head">
         <h2>Group {item.group} of step {item.step}</h2>
-        <span className="muted">{members.length} samples, mean reward {short(mean)}</span>
+        <span className="muted">{rollouts.length === members.length ? `${members.length} samples` : `${rollouts.length} rollouts in ${members.length} rows`}, mean reward {short(mean)}</span>
         <button type="button" onClick={() => setParams({ at: null })}>Close</button>
       </div>
       {error && !data && <Refused error={error} />}
@@ -33,6 +35,7 @@ export function GroupMembers({ job, item }: { job: string; item: SampleItem }) {
           <li key={one.sample} ref={one.sample === item.sample ? chosen : undefined} className={one.sample === item.sample ? "card chosen" : "card"} aria-current={one.sample === item.sample}>
             <div className="row">
               <strong>{one.step}/{one.group}/{one.sample}</strong>
+              {one.rollout != null && <span className="muted">rollout {one.rollout}</span>}
               <span>reward {short(one.reward)}</span>
               {mean !== null && one.reward !== null && <span className="muted">{one.reward >= mean ? "+" : ""}{short(one.reward - mean)} against the mean</span>}
             </div>

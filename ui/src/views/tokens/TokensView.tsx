@@ -46,7 +46,7 @@ export default function TokensView() {
         {back}
       </div>
       <p>
-        Reward <strong>{short(sample.reward)}</strong>, {words(sample.outcome)}, {plural(sample.token_ids.length, "token")} after {whole(sample.prompt_tokens)} of the prompt, ended by {sample.finish_reason || "–"}
+        Reward <strong>{short(sample.reward)}</strong>, {words(sample.outcome)}, {plural(sample.token_ids.length, "token")} after {whole(sample.prompt_tokens)} of the prompt{sample.mask && `, ${whole(sample.mask.filter(Boolean).length)} of them drawn by the policy`}, ended by {sample.finish_reason || "–"}{sample.rollout != null && `, a row of rollout ${sample.rollout}`}
         {Object.entries(sample.more).map(([name, value]) => <span key={name} className="muted">; {name} {anything(value)}</span>)}
       </p>
       {sample.right_answer != null && <p className="right-answer">Right answer: <strong>{sample.right_answer}</strong></p>}
@@ -58,7 +58,7 @@ export default function TokensView() {
       </div>
       <ul className="legend tokens-legend">
         {scale.legend.map((entry) => <li key={entry.className}><span className={`swatch t ${entry.className}`} />{entry.text}</li>)}
-        {sample.mask && <li><span className="masked">masked</span> not in the loss</li>}
+        {sample.mask && <li><span className="masked">masked</span> not drawn by the policy in this row, and not in the loss</li>}
         {joints.length > 0 && <li><span className="joint">joint</span> went on elsewhere or with other weights, {plural(joints.length, "time")}; key <kbd>j</kbd></li>}
       </ul>
       <TokenStrip sample={sample} scale={scale} chosen={at} onChoose={choose} />

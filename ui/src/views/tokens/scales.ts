@@ -70,7 +70,7 @@ export function scaleOf(sample: SampleTokens, mode: Mode): Scale {
     case "difference":
       return diverging(mode, title, differencesOf(sample), GAPS);
     case "advantage": {
-      const values = typeof sample.advantage === "number" ? Array<number>(count).fill(sample.advantage) : (sample.advantage ?? []);
+      const values = typeof sample.advantage === "number" ? sample.token_ids.map((_, at) => (seesLoss(sample, at) ? (sample.advantage as number) : null)) : (sample.advantage ?? []);
       const most = Math.max(1e-9, ...values.map((one) => Math.abs(one ?? 0)));
       return diverging(mode, title, values, [0.05, 0.25, 0.5, 0.8].map((part) => part * most));
     }

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gyre.data.token_text import REPLACEMENT, TokenText
-from tests.data.decoder_kinds import KINDS, LETTERS, with_special
+from gyre.chat.token_text import REPLACEMENT, TokenText
+from tests.chat.decoder_kinds import KINDS, LETTERS, with_special
 
 BUILT = {kind.__name__: with_special(kind) for kind in KINDS}
 TEXTS = {name: TokenText(tokenizer) for name, tokenizer in BUILT.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from gyre.data.token_text import REPLACEMENT
+from gyre.chat.token_text import REPLACEMENT
 
 LETTERS = "abcdenst é.,!?'"
 SPECIAL = ("<s>", "</s>")

@@ -1,0 +1,39 @@
+"""What came of sessions since this manager began: how they ended, and why those that infrastructure ended did.
+
+This module must not know what a session is made of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+from gyre.rollouts.plane.session_tree import Outcome
+
+FAULTS_KEPT, REASON_SHOWN = 5, 300
+"""The newest faults, and of the reason of each so many characters: they are told with every look at the plane."""
+
+
+class SessionCounts:
+    def __init__(self) -> None:
+        self.outcomes: Counter[Outcome] = Counter()
+        """Of sessions whose ends are in the ledger."""
+        self.turns = 0
+        """Whose ends are."""
+        self.drawn_again = 0
+        """Attempts that were begun in the place of another one, of which nothing is trained."""
+        self.faults: deque[tuple[str, str]] = deque(maxlen=FAULTS_KEPT)
+        """Session and reason of each that infrastructure ended, the newest last."""
+
+    def ended(self, session: str, outcome: Outcome, reason: str) -> None:
+        self.outcomes[outcome] += 1
+        if outcome is Outcome.INFRA_FAULT:
+            self.faults.append((session, reason[:REASON_SHOWN]))
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "outcomes": {str(outcome): self.outcomes[outcome] for outcome in Outcome},
+            "turns": self.turns,
+            "drawn_again": self.drawn_again,
+            "faults": [{"session": session, "reason": reason} for session, reason in reversed(self.faults)],
+        }
