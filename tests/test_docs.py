@@ -47,6 +47,8 @@ from gyre.config.plugins import KINDS
 from gyre.config.sections import WorkloadSettings
 from gyre.config.yaml_text import read_yaml
 from gyre.failover import Cause, JobPhase, Scope, commands, events
+from gyre.failover.handlers import repair
+from gyre.failover.state import Reason
 from gyre.graph import RECIPES, EdgeKind
 from gyre.store.tables import VERSION_TABLE, metadata
 from tests.doubles.standing_job import StandingJob
@@ -732,6 +734,15 @@ def test_every_cause_and_scope_is_explained() -> None:
     life = concepts.read_text().split("## Life of a job")[1]
     assert all(phase.value in life for phase in JobPhase)
     assert all(recipe in (ROOT / "README.md").read_text() for recipe in RECIPES)
+
+
+def test_every_reason_why_a_job_fails_is_listed() -> None:
+    said = OPERATIONS.read_text().split("A job that ended as `failed`")[1].split("## Going on")[0]
+    written = "".join(file.read_text() for file in (ROOT / "gyre/failover/handlers").glob("*.py"))
+    ends = set(re.findall(r"JobPhase\.FAILED,\s+reason=Reason\.(\w+)", written))
+    ends |= {reason.name for reason in (*repair.REASONS.values(), Reason.USER_CODE, Reason.BUDGET_SPENT)}
+    assert len(ends) > 5
+    assert {Reason[name].value for name in ends} <= set(re.findall(r"`(\w+)`", said))
 
 
 def test_every_event_command_and_table_is_in_the_journal_page() -> None:

@@ -114,7 +114,7 @@ def said_by_peers() -> set[tuple[str, str]]:
     """(frame, field) of all that comes over a connection, as the code reads it."""
     parts = [*KINDS.values(), Held, Keep, Assignment, Prompt, FinishedSample]
     said = {(kind.__name__, one.name) for kind in parts for one in msgspec.structs.fields(kind)}
-    said |= {("Progress", one.name) for one in msgspec.structs.fields(ReportBody)}
+    said |= {("GenerationProgress", one.name) for one in msgspec.structs.fields(ReportBody)}
     said |= {("End", one.name) for one in msgspec.structs.fields(End)}
     folder = ROOT / "gyre" / "weights" / "transfer"
     said |= {("chunk request", key) for key in keys_read(folder / "server.py", {"request"})}

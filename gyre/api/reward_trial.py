@@ -155,14 +155,21 @@ def try_reward(settings: RewardSettings, data: Path, completion: str | None, cou
             empty = scored([""] * len(rows))
     finally:
         pool.close()
-    for row, text, (reward, more, error), (nothing, _, other) in zip(
-        rows, best, outcomes, empty, strict=True
-    ):
-        row.completion, row.reward, row.more, row.empty = text, reward, more, nothing
-        row.error = error or other
+    _note(rows, best, outcomes, empty)
     names = ", ".join(part.function for part in settings.parts)
     forms = ", ".join(form.name for form in pool.forms)
     return Trial(names, forms, rows, completion is not None, chosen)
+
+
+def _note(
+    rows: Sequence[TrialRow], said: Sequence[str], outcomes: Sequence[Outcome], empty: Sequence[Outcome]
+) -> None:
+    """Put what came of each row into it: of what was `said`, and of an empty completion."""
+    for row, text, (reward, more, error), (nothing, _, other) in zip(
+        rows, said, outcomes, empty, strict=True
+    ):
+        row.completion, row.reward, row.more, row.empty = text, reward, more, nothing
+        row.error = error or other
 
 
 def _formats(settings: RewardSettings) -> tuple[str, ...]:

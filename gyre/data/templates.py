@@ -92,22 +92,6 @@ def _environment() -> Any:
             body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
             return jinja.nodes.Scope(body, lineno=line)
 
-    class Namespace(jinja.utils.Namespace):  # type: ignore[name-defined,misc]
-        """A namespace whose attributes are the template's own: none that begins with an underscore."""
-
-        def __init__(*args: Any, **kwargs: Any) -> None:  # `self` may be one of the template's names
-            for name in dict(*args[1:], **kwargs):
-                _refuse_private(name)
-            jinja.utils.Namespace.__init__(*args, **kwargs)
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            _refuse_private(name)
-            super().__setitem__(name, value)
-
-    def _refuse_private(name: Any) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise jinja.exceptions.SecurityError(f"a namespace takes no name like {name!r}")
-
     class Dict:
         """`dict` without the attributes of the class."""
 
@@ -127,10 +111,30 @@ def _environment() -> Any:
     environment.globals |= {
         "raise_exception": refuse,
         "strftime_now": lambda format: datetime.now().strftime(format),
-        "namespace": Namespace,
+        "namespace": _namespace_of(jinja),
         "dict": Dict(),
     }
     return environment
+
+
+def _namespace_of(jinja: Any) -> type:
+    class Namespace(jinja.utils.Namespace):  # type: ignore[misc]
+        """A namespace whose attributes are the template's own: none that begins with an underscore."""
+
+        def __init__(*args: Any, **kwargs: Any) -> None:  # `self` may be one of the template's names
+            for name in dict(*args[1:], **kwargs):
+                _refuse_private(name)
+            jinja.utils.Namespace.__init__(*args, **kwargs)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            _refuse_private(name)
+            super().__setitem__(name, value)
+
+    def _refuse_private(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja.exceptions.SecurityError(f"a namespace takes no name like {name!r}")
+
+    return Namespace
 
 
 def _to_json(

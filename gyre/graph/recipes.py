@@ -89,8 +89,10 @@ def _ppo(spec: JobSpec) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:
     return _policy_gradient(spec, critic=True)
 
 
-def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:
-    run, ahead = spec.run, _ahead(spec)
+def _sizes(spec: JobSpec, *, critic: bool) -> tuple[int, int, int]:
+    """Groups of a step, of a firing of the samples' operators, and of a micro-batch. Raises GraphError where they do
+    not fit each other."""
+    run = spec.run
     if critic and spec.staleness.policy != "in_order":
         raise GraphError(
             f"staleness.policy: {spec.staleness.policy!r}, but a critic's values are those of the step that a group is "
@@ -118,10 +120,14 @@ def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ..
             raise GraphError(
                 f"run.max_{unit}_per_micro_batch: {most} is less than run.min_{unit}_per_micro_batch ({least})."
             )
-    # Room for the batch that is being trained and the batches that run ahead of it, and no more.
-    room = batch * (2 + ahead)
-    ordered = ahead == 0
+    return batch, firing, micro
 
+
+def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:
+    run, ahead = spec.run, _ahead(spec)
+    batch, firing, micro = _sizes(spec, critic=critic)
+    # Room for the batch that is being trained and the batches that run ahead of it, and no more.
+    room, ordered = batch * (2 + ahead), ahead == 0
     prompts = Operator("trainer", "prompts", Dispatch.CONTROLLER)
     by = Dispatch.PLANE if spec.roles["rollout"].entrypoint == ROLLOUT_INSTANCE else Dispatch.ONE
     generate = Operator("rollout", "generate", by)
@@ -161,13 +167,16 @@ def _policy_gradient(spec: JobSpec, *, critic: bool) -> tuple[tuple[Operator, ..
             Edge(judge.ref, learner.ref, EdgeKind.SAMPLES, firing, micro, capacity=room)
             for learner in learners
         ]
-    if run.evaluate_every:
+    if every := run.evaluate_every:
         evaluate = Operator("rollout", "evaluate", by)
         operators.append(evaluate)
-        # The delay lets the initial policy be evaluated too.
-        every = run.evaluate_every
-        edges.append(Edge(apply.ref, evaluate.ref, EdgeKind.WEIGHTS, 1, every, delay=every))
+        edges.append(_every(every, apply, evaluate))
     return tuple(operators), tuple(edges)
+
+
+def _every(steps: int, apply: Operator, evaluate: Operator) -> Edge:
+    """An evaluation after so many steps. The delay lets the initial policy be evaluated too."""
+    return Edge(apply.ref, evaluate.ref, EdgeKind.WEIGHTS, 1, steps, delay=steps)
 
 
 def _fleet(spec: JobSpec) -> tuple[tuple[Operator, ...], tuple[Edge, ...]]:

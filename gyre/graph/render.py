@@ -6,6 +6,7 @@ same facts. This module must not decide anything.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -116,119 +117,123 @@ def as_tables(compiled: CompiledJob, rows: int = 64) -> list[Table]:
     """Rich tables; of vertices at most `rows` are shown, and the last row says how many more there are."""
     from rich.table import Table
 
-    spec, dcg, plan = compiled.spec, compiled.dcg, compiled.plan
-    machines = plan.machines()
-    shares = {vertex.rpartition("-")[0]: place.accelerator for vertex, place in plan.placements.items()}
-
-    def table(title: str, *columns: str) -> Table:
+    tables = []
+    for title, columns, lines in (*_of_the_graph(compiled), *_of_the_places(compiled)):
         made = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None)
         for column in columns:
             made.add_column(column, overflow="fold")
-        return made
-
-    def capped(made: Table, lines: list[tuple[str, ...]]) -> Table:
         for line in lines[:rows]:
             made.add_row(*line)
         if len(lines) > rows:
             made.add_row(f"… and {len(lines) - rows} more")
-        return made
+        tables.append(made)
+    return tables
 
-    tables = [
-        capped(
-            table("Roles", "role", "total", "per node", "device share", "gang", "elastic", "class"),
-            [
-                (
-                    name,
-                    str(role.total),
-                    str(role.per_node or "-"),
-                    f"{shares.get(name, 0.0):g}",
-                    "yes" if role.gang else "-",
-                    f"{role.elastic.min} to {role.elastic.max}" if role.elastic else "-",
-                    str(role.entrypoint),
-                )
-                for name, role in spec.roles.items()
-            ],
-        )
-    ]
+
+_Lines = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+"""A table: its title, the names of its columns, its lines."""
+
+
+def _of_the_graph(compiled: CompiledJob) -> Iterator[_Lines]:
+    """Roles, operators, edges and cycles."""
+    dcg = compiled.dcg
+    yield _of_the_roles(compiled)
     if dcg.operators:
-        tables.append(
-            capped(
-                table("Operators", "operator", "runs on", "ordered"),
-                [(op.ref, str(op.dispatch), "yes" if op.ordered else "-") for op in dcg.operators],
-            )
+        yield (
+            "Operators",
+            ("operator", "runs on", "ordered"),
+            [(op.ref, str(op.dispatch), "yes" if op.ordered else "-") for op in dcg.operators],
         )
-    tables.append(
-        capped(
-            table("Edges", "from", "to", "kind", "produce", "consume", "delay", "room"),
+    yield (
+        "Edges",
+        ("from", "to", "kind", "produce", "consume", "delay", "room"),
+        [
+            (
+                edge.source,
+                edge.target,
+                str(edge.kind),
+                str(edge.produce),
+                str(edge.consume),
+                str(edge.delay),
+                str(edge.capacity or "-"),
+            )
+            for edge in (*dcg.edges, *dcg.role_edges)
+        ],
+    )
+    if found := cycles(dcg):
+        yield (
+            "Cycles",
+            ("operators", "delay"),
             [
-                (
-                    edge.source,
-                    edge.target,
-                    str(edge.kind),
-                    str(edge.produce),
-                    str(edge.consume),
-                    str(edge.delay),
-                    str(edge.capacity or "-"),
-                )
-                for edge in (*dcg.edges, *dcg.role_edges)
+                (" → ".join([*(edge.source for edge in cycle), cycle[0].source]), _delays(cycle))
+                for cycle in found
             ],
         )
-    )
-    found = cycles(dcg)
-    if found:
-        tables.append(
-            capped(
-                table("Cycles", "operators", "delay"),
-                [
-                    (" → ".join([*(edge.source for edge in cycle), cycle[0].source]), _delays(cycle))
-                    for cycle in found
-                ],
+
+
+def _of_the_roles(compiled: CompiledJob) -> _Lines:
+    placements = compiled.plan.placements
+    shares = {vertex.rpartition("-")[0]: place.accelerator for vertex, place in placements.items()}
+    return (
+        "Roles",
+        ("role", "total", "per node", "device share", "gang", "elastic", "class"),
+        [
+            (
+                name,
+                str(role.total),
+                str(role.per_node or "-"),
+                f"{shares.get(name, 0.0):g}",
+                "yes" if role.gang else "-",
+                f"{role.elastic.min} to {role.elastic.max}" if role.elastic else "-",
+                str(role.entrypoint),
             )
-        )
+            for name, role in compiled.spec.roles.items()
+        ],
+    )
+
+
+def _of_the_places(compiled: CompiledJob) -> Iterator[_Lines]:
+    """What restarts together and what is placed together, and where; notes."""
+    plan, machines = compiled.plan, compiled.plan.machines()
     joined = [region for region in compiled.graph.regions() if len(region) > 1]
     if joined:
-        tables.append(
-            capped(
-                table("Regions that restart together", "vertices"),
-                [(_some(sorted(region, key=_natural)),) for region in joined],
-            )
+        yield (
+            "Regions that restart together",
+            ("vertices",),
+            [(_some(sorted(region, key=_natural)),) for region in joined],
         )
     beside = {sub.id: [one.beside for one in sub.bundles if one.beside] for sub in plan.sub_graphs}
     on_hosts = any(beside.values())
-    columns = ("sub-graph", "strategy", "bundles", "logical nodes", *(["on one host as"] if on_hosts else []))
-    tables.append(
-        capped(
-            table("Sub-graphs", *columns),
-            [
-                (
-                    sub_graph.id,
-                    sub_graph.strategy,
-                    str(len(sub_graph.bundles)),
-                    _some([str(node) for node in sorted({bundle.node for bundle in sub_graph.bundles})]),
-                    *([_some(beside[sub_graph.id]) or "-"] if on_hosts else []),
-                )
-                for sub_graph in plan.sub_graphs
-            ],
-        )
+    yield (
+        "Sub-graphs",
+        ("sub-graph", "strategy", "bundles", "logical nodes", *(["on one host as"] if on_hosts else [])),
+        [
+            (
+                sub_graph.id,
+                sub_graph.strategy,
+                str(len(sub_graph.bundles)),
+                _some([str(node) for node in sorted({bundle.node for bundle in sub_graph.bundles})]),
+                *([_some(beside[sub_graph.id]) or "-"] if on_hosts else []),
+            )
+            for sub_graph in plan.sub_graphs
+        ],
     )
-    tables.append(
-        capped(
-            table("Placement", "vertex", "node", "machine", "devices", "share"),
-            [
-                (
-                    place.vertex,
-                    str(place.node),
-                    machines.get(place.vertex, "-"),
-                    ",".join(str(device) for device in place.devices) or "-",
-                    f"{place.accelerator:g}",
-                )
-                for place in plan.placements.values()
-            ],
-        )
+    yield (
+        "Placement",
+        ("vertex", "node", "machine", "devices", "share"),
+        [
+            (
+                place.vertex,
+                str(place.node),
+                machines.get(place.vertex, "-"),
+                ",".join(str(device) for device in place.devices) or "-",
+                f"{place.accelerator:g}",
+            )
+            for place in plan.placements.values()
+        ],
     )
     if plan.notes:
-        tables.append(capped(table("Notes", ""), [(note,) for note in plan.notes]))
-    return tables
+        yield "Notes", ("",), [(note,) for note in plan.notes]
 
 
 def as_dot(compiled: CompiledJob) -> str:

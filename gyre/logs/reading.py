@@ -341,6 +341,40 @@ def _stamp_before(part: _Part, start: int) -> bytes:
 # -- backward ---------------------------------------------------------------------------------------
 
 
+class _LastLines:
+    """What is kept of lines that come the last one first: at most `tail` of each of the `vertices`, and of all no more
+    than fit into `limit_bytes`. Who has all of his is `done`."""
+
+    def __init__(self, vertices: set[str], finds: Finds | None, tail: int | None, limit_bytes: int) -> None:
+        self.kept: list[_Line] = []
+        self.done: set[str] = set() if tail != 0 else set(vertices)
+        self.searched_from = b""
+        """The line before which nothing was looked at; empty while there is none."""
+        self._vertices = vertices
+        self._finds = finds
+        self._tail = tail
+        self._left = limit_bytes
+        self._counts: dict[str, int] = {}
+
+    def take(self, batch: list[_Line]) -> bool:
+        """Keep what is wanted. Returns whether there is room for more."""
+        if self._finds is not None:
+            found = self._finds([_text(line) for line in batch])
+            batch = [line for line, is_found in zip(batch, found, strict=True) if is_found]
+        for line in batch:
+            if line.vertex in self.done:
+                continue
+            if self.kept and self._left < len(line.text):
+                self.searched_from = line.when
+                return False
+            self.kept.append(line)
+            self._left -= len(line.text) + 1
+            self._counts[line.vertex] = self._counts.get(line.vertex, 0) + 1
+            if self._counts[line.vertex] == self._tail:
+                self.done.add(line.vertex)
+        return not self._vertices <= self.done
+
+
 def _backward(
     parts: list[_Part],
     query: LogQuery,
@@ -352,47 +386,12 @@ def _backward(
     since = Stamps().of(query.since) if query.since is not None else b""
     until = Stamps().of(query.until) if query.until is not None else b""
     ends = {part.key: _whole_until(part, now) for part in parts}
-    done: set[str] = set() if tail != 0 else {part.vertex for part in parts}
-    lines = heapq.merge(
-        *(
-            _lines_back(
-                part, min(ends[part.key], _place_of(part, until, beyond=True) if until else part.size), done
-            )
-            for part in parts
-            if part.vertex not in done
-        ),
-        key=_BY_TIME,
-        reverse=True,
-    )
+    last = _LastLines({part.vertex for part in parts}, finds, tail, limit_bytes)
     wanted = LEVELS[LEVELS.index(query.level) if query.level else 0 :]
-    vertices = {part.vertex for part in parts}
-    counts: dict[str, int] = {}
-    kept: list[_Line] = []
-    left, searched_from = limit_bytes, b""
-
-    def take(batch: list[_Line]) -> bool:
-        """Keep what is wanted. Returns whether there is room for more."""
-        nonlocal left, searched_from
-        if finds is not None:
-            found = finds([_text(line) for line in batch])
-            batch = [line for line, is_found in zip(batch, found, strict=True) if is_found]
-        for line in batch:
-            if line.vertex in done:
-                continue
-            if kept and left < len(line.text):
-                searched_from = line.when
-                return False
-            kept.append(line)
-            left -= len(line.text) + 1
-            counts[line.vertex] = counts.get(line.vertex, 0) + 1
-            if counts[line.vertex] == tail:
-                done.add(line.vertex)
-        return not vertices <= done
-
     batch: list[_Line] = []
     size, scanned = 0, 0
     most = BATCH_BYTES if finds is not None else 1
-    for line in lines:
+    for line in _merged_back(parts, ends, until, last.done):
         if not line.level:
             continue  # it only says when its file was written
         if line.stamp < since:
@@ -404,20 +403,39 @@ def _backward(
             batch.append(line)
             size += len(line.text) + PREFIX_BYTES
             if size >= most:
-                if not take(batch):
+                if not last.take(batch):
                     batch = []
                     break
                 batch, size = [], 0
         if scanned >= SCAN_BYTES:
-            searched_from = line.when
+            last.searched_from = line.when
             break
-    take(batch)
+    last.take(batch)
     return {
-        "lines": [_shown(line) for line in reversed(kept)],
+        "lines": [_shown(line) for line in reversed(last.kept)],
         "next": ends,
         "more": False,
-        "searched_from": time_of(searched_from) if searched_from else None,
+        "searched_from": time_of(last.searched_from) if last.searched_from else None,
     }
+
+
+def _merged_back(
+    parts: list[_Part], ends: Mapping[str, int], until: bytes, done: Container[str]
+) -> Iterator[_Line]:
+    """The lines of all parts before their `ends`, and not after `until` where that is given, the last one first."""
+    return heapq.merge(
+        *(
+            _lines_back(
+                part,
+                min(ends[part.key], _place_of(part, until, beyond=True) if until else part.size),
+                done,
+            )
+            for part in parts
+            if part.vertex not in done
+        ),
+        key=_BY_TIME,
+        reverse=True,
+    )
 
 
 def _lines_back(part: _Part, end: int, done: Container[str] = ()) -> Iterator[_Line]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gyre.clock import Clock
 from gyre.config import TRAINER, JobSpec
 from gyre.failover import (
     Cause,
@@ -47,6 +47,7 @@ from gyre.master.disk_watch import DiskWatch
 from gyre.master.evidence import death, last_words_of, new_memory_kills
 from gyre.master.growth_demand import GrowthDemand
 from gyre.master.job_context import JobContext
+from gyre.master.owner import HearsFaults
 from gyre.master.vertex_reports import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.process_activity import Activity, ProcessLife
@@ -112,9 +113,8 @@ class DiagnosisManager:
         scheduler: Scheduler,
         *,
         directory: Path,
-        clock: Callable[[], float],
-        monotonic: Callable[[], float],
-        on_fault: Callable[[BaseException], None],
+        clock: Clock,
+        owner: HearsFaults,
         disks: DiskLook | None = None,
     ) -> None:
         """`disks` looks at the master's own disks."""
@@ -122,8 +122,7 @@ class DiagnosisManager:
         self._context = context
         self._cluster = cluster
         self._scheduler = scheduler
-        self._monotonic = monotonic
-        self._on_fault = on_fault
+        self._owner = owner
         self._watches: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._standing: list[asyncio.Task[None]] = []
         """What goes on for as long as this manager does."""
@@ -138,16 +137,13 @@ class DiagnosisManager:
             cluster,
             scheduler.plans,
             scheduler.places,
-            state=lambda: context.state,
-            monotonic=monotonic,
-            advise=lambda advice: context.submit(advice, actor="diagnosis"),
+            context,
+            clock=clock,
         )
         self._directory = directory
         self._disks = DiskWatch(
             spec.failover,
             disks or DiskLook(),
-            lambda: context.state.job.full_disks,
-            clock=clock,
         )
         self._disks_of: dict[str, tuple[str, tuple[DiskRoom, ...]]] = {}
         """The machine of each vertex that is watched, and the disks that it sees."""
@@ -186,7 +182,7 @@ class DiagnosisManager:
             if key in self._watches:
                 continue
             self._scheduler.remember(vertex.id, vertex.incarnation, vertex.pid, vertex.node)
-            now = self._monotonic()
+            now = self._clock.monotonic()
             self._observations[vertex.id] = Observation(
                 vertex.id, vertex.role, vertex.incarnation, heard_at=now, progressed_at=now
             )
@@ -203,9 +199,9 @@ class DiagnosisManager:
     async def _pulse(self) -> None:
         """Notice when the master itself was stopped: it heard no vertex then, so that is no silence."""
         while True:
-            slept_at = self._monotonic()
+            slept_at = self._clock.monotonic()
             await asyncio.sleep(STATUS_EACH_S)
-            now = self._monotonic()
+            now = self._clock.monotonic()
             late_s = now - slept_at - STATUS_EACH_S
             if late_s > STATUS_EACH_S:
                 for vertex, seen in self._observations.items():
@@ -221,7 +217,7 @@ class DiagnosisManager:
             if unwritten and unwritten == seen:
                 holder = await asyncio.to_thread(self._context.journal.held_by)
                 for suspicion in (
-                    diagnose(self._observations, self._spec, self._monotonic()) if holder else ()
+                    diagnose(self._observations, self._spec, self._clock.monotonic()) if holder else ()
                 ):
                     address = Address(suspicion.vertex, suspicion.incarnation)
                     if suspicion.cause is Cause.SILENT and self._scheduler.pid_of(address) == holder:
@@ -237,7 +233,7 @@ class DiagnosisManager:
     async def look(self) -> None:
         """Make one pass of diagnosis over the observations."""
         await self.look_at_disks()
-        found, silent, now = [], [], self._monotonic()
+        found, silent, now = [], [], self._clock.monotonic()
         for suspicion in diagnose(self._observations, self._spec, now):
             key = (suspicion.vertex, suspicion.incarnation)
             if suspicion.cause is Cause.SILENT:
@@ -253,13 +249,15 @@ class DiagnosisManager:
         await self._examine_machines(now)
         await self._growth.look()
         fields = {vertex: told["fields"] for vertex, told in self.telemetry.items()}
-        stall = self._steps.look(self._context.committed, self._observations, fields, self._monotonic())
+        stall = self._steps.look(self._context.committed, self._observations, fields, self._clock.monotonic())
         if stall is not None:
             await self._tell_stall(stall)
 
     async def look_at_disks(self) -> None:
         """Submit which disks are full now, or have room again."""
-        for event in await self._disks.news(self._disks_of):
+        for event in await self._disks.news(
+            self._disks_of, self._context.state.job.full_disks, self._clock.time()
+        ):
             self._context.submit(event, actor="diagnosis")
 
     async def _look_for_notices(self) -> None:
@@ -284,7 +282,7 @@ class DiagnosisManager:
         self._examined &= {node.node_id for node in nodes}
         for node in nodes if len(nodes) > 1 else ():
             known = state.machines.get(node.node_id)
-            if known is not None and known.is_closed(self._clock()):
+            if known is not None and known.is_closed(self._clock.time()):
                 self._examined.discard(node.node_id)
             elif node.node_id not in self._examined:
                 self._examined.add(node.node_id)
@@ -339,7 +337,7 @@ class DiagnosisManager:
         if suspicion.cause is Cause.SILENT:
             activity = await self._scheduler.activity(address, ACTIVITY_OVER_S)
             seen = self._observations.get(address.vertex)
-            if seen is None or self._monotonic() - seen.heard_at < suspicion.after_s:  # it is heard
+            if seen is None or self._clock.monotonic() - seen.heard_at < suspicion.after_s:  # it is heard
                 self._condemned.discard(key)
                 return
             if sentence := together.get(self._scheduler.node_of(address)) or _sentence_of(activity):
@@ -358,7 +356,7 @@ class DiagnosisManager:
         await self._lost(address, suspicion.cause, evidence, after_s=round(suspicion.after_s, 3))
 
     def _leave_alone(self, address: Address, suspicion: Suspicion, life: ProcessLife, detail: str) -> None:
-        self._look_again_at[address] = self._monotonic() + LOOK_AGAIN_S
+        self._look_again_at[address] = self._clock.monotonic() + LOOK_AGAIN_S
         record = self._context.state.vertices.get(address.vertex)
         if record is not None and not record.silent:
             self._context.submit(
@@ -375,7 +373,7 @@ class DiagnosisManager:
             address = Address(record.id, record.incarnation)
             if record.silent and address not in silent and record.id in self.telemetry:
                 self._look_again_at.pop(address, None)
-                silent_s = round(self._clock() - record.silent_since, 3)
+                silent_s = round(self._clock.time() - record.silent_since, 3)
                 event = VertexHeardAgain(record.id, record.incarnation, silent_s)
                 self._context.submit(event, actor="diagnosis")
 
@@ -447,7 +445,7 @@ class DiagnosisManager:
                     acknowledged, writing = taken, None
 
     def _observe(self, address: Address, report: VertexReport) -> None:
-        now = self._monotonic()
+        now = self._clock.monotonic()
         role = address.vertex.rpartition("-")[0]
         self._disks_of[address.vertex] = (self._scheduler.node_of(address), report.disks)
         self._observations[address.vertex] = Observation(
@@ -526,4 +524,4 @@ class DiagnosisManager:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_fault(error)
+            self._owner.fault(error)

@@ -9,7 +9,7 @@ This module must not know what follows from a full disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,31 +30,29 @@ PROBE_BYTES = 1 << 20
 
 
 class DiskWatch:
-    """`look` looks at the master's own disks, `state()` gives the disks that are full by the last decision."""
+    """`look` looks at the master's own disks."""
 
     def __init__(
         self,
         spec: FailoverSpec,
         look: DiskLook,
-        full: Callable[[], Mapping[str, Mapping[str, Any]]],
-        *,
-        clock: Callable[[], float],
     ) -> None:
         self._spec = spec
         self._look = look
-        self._full = full
-        self._clock = clock
         self._probe: asyncio.Task[bool] | None = None
 
     async def news(
-        self, reported: Mapping[str, tuple[str, tuple[DiskRoom, ...]]]
+        self,
+        reported: Mapping[str, tuple[str, tuple[DiskRoom, ...]]],
+        full: Mapping[str, Mapping[str, Any]],
+        now: float,
     ) -> list[DiskFilled | DiskHasRoom]:
-        """What has changed. `reported` is, for each vertex that runs, its machine and the disks that it sees."""
+        """What has changed. `reported` is, for each vertex that runs, its machine and the disks that it sees; `full`
+        are those that are full by the last decision. `now` is in seconds since 1970."""
         rooms: dict[str, tuple[str, DiskRoom]] = {}
         for node, seen in (("", self._look.newest), *reported.values()):
             for room in seen:
                 rooms.setdefault(room.disk, (node, room))  # the master's own name for it, where it has one
-        full = self._full()
         known = {(disk["node"], disk["where"]): disk for disk in full.values() if not disk["said"]}
         found: list[DiskFilled | DiskHasRoom] = []
         seen_now = set()
@@ -70,11 +68,7 @@ class DiskWatch:
             # Whoever saw it is gone, with its machine or into the waiting: a disk that nobody sees keeps nobody.
             found += [DiskHasRoom(where, 0, node) for node, where in known if (node, where) not in seen_now]
         said = [disk for disk in full.values() if disk["said"]]
-        if (
-            said
-            and all(self._clock() - disk["since"] >= SAID_HOLD_S for disk in said)
-            and await self._can_write()
-        ):
+        if said and all(now - disk["since"] >= SAID_HOLD_S for disk in said) and await self._can_write():
             found += [DiskHasRoom(disk["where"], 0, disk["node"]) for disk in said]
         return found
 

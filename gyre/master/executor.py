@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Concatenate
 
 from gyre.config import TRAINER
@@ -15,6 +14,7 @@ from gyre.failover.commands import (
     UpdateMembership,
 )
 from gyre.master.cluster import Address, Cluster, HostMethod, P
+from gyre.master.job_context import JobNow
 from gyre.workloads.vertex.host import VertexHost
 
 CALL_TIMEOUT_S = 10.0
@@ -24,9 +24,9 @@ class Executor:
     """Carries out the commands about the trainer. Its calls are idempotent: an announcement carries its serial, a start
     its incarnation."""
 
-    def __init__(self, cluster: Cluster, epoch: Callable[[], int]) -> None:
+    def __init__(self, cluster: Cluster, job: JobNow) -> None:
         self._cluster = cluster
-        self._epoch = epoch
+        self._job = job
         self.told_serial = -1
         """Serial of the newest announcement that the trainer has acknowledged."""
 
@@ -71,4 +71,4 @@ class Executor:
     ) -> None:
         """Call a method of the trainer's host that takes the epoch first."""
         trainer = Address(f"{TRAINER}-0", incarnation)
-        await self._cluster.call(trainer, CALL_TIMEOUT_S, method, self._epoch(), *args, **kwargs)
+        await self._cluster.call(trainer, CALL_TIMEOUT_S, method, self._job.epoch, *args, **kwargs)

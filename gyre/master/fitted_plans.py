@@ -7,13 +7,14 @@ that start find a place anew.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from gyre.clock import Clock
 from gyre.config import JobSpec
 from gyre.errors import GraphError
-from gyre.failover import JobState, VertexPhase
+from gyre.failover import VertexPhase
 from gyre.graph import (
     CompiledJob,
     NodeCapacity,
@@ -26,6 +27,7 @@ from gyre.graph import (
     without_vertices,
 )
 from gyre.master.cluster import Cluster
+from gyre.master.job_context import JobNow
 
 
 class Fitted(NamedTuple):
@@ -41,16 +43,14 @@ class Fitted(NamedTuple):
 
 
 class FittedPlans:
-    """The plans of one job. `state` is the job's state as it is at the moment."""
+    """The plans of one job."""
 
-    def __init__(
-        self, spec: JobSpec, cluster: Cluster, *, state: Callable[[], JobState], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, spec: JobSpec, cluster: Cluster, *, job: JobNow, clock: Clock) -> None:
         self.heading: dict[str, tuple[int, str]] = {}
         """Where each vertex is being started: its incarnation, and the machine."""
         self._spec = spec
         self._cluster = cluster
-        self._state = state
+        self._job = job
         self._clock = clock
         self._compiled: dict[tuple[tuple[str, int], ...], CompiledJob] = {}
         self._plan: PlacementPlan | None = None
@@ -90,7 +90,7 @@ class FittedPlans:
     async def most(self, role: str, count: int) -> int:
         """Returns how many vertices of the role, at most `count`, fit on the present machines beside the other roles;
         at least the present number, whose vertices have their places."""
-        roles = self._state().job.roles
+        roles = self._job.state.job.roles
         present = roles.get(role, 0)
         nodes = await self._nodes()
         for number in range(count, present, -1):
@@ -103,7 +103,7 @@ class FittedPlans:
     def growth(self, role: str, present: int, count: int) -> dict[int, SubGraph]:
         """The sub-graphs of the role's vertices from `present` up to `count`, by rank; none where the job's own bounds
         have no place for so many."""
-        roles = self._state().job.roles
+        roles = self._job.state.job.roles
         try:
             plan = with_numbers(self._planned(), self._spec, {**roles, role: count})
         except GraphError:
@@ -135,13 +135,13 @@ class FittedPlans:
             self._standing(closed, avoids),
             closed=closed,
             avoids=avoids,
-            can_come_later=can_come_later(self._spec, self._state().job.roles),
+            can_come_later=can_come_later(self._spec, self._job.state.job.roles),
         )
 
     def _closed(self, nodes: Sequence[NodeCapacity]) -> frozenset[str]:
         """The machines that accept no new vertices: those that are drained, and those that are left alone for the
         deaths there while there is another."""
-        now, known = self._clock(), self._state().machines
+        now, known = self._clock.time(), self._job.state.machines
         drained = {name for name, machine in known.items() if machine.draining}
         closed = {name for name, machine in known.items() if machine.is_closed(now)}
         there = {node.node_id for node in nodes}
@@ -154,20 +154,20 @@ class FittedPlans:
         leaving = (VertexPhase.RUNNING, VertexPhase.STOPPING)
         return {
             one.id
-            for one in self._state().vertices.values()
+            for one in self._job.state.vertices.values()
             if one.phase in leaving and (one.node in closed or one.id in avoids)
         }
 
     def _avoids(self) -> dict[str, str]:
         """The machines to which drained vertices do not go, by vertex."""
-        vertices = self._state().vertices
+        vertices = self._job.state.vertices
         if self._avoiding[0] is not vertices:  # a start of ten thousand vertices asks as often
             self._avoiding = vertices, {one.id: one.avoids for one in vertices.values() if one.avoids}
         return self._avoiding[1]
 
     def graph(self) -> CompiledJob:
         """The job compiled with the present numbers of vertices, on the machines where they are, as far as known."""
-        compiled = self.compiled(self._state().job.roles)
+        compiled = self.compiled(self._job.state.job.roles)
         return compiled if self._fitted is None else replace(compiled, plan=self._fitted[1].plan)
 
     @property
@@ -199,7 +199,7 @@ class FittedPlans:
         """Returns the last plan with those who have come, and without those who have left."""
         if self._plan is None:
             self._plan = compile_job(self._spec).plan
-        state = self._state()
+        state = self._job.state
         if self._numbers != state.job.roles:
             leaving = [one.id for one in state.vertices.values() if one.phase is VertexPhase.STOPPING]
             self._plan = with_numbers(self._plan, self._spec, state.job.roles, leaving)
@@ -210,7 +210,7 @@ class FittedPlans:
         """The machines of the vertices that run, that end, that are being started, or that ran before they were
         restarted and may do so again: there their sub-graphs still stand."""
         standing = {}
-        for one in self._state().vertices.values():
+        for one in self._job.state.vertices.values():
             if one.phase is VertexPhase.STOPPED:
                 continue
             node = one.node

@@ -12,15 +12,17 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from gyre.clock import Clock
 from gyre.config import JobSpec
-from gyre.failover import JobPhase, JobState
+from gyre.failover import JobPhase
 from gyre.failover.events import ScaleAdvised
 from gyre.graph import SubGraph
 from gyre.master.cluster import Cluster
 from gyre.master.fitted_plans import FittedPlans
+from gyre.master.job_context import JobContext
 from gyre.master.places import Places
 
 LOOK_EVERY_S = 1.0
@@ -41,7 +43,7 @@ class _Wish:
 
 
 class GrowthDemand:
-    """The wishes of one job. `monotonic` is in seconds."""
+    """The wishes of one job."""
 
     def __init__(
         self,
@@ -49,18 +51,16 @@ class GrowthDemand:
         cluster: Cluster,
         plans: FittedPlans,
         places: Places,
+        context: JobContext,
         *,
-        state: Callable[[], JobState],
-        monotonic: Callable[[], float],
-        advise: Callable[[ScaleAdvised], object],
+        clock: Clock,
     ) -> None:
         self._spec = spec
         self._cluster = cluster
         self._plans = plans
         self._places = places
-        self._state = state
-        self._monotonic = monotonic
-        self._advise = advise
+        self._clock = clock
+        self._context = context
         self._wishes: dict[str, _Wish] = {}
         self._not_before: dict[str, float] = {}
         self._look_at = 0.0
@@ -74,14 +74,18 @@ class GrowthDemand:
         """Show what the advice wants beyond `possible`, or withdraw what an earlier one wanted. One that is out of
         date, or about a role that does not scale, changes nothing: it is not followed either."""
         role = self._spec.roles.get(advice.role)
-        if role is None or role.elastic is None or advice.seen != self._state().job.roles.get(advice.role):
+        if (
+            role is None
+            or role.elastic is None
+            or advice.seen != self._context.state.job.roles.get(advice.role)
+        ):
             return
         possible = advice.count if advice.possible is None else advice.possible
         count = min(advice.count, role.elastic.max)
         if count <= max(possible, advice.seen) or not self._may_wish():
             await self._withdraw(advice.role)
             return
-        now = self._monotonic()
+        now = self._clock.monotonic()
         if now < self._not_before.get(advice.role, 0.0):
             return
         before = self._wishes.get(advice.role)
@@ -97,12 +101,12 @@ class GrowthDemand:
 
     async def look(self) -> None:
         """Advise to grow where there is room now, and withdraw what is no longer wanted; called often."""
-        now = self._monotonic()
+        now = self._clock.monotonic()
         if now < self._look_at or not self._wishes:
             return
         self._look_at = now + LOOK_EVERY_S
         for role, wish in list(self._wishes.items()):
-            present = self._state().job.roles.get(role, 0)
+            present = self._context.state.job.roles.get(role, 0)
             wish.is_followed = wish.is_followed or present == wish.present
             expected = wish.present if wish.is_followed else wish.advice.seen
             if not self._may_wish() or present != expected:
@@ -117,7 +121,8 @@ class GrowthDemand:
                 continue
             possible = await self._places.room(role, wish.advice.count)
             if possible > present:
-                self._advise(replace(wish.advice, seen=present, possible=possible, report=0))
+                advice = replace(wish.advice, seen=present, possible=possible, report=0)
+                self._context.submit(advice, actor="diagnosis")
                 wish.advice, wish.present = replace(wish.advice, seen=present), possible
                 wish.is_followed = False
                 if possible >= wish.advice.count:
@@ -126,7 +131,7 @@ class GrowthDemand:
             await self._show(wish)
 
     def _may_wish(self) -> bool:
-        job = self._state().job
+        job = self._context.state.job
         return not (job.paused or job.phase is JobPhase.STOPPING or job.phase.ended)
 
     async def _show(self, wish: _Wish) -> None:
@@ -143,5 +148,5 @@ class GrowthDemand:
         if wish is None:
             return
         for rank, sub_graph in wish.sub_graphs.items():
-            if rank >= self._state().job.roles.get(role, 0):
+            if rank >= self._context.state.job.roles.get(role, 0):
                 await self._cluster.release(sub_graph.id)

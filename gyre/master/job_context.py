@@ -18,14 +18,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from gyre.clock import Clock
 from gyre.errors import Fenced, GyreError
 from gyre.failover import Decision, FailoverCoordinator, JobState, fold, row_of, state_from
 from gyre.failover.commands import Command, command_body, command_from, command_kind
 from gyre.failover.events import Event, body_of, kind_of
+from gyre.master.owner import HearsCommits
 from gyre.store import EncodedEntry, Entry, GroupCommitWriter, Journal, StoredCommand, encode_entry
 
 RETRY_S = 1.0
@@ -87,6 +89,18 @@ def entry_of(
     )
 
 
+class JobNow(Protocol):
+    """What a part of the master asks of its `JobContext`."""
+
+    @property
+    def state(self) -> JobState:
+        """The state as decided."""
+
+    @property
+    def epoch(self) -> int:
+        """The master's own."""
+
+
 class JobContext:
     """The state of one job and its journal. Belongs to the control loop's thread, except for the attributes that say
     otherwise."""
@@ -96,10 +110,8 @@ class JobContext:
         journal: Journal,
         coordinator: FailoverCoordinator,
         *,
-        clock: Callable[[], float],
-        on_commands: Callable[[list[Issued]], None],
-        on_fenced: Callable[[GyreError], None],
-        on_commit: Callable[[], None] = lambda: None,
+        clock: Clock,
+        owner: HearsCommits,
     ) -> None:
         self.journal = journal
         self.coordinator = coordinator
@@ -115,9 +127,7 @@ class JobContext:
         self.news = threading.Condition()
         """Notified at every commit, for readers on other threads."""
         self._clock = clock
-        self._on_commands = on_commands
-        self._on_fenced = on_fenced
-        self._on_commit = on_commit
+        self._owner = owner
         self._next_seq = 1
         self._queued: deque[_Queued] = deque()
         self._finished: list[str] = []
@@ -134,7 +144,7 @@ class JobContext:
         By invariant the snapshot is the fold of the events; if there are events after the snapshot, they are folded
         too.
         """
-        self.epoch = self.journal.take_over(now=self._clock(), pid=pid)
+        self.epoch = self.journal.take_over(now=self._clock.time(), pid=pid)
         rows = self.journal.snapshot()
         self.seq = self.journal.last_seq()
         state = state_from(rows) if rows else fold(self.coordinator, self.journal.events())
@@ -163,7 +173,7 @@ class JobContext:
             else:
                 done.set_result(self.seq)
             return done
-        now = self._clock()
+        now = self._clock.time()
         decision = self.coordinator.decide(self.state, event, now)
         counter = self._counter + (event_id is None)
         event_id = event_id or f"e{self.epoch}.{counter}"
@@ -234,13 +244,13 @@ class JobContext:
         for done in queued.told:
             if not done.done():
                 done.set_result(queued.entry.seq)
-        self._on_commit()
+        self._owner.committed()
         if queued.issued:
-            self._on_commands(queued.issued)
+            self._owner.carry_out(queued.issued)
 
     def _failed(self, error: BaseException, attempt: int) -> None:
         if isinstance(error, Fenced):
-            self._on_fenced(error)
+            self._owner.fenced(error)
             return
         if attempt != self._attempt:
             return  # the late result of an attempt whose entries have all been sent again

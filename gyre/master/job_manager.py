@@ -7,9 +7,10 @@ what is under way and starts again whatever got lost in between: a backstop for 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
+from gyre.clock import Clock
 from gyre.config import TRAINER
 from gyre.errors import Fenced
 from gyre.failover import JobPhase, VertexPhase
@@ -25,6 +26,7 @@ from gyre.failover.events import TimerFired
 from gyre.master.cluster import NotAnswering, ProcessDied
 from gyre.master.executor import Executor
 from gyre.master.job_context import Issued, JobContext
+from gyre.master.owner import HearsTheEnd
 from gyre.master.vertex_scheduler import Scheduler
 
 
@@ -35,16 +37,14 @@ class JobManager:
         scheduler: Scheduler,
         executor: Executor,
         *,
-        clock: Callable[[], float],
-        on_finish: Callable[[], None],
-        on_fault: Callable[[BaseException], None],
+        clock: Clock,
+        owner: HearsTheEnd,
     ) -> None:
         self._context = context
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
-        self._on_finish = on_finish
-        self._on_fault = on_fault
+        self._owner = owner
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._starting: set[tuple[str, int]] = set()
         self._stopping: set[tuple[str, int]] = set()
@@ -120,7 +120,7 @@ class JobManager:
     def _ended(self, key: str, task: asyncio.Task[None]) -> None:
         self._tasks.pop(key, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_fault(error)
+            self._owner.fault(error)
 
     async def _run(self, issued: Issued) -> None:
         command = issued.command
@@ -131,17 +131,17 @@ class JobManager:
                 case StopVertex():
                     await self._stop_vertex(issued.id, command)
                 case SetTimer():
-                    await asyncio.sleep(max(0.0, command.at - self._clock()))
+                    await asyncio.sleep(max(0.0, command.at - self._clock.time()))
                     await self._context.submit(TimerFired(command.timer), cause=issued.id)
                 case FinishJob():
                     await self._scheduler.places.release_all()
-                    self._on_finish()
+                    self._owner.finish()
                 case _:
                     await self._executor.run(command)
         except (ProcessDied, NotAnswering):
             pass  # the trainer's death is an event of its own; if it is silent, the reconciliation tries again
         except Fenced as error:
-            self._on_fault(error)
+            self._owner.fault(error)
         finally:
             if not issued.id.startswith("reconcile/"):
                 self._context.finished(issued.id)

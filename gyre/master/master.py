@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gyre.clock import Clock
 from gyre.config import JOIN_SCOPE, JobSpec, parse_job
 from gyre.config.secrets import secret_values
 from gyre.config.sections.model import source_of
@@ -53,6 +54,7 @@ from gyre.master.master_api import View, nodes_of, spec_of, tokens_of, view_of
 from gyre.master.metrics import prometheus_text
 from gyre.master.moment_view import moment_of
 from gyre.master.recorder import HistoryRecorder
+from gyre.master.room import RoomQueue
 from gyre.master.sink_processes import SinkProcesses, sinks_of
 from gyre.master.store_notes import read_mark
 from gyre.master.store_watch import StoreWatch, store_at
@@ -101,8 +103,7 @@ class JobMaster:
         directory: Path,
         cluster: Cluster,
         serve: Callable[[JobMaster, int], str] | None = None,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        clock: Clock = time,
         exit_process: Callable[[int], None] = os._exit,
         places: Sequence[Path] = (),
         store_lost_timeout_s: float = 300.0,
@@ -115,7 +116,6 @@ class JobMaster:
         self._cluster = cluster
         self._serve = serve
         self._clock = clock
-        self._monotonic = monotonic
         self._exit = exit_process
         self._store_lost_timeout_s = store_lost_timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -149,7 +149,7 @@ class JobMaster:
             self._opened.callback(self._disks.end)
         found = await self._with_room(self._find_store)
         if found is None:
-            await self._give_up("the store was not there")
+            await self.give_up("the store was not there")
             return
         self._store = self._opened.enter_context(found)
         row = self._store.job(self.job_id)
@@ -186,8 +186,7 @@ class JobMaster:
             self._context,
             timeout_s=self._store_lost_timeout_s,
             clock=self._clock,
-            monotonic=self._monotonic,
-            on_gone=self._give_up,
+            owner=self,
             directory=self._directory,
         )
         watching = asyncio.get_running_loop().create_task(self._watch.run())
@@ -209,7 +208,7 @@ class JobMaster:
         return await store_at(
             self._store_url,
             timeout_s=self._store_lost_timeout_s,
-            clock=self._monotonic,
+            clock=self._clock,
             mark=read_mark(self._directory),
         )
 
@@ -228,7 +227,7 @@ class JobMaster:
                 self._waited_for_room = True
                 await asyncio.sleep(RECONCILE_S)
 
-    async def _give_up(self, why: str) -> None:
+    async def give_up(self, why: str) -> None:
         """End this master for good. Its vertices end by themselves, for no master comes back."""
         print(
             f"{why} for {self._store_lost_timeout_s:g} s: the job is given up. "
@@ -240,7 +239,7 @@ class JobMaster:
 
     def _watch_ended(self, watching: asyncio.Task[None]) -> None:
         if not watching.cancelled() and (error := watching.exception()) is not None:
-            self._fault(error)
+            self.fault(error)
 
     def _build(self, name: str) -> None:
         graph = compile_job(self._spec)
@@ -251,9 +250,7 @@ class JobMaster:
             self._store.journal(self.job_id),
             coordinator,
             clock=self._clock,
-            on_commands=lambda issued: self._manager.run(issued),
-            on_fenced=self._fenced,
-            on_commit=self._news.set,
+            owner=self,
         )
         self._scheduler = Scheduler(
             graph.spec,
@@ -261,19 +258,17 @@ class JobMaster:
             job_id=self.job_id,
             directory=self._directory,
             store_url=self._store_url,
-            state=lambda: self._context.state,
-            epoch=lambda: self._context.epoch,
+            job=self._context,
             clock=self._clock,
-            queued=lambda: self._store.queue(self._ray_address, self._clock()),
+            queue=RoomQueue(self.job_id, self._store, self._ray_address, self._clock),
         )
-        executor = Executor(self._cluster, lambda: self._context.epoch)
+        executor = Executor(self._cluster, self._context)
         self._manager = JobManager(
             self._context,
             self._scheduler,
             executor,
             clock=self._clock,
-            on_finish=self._finish,
-            on_fault=self._fault,
+            owner=self,
         )
         self._diagnosis = DiagnosisManager(
             graph.spec,
@@ -282,8 +277,7 @@ class JobMaster:
             self._scheduler,
             directory=self._directory,
             clock=self._clock,
-            monotonic=self._monotonic,
-            on_fault=self._fault,
+            owner=self,
             disks=self._disks,
         )
         self._history = JobHistory(self._store, self.job_id)
@@ -291,16 +285,15 @@ class JobMaster:
             self._store.series(self.job_id),
             self._history,
             self._context,
-            lambda: self._diagnosis.telemetry,
+            self._diagnosis,
             clock=self._clock,
-            monotonic=self._monotonic,
             is_away=lambda: bool(self._watch and self._watch.lost),
         )
 
         self._sinks = SinkProcesses(
             sinks_of(self._spec, job_id=self.job_id, store_url=self._store_url, directory=self._directory),
             logs=self._directory / "logs",
-            monotonic=self._monotonic,
+            clock=self._clock,
         )
 
     def _still_meant(self, undone: list[Issued]) -> list[Issued]:
@@ -313,7 +306,7 @@ class JobMaster:
             self._diagnosis.follow(self._context.committed)
             await self._diagnosis.look()
             look_at_log()
-            now = self._monotonic()
+            now = self._clock.monotonic()
             if now >= next_reconcile:
                 next_reconcile = now + RECONCILE_S
                 self._manager.reconcile()
@@ -325,7 +318,13 @@ class JobMaster:
             self._news.clear()
         await self._end()
 
-    def _finish(self) -> None:
+    def carry_out(self, issued: list[Issued]) -> None:
+        self._manager.run(issued)
+
+    def committed(self) -> None:
+        self._news.set()
+
+    def finish(self) -> None:
         self._finished.set()
         self._news.set()
 
@@ -344,7 +343,7 @@ class JobMaster:
             "queued_at": None,
         }
         if fields["queued_since"] is not None:  # said again now and then
-            fields["queued_at"] = self._clock() // SAY_QUEUED_S * SAY_QUEUED_S
+            fields["queued_at"] = self._clock.time() // SAY_QUEUED_S * SAY_QUEUED_S
         if job.job_id and dict(fields) != self._row and not (self._watch and self._watch.lost):
             try:
                 fenced: JobFields = {**fields, "epoch": self._context.epoch}
@@ -354,7 +353,7 @@ class JobMaster:
                     await asyncio.to_thread(lambda: self._store.update_job(self.job_id, **fenced))
                 self._row = dict(fields)
             except Fenced as error:
-                self._fenced(error)
+                self.fenced(error)
             except TimeoutError:
                 self._context.error = self._context.error or "the store does not answer"
             except GyreError as error:
@@ -389,15 +388,15 @@ class JobMaster:
         """Let go of the journal and the store; by itself where the loop is stopped before the job has ended."""
         self._opened.close()
 
-    def _fenced(self, error: BaseException) -> None:
+    def fenced(self, error: BaseException) -> None:
         print(f"this master was replaced: {error}", file=sys.stderr, flush=True)
         self._exit(0)
 
-    def _fault(self, error: BaseException) -> None:
+    def fault(self, error: BaseException) -> None:
         """End this master after a defect in the control loop: a fresh master from the journal is better than half of
         this one."""
         if isinstance(error, Fenced):
-            self._fenced(error)
+            self.fenced(error)
             return
         traceback.print_exception(error)
         sys.stderr.flush()
@@ -520,7 +519,7 @@ class JobMaster:
             event = PauseRequested(by) if verb == "pause" else ResumeRequested(by)
         elif verb in ("create_token", "revoke_token"):
             event = _token_event(verb, body, by)
-            self._context.coordinator.check_token(state, event, self._clock())
+            self._context.coordinator.check_token(state, event, self._clock.time())
         else:
             raise ConfigError(
                 f"{verb!r} is not a command; known: scale, drain, undrain, pause, resume, stop, create_token, "
@@ -563,7 +562,7 @@ class JobMaster:
         except TimeoutError:
             future.cancel()
             raise Unreachable(f"the cluster did not tell its machines within {timeout_s:g} s.") from None
-        return nodes_of(self._context.committed, there, now=self._clock())
+        return nodes_of(self._context.committed, there, now=self._clock.time())
 
     def logs(
         self, query: LogQuery, *, after: Mapping[str, int], tail: int | None, limit_bytes: int
@@ -581,7 +580,7 @@ class JobMaster:
         return self._samples
 
     def metrics(self) -> bytes:
-        return prometheus_text(self.view(), now=self._clock())
+        return prometheus_text(self.view(), now=self._clock.time())
 
 
 _RESUMED = ("SetTimer", "FinishJob", "StartRegion", "StopVertex", "StopTrainer")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gyre.clock import Clock
 from gyre.config import JobSpec
 from gyre.errors import GraphError
-from gyre.failover import JobPhase, JobState, Reason, VertexPhase
+from gyre.failover import JobPhase, Reason, VertexPhase
 from gyre.graph import SubGraph, sub_graph_id
 from gyre.master.cluster import Address, CannotPlace, Cluster, HeldBack
 from gyre.master.fitted_plans import Fitted, FittedPlans
+from gyre.master.job_context import JobNow
 from gyre.master.room import RoomQueue, WholeStart
 from gyre.rollouts.weight_dirs import remove_left_by_job
-from gyre.store import QueuedJob
 
 PLACE_TIMEOUT_S = 5.0
 """How long a sub-graph waits for room before that is reported: placing takes a fraction of a second where there is
@@ -25,8 +26,7 @@ REST_TIMEOUT_S = 2 * PLACE_TIMEOUT_S
 
 
 class Places:
-    """The places of one job's vertices. `queued` gives the jobs of this cluster that wait for room that others hold,
-    the longest waiting first."""
+    """The places of one job's vertices."""
 
     def __init__(
         self,
@@ -34,19 +34,18 @@ class Places:
         cluster: Cluster,
         plans: FittedPlans,
         *,
-        job_id: str,
         directory: Path,
-        state: Callable[[], JobState],
-        clock: Callable[[], float],
-        queued: Callable[[], Sequence[QueuedJob]] = tuple,
+        job: JobNow,
+        clock: Clock,
+        queue: RoomQueue,
     ) -> None:
         self._spec = spec
         self._cluster = cluster
         self._plans = plans
-        self._queue = RoomQueue(job_id, queued, clock)
+        self._queue = queue
         self._whole = WholeStart()
         self._directory = directory
-        self._state = state
+        self._job = job
         self._clock = clock
         self._used: set[str] = set()
         """The sub-graphs for which the cluster was asked for room."""
@@ -65,7 +64,7 @@ class Places:
         The result is at least the present number, whose vertices have their places, and no more while another job is
         to be served first."""
         if await self.is_another_first():
-            return min(count, self._state().job.roles.get(role, 0))
+            return min(count, self._job.state.job.roles.get(role, 0))
         return await self._plans.most(role, count)
 
     # -- taking -------------------------------------------------------------------------------------
@@ -153,7 +152,7 @@ class Places:
             raise HeldBack(f"there is no room for {', '.join(missing)}")
 
     def _begins(self) -> bool:
-        return self._state().job.phase in (JobPhase.SUBMITTED, JobPhase.STARTING)
+        return self._job.state.job.phase in (JobPhase.SUBMITTED, JobPhase.STARTING)
 
     def _begins_with(self, vertex: str) -> bool:
         """Whether the job does not begin without this vertex."""
@@ -176,8 +175,8 @@ class Places:
 
     def _waits_since(self, vertices: Sequence[str]) -> float:
         """Since when one of them waits for room; now, if none does."""
-        records = (self._state().vertices.get(vertex) for vertex in vertices)
-        return min((one.no_room_since for one in records if one and one.no_room), default=self._clock())
+        records = (self._job.state.vertices.get(vertex) for vertex in vertices)
+        return min((one.no_room_since for one in records if one and one.no_room), default=self._clock.time())
 
     # -- giving back --------------------------------------------------------------------------------
 
@@ -190,13 +189,13 @@ class Places:
     async def release_left(self, vertex: str) -> None:
         """Release the place of a vertex that has left, if no wanted vertex is there."""
         role, _, rank = vertex.rpartition("-")
-        if int(rank) >= self._state().job.roles.get(role, 0) and self._plans.remove(vertex):
+        if int(rank) >= self._job.state.job.roles.get(role, 0) and self._plans.remove(vertex):
             await self._cluster.release(sub_graph_id(self._spec, role, int(rank)))
 
     async def release_drained(self, vertex: str) -> None:
         """Release the place of a vertex that is drained, if it stands there alone."""
         fitted = self._plans.last
-        if self._state().vertices[vertex].reason is not Reason.DRAINED or fitted is None:
+        if self._job.state.vertices[vertex].reason is not Reason.DRAINED or fitted is None:
             return
         if vertex in fitted.plan.placements and fitted.of(vertex).vertices == (vertex,):
             await self._cluster.release(fitted.of(vertex).id)
@@ -205,12 +204,12 @@ class Places:
         """Release what an earlier master reserved, or asked for, for vertices that are not there."""
         wanted = {
             sub_graph_id(self._spec, role, rank)
-            for role, count in self._state().job.roles.items()
+            for role, count in self._job.state.job.roles.items()
             for rank in range(count)
         }
         wanted |= {
             sub_graph_id(self._spec, one.role, one.rank)
-            for one in self._state().vertices.values()
+            for one in self._job.state.vertices.values()
             if one.phase is not VertexPhase.STOPPED
         }
         await asyncio.gather(
@@ -220,8 +219,8 @@ class Places:
     async def release_all(self) -> None:
         """Release every placement group that this or an earlier master may have made, and this machine's memory in
         which vertices left weights."""
-        counts = dict(self._state().job.roles)
-        for vertex in self._state().vertices.values():
+        counts = dict(self._job.state.job.roles)
+        for vertex in self._job.state.vertices.values():
             counts[vertex.role] = max(counts.get(vertex.role, 0), vertex.rank + 1)
         names = {
             sub_graph_id(self._spec, role, rank) for role, count in counts.items() for rank in range(count)

@@ -20,8 +20,9 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
+from gyre.clock import Clock
 from gyre.errors import GyreError
 from gyre.failover import JobState
 from gyre.master.job_context import JobContext
@@ -40,6 +41,12 @@ FINISH_WITHIN_S = 10.0
 """How long the end of a job waits for its last tick: a hundred times what it takes."""
 
 
+class HasTelemetry(Protocol):
+    @property
+    def telemetry(self) -> Mapping[str, Mapping[str, Any]]:
+        """The last report of each vertex, by id."""
+
+
 class HistoryRecorder:
     """Starts with `start`, ends with `finish`, or with `cancel` where the loop ends."""
 
@@ -48,19 +55,17 @@ class HistoryRecorder:
         series: SeriesStore,
         history: JobHistory,
         context: JobContext,
-        telemetry: Callable[[], Mapping[str, Mapping[str, Any]]],
+        reports: HasTelemetry,
         *,
-        clock: Callable[[], float],
-        monotonic: Callable[[], float],
+        clock: Clock,
         is_away: Callable[[], bool],
     ) -> None:
         """`is_away` says whether the store is lost."""
         self._recorder = Recorder(series)
         self._history = history
         self._context = context
-        self._telemetry = telemetry
+        self._reports = reports
         self._clock = clock
-        self._monotonic = monotonic
         self._is_away = is_away
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
         self._task: asyncio.Task[None] | None = None
@@ -88,9 +93,9 @@ class HistoryRecorder:
     async def _run(self) -> None:
         while True:
             tick_s = tick_for(self._sources())
-            due = self._monotonic() + tick_s - self._clock() % tick_s
-            await asyncio.sleep(due - self._monotonic())
-            await self._tick(self._monotonic() - due)
+            due = self._clock.monotonic() + tick_s - self._clock.time() % tick_s
+            await asyncio.sleep(due - self._clock.monotonic())
+            await self._tick(self._clock.monotonic() - due)
 
     def _sources(self) -> int:
         return len(self._context.committed.vertices) * 2 + 3  # an instance is a source beside its vertex
@@ -105,7 +110,7 @@ class HistoryRecorder:
             "late_s_max": max(0.0, late_s),
             "recorder_s_max": self._took_s,
         }
-        work = (context.committed, dict(self._telemetry()), master, self._clock(), context.seq)
+        work = (context.committed, dict(self._reports.telemetry), master, self._clock.time(), context.seq)
         await asyncio.get_running_loop().run_in_executor(self._thread, self._keep, *work)
 
     def _keep(

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
+from gyre.clock import Clock
 from gyre.errors import StoreError
 from gyre.store import QueuedJob
 
@@ -25,16 +27,21 @@ LOOK_AGAIN_S = 1.0
 """How long an answer of the store is believed: many vertices that start together ask together."""
 
 
-class RoomQueue:
-    """The queue as one job sees it. `look` gives the jobs in it, the longest waiting first."""
+class Waiting(Protocol):
+    """A store, as far as the queue needs it."""
 
-    def __init__(
-        self, job_id: str, look: Callable[[], Sequence[QueuedJob]], clock: Callable[[], float]
-    ) -> None:
+    def queue(self, ray_address: str | None, now: float) -> Sequence[QueuedJob]:
+        """The jobs that wait for room that others hold, the longest waiting first."""
+
+
+class RoomQueue:
+    """The queue as one job sees it. `store` has the jobs in it, of the cluster at `ray_address`."""
+
+    def __init__(self, job_id: str, store: Waiting, ray_address: str | None, clock: Clock) -> None:
         self._waiting: dict[str, float] = {}
         """The job's own vertices that wait for room that others hold, and since when."""
         self._job_id = job_id
-        self._look = look
+        self._store, self._ray_address = store, ray_address
         self._clock = clock
         self._seen: tuple[float, Sequence[QueuedJob]] | None = None
         self._looking = asyncio.Lock()
@@ -57,10 +64,10 @@ class RoomQueue:
     async def first(self) -> QueuedJob | None:
         """Returns the job that is to be served before this one takes any more room; None where it is its turn."""
         async with self._looking:  # in the order in which they ask
-            now = self._clock()
+            now = self._clock.time()
             if self._seen is None or now - self._seen[0] >= LOOK_AGAIN_S:
                 try:
-                    self._seen = now, await asyncio.to_thread(self._look)
+                    self._seen = now, await asyncio.to_thread(self._store.queue, self._ray_address, now)
                 except StoreError:  # a database that is locked for seconds must not keep a job from its room
                     self._seen = now, ()
         mine = (self.since if self.since is not None else now, self._job_id)

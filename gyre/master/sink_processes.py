@@ -17,13 +17,13 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from gyre.clock import Clock
 from gyre.config import JobSpec
 from gyre.logs.output import LOG_VARIABLE
 from gyre.observe.sinks.notify import NOTIFY, NotifyOptions
@@ -118,15 +118,13 @@ class SinkProcesses:
         sinks: list[SinkSettings],
         *,
         logs: Path,
-        monotonic: Callable[[], float],
-        wall_clock: Callable[[], float] = time.time,
+        clock: Clock,
         spawn: Spawn = spawn,
     ) -> None:
         """`wall_clock` is that of the file system, which says when a sink last showed life."""
         self._kept = [_Kept(settings) for settings in sinks]
         self._logs = logs
-        self._monotonic = monotonic
-        self._wall_clock = wall_clock
+        self._clock = clock
         self._spawn = spawn
         self._task: asyncio.Task[None] | None = None
 
@@ -147,9 +145,9 @@ class SinkProcesses:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         for kept in self._kept:  # how the job ended is worth another try, whatever failed before
-            kept.pause_s, kept.retry_at = FIRST_PAUSE_S, self._monotonic()
-        give_up_at = self._monotonic() + FINISH_WITHIN_S
-        while self._monotonic() < give_up_at:
+            kept.pause_s, kept.retry_at = FIRST_PAUSE_S, self._clock.monotonic()
+        give_up_at = self._clock.monotonic() + FINISH_WITHIN_S
+        while self._clock.monotonic() < give_up_at:
             for kept in self._kept:
                 await self._look(kept)
             if all(kept.done or self._is_gone(kept, until=give_up_at) for kept in self._kept):
@@ -170,7 +168,7 @@ class SinkProcesses:
             await asyncio.sleep(LOOK_S)
 
     async def _look(self, kept: _Kept) -> None:
-        now = self._monotonic()
+        now = self._clock.monotonic()
         if kept.process is not None:
             code = kept.process.poll()
             if code is None:
@@ -203,7 +201,7 @@ class SinkProcesses:
 
     def _silent_s(self, kept: _Kept) -> float:
         try:
-            return self._wall_clock() - kept.settings.alive_path.stat().st_mtime
+            return self._clock.time() - kept.settings.alive_path.stat().st_mtime
         except OSError:
             return 0.0  # its folder was removed: it will end by that itself
 

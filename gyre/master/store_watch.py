@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from gyre.clock import Clock
 from gyre.errors import StoreError, StoreFull
 from gyre.failover.events import StoreReturned
 from gyre.master.job_context import JobContext
+from gyre.master.owner import HearsOfLoss
 from gyre.master.store_notes import LostNote, MarkWriter, remove_note, write_note
 from gyre.store import Store, StoreMark, open_store
 from gyre.store.presence import Finding, Lost
@@ -30,14 +31,14 @@ async def store_at(
     url: str,
     *,
     timeout_s: float,
-    clock: Callable[[], float],
+    clock: Clock,
     mark: StoreMark | None = None,
     look_s: float = LOOK_S,
 ) -> Store | None:
     """The store at this URL, which is no older than the `mark`. While it is not there, or damaged, it is waited for:
     somebody may put it back. None where that did not happen within `timeout_s`. StoreFull is raised at once, for a full
     disk has no deadline."""
-    until, told = clock() + timeout_s, ""
+    until, told = clock.monotonic() + timeout_s, ""
     while True:
         try:
             return await asyncio.to_thread(_open_no_older, url, mark)
@@ -47,7 +48,7 @@ async def store_at(
             if str(error) != told:
                 told = str(error)
                 print(f"waiting for the store: {told}", file=sys.stderr, flush=True)
-        if clock() >= until:
+        if clock.monotonic() >= until:
             return None
         await asyncio.sleep(look_s)
 
@@ -64,7 +65,7 @@ def _open_no_older(url: str, mark: StoreMark | None) -> Store:
 
 
 class StoreWatch:
-    """Looks at `store` until it is cancelled; `on_gone` is called once it was away for `timeout_s`."""
+    """Looks at `store` until it is cancelled; `owner` gives up once it was away for `timeout_s`."""
 
     def __init__(
         self,
@@ -72,17 +73,16 @@ class StoreWatch:
         context: JobContext,
         *,
         timeout_s: float,
-        clock: Callable[[], float],
-        monotonic: Callable[[], float],
-        on_gone: Callable[[str], Awaitable[None]],
+        clock: Clock,
+        owner: HearsOfLoss,
         directory: Path,
         look_s: float = LOOK_S,
     ) -> None:
         """`directory` is the job's: what was last committed is noted there while the store is lost."""
         self._store, self._context = store, context
         self._timeout_s, self._look_s = timeout_s, look_s
-        self._clock, self._monotonic = clock, monotonic
-        self._on_gone = on_gone
+        self._clock = clock
+        self._owner = owner
         self._directory = directory
         self._marks = MarkWriter(directory)
         self.lost = ""
@@ -95,7 +95,7 @@ class StoreWatch:
             finding = await asyncio.to_thread(self._store.look)
             if finding is not None:
                 if not self.lost:
-                    at, since = self._clock(), self._monotonic()
+                    at, since = self._clock.time(), self._clock.monotonic()
                     if finding.kind is not Lost.HANGING:  # a write to that disk might not end
                         write_note(self._directory, self._note(finding, at))
                 if str(finding.sentence) != self.lost:
@@ -106,8 +106,8 @@ class StoreWatch:
                     )
                 kind, self.lost = str(finding.kind), finding.sentence
                 self._context.error = str(finding.error())
-                if self._monotonic() - since > self._timeout_s:
-                    await self._on_gone(self.lost)
+                if self._clock.monotonic() - since > self._timeout_s:
+                    await self._owner.give_up(self.lost)
                     return
                 await asyncio.sleep(self._look_s)
                 continue
@@ -118,7 +118,9 @@ class StoreWatch:
                 remove_note(self._directory)
                 self._context.error = ""
                 self._context.submit(
-                    StoreReturned(kind, sentence, lost_at=at, away_s=round(self._monotonic() - since, 3))
+                    StoreReturned(
+                        kind, sentence, lost_at=at, away_s=round(self._clock.monotonic() - since, 3)
+                    )
                 )
             await asyncio.sleep(self._look_s)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+from gyre.clock import Clock
 from gyre.config import ROLLOUT_MANAGER, TRAINER, JobSpec
 from gyre.errors import GraphError, GyreError
-from gyre.failover import Cause, JobPhase, JobState, VertexPhase
+from gyre.failover import Cause, JobPhase, VertexPhase
 from gyre.failover.commands import StartRegion, StopVertex
 from gyre.failover.events import (
     Event,
@@ -37,9 +38,10 @@ from gyre.master.cluster import (
 )
 from gyre.master.evidence import last_words_of, lost, new_memory_kills, waiting
 from gyre.master.fitted_plans import Fitted, FittedPlans
+from gyre.master.job_context import JobNow
 from gyre.master.places import Places
+from gyre.master.room import RoomQueue
 from gyre.process_activity import Activity
-from gyre.store import QueuedJob
 from gyre.workloads.plain_data import plain_text
 from gyre.workloads.vertex.host import VertexHost
 from gyre.workloads.vertex.messages import Binding, Failure
@@ -59,8 +61,7 @@ others."""
 
 
 class Scheduler:
-    """The starts and stops of one job's vertices. `queued` gives the jobs of this cluster that wait for room which
-    others hold, the longest waiting first."""
+    """The starts and stops of one job's vertices."""
 
     def __init__(
         self,
@@ -70,29 +71,26 @@ class Scheduler:
         job_id: str,
         directory: Path,
         store_url: str,
-        state: Callable[[], JobState],
-        epoch: Callable[[], int],
-        clock: Callable[[], float],
-        queued: Callable[[], Sequence[QueuedJob]] = tuple,
+        job: JobNow,
+        clock: Clock,
+        queue: RoomQueue,
     ) -> None:
-        self.plans = FittedPlans(spec, cluster, state=state, clock=clock)
+        self.plans = FittedPlans(spec, cluster, job=job, clock=clock)
         self.places = Places(
             spec,
             cluster,
             self.plans,
-            job_id=job_id,
             directory=directory,
-            state=state,
+            job=job,
             clock=clock,
-            queued=queued,
+            queue=queue,
         )
         self._spec = spec
         self._cluster = cluster
         self._job_id = job_id
         self._directory = directory
         self._store_url = store_url
-        self._state = state
-        self._epoch = epoch
+        self._job = job
         self._clock = clock
         self._last_seen: dict[tuple[str, int], tuple[int, str]] = {}
         self._gone: dict[str, int] = {}
@@ -110,7 +108,7 @@ class Scheduler:
         await asyncio.gather(
             *(self._kill_through(vertex, incarnation) for vertex, incarnation in command.replaces.items())
         )
-        wait_s = command.not_before - self._clock()
+        wait_s = command.not_before - self._clock.time()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
         addresses = [Address(vertex, incarnation) for vertex, incarnation in command.vertices.items()]
@@ -118,7 +116,7 @@ class Scheduler:
         self.places.begin(list(command.vertices))
         try:
             while self._is_meant(command):
-                if self._state().job.full_disks:  # its process could not write a file
+                if self._job.state.job.full_disks:  # its process could not write a file
                     await asyncio.sleep(LOOK_FOR_ROOM_S)
                     continue
                 try:
@@ -130,7 +128,7 @@ class Scheduler:
                 except HeldBack:  # whoever has no room tells it
                     await asyncio.sleep(LOOK_FOR_ROOM_S)
                 except CannotPlace as lack:
-                    now = self._clock()
+                    now = self._clock.time()
                     said = f"{lack.required} {lack.available}"
                     if not self._is_meant(command):
                         return
@@ -161,7 +159,7 @@ class Scheduler:
         if len(addresses) > 1:
             try:
                 rendezvous = await self._cluster.call(
-                    addresses[0], CONTROL_TIMEOUT_S, VertexHost.address, self._epoch()
+                    addresses[0], CONTROL_TIMEOUT_S, VertexHost.address, self._job.epoch
                 )
             except (ProcessDied, NotAnswering) as error:
                 yield lost(addresses[0], error)
@@ -179,7 +177,7 @@ class Scheduler:
 
     def _is_meant(self, command: StartRegion) -> bool:
         """Whether no later decision has overtaken the start."""
-        records = self._state().vertices
+        records = self._job.state.vertices
         return all(
             vertex in records
             and records[vertex].incarnation == incarnation
@@ -208,7 +206,7 @@ class Scheduler:
                 address,
                 sub_graph=fitted.of(address.vertex),
                 bundle=fitted.plan.placements[address.vertex].bundle,
-                epoch=self._epoch(),
+                epoch=self._job.epoch,
                 timeout_s=SPAWN_TIMEOUT_S,
             )
         except (ProcessDied, NotAnswering) as error:
@@ -229,7 +227,7 @@ class Scheduler:
         binding = self._binding(address, placement, rendezvous)
         try:
             status, value = await self._cluster.bind(
-                address, self._epoch(), binding, timeout_s=self._spec.roles[role].setup_timeout_s
+                address, self._job.epoch, binding, timeout_s=self._spec.roles[role].setup_timeout_s
             )
         except ProcessDied as error:
             kills = await new_memory_kills(self._cluster, spawned.node, spawned.memory_kills)
@@ -273,11 +271,11 @@ class Scheduler:
         entrypoint = spec.entrypoint
         if entrypoint is None:
             raise GyreError(f"role {role!r} has no class.", hint="compile_job gives every role one.")
-        world = self._state().job.roles.get(role, spec.total)
+        world = self._job.state.job.roles.get(role, spec.total)
         devices = {"GYRE_DEVICES": ",".join(str(device) for device in placement.devices)}
         return Binding(
             job_id=self._job_id,
-            job_name=self._state().job.name,
+            job_name=self._job.state.job.name,
             role=role,
             rank=int(rank),
             world_size=world,
@@ -300,8 +298,8 @@ class Scheduler:
             store_hold_s=self._spec.store.lost_timeout_s,
             rollouts=rollouts_of(self._spec, role).model_dump(mode="json"),
             weights=self._spec.weights.model_dump(mode="json"),
-            pools=pools_of(self._spec, self._state().job.roles) if role == ROLLOUT_MANAGER else {},
-            neighbours=neighbours_of(self._spec, role, self._state().job.roles),
+            pools=pools_of(self._spec, self._job.state.job.roles) if role == ROLLOUT_MANAGER else {},
+            neighbours=neighbours_of(self._spec, role, self._job.state.job.roles),
             local=role in local_roles(self._spec),
             gpus=tuple(placement.devices) if self._spec.device_type == "GPU" else (),
         )
@@ -310,12 +308,12 @@ class Scheduler:
 
     async def stop_vertex(self, command: StopVertex) -> Event:
         address = Address(command.vertex, command.incarnation)
-        job_ends = self._state().job.phase is JobPhase.STOPPING
+        job_ends = self._job.state.job.phase is JobPhase.STOPPING
         # Whether the process is gone or stuck, the kill below ends it.
         with contextlib.suppress(ProcessDied, NotAnswering):
             timeout_s = command.grace_s + 2.0
             await self._cluster.call(
-                address, timeout_s, VertexHost.shutdown, self._epoch(), command.grace_s, job_ends
+                address, timeout_s, VertexHost.shutdown, self._job.epoch, command.grace_s, job_ends
             )
         await self._kill_through(command.vertex, command.incarnation)
         if not job_ends:  # else `Places.release_all` does it
@@ -349,7 +347,7 @@ class Scheduler:
     async def stacks(self, address: Address) -> str:
         """Returns the vertex's stacks: its own answer, or a look from outside if it does not answer."""
         try:
-            return plain_text(await self._cluster.call(address, 1.0, VertexHost.stacks, self._epoch()))
+            return plain_text(await self._cluster.call(address, 1.0, VertexHost.stacks, self._job.epoch))
         except (ProcessDied, NotAnswering):
             pid, node = self._last_seen.get((address.vertex, address.incarnation), (0, ""))
             return await self._cluster.stacks(pid=pid, node=node, timeout_s=3.0)

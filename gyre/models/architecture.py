@@ -149,17 +149,7 @@ def architecture_of(
 ) -> Architecture:
     """The shape that the content of a `config.json` describes, and of a `generation_config.json` beside it. `where`
     names it in errors. Raises ModelFolderError."""
-    family = config.get("model_type")
-    if not isinstance(family, str):
-        raise ModelFolderError(
-            f"{where}: model_type must be a text, not {family!r}: it says which model this is.", hint=AS_SAVED
-        )
-    if family not in FAMILIES:
-        raise NotComputed(
-            f"{where}: model_type {family!r} is not supported.",
-            hint=f"Torch and Megatron know {', '.join(FAMILIES)} without experts; FSDP2 trains others, and both "
-            "engines serve them. `gyre models` has the table.",
-        )
+    family = _family_of(config, where)
 
     def number(key: str) -> int:
         value = config.get(key)
@@ -204,6 +194,21 @@ def architecture_of(
         eos_token_ids=_token_ids(config, where, vocab)
         | _token_ids(generation or {}, "generation_config.json", vocab),
     )
+
+
+def _family_of(config: dict[str, Any], where: str) -> str:
+    family = config.get("model_type")
+    if not isinstance(family, str):
+        raise ModelFolderError(
+            f"{where}: model_type must be a text, not {family!r}: it says which model this is.", hint=AS_SAVED
+        )
+    if family not in FAMILIES:
+        raise NotComputed(
+            f"{where}: model_type {family!r} is not supported.",
+            hint=f"Torch and Megatron know {', '.join(FAMILIES)} without experts; FSDP2 trains others, and both "
+            "engines serve them. `gyre models` has the table.",
+        )
+    return family
 
 
 def read_eos_token_ids(folder: Path, config: dict[str, Any], vocab: int) -> frozenset[int]:
@@ -261,7 +266,9 @@ def _read_rope(config: dict[str, Any], where: str) -> Rope:
     return next(iter(found.values()), None) or _rope_in({}, config, where)
 
 
-def _rope_in(parameters: Any, config: dict[str, Any], where: str) -> Rope:
+def _rope_given(parameters: Any, config: dict[str, Any], where: str) -> dict[str, Any]:
+    """What is given of the rotary positions, in `parameters` and beside them. Raises ModelFolderError where the two
+    differ."""
     if isinstance(parameters, dict) and isinstance(parameters.get("full_attention"), dict):
         parameters = parameters["full_attention"]  # other layers are refused
     if not isinstance(parameters, dict):
@@ -278,6 +285,11 @@ def _rope_in(parameters: Any, config: dict[str, Any], where: str) -> Rope:
                 f"{where}: {inside} is {given[inside]!r}, and {outside} beside it is {value!r}.",
                 hint="Keep one of them.",
             )
+    return given
+
+
+def _rope_in(parameters: Any, config: dict[str, Any], where: str) -> Rope:
+    given = _rope_given(parameters, config, where)
     kind = given.get("rope_type", given.get("type", "default"))
     if given.get("type", kind) != kind:
         raise ModelFolderError(

@@ -358,21 +358,26 @@ def _sqlite_engine(url: URL, read_only: bool, presence: Presence) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _on_begin(connection: Connection) -> None:
-        options = connection.get_execution_options()
-        if options.get("gyre_read") or read_only:
-            connection.exec_driver_sql("BEGIN")
-            return
-        wanted = "NORMAL" if options.get("gyre_relaxed") else "FULL"
-        if connection.info.get("synchronous", "FULL") != wanted:
-            connection.exec_driver_sql(f"PRAGMA synchronous={wanted}")
-            connection.info["synchronous"] = wanted
-        pages = LARGE_LOG_PAGES if options.get("gyre_apart") else LOG_PAGES
-        if connection.info.get("autocheckpoint", LOG_PAGES) != pages:
-            connection.exec_driver_sql(f"PRAGMA wal_autocheckpoint={pages}")
-            connection.info["autocheckpoint"] = pages
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        _begin_on_sqlite(connection, read_only)
 
     return engine
+
+
+def _begin_on_sqlite(connection: Connection, read_only: bool) -> None:
+    """Begin a transaction of the kind that the connection's options ask for."""
+    options = connection.get_execution_options()
+    if options.get("gyre_read") or read_only:
+        connection.exec_driver_sql("BEGIN")
+        return
+    wanted = "NORMAL" if options.get("gyre_relaxed") else "FULL"
+    if connection.info.get("synchronous", "FULL") != wanted:
+        connection.exec_driver_sql(f"PRAGMA synchronous={wanted}")
+        connection.info["synchronous"] = wanted
+    pages = LARGE_LOG_PAGES if options.get("gyre_apart") else LOG_PAGES
+    if connection.info.get("autocheckpoint", LOG_PAGES) != pages:
+        connection.exec_driver_sql(f"PRAGMA wal_autocheckpoint={pages}")
+        connection.info["autocheckpoint"] = pages
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _postgres_engine(url: URL) -> Engine:

@@ -235,68 +235,70 @@ class LedgerStore:
         `forget_micro_batches_of_step` removes those of a step that is not trained: it is assembled anew.
         """
         group_rows, step_rows = self._group_rows(groups), self._step_rows(steps)
+        rare = (
+            checkpoint,
+            drop_payloads_through_step,
+            forget_digests_from_step,
+            forget_micro_batches_of_step,
+        )
         durable = (
-            checkpoint is not None
-            or drop_payloads_through_step is not None
-            or forget_digests_from_step is not None
-            or forget_micro_batches_of_step is not None
+            any(one is not None for one in rare)
             or bool(digests)
             or any(group.status == "trained" for group in groups)
             or any(batch.last for batch in micro_batches)
         )
         with self._database.write(relaxed=not durable) as connection:
             self._claim(connection, term, cursor)
-            if forget_digests_from_step is not None:
-                steps_table = tables.ledger_steps
-                connection.execute(
-                    update(steps_table)
-                    .where(
-                        steps_table.c.job_id == self.job_id, steps_table.c.step >= forget_digests_from_step
-                    )
-                    .values(digest=None)
-                )
-            if forget_micro_batches_of_step is not None:
-                batches = tables.ledger_micro_batches
-                connection.execute(
-                    delete(batches).where(
-                        batches.c.job_id == self.job_id, batches.c.step == forget_micro_batches_of_step
-                    )
-                )
+            self._forget(connection, forget_digests_from_step, forget_micro_batches_of_step)
             if group_rows:
                 connection.execute(self._upsert_groups, group_rows)
             if step_rows:
                 connection.execute(self._upsert_steps, step_rows)
-            for step, digest in (digests or {}).items():
-                check_text(f"step {step}", {"digest": digest})
-                steps_table = tables.ledger_steps
-                connection.execute(
-                    update(steps_table)
-                    .where(steps_table.c.job_id == self.job_id, steps_table.c.step == step)
-                    .values(digest=digest)
-                )
-            if micro_batches:
-                connection.execute(self._upsert_micro_batches, self._micro_batch_rows(micro_batches))
-            if discards:
-                connection.execute(self._upsert_discards, self._discard_rows(discards))
-            if restore is not None:
-                connection.execute(self._upsert_restore, [{"job_id": self.job_id, **asdict(restore)}])
-            if passes is not None:
-                connection.execute(self._upsert_passes, [self._passes_row(passes)])
-            if checkpoint is not None:
-                check_text(f"checkpoint {checkpoint.step}", {"path": checkpoint.path})
-                connection.execute(
-                    self._upsert_checkpoint,
-                    [
-                        {
-                            "job_id": self.job_id,
-                            "step": checkpoint.step,
-                            "path": checkpoint.path,
-                            "at": checkpoint.at,
-                        }
-                    ],
-                )
+            self._set_digests(connection, digests or {})
+            self._note(connection, micro_batches, discards, restore, passes, checkpoint)
             if drop_payloads_through_step is not None:
                 self._drop_payloads(connection, drop_payloads_through_step)
+
+    def _note(
+        self,
+        connection: Connection,
+        micro_batches: Sequence[MicroBatchRow],
+        discards: Sequence[DiscardRow],
+        restore: RestoreRow | None,
+        passes: PassesRow | None,
+        checkpoint: CheckpointRow | None,
+    ) -> None:
+        if micro_batches:
+            connection.execute(self._upsert_micro_batches, self._micro_batch_rows(micro_batches))
+        if discards:
+            connection.execute(self._upsert_discards, self._discard_rows(discards))
+        if restore is not None:
+            connection.execute(self._upsert_restore, [{"job_id": self.job_id, **asdict(restore)}])
+        if passes is not None:
+            connection.execute(self._upsert_passes, [self._passes_row(passes)])
+        if checkpoint is not None:
+            check_text(f"checkpoint {checkpoint.step}", {"path": checkpoint.path})
+            connection.execute(self._upsert_checkpoint, [{"job_id": self.job_id, **asdict(checkpoint)}])
+
+    def _forget(
+        self, connection: Connection, digests_from_step: int | None, micro_batches_of_step: int | None
+    ) -> None:
+        if digests_from_step is not None:
+            steps = tables.ledger_steps
+            later = (steps.c.job_id == self.job_id, steps.c.step >= digests_from_step)
+            connection.execute(update(steps).where(*later).values(digest=None))
+        if micro_batches_of_step is not None:
+            batches = tables.ledger_micro_batches
+            its = (batches.c.job_id == self.job_id, batches.c.step == micro_batches_of_step)
+            connection.execute(delete(batches).where(*its))
+
+    def _set_digests(self, connection: Connection, digests: Mapping[int, str]) -> None:
+        steps = tables.ledger_steps
+        for step, digest in digests.items():
+            check_text(f"step {step}", {"digest": digest})
+            connection.execute(
+                update(steps).where(steps.c.job_id == self.job_id, steps.c.step == step).values(digest=digest)
+            )
 
     def _claim(self, connection: Connection, term: int, cursor: int | None) -> None:
         """Check the term and move the cursor in one statement, which locks the row on PostgreSQL."""
@@ -425,16 +427,7 @@ class LedgerStore:
 
     def load(self) -> LedgerRows:
         """Returns everything that a new writer needs, as of one moment. Empty, at term 0, if there is no ledger yet."""
-        ledgers, groups = tables.ledgers, tables.ledger_groups
-        steps, checkpoints = tables.ledger_steps, tables.ledger_checkpoints
-        columns = (
-            groups.c.group_id,
-            groups.c.status,
-            groups.c.step,
-            groups.c.version_min,
-            groups.c.version_max,
-            groups.c.payload,
-        )
+        ledgers, checkpoints = tables.ledgers, tables.ledger_checkpoints
         with self._database.read() as connection:
             head = connection.execute(
                 select(ledgers.c.term, ledgers.c.cursor).where(ledgers.c.job_id == self.job_id)
@@ -444,38 +437,11 @@ class LedgerStore:
                 .where(checkpoints.c.job_id == self.job_id)
                 .order_by(checkpoints.c.step)
             ).all()
-            step_rows = connection.execute(
-                select(
-                    steps.c.step,
-                    steps.c.version,
-                    steps.c.digest,
-                    steps.c.group_ids,
-                    steps.c.metrics,
-                    steps.c.at,
-                )
-                .where(steps.c.job_id == self.job_id)
-                .order_by(steps.c.step)
-            ).all()
             covered = checkpoint_rows[-1][0] if checkpoint_rows else None
-            # Two queries, each with the partial index made for it.
-            open_rows = connection.execute(
-                select(*columns).where(groups.c.job_id == self.job_id, _not_trained)
-            ).all()
-            uncovered = select(*columns).where(groups.c.job_id == self.job_id, _trained)
-            if covered is not None:
-                uncovered = uncovered.where(groups.c.step.is_(None) | (groups.c.step > covered))
-            uncovered_rows = connection.execute(uncovered).all()
-            micro_batches, discards = tables.ledger_micro_batches, tables.ledger_discards
-            batch_rows = connection.execute(
-                select(
-                    micro_batches.c.step,
-                    micro_batches.c.position,
-                    micro_batches.c.shares,
-                    micro_batches.c.last,
-                )
-                .where(micro_batches.c.job_id == self.job_id, micro_batches.c.step > (covered or 0))
-                .order_by(micro_batches.c.step, micro_batches.c.position)
-            ).all()
+            groups = self._uncovered_groups(connection, covered)
+            steps = self._all_steps(connection)
+            micro_batches = self._uncovered_micro_batches(connection, covered)
+            discards = tables.ledger_discards
             count = connection.execute(
                 select(func.max(discards.c.number)).where(discards.c.job_id == self.job_id)
             ).scalar()
@@ -499,28 +465,71 @@ class LedgerStore:
         return LedgerRows(
             term=head[0] if head else 0,
             cursor=head[1] if head else 0,
-            groups=sorted(
-                (_group_row(*row) for row in (*open_rows, *uncovered_rows)),
-                key=lambda group: group.group_id,
-            ),
-            steps=[
-                StepRow(
-                    step,
-                    version,
-                    digest,
-                    decode_body(ids, f"step {step}"),
-                    decode_body(metrics, f"step {step}"),
-                    at,
-                )
-                for step, version, digest, ids, metrics, at in step_rows
-            ],
+            groups=groups,
+            steps=steps,
             checkpoints=[CheckpointRow(step, path, at) for step, path, at in checkpoint_rows],
-            micro_batches=[_micro_batch_row(*row) for row in batch_rows],
+            micro_batches=micro_batches,
             discards=count or 0,
             replaced={old: new for old, new in replaced if new is not None},
             restores=[RestoreRow(*row) for row in restore_rows],
             passes=[_passes_row(*row) for row in passes_rows],
         )
+
+    def _uncovered_groups(self, connection: Connection, covered: int | None) -> list[GroupRow]:
+        """Those that no checkpoint covers, in order. `covered` is the newest one's step."""
+        groups = tables.ledger_groups
+        columns = (
+            groups.c.group_id,
+            groups.c.status,
+            groups.c.step,
+            groups.c.version_min,
+            groups.c.version_max,
+            groups.c.payload,
+        )
+        # Two queries, each with the partial index made for it.
+        open_rows = connection.execute(
+            select(*columns).where(groups.c.job_id == self.job_id, _not_trained)
+        ).all()
+        uncovered = select(*columns).where(groups.c.job_id == self.job_id, _trained)
+        if covered is not None:
+            uncovered = uncovered.where(groups.c.step.is_(None) | (groups.c.step > covered))
+        rows = (*open_rows, *connection.execute(uncovered).all())
+        return sorted((_group_row(*row) for row in rows), key=lambda group: group.group_id)
+
+    def _all_steps(self, connection: Connection) -> list[StepRow]:
+        steps = tables.ledger_steps
+        rows = connection.execute(
+            select(
+                steps.c.step,
+                steps.c.version,
+                steps.c.digest,
+                steps.c.group_ids,
+                steps.c.metrics,
+                steps.c.at,
+            )
+            .where(steps.c.job_id == self.job_id)
+            .order_by(steps.c.step)
+        ).all()
+        return [
+            StepRow(
+                step,
+                version,
+                digest,
+                decode_body(ids, f"step {step}"),
+                decode_body(metrics, f"step {step}"),
+                at,
+            )
+            for step, version, digest, ids, metrics, at in rows
+        ]
+
+    def _uncovered_micro_batches(self, connection: Connection, covered: int | None) -> list[MicroBatchRow]:
+        batches = tables.ledger_micro_batches
+        rows = connection.execute(
+            select(batches.c.step, batches.c.position, batches.c.shares, batches.c.last)
+            .where(batches.c.job_id == self.job_id, batches.c.step > (covered or 0))
+            .order_by(batches.c.step, batches.c.position)
+        ).all()
+        return [_micro_batch_row(*row) for row in rows]
 
     def metrics(
         self, *, after: int = 0, limit: int | None = None, newest: bool = False

@@ -452,8 +452,8 @@ def test_a_signal_that_fails_an_import_is_no_error_of_ours(
     script = (
         "import sys\n"
         "from gyre.api.cli import main\n"
-        "from gyre.api.cli.context import Session\n"
-        "Session.reader = lambda session: __import__('interrupted')\n"
+        "from gyre.api.cli.context import CliContext\n"
+        "CliContext.reader = lambda session: __import__('interrupted')\n"
         "main(['show'])\n"
     )
     done = subprocess.run(

@@ -1,7 +1,7 @@
 """A fake cluster: it implements `gyre.master.cluster.Cluster`, so that the real master runs without Ray.
 
     world = FakeCluster(clock)
-    master = JobMaster(..., cluster=world.connect(), clock=clock.time, monotonic=clock.monotonic)
+    master = JobMaster(..., cluster=world.connect(), clock=clock)
     world.at(12.0, world.kill, "rollout-0")
 
 It is a behavioural double, not a mock: processes come up after a while, keep an outbox until it is acknowledged,

@@ -77,8 +77,7 @@ class MasterLife:
             store_url=store_url,
             directory=directory,
             cluster=self.connection,
-            clock=world.clock.time,
-            monotonic=world.clock.monotonic,
+            clock=world.clock,
             exit_process=self._exit,
         )
 

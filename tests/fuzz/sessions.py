@@ -126,9 +126,7 @@ class Wire(asyncio.WriteTransport):
 
 
 def front_of(manager: RolloutManager) -> TrainerFront:
-    (front,) = manager.fronts
-    assert isinstance(front, TrainerFront)
-    return front
+    return next(one for one in manager.fronts if isinstance(one, TrainerFront))
 
 
 class Plane:

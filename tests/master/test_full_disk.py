@@ -67,10 +67,10 @@ class Watched:
     def __init__(self, look: DiskLook | None = None) -> None:
         self.now = 0.0
         self.full: dict[str, dict[str, Any]] = {}
-        self.watch = DiskWatch(FailoverSpec(), look or DiskLook(), lambda: self.full, clock=lambda: self.now)
+        self.watch = DiskWatch(FailoverSpec(), look or DiskLook())
 
     def news(self, *rooms: DiskRoom, node: str = "n0") -> list[DiskFilled | DiskHasRoom]:
-        found = asyncio.run(self.watch.news({"a-0": (node, rooms)}))
+        found = asyncio.run(self.watch.news({"a-0": (node, rooms)}, self.full, self.now))
         for one in found:
             key = f"{one.node}:{one.where}"
             if isinstance(one, DiskFilled):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from gyre.failover import FailoverCoordinator, JobPhase, JobState
 from gyre.failover import events as e
 from gyre.graph import compile_job
 from gyre.master.growth_demand import GrowthDemand
+from gyre.master.room import RoomQueue
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.store import QueuedJob
 from gyre.testing.clock import VirtualClock, run_virtual
@@ -35,6 +37,8 @@ def spec() -> JobSpec:
 
 
 class Bench:
+    epoch = 1
+
     def __init__(self, folder: Path) -> None:
         compiled = compile_job(spec())
         self.coordinator = FailoverCoordinator(compiled.spec, compiled.graph.region_or_alone)
@@ -51,21 +55,26 @@ class Bench:
             job_id="j1",
             directory=folder,
             store_url="",
-            state=lambda: self.state,
-            epoch=lambda: 1,
-            clock=self.clock.time,
-            queued=lambda: self.queued,
+            job=self,
+            clock=self.clock,
+            queue=RoomQueue("j1", self, None, self.clock),
         )
         self.places = scheduler.places
+        context: Any = self
         self.growth = GrowthDemand(
             compiled.spec,
             cluster,
             scheduler.plans,
             scheduler.places,
-            state=lambda: self.state,
-            monotonic=self.clock.monotonic,
-            advise=self.decide,
+            context,
+            clock=self.clock,
         )
+
+    def queue(self, ray_address: str | None, now: float) -> list[QueuedJob]:
+        return self.queued
+
+    def submit(self, event: e.Event, *, actor: str) -> None:
+        self.decide(event)
 
     def decide(self, event: e.Event) -> None:
         self.state = self.coordinator.decide(self.state, event, self.clock.time()).state

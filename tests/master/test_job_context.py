@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre.errors import GyreError, StoreFull
+from gyre.errors import StoreFull
 from gyre.failover import FailoverCoordinator, JobPhase, differences, fold
 from gyre.failover import events as e
 from gyre.graph import compile_job
@@ -31,7 +31,7 @@ class Bench:
         self.coordinator = FailoverCoordinator(compiled.spec, compiled.graph.region_or_alone)
         self.issued: list[Issued] = []
         self.seqs_at_issue: list[int] = []
-        self.fenced: list[GyreError] = []
+        self.fences: list[BaseException] = []
         self.was_fenced = asyncio.Event()
         self.commits = 0
         self.context = self.new_context()
@@ -40,28 +40,26 @@ class Bench:
         return JobContext(
             self.store.journal("j1"),
             self.coordinator,
-            clock=self.clock.time,
-            on_commands=self.issue,
-            on_fenced=self.fence,
-            on_commit=self.count,
+            clock=self.clock,
+            owner=self,
         )
 
-    def issue(self, issued: list[Issued]) -> None:
+    def carry_out(self, issued: list[Issued]) -> None:
         self.issued += issued
         self.seqs_at_issue.append(self.store.journal("j1").last_seq())
 
-    def fence(self, error: GyreError) -> None:
-        self.fenced.append(error)
+    def fenced(self, error: BaseException) -> None:
+        self.fences.append(error)
         self.was_fenced.set()
 
-    def count(self) -> None:
+    def committed(self) -> None:
         self.commits += 1
 
     async def opened(self) -> JobContext:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualTimeLoop)
         context = self.context
-        loop.outside(lambda: bool(context._queued) and not context._retrying and not self.fenced)
+        loop.outside(lambda: bool(context._queued) and not context._retrying and not self.fences)
         context.open(pid=1)
         return context
 

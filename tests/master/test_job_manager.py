@@ -21,6 +21,9 @@ class Stage:
     async def release_all(self) -> None:
         self.begun.append("release")
 
+    def finish(self) -> None:
+        """The job has ended."""
+
     def finished(self, command: str) -> None:
         self.begun.append(command)
 
@@ -28,9 +31,7 @@ class Stage:
 async def test_once_closed_it_begins_nothing() -> None:
     """A commit may be told to a loop that is being stopped: a task of it would never run."""
     stage: Any = Stage()
-    manager = JobManager(
-        stage, stage, stage, clock=time.monotonic, on_finish=lambda: None, on_fault=lambda error: None
-    )
+    manager = JobManager(stage, stage, stage, clock=time, owner=stage)
     manager.run([Issued("c1", FinishJob("succeeded"))])
     await asyncio.sleep(0)
     assert stage.begun == ["release", "c1"]

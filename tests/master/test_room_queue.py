@@ -18,7 +18,7 @@ from gyre.master.room import RoomQueue
 from gyre.store import QueuedJob
 from gyre.testing.clock import VirtualClock, run_virtual
 from tests.master.lives import Job, Life
-from tests.master.test_vertex_scheduler import VERTEX, Bench, needing, runs, wants
+from tests.master.test_vertex_scheduler import VERTEX, Bench, Queue, needing, runs, wants
 
 EARLY, LATE = 1.0, 1e12
 """Before and after every job's own time."""
@@ -33,7 +33,7 @@ def queued(*since: float) -> Sequence[QueuedJob]:
 
 def first(jobs: Callable[[], Sequence[QueuedJob]], since: float | None = None) -> QueuedJob | None:
     clock = VirtualClock()
-    queue = RoomQueue("me", jobs, clock.time)
+    queue = RoomQueue("me", Queue(jobs), None, clock)
     if since is not None:
         queue.wait(["rollout-0"], since)
     return run_virtual(queue.first(), clock)
@@ -64,7 +64,7 @@ def test_nobody_comes_before_himself() -> None:
 
 def test_many_that_ask_at_once_are_answered_by_one_look_and_in_their_order() -> None:
     looks, order, clock = [], [], VirtualClock()
-    queue = RoomQueue("me", lambda: looks.append(1) or (), clock.time)  # type: ignore[func-returns-value]
+    queue = RoomQueue("me", Queue(lambda: looks.append(1) or ()), None, clock)  # type: ignore[func-returns-value]
 
     async def ask(number: int) -> None:
         await queue.first()

@@ -51,7 +51,7 @@ class Watched:
     def submit(self, event: StoreReturned) -> None:
         self.events.append((self.clock.monotonic(), event))
 
-    async def _gone(self, why: str) -> None:
+    async def give_up(self, why: str) -> None:
         self.gone.append((self.clock.monotonic(), why))
 
     def run(self, for_s: float, *, at: Callable[[Watched, StoreWatch], None] = lambda *_: None) -> Watched:
@@ -62,9 +62,8 @@ class Watched:
                 store,
                 store,
                 timeout_s=TIMEOUT_S,
-                clock=self.clock.time,
-                monotonic=self.clock.monotonic,
-                on_gone=self._gone,
+                clock=self.clock,
+                owner=self,
                 directory=Path("/nowhere"),
             )
             task = asyncio.create_task(watch.run())
@@ -152,7 +151,7 @@ def _opens(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> list[Any]:
 
 
 def _found(clock: VirtualClock, timeout_s: float = 30.0) -> Any:
-    return run_virtual(store_at("sqlite:////s/gyre.db", timeout_s=timeout_s, clock=clock.monotonic), clock)
+    return run_virtual(store_at("sqlite:////s/gyre.db", timeout_s=timeout_s, clock=clock), clock)
 
 
 @pytest.mark.parametrize(

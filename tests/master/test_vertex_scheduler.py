@@ -16,6 +16,7 @@ from gyre.failover.commands import StartRegion, StopVertex
 from gyre.failover.state import VertexRecord
 from gyre.graph import compile_job
 from gyre.master.cluster import Address
+from gyre.master.room import RoomQueue
 from gyre.master.vertex_scheduler import Scheduler
 from gyre.rollouts.weight_dirs import of_publisher
 from gyre.store import QueuedJob
@@ -27,8 +28,20 @@ from tests.doubles.standing_job import small_spec
 VERTEX = "rollout-0"
 
 
+class Queue:
+    """A store whose queue is what the test says."""
+
+    def __init__(self, jobs: Callable[[], Sequence[QueuedJob]] = tuple) -> None:
+        self.jobs = jobs
+
+    def queue(self, ray_address: str | None, now: float) -> Sequence[QueuedJob]:
+        return self.jobs()
+
+
 class Bench:
     """A scheduler with a state that the test sets."""
+
+    epoch = 1
 
     def __init__(
         self,
@@ -51,10 +64,9 @@ class Bench:
             job_id="j1",
             directory=folder,
             store_url="",
-            state=lambda: self.state,
-            epoch=lambda: 1,
-            clock=self.clock.time,
-            queued=queued,
+            job=self,
+            clock=self.clock,
+            queue=RoomQueue("j1", Queue(queued), None, self.clock),
         )
 
     def say(self, incarnation: int, phase: VertexPhase = VertexPhase.STARTING) -> None:

@@ -142,7 +142,10 @@ class Sleeper:
         self.now = NOW
         self.slept = 0.0
 
-    def __call__(self) -> float:
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -161,8 +164,6 @@ def sink_for(
         on=on,
         page_address=lambda: "https://master.example:8265/",
         clock=clock,
-        monotonic=clock,
-        sleep=clock.sleep,
     )
 
 

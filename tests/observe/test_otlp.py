@@ -313,16 +313,32 @@ def test_a_collector_that_refuses_some_says_so_in_protobuf_too(collector: Collec
 # -- the sink ---------------------------------------------------------------------------------------
 
 
+class Standing:
+    """A clock that stands still, whoever sleeps."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self.slept: list[float] = []
+
+    def time(self) -> float:
+        return self.now
+
+    monotonic = time
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
 def test_the_sink_tells_a_step_when_all_of_it_is_known_as_the_verb_does(
     collector: Collector, tmp_path: Path
 ) -> None:
-    slept: list[float] = []
+    clock = Standing(at(20.0) + 2.0)
     job = SinkJob("j1", "grpo", {}, tmp_path, collector.address, timeline=lambda since, until: timeline())
-    sink = OtlpSink(job, clock=lambda: at(20.0) + 2.0, sleep=slept.append)
+    sink = OtlpSink(job, clock=clock)
     for step in STEPS[:2]:
         sink.step(step["step"], step["at"], {"seconds": step["seconds"], "reward_mean": step["reward_mean"]})
     sink.flush()
-    assert slept == [SETTLES_IN_S - 2.0]
+    assert clock.slept == [SETTLES_IN_S - 2.0]
     expected = plain_spans(otlp_of(timeline(), STEPS[:2], job_id="j1", name="grpo"))
     assert [span["id"] for span in collector.spans] == [span["id"] for span in expected]
     sink.flush()
@@ -330,7 +346,7 @@ def test_the_sink_tells_a_step_when_all_of_it_is_known_as_the_verb_does(
 
 
 def test_a_step_that_was_refused_is_told_again(collector: Collector, tmp_path: Path) -> None:
-    sink = OtlpSink(SinkJob("j1", "grpo", {}, tmp_path, collector.address), sleep=lambda _: None)
+    sink = OtlpSink(SinkJob("j1", "grpo", {}, tmp_path, collector.address), clock=Standing(at(20.0)))
     sink.step(1, at(10.0), {"seconds": 10.0})
     collector.answer = (503, "", b"")
     with pytest.raises(Unreachable):

@@ -532,8 +532,7 @@ def beside(tmp_path: Path) -> tuple[SinkProcesses, Machine, SinkSettings]:
     made = SinkProcesses(
         sinks,
         logs=tmp_path / "logs",
-        monotonic=clock.monotonic,
-        wall_clock=clock.time,
+        clock=clock,
         spawn=machine.spawn,
     )
     return made, machine, sinks[0]

@@ -103,35 +103,38 @@ def global_options(command: Command) -> Command:
     return _add_options(command, hidden=False)
 
 
+_OPTIONS = (
+    (
+        "--fingerprint",
+        "fingerprint",
+        "GYRE_FINGERPRINT",
+        "SHA256",
+        "SHA-256 of the one certificate to trust [GYRE_FINGERPRINT].",
+    ),
+    ("--ca", "ca", "GYRE_CA", "FILE", "PEM file with the certificates to trust [GYRE_CA]."),
+    ("--token", "token", "GYRE_TOKEN", "TOKEN", "Token of the master [GYRE_TOKEN]."),
+    (
+        "--url",
+        "url",
+        "GYRE_URL",
+        "URL",
+        "Address of a master to ask, instead of the database [GYRE_URL].",
+    ),
+    ("--store", "store", "GYRE_STORE", "URL", "URL of a database other than the home's [GYRE_STORE]."),
+    (
+        "--home",
+        "home_path",
+        VARIABLE,
+        "DIR",
+        f"Folder of the database and the logs [{VARIABLE}; default: ~/.gyre].",
+    ),
+)
+"""Of each global option that takes a value: its flag, its field, the environment's variable, the metavar, the help."""
+
+
 def _add_options(command: Command, *, hidden: bool) -> Command:
-    said = (
-        (
-            "--fingerprint",
-            "fingerprint",
-            "GYRE_FINGERPRINT",
-            "SHA256",
-            "SHA-256 of the one certificate to trust [GYRE_FINGERPRINT].",
-        ),
-        ("--ca", "ca", "GYRE_CA", "FILE", "PEM file with the certificates to trust [GYRE_CA]."),
-        ("--token", "token", "GYRE_TOKEN", "TOKEN", "Token of the master [GYRE_TOKEN]."),
-        (
-            "--url",
-            "url",
-            "GYRE_URL",
-            "URL",
-            "Address of a master to ask, instead of the database [GYRE_URL].",
-        ),
-        ("--store", "store", "GYRE_STORE", "URL", "URL of a database other than the home's [GYRE_STORE]."),
-        (
-            "--home",
-            "home_path",
-            VARIABLE,
-            "DIR",
-            f"Folder of the database and the logs [{VARIABLE}; default: ~/.gyre].",
-        ),
-    )
     own = {flag for param in getattr(command, "__click_params__", ()) for flag in param.opts}
-    for flag, name, variable, metavar, text in said:
+    for flag, name, variable, metavar, text in _OPTIONS:
         if flag in own:
             continue
         command = click.option(

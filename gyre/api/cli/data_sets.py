@@ -101,7 +101,7 @@ def prepare(
     as_json: bool,
     **how: Any,
 ) -> None:
-    """Tokenize SOURCE (JSONL, JSON, CSV, Parquet or a Hugging Face folder) into the folder OUT.
+    """Tokenize SOURCE (JSONL, JSON, CSV, TSV, Parquet, Arrow or a Hugging Face folder) into the folder OUT.
 
     A job names OUT as `config.data.path`. It holds the tokens, the columns that the reward gets, and the tokenizer.
     """

@@ -60,55 +60,56 @@ def demo(
     )
 
 
+_WHERE = (
+    click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=0,
+        show_default=True,
+        metavar="PORT",
+        help="Port of the master's REST interface; 0 takes any free one.",
+    ),
+    click.option(
+        "--host",
+        default="127.0.0.1",
+        show_default=True,
+        metavar="ADDRESS",
+        help="Address that the REST interface listens on; any but loopback needs --token.",
+    ),
+    click.option(
+        "--tls-cert",
+        default="",
+        metavar="FILE",
+        help="PEM file with the certificate of the REST interface.",
+    ),
+    click.option(
+        "--tls-key",
+        default="",
+        metavar="FILE",
+        help="PEM file with the key of that certificate, without a password.",
+    ),
+    click.option(
+        "--plain-http",
+        is_flag=True,
+        help="Allow HTTP without TLS off loopback: the token crosses the network unencrypted.",
+    ),
+    click.option(
+        "--no-wait",
+        is_flag=True,
+        help="Refuse the job if the cluster has no room for it now. By default it waits.",
+    ),
+    click.option(
+        "--ray-address",
+        envvar="RAY_ADDRESS",
+        metavar="ADDRESS",
+        help="Ray cluster to run on, as HOST:PORT or auto [RAY_ADDRESS].",
+    ),
+)
+"""The options of `run`, `submit` and `resume` that say where the job runs and how its master is reached."""
+
+
 def _where_options(command: Any) -> Any:
-    """Add the options of `run`, `submit` and `resume` that say where the job runs and how its master is reached."""
-    for option in reversed(
-        (
-            click.option(
-                "--port",
-                type=click.IntRange(0, 65535),
-                default=0,
-                show_default=True,
-                metavar="PORT",
-                help="Port of the master's REST interface; 0 takes any free one.",
-            ),
-            click.option(
-                "--host",
-                default="127.0.0.1",
-                show_default=True,
-                metavar="ADDRESS",
-                help="Address that the REST interface listens on; any but loopback needs --token.",
-            ),
-            click.option(
-                "--tls-cert",
-                default="",
-                metavar="FILE",
-                help="PEM file with the certificate of the REST interface.",
-            ),
-            click.option(
-                "--tls-key",
-                default="",
-                metavar="FILE",
-                help="PEM file with the key of that certificate, without a password.",
-            ),
-            click.option(
-                "--plain-http",
-                is_flag=True,
-                help="Allow HTTP without TLS off loopback: the token crosses the network unencrypted.",
-            ),
-            click.option(
-                "--no-wait",
-                is_flag=True,
-                help="Refuse the job if the cluster has no room for it now. By default it waits.",
-            ),
-            click.option(
-                "--ray-address",
-                envvar="RAY_ADDRESS",
-                metavar="ADDRESS",
-                help="Ray cluster to run on, as HOST:PORT or auto [RAY_ADDRESS].",
-            ),
-        )
-    ):
+    for option in reversed(_WHERE):
         command = option(command)
     return command
 

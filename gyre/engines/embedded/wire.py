@@ -119,20 +119,7 @@ def read_generate(body: Any, *, vocab: int, limits: Limits) -> GenerateBody:
 
 def read_sampling(params: Any, *, vocab: int) -> tuple[Sampling, int | None]:
     """The parameters, and `stream_interval`. Raises BadRequest."""
-    if params is None:
-        params = {}
-    if not isinstance(params, Mapping):
-        raise BadRequest(f"sampling_params must be an object, not {params!r}.")
-    for key, value in params.items():
-        if key not in _KNOWN:
-            expected = ", ".join(f"`{name}`" for name in _KNOWN)
-            raise UnknownField(f"unknown field `{key}`, expected one of {expected}")
-        if key in _WITHOUT_EFFECT and value is not None and value != _WITHOUT_EFFECT[key]:
-            raise BadRequest(
-                f"sampling_params.{key} is not served by the embedded engine.",
-                hint="Leave it out, or run SGLang.",
-            )
-    given = {key: params[key] for key in _SERVED if params.get(key) is not None}
+    given = _served(params)
 
     def number(key: str, default: float, says: str, fits: Callable[[float], bool]) -> float:
         value = given.get(key, default)
@@ -173,6 +160,24 @@ def read_sampling(params: Any, *, vocab: int) -> tuple[Sampling, int | None]:
     )
     interval = whole("stream_interval", 1, "an integer of at least 1", lambda v: v >= 1)
     return sampling, interval if "stream_interval" in given else None
+
+
+def _served(params: Any) -> dict[str, Any]:
+    """Of the parameters those that the engine serves. Raises BadRequest, and UnknownField for one that nobody knows."""
+    if params is None:
+        params = {}
+    if not isinstance(params, Mapping):
+        raise BadRequest(f"sampling_params must be an object, not {params!r}.")
+    for key, value in params.items():
+        if key not in _KNOWN:
+            expected = ", ".join(f"`{name}`" for name in _KNOWN)
+            raise UnknownField(f"unknown field `{key}`, expected one of {expected}")
+        if key in _WITHOUT_EFFECT and value is not None and value != _WITHOUT_EFFECT[key]:
+            raise BadRequest(
+                f"sampling_params.{key} is not served by the embedded engine.",
+                hint="Leave it out, or run SGLang.",
+            )
+    return {key: params[key] for key in _SERVED if params.get(key) is not None}
 
 
 def _greedy_at_zero(temperature: float) -> float:

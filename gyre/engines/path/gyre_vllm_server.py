@@ -237,30 +237,7 @@ class Server:
         from vllm.sampling_params import RequestOutputKind
 
         given = sampling_params if isinstance(sampling_params, dict) else {}
-        for key in given:
-            if key not in _PARAMS:
-                raise DialectRefused(
-                    f"unknown field `{key}`, expected one of {', '.join(f'`{name}`' for name in _PARAMS)}"
-                )
-        if not isinstance(rid, str) or not rid:
-            raise DialectRefused("Each request needs a rid, a text.")
-        vocabulary, most = self.engine.model_config.get_vocab_size(), self.engine.model_config.max_model_len
-        if (
-            not isinstance(ids, list)
-            or not ids
-            or not all(type(one) is int and 0 <= one < vocabulary for one in ids)
-        ):
-            raise DialectRefused(f"input_ids must hold at least one token id, each below {vocabulary}.")
-        wanted = {_PARAMS[key]: value for key, value in given.items() if _PARAMS[key]}
-        if wanted.get("ignore_eos"):
-            wanted.pop(
-                "stop_token_ids", None
-            )  # SGLang's meaning of the flag; vLLM stops at them all the same
-        new = wanted.get("max_tokens")
-        if type(new) is not int or new < 1 or len(ids) + new > most:
-            raise DialectRefused(
-                f"{len(ids)} tokens and max_new_tokens {new!r} do not fit in a context of {most}."
-            )
+        wanted = self._checked(ids, rid, given)
         if lora_path and lora_path not in self.adapters:
             raise DialectRefused(f"There is no adapter {lora_path!r}.")
         seed = given.get("sampling_seed") if self.by_seed else None
@@ -286,6 +263,34 @@ class Server:
             "adapter": adapter,
             "place": place,
         }
+
+    def _checked(self, ids: Any, rid: Any, given: dict[str, Any]) -> dict[str, Any]:
+        """The sampling parameters by vLLM's names. Raises DialectRefused for a request that cannot be."""
+        for key in given:
+            if key not in _PARAMS:
+                raise DialectRefused(
+                    f"unknown field `{key}`, expected one of {', '.join(f'`{name}`' for name in _PARAMS)}"
+                )
+        if not isinstance(rid, str) or not rid:
+            raise DialectRefused("Each request needs a rid, a text.")
+        vocabulary, most = self.engine.model_config.get_vocab_size(), self.engine.model_config.max_model_len
+        if (
+            not isinstance(ids, list)
+            or not ids
+            or not all(type(one) is int and 0 <= one < vocabulary for one in ids)
+        ):
+            raise DialectRefused(f"input_ids must hold at least one token id, each below {vocabulary}.")
+        wanted = {_PARAMS[key]: value for key, value in given.items() if _PARAMS[key]}
+        if wanted.get("ignore_eos"):
+            wanted.pop(
+                "stop_token_ids", None
+            )  # SGLang's meaning of the flag; vLLM stops at them all the same
+        new = wanted.get("max_tokens")
+        if type(new) is not int or new < 1 or len(ids) + new > most:
+            raise DialectRefused(
+                f"{len(ids)} tokens and max_new_tokens {new!r} do not fit in a context of {most}."
+            )
+        return wanted
 
     async def abort(self, http: web.Request) -> web.StreamResponse:
         body = await _json(http)

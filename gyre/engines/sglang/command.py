@@ -76,23 +76,8 @@ def sglang_command(
     Gyre's weight loader goes with it, but where the weights are quantised in the engine (a copy of what was published
     is not what it holds), the user has a loader of his own, or only adapters are loaded.
     """
-    for argument in extra:
-        name = argument.partition("=")[0]
-        if name in _OURS:
-            raise ConfigError(
-                f"{name} is set by Gyre and cannot be among the engine's extra arguments.",
-                hint="Leave it out.",
-            )
-    argv = [
-        *(python, "-m", LAUNCHER),
-        *("--model-path", str(model_path)),
-        *("--host", "{host}", "--port", "{port}"),
-        "--skip-tokenizer-init",  # token ids in and out: the engine never sees text
-        "--incremental-streaming-output",  # else every chunk repeats all tokens so far: quadratic
-        *("--stream-interval", str(stream_interval)),
-        "--skip-server-warmup",  # readiness is asked by /ready; the first request warms it up as well
-        "--sleep-on-idle",  # else an idle engine takes a core
-    ]
+    _refuse_ours(extra)
+    argv = _launch(python, model_path, stream_interval)
     if deterministic:
         argv.append("--enable-deterministic-inference")
     if weight_version is not None:
@@ -106,6 +91,37 @@ def sglang_command(
     if loader_key:
         argv += ["--custom-weight-loader", LOADER]
     argv += extra
+    own = _environment(api_key, loader_key, env or {}, turns=turns)
+    limits = RequestLimits(vocabulary_of(model_path), takes_min_p=SGLANG.min_p_by_seed or not deterministic)
+    return EngineCommand(tuple(argv), own, api_key, limits, loader_key, LOST_WORDS, reads_apart=True)
+
+
+def _launch(python: str, model_path: Path | str, stream_interval: int) -> list[str]:
+    return [
+        *(python, "-m", LAUNCHER),
+        *("--model-path", str(model_path)),
+        *("--host", "{host}", "--port", "{port}"),
+        "--skip-tokenizer-init",  # token ids in and out: the engine never sees text
+        "--incremental-streaming-output",  # else every chunk repeats all tokens so far: quadratic
+        *("--stream-interval", str(stream_interval)),
+        "--skip-server-warmup",  # readiness is asked by /ready; the first request warms it up as well
+        "--sleep-on-idle",  # else an idle engine takes a core
+    ]
+
+
+def _refuse_ours(extra: Sequence[str]) -> None:
+    for argument in extra:
+        name = argument.partition("=")[0]
+        if name in _OURS:
+            raise ConfigError(
+                f"{name} is set by Gyre and cannot be among the engine's extra arguments.",
+                hint="Leave it out.",
+            )
+
+
+def _environment(
+    api_key: str, loader_key: str, env: Mapping[str, str], *, turns: bool
+) -> dict[str, str]:
     own = {
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",  # /health answers at once, for whoever asks it
         "PYTHONUNBUFFERED": "1",
@@ -114,15 +130,14 @@ def sglang_command(
         # takes 7 s of a core, and 25 s where it compiles them first: at every start, and so at every restart.
         "PYTHONDONTWRITEBYTECODE": "",
     }
-    own |= env or {}
+    own |= env
     path = own.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(LOADER_PATH), path)))
     if loader_key:
         own[LOADER_KEY] = loader_key
     if turns:
         own[LOADER_TURNS] = "1"
-    limits = RequestLimits(vocabulary_of(model_path), takes_min_p=SGLANG.min_p_by_seed or not deterministic)
-    return EngineCommand(tuple(argv), own, api_key, limits, loader_key, LOST_WORDS, reads_apart=True)
+    return own
 
 
 def command(start: EngineStart) -> EngineCommand:

@@ -28,7 +28,7 @@ SAID_CHARS = 500
 """Characters of what failed said that the job's message begins with; the whole is in the job's error."""
 
 
-_REASONS = {
+REASONS = {
     Cause.CONFIG: Reason.CONFIG,
     Cause.NOT_FINITE: Reason.NOT_FINITE,
     Cause.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
@@ -295,7 +295,7 @@ def give_up(
         draft,
         now,
         outcome=JobPhase.FAILED,
-        reason=_REASONS.get(fault.cause, Reason.USER_CODE if fault.user_code else Reason.BUDGET_SPENT),
+        reason=REASONS.get(fault.cause, Reason.USER_CODE if fault.user_code else Reason.BUDGET_SPENT),
         message=f"{said} ({who}: {why})",
         error="" if complete else traceback or error,
     )

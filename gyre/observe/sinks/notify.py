@@ -25,6 +25,7 @@ from shlex import quote
 from typing import Any
 from urllib.parse import quote as url_quote
 
+from gyre.clock import SleepingClock
 from gyre.config.secrets import is_address, is_header_value, resolved
 from gyre.errors import ConfigError
 from gyre.observe.sinks.delivery import CommandDelivery, Message, Target, Webhook
@@ -114,16 +115,14 @@ class NotifySink:
         *,
         on: Collection[str],
         page_address: Callable[[], str] = lambda: "",
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: SleepingClock = time,
     ) -> None:
         """`page_address` is that of the master's web page while there is one, else ""."""
         self._job = job
         self._target = target
         self._on = frozenset(on)
         self._page_address = page_address
-        self._clock, self._monotonic, self._sleep = clock, monotonic, sleep
+        self._clock = clock
         self._path = job.directory / "outbox.json"
         self._outbox = _read_outbox(self._path)
         self._pending: list[_News] = []
@@ -165,7 +164,7 @@ class NotifySink:
             self._pending.append(_News(data["at"], data["seq"], kind, readable(line), data))
 
     def _is_news(self, at: float) -> bool:
-        return at > self._clock() - NEWS_FOR_S
+        return at > self._clock.time() - NEWS_FOR_S
 
     # -- what it tells ------------------------------------------------------------------------------
 
@@ -183,10 +182,10 @@ class NotifySink:
         """All was sent when `flush` returned."""
 
     def _send(self) -> None:
-        self._sleep(max(0.0, self._next_at - self._monotonic()))
+        self._clock.sleep(max(0.0, self._next_at - self._clock.monotonic()))
         outbox = self._outbox
         self._target.deliver(Message(outbox.key, outbox.body.encode(), outbox.text))
-        self._next_at = self._monotonic() + PAUSE_S
+        self._next_at = self._clock.monotonic() + PAUSE_S
         outbox.sent = True
         _write_outbox(self._path, outbox)
 

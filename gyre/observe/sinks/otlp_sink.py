@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
+from gyre.clock import SleepingClock
 from gyre.errors import ConfigError
 from gyre.observe.otlp import is_placed, otlp_of
 from gyre.observe.otlp_export import send
@@ -31,8 +31,7 @@ class OtlpSink:
         self,
         job: SinkJob,
         *,
-        clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: SleepingClock = time,
     ) -> None:
         self._to = job.to or os.environ.get(ENDPOINT, "")
         if not self._to:
@@ -40,7 +39,7 @@ class OtlpSink:
                 "The sink otlp has no collector.", hint=f"Give one with `to`, or set {ENDPOINT}."
             )
         self._job = job
-        self._clock, self._sleep = clock, sleep
+        self._clock = clock
         self._steps: list[dict[str, Any]] = []
 
     def step(self, step: int, at: float, numbers: dict[str, float]) -> None:
@@ -55,8 +54,8 @@ class OtlpSink:
     def flush(self) -> None:
         steps = [step for step in self._steps if is_placed(step)]
         if steps:
-            waits_s = float(steps[-1]["at"]) + SETTLES_IN_S - self._clock()
-            self._sleep(min(max(0.0, waits_s), SETTLES_IN_S))
+            waits_s = float(steps[-1]["at"]) + SETTLES_IN_S - self._clock.time()
+            self._clock.sleep(min(max(0.0, waits_s), SETTLES_IN_S))
         for step in steps:
             timeline = self._timeline(begin_of(step), float(step["at"]))
             send(otlp_of(timeline, [step], job_id=self._job.job_id, name=self._job.name), self._to)

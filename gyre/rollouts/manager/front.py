@@ -1,7 +1,8 @@
 """A front of the rollout manager: the routes by which one kind of requester comes in, and what goes back to it.
 
-Each kind of requester (`gyre.rollouts.plane.requesters`) has one, and `FRONTS` names those of a job. What they share
-(who may dial, the port, the ledger, instances) is the manager's.
+Each kind of requester (`gyre.rollouts.plane.requesters`) has one, and `fronts_of` names those of a job. What they share
+(the port, who may dial it at all, the ledger, instances) is the manager's: it asks for a good token before each route
+that is not one of `open_paths`. Which tokens may do what, a route says itself.
 
 This module must not know what is decided.
 """
@@ -31,6 +32,8 @@ class Front:
     requester: ClassVar[type[Requester]]
     bounds: ClassVar[PortBounds] = PortBounds()
     """Of the port, where nobody says otherwise."""
+    open_paths: ClassVar[frozenset[str]] = frozenset()
+    """Paths that need no token."""
     body_bytes: ClassVar[Mapping[str, int]] = {}
     """Largest bodies, by path; others are as large as the port takes."""
 

@@ -80,7 +80,8 @@ WEBSOCKETS = frozenset({"/v1/agent", "/v1/trainer"})
 
 
 def fronts_of(settings: ManagerSettings) -> Sequence[type[Front]]:
-    """Who asks a job's manager for samples."""
+    """Who asks a job's manager for samples, in order: the first that owns a request has it, and a trainer owns every
+    one that nobody before it does."""
     if settings.door is not None:
         return (Door,)
     return (TrainerFront,) if settings.sessions is None else (SessionFront,)
@@ -149,7 +150,7 @@ class RolloutManager:
                 web.get("/v1/agent", self._agent_route),
                 web.post("/v1/drain", self._drain_route),
                 web.get("/v1/status", self._status_route),
-                *(route for front in self.fronts for route in front.routes()),
+                *(self._guarded_route(front, route) for front in self.fronts for route in front.routes()),
             ]
         )
         self._runner = web.AppRunner(
@@ -182,6 +183,16 @@ class RolloutManager:
         for front in self.fronts:
             self._tasks.append(asyncio.create_task(self._guarded(partial(front.opened, host, bound))))
         return bound
+
+    def _guarded_route(self, front: Front, route: web.RouteDef) -> web.RouteDef:
+        """The front's route, for callers with a good token."""
+        handler = route.handler
+
+        async def admitted(request: web.Request) -> web.StreamResponse:
+            await self.callers.admitted(request)
+            return await handler(request)
+
+        return route if route.path in front.open_paths else web.route(route.method, route.path, admitted)
 
     async def publish_first(self, folder: Path) -> None:
         """Publish the model's folder as version 0, where no trainer does and nothing was published. Raises

@@ -152,8 +152,8 @@ class SessionLedger:
         self._by_name: dict[tuple[str, int], SessionGroup] = {}
         self.workers = Workers(silence_s=settings.worker_silence_s, seconds=settings.seconds)
         self.breaker = Breaker(settings.breaker)
-        self.lengths = SessionLengths()
         self.counts = SessionCounts()
+        self.lengths = SessionLengths()
         self._turns: dict[int, tuple[Session, Turn]] = {}
         """By the number of the turn's request."""
         self._open: dict[int, Session] = {}
@@ -324,8 +324,8 @@ class SessionLedger:
 
     # -- turns --------------------------------------------------------------------------------------
 
-    def ask(self, event: TurnAsked, now: float) -> tuple[Turn, bool]:
-        """The turn of this key, and whether it is new. Raises RequestRefused."""
+    def ask(self, event: TurnAsked, *, now: float) -> tuple[Turn, bool]:
+        """The turn of this key, and whether it is new. `now` is monotonic. Raises RequestRefused."""
         session = self.open_session(event.session, event.claim)
         known = session.turn_of(event.key)
         if known is not None:
@@ -336,8 +336,8 @@ class SessionLedger:
         turn = self._add_turn(
             session, Turn(number, event.parent, event.key, request, len(event.prompt_ids), event.note)
         )
-        self._groups.prefer(request, self._order_of(session, number), self._prefix_of(turn, session, now))
         turn.asked_at = now
+        self._groups.prefer(request, self._order_of(session, number), self._prefix_of(turn, session, now))
         return turn, True
 
     def _order_of(self, session: Session, number: int) -> tuple[int, int]:
@@ -505,7 +505,9 @@ class SessionLedger:
         """The batch goes to the ledger next."""
         self._writing, self._changed = self._changed, set()
 
-    def committed(self, complete: Sequence[InFlightRequest], now: float) -> tuple[list[Turn], list[Session]]:
+    def committed(
+        self, complete: Sequence[InFlightRequest], *, now: float
+    ) -> tuple[list[Turn], list[Session]]:
         """The batch is in the ledger, and with it the ends of these turns. Returns the turns that may be told now, and
         the sessions of which all is written."""
         turns = [found[1] for request in complete if (found := self._turns.get(request.number)) is not None]
@@ -516,8 +518,8 @@ class SessionLedger:
         sessions = [session for name in written if (session := self.sessions.get(name)) is not None]
         for session in sessions:
             session.is_written = True
-            session.ended_at = now if session.outcome is not None else None
             if session.outcome is not None:
+                session.ended_at = now
                 self.counts.ended(session.id, session.outcome, session.reason)
         self.counts.turns += len(turns)
         return turns, sessions
@@ -602,8 +604,8 @@ class SessionLedger:
             "workers": len(self.workers),
             "failed_groups": sum(bool(one.failed) for one in self.by_number.values()),
             "pause_s": self.breaker.pause_s,
-            "oversampled": self.lengths.told(),
             "since_start": self.counts.status(),
+            "oversampled": self.lengths.told(),
         }
 
     def complete_groups(self) -> list[SessionGroup]:

@@ -117,7 +117,7 @@ class SessionTrainer(TrainerRequester):
 
     def _turn_asked(self, plane: Plane, event: TurnAsked) -> None:
         """Raises RequestRefused."""
-        _, is_new = self.sessions.ask(event, plane.now)
+        _, is_new = self.sessions.ask(event, now=plane.now)
         if is_new:
             plane.instructions.append(CommitWithin(WRITTEN_WITHIN_S))
             placement.dispatch_soon(plane)
@@ -160,7 +160,7 @@ class SessionTrainer(TrainerRequester):
         self.sessions.collect()
 
     def committed(self, plane: Plane, batch: WriteBatch, complete: Sequence[InFlightRequest]) -> None:
-        turns, written = self.sessions.committed(complete, plane.now)
+        turns, written = self.sessions.committed(complete, now=plane.now)
         if names := [turn.name for turn in turns] + [session.id for session in written]:
             plane.instructions.append(Wake(names))
         for session in written:

@@ -140,8 +140,7 @@ class TcpTransport:
         if not isinstance(nbytes, int) or nbytes < 0:
             self._end()
             raise ConnectionAbortedError("no such reply")
-        digest = xxhash.xxh3_64()
-        encoded, decode_s = None, 0.0
+        digest, encoded, decode_s = xxhash.xxh3_64(), None, 0.0
         try:
             following = ahead()
             if following is not None:
@@ -158,9 +157,7 @@ class TcpTransport:
                 data = bytearray(nbytes)
                 self._line.receive_into(memoryview(data))
                 seconds = time.monotonic() - began
-                spent = time.monotonic()
-                decode(codec, data, into, word=want.word, base=want.base_view)
-                decode_s = time.monotonic() - spent
+                decode_s = _decoded(codec, data, into, want)
                 digest.update(into)
                 encoded = bytes(data)
         except BaseException:
@@ -275,6 +272,13 @@ class SharedTransport:
 
     def close(self) -> None:
         pass
+
+
+def _decoded(codec: str, data: bytearray, into: memoryview, want: Want) -> float:
+    """Decode a chunk as it came, and return the seconds that it took."""
+    began = time.monotonic()
+    decode(codec, data, into, word=want.word, base=want.base_view)
+    return time.monotonic() - began
 
 
 def _seconds(told: object) -> float:

@@ -209,6 +209,7 @@ def megatron_ranks(
             padded=True,
         )
         rows = own.embedding // shape.hidden if first else own.head // shape.hidden
+        states = _megatron_states(own.total, settings, width=width, replicas=replicas) if trains else {}
         found.append(
             MegatronRank(
                 shape=shape,
@@ -216,15 +217,7 @@ def megatron_ranks(
                 trains=trains,
                 values=values,
                 deterministic=settings.deterministic,
-                static={
-                    "weights": width * own.total,
-                    **(
-                        _megatron_states(own.total, settings, width=width, replicas=replicas)
-                        if trains
-                        else {}
-                    ),
-                    "workspaces": WORKSPACES,
-                },
+                static={"weights": width * own.total, **states, "workspaces": WORKSPACES},
                 tensor_parallel=share,
                 sequence_parallel=settings.sequence_parallel,
                 recompute=settings.recompute is True,
@@ -278,14 +271,7 @@ class FsdpRank(RankMemory):
         """What is outside of the layers stays. Of a layer there are its parameters, and the buffer that the next one's
         come in."""
         if not self.trains:
-            forward = 2 * FLOAT * a.hidden * tokens + w * max(3 * a.mlp, 4 * a.heads * a.head_dim) * tokens
-            forward += w * 2 * a.heads * a.head_dim * self._along_paths(part)
-            yield {"activations": forward, "gathered": gathered}
-            yield {
-                "activations": w * 2 * a.hidden * tokens,
-                "logits": self._pieces(tokens, 14),
-                "gathered": gathered,
-            }
+            yield from self._forward_moments(part, gathered)
             return
         held = self.held(tokens)
         head = self.vocabulary if self._whole else 0
@@ -323,6 +309,18 @@ class FsdpRank(RankMemory):
                 "gradients on their way": grown + FLOAT * self.outside + FLOAT * self.outside // self.ranks,
                 "gathered": w * self.outside,
             }
+
+    def _forward_moments(self, part: PassSize, gathered: int) -> Iterable[Parts]:
+        """Those of a rank that does not train. `gathered` are the bytes of parameters that are there whole."""
+        a, tokens, w = self.shape, part.tokens, self.width
+        forward = 2 * FLOAT * a.hidden * tokens + w * max(3 * a.mlp, 4 * a.heads * a.head_dim) * tokens
+        forward += w * 2 * a.heads * a.head_dim * self._along_paths(part)
+        yield {"activations": forward, "gathered": gathered}
+        yield {
+            "activations": w * 2 * a.hidden * tokens,
+            "logits": self._pieces(tokens, 14),
+            "gathered": gathered,
+        }
 
     def _pieces(self, tokens: int, bytes_each: int) -> int:
         """Of a piece of the logits: in the model's dtype, in float32, and what their gradient takes."""

@@ -225,29 +225,7 @@ class VertexHost:
                         os.environ.setdefault(name, value)
                 _extend_path(binding.python_path)
                 workload = _load_class(binding)()
-                context = WorkloadContext(
-                    job=binding.job_name,
-                    role=binding.role,
-                    rank=binding.rank,
-                    world_size=binding.world_size,
-                    local_rank=binding.local_rank,
-                    incarnation=binding.incarnation,
-                    config=binding.config,
-                    directory=Path(binding.directory),
-                    master_addr=binding.master_addr,
-                    master_port=binding.master_port,
-                    address=own,
-                    progress=self.progress,
-                    job_id=binding.job_id,
-                    rollouts=binding.rollouts,
-                    weights=binding.weights,
-                    pools=binding.pools,
-                    neighbours=binding.neighbours,
-                    local=binding.local,
-                    store_url=binding.store_url,
-                    store_hold_s=binding.store_hold_s,
-                    report=self.report,
-                )
+                context = self._context_of(binding, own)
                 if isinstance(workload, BaseWorkload):
                     workload.context = context
                 else:
@@ -268,6 +246,11 @@ class VertexHost:
                 return "error", failure_of(error, module=binding.module)
             finally:
                 self._end()
+        self._begin_to_mind_the_master(binding)
+        return "ok", {"pid": os.getpid()}
+
+    def _begin_to_mind_the_master(self, binding: Binding) -> None:
+        """In a thread of its own, unless the vertex may outlive its master."""
         if math.isfinite(binding.orphan_timeout_s):
             threading.Thread(
                 target=self._mind_the_master,
@@ -275,7 +258,32 @@ class VertexHost:
                 name="gyre-orphan",
                 daemon=True,
             ).start()
-        return "ok", {"pid": os.getpid()}
+
+    def _context_of(self, binding: Binding, address: str) -> WorkloadContext:
+        """What the workload is told of its job. `address` is the process's own, "" where it has none."""
+        return WorkloadContext(
+            job=binding.job_name,
+            role=binding.role,
+            rank=binding.rank,
+            world_size=binding.world_size,
+            local_rank=binding.local_rank,
+            incarnation=binding.incarnation,
+            config=binding.config,
+            directory=Path(binding.directory),
+            master_addr=binding.master_addr,
+            master_port=binding.master_port,
+            address=address,
+            progress=self.progress,
+            job_id=binding.job_id,
+            rollouts=binding.rollouts,
+            weights=binding.weights,
+            pools=binding.pools,
+            neighbours=binding.neighbours,
+            local=binding.local,
+            store_url=binding.store_url,
+            store_hold_s=binding.store_hold_s,
+            report=self.report,
+        )
 
     def shutdown(self, epoch: int, grace_s: float, job_ends: bool = False) -> None:
         """(control) Wait for the call in flight, run `teardown()`. The caller kills the process afterwards. Nobody

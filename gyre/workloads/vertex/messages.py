@@ -94,19 +94,22 @@ def failure_of(error: BaseException, *, module: str = "gyre.workloads", method: 
             message = f"{raised}: {message}"
     elif not isinstance(error, ConfigError):  # as that of a UserCodeError a whole sentence
         message = f"{type(error).__name__}: {message}"
-    sign = message.lower()
     return Failure(
         error=plain_text(message),
         traceback=plain_text(text),
         user_code=theirs,
-        collective=isinstance(error, RanksMissing)
-        or (
-            not isinstance(error, ValueError | TypeError | KeyError)
-            and any(word in sign for word in _COLLECTIVE_SIGNS)
-        ),
+        collective=_is_collective(error, message),
         code=code,
         place=plain_text(place) if theirs else "",
         method=method if theirs else "",
+    )
+
+
+def _is_collective(error: BaseException, message: str) -> bool:
+    """Whether it says that ranks did not meet, and so nothing of the rank that raised it."""
+    return isinstance(error, RanksMissing) or (
+        not isinstance(error, ValueError | TypeError | KeyError)
+        and any(word in message.lower() for word in _COLLECTIVE_SIGNS)
     )
 
 

@@ -19,7 +19,7 @@ from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.workloads.algorithms.losses import aggregate
 from gyre.workloads.fsdp.passes import rows_of as passes_of_one
 from gyre.workloads.learner.losses import policy_rows
-from gyre.workloads.learner.packing import PATH_KEYS, Row, laid_out, nodes_of, pack, paths_of
+from gyre.workloads.learner.packing import PATH_KEYS, TrainingRow, laid_out, nodes_of, pack, paths_of
 from gyre.workloads.torch.actor import TorchActor
 from gyre.workloads.torch.critic import TorchCritic
 from gyre.workloads.torch.reference import TorchReference
@@ -290,9 +290,9 @@ def test_each_row_is_its_path_and_predicts_what_was_drawn(seed: int, max_tokens:
 
 
 def test_what_was_drawn_for_one_row_is_computed_once_for_those_that_go_on_after_it() -> None:
-    def row(tokens: list[int], drawn: str) -> Row:
+    def row(tokens: list[int], drawn: str) -> TrainingRow:
         mask = np.array([one == "x" for one in drawn])
-        return Row(np.array([1, 2, 3], np.int32), np.array(tokens, np.int32), mask=mask)
+        return TrainingRow(np.array([1, 2, 3], np.int32), np.array(tokens, np.int32), mask=mask)
 
     rows = [
         row([4, 5, 6, 7, 8], "xx.xx"),

@@ -95,6 +95,7 @@ class _Waiter:
 class Door(Front):
     requester = KeysRequester
     bounds = DOOR_BOUNDS
+    open_paths = frozenset({"/health"})
     body_bytes = {dialect.path: BODY_BYTES for dialect in DIALECTS}  # noqa: RUF012 - nobody changes it
 
     def __init__(self, shell: PlaneShell, callers: Callers, *, weights_key: str) -> None:
