@@ -153,7 +153,7 @@ export interface EvaluationPart {
 }
 
 /** What a policy version's answers to a held-out set earned. */
-export interface Evaluation {
+export interface EvaluationSchema {
   version: number;
   set: string;
   /** prompts of the set */
@@ -199,13 +199,6 @@ export interface EventSchema {
   at: number;
   actor: string;
   body: Record<string, Json>;
-}
-
-/** `next` is the `after` of the following page; `more`: whether this one is full. */
-export interface EventPage {
-  events: Event[];
-  next: number;
-  more: boolean;
 }
 
 /** `view` is the name of the page's view that has more of it. */
@@ -362,10 +355,6 @@ export interface IncidentSchema {
   recovery_s: number | null;
   /** The outcome in words: a call that is made again, and the job's own code that raised, have not recovered. */
   came_to: string;
-}
-
-export interface IncidentList {
-  incidents: Incident[];
 }
 
 /** The job's record as the journal keeps it. `/now` has what it costs so far. */
@@ -573,12 +562,12 @@ export interface MomentSchema {
 }
 
 /** What the job does now, in a sentence, and whether that is as it should be. */
-export interface NowSchema {
+export interface Now {
   sentence: string;
   tone: Tone;
-  learns: LearnsSchema;
-  slow: SlowSchema;
-  facts: FactSchema[];
+  learns: Learns;
+  slow: Slow;
+  facts: Fact[];
 }
 
 export interface OperatorSchema {
@@ -693,7 +682,7 @@ export interface RunGroup {
   jobs: string[];
   names: string[];
   failed: number;
-  values: Record<string, SpreadSchema>;
+  values: Record<string, Spread>;
   words: Record<string, string>;
   held_out: [string, string] | null;
 }
@@ -858,7 +847,7 @@ export interface SessionsSchema {
  * The role that the job's speed depends on, and in which way; both empty where that is not known. `words` are a
  * sentence, also then.
  */
-export interface SlowSchema {
+export interface Slow {
   what: string;
   because: string;
   words: string;

@@ -20,7 +20,7 @@ export function EvaluationCard({ set, list }: { set: string; list: readonly Eval
 }
 
 /** One number by itself: of the reward function, `name` as "reward.format", or of the evaluation. */
-export function EvaluatedNumber({ set, name, list }: { set: string; name: string; list: readonly Evaluation[] }) {
+export function EvaluatedNumber({ set, name, list }: { set: string; name: string; list: readonly EvaluationSchema[] }) {
   const there = useMemo(() => list.filter((one) => valueOf(one, name) !== null), [list, name]);
   const x = useMemo(() => there.map((one) => one.version), [there]);
   const { title, caption, share } = EVALUATED[name] ?? { title: name, caption: "", share: false };
@@ -29,19 +29,19 @@ export function EvaluatedNumber({ set, name, list }: { set: string; name: string
   return <Card title={`${set} ${title}`} caption={caption} list={there} lines={lines} x={x} value={(share ? percent : short)(last && valueOf(last, name))} />;
 }
 
-function valueOf(one: Evaluation, name: string): number | null {
+function valueOf(one: EvaluationSchema, name: string): number | null {
   const all: Record<string, unknown> = { ...one.components, ...one };
   const value = all[name];
   return typeof value === "number" ? value : null;
 }
 
 /** What has a curve of its own: numbers of the evaluations of a set, and of its reward function without those that count samples. */
-export function numbersOf(list: readonly Evaluation[]): string[] {
+export function numbersOf(list: readonly EvaluationSchema[]): string[] {
   const components = [...new Set(list.flatMap((one) => Object.keys(one.components ?? {})))].filter((name) => !name.endsWith(".count")).sort();
   return [...Object.keys(EVALUATED).filter((name) => list.some((one) => valueOf(one, name) !== null)), ...components];
 }
 
-function Card({ title, caption = "", list, lines, x, value }: { title: string; caption?: string; list: readonly Evaluation[]; lines: Line[]; x: number[]; value: string }) {
+function Card({ title, caption = "", list, lines, x, value }: { title: string; caption?: string; list: readonly EvaluationSchema[]; lines: Line[]; x: number[]; value: string }) {
   const last = list.at(-1);
   return (
     <figure className="card curve">
