@@ -1,8 +1,8 @@
-"""The load of `bench/turns.py`: simulated engines, a trainer that asks for groups, and clients that run sessions.
+"""The load of `bench/turns.py`: simulated engines, a trainer that asks for groups, clients that run sessions.
 
 The engines are those of `bench/rollout_plane/load.py`, over real WebSockets. Each session's client asks for a turn with
 token ids, waits as long as its tool takes, and asks for the next; a worker claims sessions as others end. Of each turn
-are known: when it was asked for, when an engine had it, when the engine reported its end, and when the answer was there.
+are known: when it was asked for, when an engine had it, when the engine reported its end, when the answer was there.
 All of it is in this process, so that there is one clock.
 
 Without `agents` the far end is the bare server, which says when it had a request and when its time was over.
@@ -130,6 +130,8 @@ class Load:
         self.tokens = self.reports = self.sessions = 0
         self.disturbed = False
         self._next = 0
+        self._ending: set[str] = set()
+        """Sessions whose ends are on their way, or there."""
         self._ended = asyncio.Event()
 
     async def run(self) -> dict[str, Any]:
@@ -212,7 +214,7 @@ class Load:
             await asyncio.sleep(BEAT_S)
             told = {"worker": "bench", "sessions": list(self.running)}
             lost = (await self._post("/v1/sessions/beat", told))["lost"]
-            if gone := [one for one in lost if one in self.running]:
+            if gone := [one for one in lost if one in self.running and one not in self._ending]:
                 raise SystemExit(f"sessions were lost: {gone[:3]}")
 
     def _start(self, given: dict[str, Any] | None) -> None:
@@ -246,6 +248,7 @@ class Load:
                 self.turns.arrived[key], self.turns.ended[key] = told["arrived"], told["ended"]
             ids += told["choices"][0]["token_ids"]
         if path:
+            self._ending.add(name)
             told = {"outcome": "scored", "reward": 1.0}
             await self._post(f"/v1/sessions/{path.removeprefix('/s/')}/end", told)
 

@@ -1,7 +1,7 @@
 """An agent with its engine, as an instance runs it, for `bench/turns.py --gpu`.
 
-It says where its engine listens when it serves, and at each line on stdin of every request that has ended since the last
-one: (first token of its prompt, tokens of it, how many of them the engine had cached). It ends when stdin does.
+It says where its engine listens when it serves, and at each line on stdin of every request that has ended since the
+last one: (first token of its prompt, tokens of it, how many of them the engine had cached). It ends when stdin does.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from typing import Any
 import aiohttp
 import msgspec
 import numpy as np
-
 from session_plane.turns import Case
 
 Row = dict[str, Any]

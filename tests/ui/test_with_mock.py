@@ -100,7 +100,9 @@ def test_of_ten_thousand_vertices_few_rows_are_drawn(reader: Any, mock: Mock) ->
 def test_sessions_are_told_where_they_are(reader: Any, job: str, mock: Mock) -> None:
     page = reader.open(f"jobs/{job}/fleet")
     section = page.get_by_role("region", name="Sessions")
-    section.get_by_text("12 sessions run on 2 workers: 5 at an engine, 7 with an agent or its tools.").wait_for()
+    section.get_by_text(
+        "12 sessions run on 2 workers: 5 at an engine, 7 with an agent or its tools."
+    ).wait_for()
     section.locator("summary").click()
     section.get_by_text("the grader has no GPU").wait_for()
 

@@ -1,7 +1,7 @@
 """How much a job will draw, generate and train, foretold from its settings and its data set: prompts, epochs, answers,
 tokens.
 
-Invariant *known or said*: what a data set holds that is not on this machine is None, and told as not known.
+Invariant *known or said*: what a data set holds that is not on this machine is None, and shown as not known.
 
 This module must not know how prompts are drawn: `gyre.data` and the tasks do.
 """

@@ -41,7 +41,7 @@ def check_settings(spec: JobSpec, *, here: bool) -> list[str]:
 
 
 def runs_here(spec: JobSpec, ray_address: str | None = None) -> bool:
-    """Whether the job's processes will all be on this machine, as far as can be told before the cluster is asked."""
+    """Whether the job's processes will all be on this machine, as far as is known before the cluster is asked."""
     ray = sys.modules.get("ray")
     connected = ray is not None and ray.is_initialized()
     address = ray_address or os.environ.get("RAY_ADDRESS") or "local"

@@ -1,4 +1,4 @@
-"""The types of what REST tells of samples. docs/samples.md says what each field means."""
+"""The types of REST's responses about samples. docs/samples.md says what each field means."""
 
 from __future__ import annotations
 

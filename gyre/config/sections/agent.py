@@ -51,9 +51,9 @@ class AgentRoleSettings(Section):
     hands out one at a time, after ever longer pauses."""
 
     oversample: Annotated[float, Field(ge=1.0, le=4.0)] = 1.0
-    """Sessions that a group for training begins with, by those that it is asked for: once so many have ended, the others
-    are cancelled. A step waits for fewer stragglers, and is trained on sessions that are shorter than what the policy
-    draws: `sessions.oversampled` of the rollout manager's status has the lengths of both."""
+    """Sessions that a group for training begins with, by those that it is asked for: once so many have ended, the
+    others are cancelled. A step waits for fewer stragglers, and is trained on sessions that are shorter than what the
+    policy draws: `sessions.oversampled` of the rollout manager's status has the lengths of both."""
 
     @model_validator(mode="after")
     def _one_of_the_two(self) -> AgentRoleSettings:

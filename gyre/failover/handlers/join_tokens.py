@@ -9,7 +9,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gyre.config import DEFAULT_TOKEN, JOIN_SCOPE, ROLLOUT_MANAGER, TOKEN_SCOPES
+from gyre.config import (
+    AGENT_ROLE,
+    DEFAULT_TOKEN,
+    GENERATE_SCOPE,
+    JOIN_SCOPE,
+    ROLLOUT_MANAGER,
+    TOKEN_SCOPES,
+)
 from gyre.errors import ConfigError, Conflict, NotFound, nearest
 from gyre.failover import commands as c
 from gyre.failover import events as e
@@ -43,10 +50,11 @@ def check_create(layout: JobLayout, state: JobState, event: e.JoinTokenCreated, 
         raise ConfigError(
             f"scopes: {', '.join(event.scopes) or 'none'} given, expected some of {', '.join(TOKEN_SCOPES)}."
         )
-    if set(event.scopes) != {JOIN_SCOPE} and layout.spec.rollouts.door is None:
+    meant = _meant(layout)
+    if not set(event.scopes) <= meant:
         raise Conflict(
-            f"job {state.job.name} has no door: only the scope {JOIN_SCOPE} means anything.",
-            hint="A job of the recipe fleet has one.",
+            f"job {state.job.name} has no door: only {' and '.join(sorted(meant))} of the scopes mean anything.",
+            hint="A job of the recipe fleet has a door; in one with agents, generate runs sessions.",
         )
     if event.expires_at is not None and not now < event.expires_at < float("inf"):
         raise Conflict(f"token {event.name!r} would have expired before it is there.")
@@ -60,6 +68,13 @@ def check_create(layout: JobLayout, state: JobState, event: e.JoinTokenCreated, 
         raise Conflict("this token exists under another name.", hint="Make a new one.")
     if known is not None and known.digest == event.digest and known.revoked_at is not None:
         raise Conflict(f"this very token {event.name!r} was revoked.", hint="Make a new one.")
+
+
+def _meant(layout: JobLayout) -> set[str]:
+    """The scopes that open something in this job."""
+    if layout.spec.rollouts.door is not None:
+        return set(TOKEN_SCOPES)
+    return {JOIN_SCOPE, GENERATE_SCOPE} if AGENT_ROLE in layout.spec.roles else {JOIN_SCOPE}
 
 
 def check_revoke(layout: JobLayout, state: JobState, name: str) -> None:

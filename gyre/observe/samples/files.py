@@ -6,7 +6,7 @@ Invariants:
 - *narrow first*: what filters and sorts is read of every file's end, and kept in memory while the file stays as it is;
   texts and tokens are read of those samples alone that are shown;
 - *each end once*: however many ask at the same time, one of them reads a file's end;
-- *a torn file is skipped*: what cannot be read is told in `problems`, and costs nobody the other files.
+- *a torn file is skipped*: what cannot be read is listed in `problems`, and costs nobody the other files.
 
 This module must not know who asks.
 """

@@ -32,7 +32,7 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
-from gyre.chat.dialects import DIALECTS, Dialect
+from gyre.chat.dialects import COUNT_TOKENS, DIALECTS, Dialect
 from gyre.chat.messages import Message
 from gyre.chat.requests import ChatRequest, Reply
 from gyre.chat.retries import Repeats
@@ -99,8 +99,9 @@ class SessionFront(TrainerFront):
         self.ledger = trainer.sessions
         self._settings = settings = shell.plane.settings.sessions or SessionSettings()
         self._conversations = Conversations(settings.renderer)
-        self._repeats: dict[str, tuple[int, Repeats]] = {}
-        """By session, with the claim that they are of."""
+        self._repeats: dict[str, tuple[Session, int, Repeats]] = {}
+        """By session, with the claim that they are of. A group that is asked for again has other sessions of the same
+        names."""
         self._asking: Counter[str] = Counter()
         """Requests of each session that are here."""
         self._read_bytes = 0
@@ -128,6 +129,10 @@ class SessionFront(TrainerFront):
             web.get("/v1/sessions/{session}", self._route(self._look_at)),
             web.post("/v1/sessions/{session}/end", self._route(self._end)),
             web.put("/v1/sessions/{session}/snapshot", self._route(self._snapshot)),
+            *(
+                web.post(path, self._route(self._count, COUNT_TOKENS))
+                for path in (COUNT_TOKENS.path, f"{SESSION_PATH}{COUNT_TOKENS.path}")
+            ),
             web.get("/v1/models", self._route(self._models)),
             web.get("/s/{session}/v1/models", self._route(self._models)),
             *turns,
@@ -281,6 +286,17 @@ class SessionFront(TrainerFront):
                 repeats.left(key)
             return response
 
+    async def _count(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        """How many tokens a prompt would have: nothing is drawn."""
+        name, claim = _named(request.match_info.get("session") or request.headers.get("X-Session-ID") or "")
+        self._own(caller, name)
+        session = self.ledger.open_session(name, claim)
+        async with self._place_of(session), self._body(request) as body:
+            asked = await asyncio.to_thread(COUNT_TOKENS.read, body)
+            prompt = (await self._conversations.prompt_of(session, asked))[1]
+        nothing = Reply(session.id, 0, "", Message("assistant"), "stop", prompt_ids=prompt.tolist())
+        return _json(COUNT_TOKENS.answer(asked, nothing))
+
     async def _begin(self, session: Session, claim: int | None, key: str, asked: ChatRequest) -> Turn:
         if asked.prompt_ids is not None:
             prompt = _ids(asked.prompt_ids)
@@ -342,8 +358,8 @@ class SessionFront(TrainerFront):
         )
 
     def _repeats_of(self, session: Session) -> Repeats:
-        claim, found = self._repeats.get(session.id, (-1, None))
-        if found is None or claim != session.claim:
+        of, claim, found = self._repeats.get(session.id, (None, -1, None))
+        if found is None or of is not session or claim != session.claim:
             if len(self._repeats) > 2 * len(self.ledger.sessions) + 64:
                 self._repeats = {
                     name: one for name, one in self._repeats.items() if name in self.ledger.sessions
@@ -351,7 +367,7 @@ class SessionFront(TrainerFront):
             # after a new claim the agent is at its beginning; of one that an earlier manager gave, in the middle
             known = [turn.key for turn in session.turns] if not session.given_at else []
             found = Repeats(known)
-            self._repeats[session.id] = session.claim, found
+            self._repeats[session.id] = session, session.claim, found
         return found
 
     # -- bounds -------------------------------------------------------------------------------------
