@@ -128,7 +128,17 @@ def history(steps: int, draw: random.Random) -> tuple[list[Entry], JobState, lis
         events.append(StepCompleted(1, step, step, metrics, report=step))
         rows.append(StepRow(step, step, None, [], metrics, step * 10.0))
         if step % max(steps // 5, 1) == 0:
-            events.append(Evaluated(1, step, step / (steps + 100), 512, 512, set="math500", reward_mean=0.5))
+            events.append(
+                Evaluated(
+                    incarnation=1,
+                    version=step,
+                    set="math500",
+                    prompts=512,
+                    count=512,
+                    reward_mean=0.5,
+                    accuracy=step / (steps + 100),
+                )
+            )
     events.append(TrainerFinished(1, {"steps": steps}, report=steps + 1))
     events += [VertexStopped(f"{role}-{rank}", 1) for role in roles for rank in range(roles[role])]
     state, entries = JobState(), []

@@ -668,6 +668,7 @@ def test_every_warning_of_learning_is_in_the_troubleshooting_page() -> None:
 
 
 def test_every_metric_is_in_its_table_and_no_other() -> None:
+    from gyre.failover.evaluation import SHOWN
     from gyre.master.metrics import prometheus_text
     from gyre.workloads.trainer.learning.metric_names import METRICS
 
@@ -675,7 +676,8 @@ def test_every_metric_is_in_its_table_and_no_other() -> None:
         view = job.view()
     shares = {"waits": {"a waits for b": 1.0}, "times": {"a": {"waits for b": 1.0}}}
     view["training"]["last"] = dict.fromkeys((*METRICS, "reward.acc"), 1.0)
-    view["evaluations"] = {"aime": [{"components": {"reward.acc": 1.0}}]}
+    numbers = [name for name, one in SHOWN.items() if name not in ("pass_at", "best_of", "components")]
+    view["evaluations"] = {"aime": [{"components": {"reward.acc": 1.0}, **dict.fromkeys(numbers, 1.0)}]}
     view["progress"] = {"reward": 1.0, "accuracy": 1.0, "tokens_per_s": 1.0, **shares}
     view["incidents"] = [{"cause": "process_died", "scope": "vertex"}]
     since = {"outcomes": {"scored": 2}, "turns": 3, "drawn_again": 0}
@@ -690,10 +692,14 @@ def test_every_metric_is_in_its_table_and_no_other() -> None:
     text = prometheus_text(view, now=0.0).decode()
     exported = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
     rows = table_under(OPERATIONS, "## Metrics")
-    of_steps = {f"gyre_step_{name}" for name in METRICS}  # docs/training.md has these
+    of_steps = {f"gyre_step_{name}" for name in METRICS}  # docs/training.md has these, and those below
+    of_steps |= {f"gyre_heldout_{name}" for name in numbers}
     assert of_steps <= exported
     exported -= of_steps
-    assert {name for name in rows if name.startswith("gyre_")} == exported | {"gyre_step_<metric>"}
+    assert {name for name in rows if name.startswith("gyre_")} == exported | {
+        "gyre_step_<metric>",
+        "gyre_heldout_<number>",
+    }
     for name in exported:
         kind = re.search(rf"^# TYPE {name} (\w+)", text, re.MULTILINE)
         assert kind is not None
@@ -702,6 +708,13 @@ def test_every_metric_is_in_its_table_and_no_other() -> None:
         assert sample is not None
         labels = set(re.findall(r"(\w+)=\"", sample[1]))
         assert set(re.findall(r"`(\w+)`", rows[name][2])) == labels, name
+
+
+def test_every_number_of_an_evaluation_is_in_its_table() -> None:
+    from gyre.failover.evaluation import SHOWN
+
+    rows = table_under(ROOT / "docs" / "training.md", "## Evaluations")
+    assert set(SHOWN) <= set(rows)
 
 
 def test_every_rest_path_is_in_its_table_and_no_other() -> None:
@@ -779,14 +792,37 @@ def test_every_room_has_its_row_and_its_layer() -> None:
     assert rooms == set(re.findall(r"^\| \d+ \| `([^`]+)` \|", section, re.MULTILINE))
 
 
-def test_every_room_is_in_the_map() -> None:
-    told = {
-        span.split("/")[1] for span in spans_of(ROOT / "docs" / "architecture.md") if span.startswith("gyre/")
-    }
-    assert {path.parent.name for path in (ROOT / "gyre").glob("*/__init__.py")} <= told
+def folders_of(root: Path) -> set[str]:
+    """Those with a file, as `gyre/api/`: two levels below the root, and deeper ones with more than one module."""
+    found = set()
+    for folder in (path for path in root.rglob("*") if path.is_dir() and path.name != "__pycache__"):
+        depth = len(folder.relative_to(root).parts)
+        modules = sum(path.name != "__init__.py" for path in folder.glob("*.py"))
+        if any(path.is_file() for path in folder.iterdir()) and (depth <= 2 or modules > 1):
+            found.add(f"{folder.relative_to(root.parent)}/")
+    return found
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_every_folder_is_in_the_map_and_no_other() -> None:
+    rows = table_under(ROOT / "docs" / "architecture.md", "## The folders")
+    assert rows.keys() == folders_of(ROOT / "gyre")
+
+
+def test_a_new_folder_would_be_missed(tmp_path: Path) -> None:
+    for name in (
+        "a/one.py",
+        "a/b/__init__.py",
+        "a/b/c/one.py",
+        "a/b/d/one.py",
+        "a/b/d/two.py",
+        "a/__pycache__/x",
+    ):
+        (tmp_path / "gyre" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "gyre" / name).touch()
+    assert folders_of(tmp_path / "gyre") == {"gyre/a/", "gyre/a/b/", "gyre/a/b/d/"}
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/where.md"])
 def test_names_that_are_said_to_be_in_a_file_are_there(page: str) -> None:
     text = " ".join(prose_of(ROOT / page).split())
     told = re.findall(r"((?:`\w+`(?:, | and | or )?)+) in `((?:gyre|tests)/[\w/]+\.py)`", text)

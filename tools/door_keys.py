@@ -1,32 +1,72 @@
-"""docs/fleet-keys.md, from the tables by which the door reads a request: `python tools/door_keys.py` writes it."""
+"""docs/fleet-keys.md and docs/chat-dialects.md, from the tables by which the door and sessions read a request:
+`python tools/door_keys.py` writes both."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from gyre.request_body import ANYTHING, Key, json_text
+from gyre.chat.dialects.keys import TABLES as CHAT_TABLES
+from gyre.request_body import ANYTHING, Key, Keys, json_text
 from gyre.rollouts.manager.door.keys import TABLES
 
-PAGE = Path(__file__).parent.parent / "docs" / "fleet-keys.md"
+_DOCS = Path(__file__).parent.parent / "docs"
 
-_HEAD = """# Keys at the door
+_FLEET = """# Keys at the door
 
 What becomes of each key of a request to a [fleet's door](fleet.md). Null is as if the key were left out. A key that
 would change what is drawn or told, and that is not there, is refused by its name (`unsupported`), and so is one that no
 table has. It passes at the values that change nothing, and at no other: `false` and `0` are values.
 """
 
+_CHAT = """# Dialects of conversations
 
-def page() -> str:
-    """The page, of the tables as they are: keys of one fate, with the same to say of them, share a row."""
-    parts = [_HEAD]
-    for keys in TABLES:
+What clients of conversations ask, and what they get. An answer is a function of the request's bytes and of the turn in
+the ledger, so whoever asks again gets the same bytes. A stream is that of the finished turn.
+
+| route | clients that were run against it | calls of tools | tokens and log-probs |
+| --- | --- | --- | --- |
+| `/v1/chat/completions` | openai 2.54 and 3.57, openai-agents 0.20, smolagents 1.26 | `tool_calls`; results are messages of `role: tool` | `return_token_ids`: `prompt_token_ids` and `token_ids`; `logprobs` |
+| `/v1/responses` | openai 2.54 and 3.57, openai-agents 0.20 | items `function_call` and `function_call_output` | log-probs by `include` |
+| `/v1/messages`, `/v1/messages/count_tokens` | anthropic 2.14 | parts `tool_use` and `tool_result` | none |
+| `/inference/v1/generate` | the client of renderers 0.1.12, by which verifiers trains | the client's own | always |
+| `/v1/completions` | openai 2.54 and 3.57 | the client's own | `token_ids` always; `logprobs` |
+
+- **A turn is found by what comes back.** Clients send the whole conversation. An assistant's message is known by the ids
+  of its calls and by its text; what it thought, keys that a client does not know, blanks at its ends and how arguments
+  are spaced do not matter. Who changes more, or leaves messages out, begins a branch: smolagents does so at each turn,
+  for it writes calls and results as prose.
+- **A session refuses what it cannot hold a model to**: `tool_choice: required`, a schema of the answer, texts that end
+  an answer. With smolagents, `OpenAIModel(..., tool_choice="auto", stop=REMOVE_PARAMETER)`.
+- **A call that cannot be read is text.** Its arguments are told as the model wrote them, though they be no JSON; to
+  Anthropic's clients, whose form wants an object, as `{"unparsed_arguments": "..."}`.
+- **No text becomes a control token**, whoever wrote it: a literal of one in a message, a result or a schema is text.
+- A stream has one event with all that was said. Who needs the tokens as they come asks a [fleet's door](fleet.md).
+
+Below, what becomes of each key. Null is as if the key were left out. A key that would change what is drawn or told, and
+that is not there, is refused by its name (422 `unsupported`), and so is one that no table has. Keys of a client's
+messages that are not known pass, for clients send back what they got.
+"""  # noqa: E501
+
+
+def _page(head: str, tables: Sequence[Keys]) -> str:
+    """A page of the tables as they are: keys of one fate, with the same to say of them, share a row."""
+    parts = [head]
+    for keys in tables:
         rows: dict[tuple[str, str], list[str]] = {}
         for key in keys.rows.values():
             rows.setdefault((_fate(key), key.says), []).append(f"`{key.name}`")
         parts.append(f"\n## In {keys.of}\n\n| keys | | |\n| --- | --- | --- |\n")
         parts += [f"| {', '.join(names)} | {fate} | {says} |\n" for (fate, says), names in rows.items()]
     return "".join(parts)
+
+
+def pages() -> dict[Path, str]:
+    """What each page should have."""
+    return {
+        _DOCS / "fleet-keys.md": _page(_FLEET, TABLES),
+        _DOCS / "chat-dialects.md": _page(_CHAT, CHAT_TABLES),
+    }
 
 
 def _fate(key: Key) -> str:
@@ -40,4 +80,5 @@ def _fate(key: Key) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for path, text in pages().items():
+        path.write_text(text)

@@ -110,11 +110,9 @@ def _is_repeated(request: web.Request) -> bool:
 
 
 def _key_of(request: web.Request) -> bytes:
-    given = (
-        request.match_info.get("key")
-        or request.headers.get("Authorization", "").removeprefix("Bearer ")
-        or request.headers.get("x-api-key", "")
-    )
+    own = request.headers
+    given = request.match_info.get("key") or own.get("Authorization", "").removeprefix("Bearer ")
+    given = given or own.get("x-api-key", "")
     return given.encode(errors="replace")
 
 

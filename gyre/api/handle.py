@@ -206,7 +206,8 @@ class JobHandle:
         deadline_s: float = COMMAND_DEADLINE_S,
     ) -> str:
         """A token with which machines may join the job's rollout plane, good for so long or until it is revoked; or one
-        for a fleet's door, with the scopes `generate` and `publish`. It is told here once. Raises as `scale`."""
+        for a fleet's door, with the scopes `generate` and `publish`. It is
+        returned here, and nowhere again. Raises as `scale`."""
         expires_at = None if expires_in_s is None else time.time() + expires_in_s
         made, _ = self._jobs.create_token(
             self.job_id, name, expires_at=expires_at, scopes=scopes, deadline_s=deadline_s

@@ -9,24 +9,26 @@ The page, `gyre top` and REST (`/now`) say the same words. Pure: from a view of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any
+
+from typing_extensions import TypedDict
 
 from gyre.api.terminal.formats import duration, efficiency_words, incident_message, one_line
 from gyre.api.terminal.run_end import held_out, how_to_go_on, incidents_of_this_run, learnt, outcome, steps_of
-from gyre.api.verdict import Learns, learns
+from gyre.api.verdict import Learns, Tone, learns
 from gyre.master.incident_words import counted
 from gyre.master.master_api import lacks
 from gyre.observe.efficiency import STORE_LOST, efficiency_of
 from gyre.workloads.trainer.learning.step_line import short, thousands
 
 View = Mapping[str, Any]
-Tone = Literal["good", "attention", "bad", "over"]
 
 MESSAGE_WIDTH = 240
 
 
 class Slow(TypedDict):
-    """`words` are a sentence, also where nothing is named."""
+    """The role that the job's speed depends on, and in which way; both empty where that is not known. `words` are a
+    sentence, also then."""
 
     what: str
     because: str
@@ -42,6 +44,8 @@ class Fact(TypedDict):
 
 
 class Now(TypedDict):
+    """What the job does now, in a sentence, and whether that is as it should be."""
+
     sentence: str
     tone: Tone
     learns: Learns

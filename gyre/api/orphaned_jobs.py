@@ -8,7 +8,7 @@ Invariants:
   machine; nothing can be known about another machine's, so there the user has to say that it is lost;
 - *when it was last alive*: its end is when it gave its last sign, not when somebody looks;
 - *fenced first*: the epoch is raised before anything is written, so a master that lives after all stops;
-- *history tells it*: the end is an event like any other, and the fold stays equal to the snapshot.
+- *the history has it*: the end is an event like any other, and the fold stays equal to the snapshot.
 """
 
 from __future__ import annotations

@@ -675,7 +675,7 @@ class JobReader:
         self, job_id: str, spec: Mapping[str, Any] | None = None
     ) -> Callable[[dict[str, Any]], dict[str, Any]]:
         """What makes data of the job such that it may be shown (`gyre.redaction`). A job that is not in the store any
-        more tells nothing by its values."""
+        more says nothing by its values."""
         if job_id not in self._learned:
             if spec is None:
                 with contextlib.suppress(NotFound, StoreError):

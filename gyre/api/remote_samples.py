@@ -1,4 +1,4 @@
-"""The samples of a job as its master tells them over REST: a SampleReader for who has no files."""
+"""The samples of a job as its master sends them over REST: a SampleReader for who has no files."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ what it is may not (`gyre.config.changes`).
 Invariants:
 - *nothing is begun anew*: prompts that were drawn stay drawn, those that were trained stay trained, and samples that
   were in flight go on from the ledger;
-- *the journal tells it*: the going on is an event, with what changed, so that the history still folds;
+- *the journal has it*: the going on is an event, with what changed, so that the history still folds;
 - *all or nothing*: a job that cannot go on ends again, and its name is free.
 """
 

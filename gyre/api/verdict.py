@@ -13,7 +13,7 @@
     unknown     the noise is larger than any change
 
 Evaluations go before rewards, for their prompts are the same each time. What a learning warning says stands beside the
-verdict (`beside`) and never changes it. How a rise is told from noise is in `gyre.api.trend`.
+verdict (`beside`) and never changes it. How a rise is distinguished from noise is in `gyre.api.trend`.
 
 Pure: from a view of the job and the metrics of its steps. This module must not know where its words are shown.
 """
@@ -24,7 +24,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
+
+from typing_extensions import TypeAliasType, TypedDict
 
 from gyre.api.terminal.formats import accuracy_name, all_same, one_line, right_rule
 from gyre.api.trend import (
@@ -40,10 +42,10 @@ from gyre.workloads.trainer.learning.step_line import percent, short
 View = Mapping[str, Any]
 Steps = Sequence[Mapping[str, Any]]
 Verdict = Literal["yes", "partly", "no", "worse", "stuck", "saturated", "too early", "unknown"]
-VerdictTone = Literal["good", "attention", "bad", "over"]
+Tone = TypeAliasType("Tone", Literal["good", "attention", "bad", "over"])
 
 AT_LEAST_STEPS = 8
-"""The fewest in whose order a rise can be told from chance as surely as `SURE` asks."""
+"""The fewest in whose order a rise can be distinguished from chance as surely as `SURE` asks."""
 SURE = 2.5
 """Standard errors of a trend of the steps: one in 160 curves of noise has it by chance."""
 SURE_LEVEL = 3.3
@@ -78,12 +80,12 @@ class Learns(TypedDict):
 
     verdict: Verdict
     words: str
-    tone: VerdictTone
+    tone: Tone
     because: str
     beside: list[str]
 
 
-WORDS: Mapping[Verdict, tuple[str, str, VerdictTone]] = {
+WORDS: Mapping[Verdict, tuple[str, str, Tone]] = {
     "yes": ("It learns", "It learnt", "good"),
     "partly": ("It learns in part", "It learnt in part", "attention"),
     "no": ("It does not learn so far", "It did not learn", "bad"),

@@ -98,18 +98,9 @@ class FinishJob(Command):
 
 
 _KINDS: dict[str, type[Command]] = {
-    kind.__name__: kind
-    for kind in (
-        StartRegion,
-        StopVertex,
-        UpdateMembership,
-        StartTrainer,
-        PauseTrainer,
-        ResumeTrainer,
-        StopTrainer,
-        SetTimer,
-        FinishJob,
-    )
+    name: kind
+    for name, kind in list(vars().items())
+    if isinstance(kind, type) and issubclass(kind, Command) and kind is not Command
 }
 
 

@@ -77,7 +77,7 @@ class FailoverCoordinator:
             return Decision(state)
         if self.is_repeated(state, event):
             return Decision(state)
-        if isinstance(event, e.REPORTED) and event.report:
+        if isinstance(event, e.ReportedEvent) and event.report:
             draft.set_vertex(e.reporter_of(event), reported=event.report)
         handler = _HANDLERS.get(type(event))
         if handler is None:
@@ -95,7 +95,7 @@ class FailoverCoordinator:
         if isinstance(event, e.MasterHung):
             incident = state.incidents.get(f"master-{state.job.epoch}")
             return incident is None or incident.cause == Cause.SILENT
-        if not isinstance(event, e.REPORTED) or not event.report:
+        if not isinstance(event, e.ReportedEvent) or not event.report:
             return False
         if isinstance(event, e.GangRestored) and 0 < event.number <= state.job.restored.get(event.role, 0):
             return True

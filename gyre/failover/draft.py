@@ -5,14 +5,14 @@ A decision reads and writes a draft; the state that it started from stays as it 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from gyre.config import JOIN_TOKEN
+from gyre.failover.evaluation import Evaluation
 from gyre.failover.state import (
     TRAINING,
     VERTEX_TRANSITIONS,
-    Evaluation,
     Incident,
     JobRecord,
     JobState,
@@ -24,6 +24,7 @@ from gyre.failover.state import (
     TrainingRecord,
     VertexPhase,
     VertexRecord,
+    record_at,
 )
 
 
@@ -151,18 +152,7 @@ class Draft:
         self._written.add(("budget", key))
 
     def done(self) -> JobState:
-        return JobState(
-            self.job,
-            self.vertices,
-            self.incidents,
-            self.uses,
-            self.attempts,
-            self.machines,
-            self.tokens,
-            self.evaluations,
-            self.warnings,
-            self.training,
-        )
+        return JobState(**{one.name: getattr(self, one.name) for one in fields(JobState)})
 
     def changed(self) -> frozenset[RowKey]:
         """Returns the keys of the rows that differ from the state at the start."""
@@ -173,23 +163,7 @@ class Draft:
     @staticmethod
     def _record(of: JobState | Draft, key: RowKey) -> object:
         kind, name = key
-        if kind == "job":
-            return of.job
-        if kind == "vertex":
-            return of.vertices.get(name)
-        if kind == "machine":
-            return of.machines.get(name)
-        if kind == JOIN_TOKEN:
-            return of.tokens.get(name)
-        if kind == "warning":
-            return of.warnings.get(name)
-        if kind == TRAINING:
-            return of.training
-        if kind == "incident":
-            return of.incidents.get(name)
-        if kind == "evaluation":
-            return of.evaluations.get(name)
-        return of.uses.get(name), of.attempts.get(name)
+        return (of.uses.get(name), of.attempts.get(name)) if kind == "budget" else record_at(of, key)
 
     def _put_vertex(self, record: VertexRecord) -> None:
         self._own_table("vertices")

@@ -16,11 +16,20 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from gyre.config import JOIN_SCOPE
+from gyre.failover.evaluation import Evaluation
 from gyre.failover.state import fields_of
 
 
 class Event:
     """The common base; see the subclasses."""
+
+
+class ReportedEvent(Event):
+    """What a vertex reports: `RolloutsChanged` and `ScaleAdvised` are the rollout manager's, `Reported` and
+    `ReportRefused` any vertex's, the others are the trainer's. `report` is its number, from 1 in each incarnation."""
+
+    incarnation: int
+    report: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +175,7 @@ class VertexStopped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorFailed(Event):
+class OperatorFailed(ReportedEvent):
     """A call raised in a vertex that goes on living. The controller repeats it by itself. `attempt` counts, this one
     included, how often in a row the same call has failed, or calls of its operator none of which succeeded between,
     whichever is more; 0 where the controller does not know. `code` is the stable code of one of Gyre's errors. `place`
@@ -187,8 +196,8 @@ class OperatorFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerFinished(Event):
-    """`fit()` returned. `stopped` says that it did so because it was told to."""
+class TrainerFinished(ReportedEvent):
+    """`fit()` returned. `stopped` says that it did so because it was asked to."""
 
     incarnation: int
     result: dict[str, Any]
@@ -197,7 +206,7 @@ class TrainerFinished(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerFailed(Event):
+class TrainerFailed(ReportedEvent):
     incarnation: int
     error: str
     traceback: str
@@ -210,7 +219,7 @@ class TrainerFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StepCompleted(Event):
+class StepCompleted(ReportedEvent):
     """An optimizer step is in the sample ledger, with the policy version it made. `again` means that an
     earlier trainer completed the step and may have died before its report was journaled."""
 
@@ -230,7 +239,7 @@ class StepReported(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LearningWarned(Event):
+class LearningWarned(ReportedEvent):
     """The job's metrics say that it does not learn as it should: `code` and `message` say how, from `step` on. With
     `holds` False they say so no longer. `again` as in `StepCompleted`."""
 
@@ -244,7 +253,7 @@ class LearningWarned(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsPublished(Event):
+class WeightsPublished(ReportedEvent):
     incarnation: int
     version: int
     step: int
@@ -254,35 +263,16 @@ class WeightsPublished(Event):
     report: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluated(Event):
-    """A held-out set was answered by a policy version. `accuracy` is the share of the `count` samples that are right,
-    or none where that has no meaning; `pass_at` and `best_of` are by k, as text."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated(Evaluation, ReportedEvent):
+    """A held-out set was answered by a policy version, with this result."""
 
     incarnation: int
-    version: int
-    accuracy: float | None
-    count: int
-    prompts: int
     report: int = 0
-    set: str = "held_out"
-    reward_mean: float | None = None
-    reward_std: float | None = None
-    threshold: float | None = None
-    pass_at: dict[str, float] = field(default_factory=dict)
-    best_of: dict[str, float] = field(default_factory=dict)
-    by: dict[str, Any] = field(default_factory=dict)
-    """By a column's value: `count`, `reward_mean` and `accuracy`."""
-    right_by: str = ""
-    """The number beside the reward that says which samples are right, as `reward.acc`; "" where the threshold does."""
-    distinct: int = 0
-    """How many different answers there are, by their tokens; 0 where that is not known."""
-    components: dict[str, float] = field(default_factory=dict)
-    """The mean of each number that the reward function returned beside the reward, as `reward.NAME`."""
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationLeftOut(Event):
+class EvaluationLeftOut(ReportedEvent):
     """This version has no result for this held-out set, and will get none."""
 
     incarnation: int
@@ -293,7 +283,7 @@ class EvaluationLeftOut(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointCommitted(Event):
+class CheckpointCommitted(ReportedEvent):
     """A complete checkpoint is on disk and in the ledger. `again` as in `StepCompleted`."""
 
     incarnation: int
@@ -304,7 +294,7 @@ class CheckpointCommitted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointDamaged(Event):
+class CheckpointDamaged(ReportedEvent):
     """The newest checkpoint, of `step`, cannot be used, for the reason in `problem`. The ranks are restored from the
     one before it, of step `older`, and the steps since are trained again."""
 
@@ -317,7 +307,7 @@ class CheckpointDamaged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StepDiverged(Event):
+class StepDiverged(ReportedEvent):
     """Training `step` again gave weights with the checksum `found`; the ledger has `expected` for it. `error` says it
     in a sentence."""
 
@@ -331,11 +321,11 @@ class StepDiverged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class GangRestored(Event):
+class GangRestored(ReportedEvent):
     """The ranks of a role were brought back to step `step`, from `source`: `memory` of their machines, `disk`, or an
     `instance`, which has weights and nothing of the optimizer. Steps after it are trained again. `seconds` is how long
     it took, None if the trainer died before it could report it. `gang` is the incarnation of the first rank.
-    `number` counts the job's restores: a later trainer tells the last ones of an earlier one again."""
+    `number` counts the job's restores: a later trainer reports the last ones of an earlier one again."""
 
     incarnation: int
     role: str
@@ -349,7 +339,7 @@ class GangRestored(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupReplaced(Event):
+class GroupReplaced(ReportedEvent):
     """Another prompt took a group's place. `reason` is `quarantined`, with the engines' last words as
     evidence; `stale`; or `no_gradient` if all samples earned the same. `tokens` counts the trainer's tokens of
     it."""
@@ -364,7 +354,7 @@ class GroupReplaced(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupRedrawn(Event):
+class GroupRedrawn(ReportedEvent):
     """A trainer found scored samples in the ledger that cannot be trained, with what is wrong as evidence, and its
     prompt is answered again. `tokens` counts the tokens that were discarded."""
 
@@ -376,7 +366,7 @@ class GroupRedrawn(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSkipped(Event):
+class BatchSkipped(ReportedEvent):
     """A step left the weights of `role` as they were, because its gradient was not finite: `error` is what the ranks
     said. Its groups are dropped."""
 
@@ -390,11 +380,11 @@ class BatchSkipped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class PassesHalved(Event):
+class PassesHalved(ReportedEvent):
     """The ranks of `role` train in smaller passes from now on, because one did not fit into memory: `error` is what the
     rank said. A pass has at most `pass_tokens`, or a micro-batch is computed in `passes`; with `recompute` activations
     that were kept are computed again, which comes before the first halving. `number` is the ledger's: a later trainer
-    tells again what an earlier one may not have been heard to say."""
+    reports again what an earlier one may have reported in vain."""
 
     incarnation: int
     role: str
@@ -429,8 +419,8 @@ class JobStalled(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutsChanged(Event):
-    """The rollout manager (`vertex`) tells what became of an instance, a sample or a window: `what` is
+class RolloutsChanged(ReportedEvent):
+    """The rollout manager (`vertex`) reports what became of an instance, a sample or a window: `what` is
     `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `InstanceSuspended`, `RecallIgnored`, `AddressIgnored`,
     `EngineStarted`, `EngineStartFailed`, `EngineDied`, `EngineLimited`, `LoaderFallback`, `SampleQuarantined`,
     `WindowClosed`, `MemoryNotReleased`, `WeightsRefused`, `FetchFault`, `TransferChosen`,
@@ -447,7 +437,7 @@ class RolloutsChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleAdvised(Event):
+class ScaleAdvised(ReportedEvent):
     """The rollout manager's elasticity policy: of the elastic `role` there should be `count` vertices instead of
     `seen`. `reason` is the policy's sentence, `observed` its observation. `possible` is how many of them the cluster
     has room for, up to `count`, as the master found when it got the advice; None if it did not look."""
@@ -464,7 +454,7 @@ class ScaleAdvised(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Reported(Event):
+class Reported(ReportedEvent):
     """A vertex reported an event of a kind that this Gyre does not know: the user's own, or another version's."""
 
     vertex: str
@@ -475,7 +465,7 @@ class Reported(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ReportRefused(Event):
+class ReportRefused(ReportedEvent):
     """A vertex reported an event that cannot be what its `kind` says. `reason` is what is wrong with it."""
 
     vertex: str
@@ -561,7 +551,7 @@ class StopRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class ClusterLost(Event):
-    """Master, vertices and the cluster that they ran on are gone for good: nothing is left to be told to stop."""
+    """Master, vertices and the cluster that they ran on are gone for good: nothing is left to stop."""
 
     detail: str
     by: str = "user"
@@ -585,84 +575,10 @@ class TimerFired(Event):
 
 
 _KINDS: dict[str, type[Event]] = {
-    kind.__name__: kind
-    for kind in (
-        JobSubmitted,
-        JobContinued,
-        MasterStarted,
-        VertexStarted,
-        VertexStartFailed,
-        VertexWaitsForRoom,
-        VertexFoundRoom,
-        DiskFilled,
-        DiskHasRoom,
-        VertexLost,
-        VertexFellSilent,
-        VertexHeardAgain,
-        VertexStopped,
-        OperatorFailed,
-        TrainerFinished,
-        TrainerFailed,
-        StepCompleted,
-        StepReported,
-        LearningWarned,
-        WeightsPublished,
-        CheckpointCommitted,
-        CheckpointDamaged,
-        StepDiverged,
-        GangRestored,
-        Evaluated,
-        EvaluationLeftOut,
-        GroupReplaced,
-        GroupRedrawn,
-        BatchSkipped,
-        PassesHalved,
-        MasterHung,
-        StoreReturned,
-        JobStalled,
-        RolloutsChanged,
-        ScaleAdvised,
-        Reported,
-        ReportRefused,
-        ScaleRequested,
-        DrainRequested,
-        MachineExamined,
-        UndrainRequested,
-        JoinTokenCreated,
-        JoinTokenRevoked,
-        PauseRequested,
-        ResumeRequested,
-        StopRequested,
-        ClusterLost,
-        TimerFired,
-    )
+    name: kind
+    for name, kind in list(vars().items())
+    if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, ReportedEvent)
 }
-
-
-REPORTED = (
-    OperatorFailed,
-    TrainerFinished,
-    TrainerFailed,
-    StepCompleted,
-    LearningWarned,
-    WeightsPublished,
-    CheckpointCommitted,
-    CheckpointDamaged,
-    StepDiverged,
-    GangRestored,
-    Evaluated,
-    EvaluationLeftOut,
-    GroupReplaced,
-    GroupRedrawn,
-    BatchSkipped,
-    PassesHalved,
-    RolloutsChanged,
-    ScaleAdvised,
-    Reported,
-    ReportRefused,
-)
-"""The kinds that a vertex reports; each has `incarnation` and `report`. `RolloutsChanged` and `ScaleAdvised` are the
-rollout manager's, `Reported` and `ReportRefused` any vertex's, the others are the trainer's."""
 
 
 def reporter_of(event: Event) -> str:
@@ -697,11 +613,11 @@ def reported_from(kind: str, body: Mapping[str, Any]) -> Event:
     believes nothing: raises ValueError with a sentence if no vertex reports this kind, or a field is missing or of
     another type. Metrics that are no numbers are left out."""
     cls = _KINDS.get(kind)
-    if cls is None or not issubclass(cls, (*REPORTED, MasterHung)) or cls in (Reported, ReportRefused):
+    if cls is None or not issubclass(cls, (ReportedEvent, MasterHung)) or cls in (Reported, ReportRefused):
         raise ValueError(f"{kind} is no event that a vertex reports")
     taken = dict(body)
     types = _types_of(cls)
-    for item in fields(cls):
+    for item in fields(cls):  # type: ignore[arg-type]
         if item.name not in taken:
             if item.default is MISSING and item.default_factory is MISSING:
                 raise ValueError(f"{kind} lacks {item.name}")

@@ -15,12 +15,13 @@ inverse, so a master may load either the rows or the whole history.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, Field, dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from gyre.config import JOIN_SCOPE, JOIN_TOKEN
 from gyre.errors import StoreCorrupt
+from gyre.failover.evaluation import LATER, Evaluation
 
 TRAINING = "training"
 """The kind, and the key, of the snapshot's row of a `TrainingRecord`."""
@@ -285,30 +286,6 @@ class JoinToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """What a policy version's answers to a held-out set earned; see the event `Evaluated`."""
-
-    version: int
-    set: str
-    prompts: int
-    count: int
-    reward_mean: float | None
-    reward_std: float | None
-    accuracy: float | None
-    threshold: float | None
-    pass_at: dict[str, float]
-    best_of: dict[str, float]
-    by: dict[str, Any]
-    right_by: str = ""
-    distinct: int = 0
-    components: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def key(self) -> str:
-        return f"{self.set}/{self.version}"
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingRecord:
     """What the steps of a job say together: the metrics of the first and of the last step, and the tokens of all.
     `continued_at` and `continued_step` say when and at which step an ended job went on last."""
@@ -358,89 +335,64 @@ def fields_of(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
-def _token_row(token: JoinToken) -> dict[str, Any]:
-    """Rows of before tokens had scopes have none: those of a join token are left out, so that the same history gives
-    the same row."""
-    row = {**fields_of(token), "scopes": list(token.scopes)}
-    if token.scopes == (JOIN_SCOPE,):
-        del row["scopes"]
-    return row
+TABLES = {
+    "vertex": "vertices",
+    "incident": "incidents",
+    "machine": "machines",
+    JOIN_TOKEN: "tokens",
+    "evaluation": "evaluations",
+    "warning": "warnings",
+}
+"""By the kind of a snapshot's row, the field of the state that has its record, by name."""
+
+_LATER: dict[type, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
+    JobRecord: ((("halved",), ("halved",)), (("priced_at",), ("price_per_hour", "priced_at", "spent"))),
+    VertexRecord: ((("silent", "false_alarms"), ("silent", "silent_since", "false_alarms")),),
+    JoinToken: ((("scopes",), ("scopes",)),),
+    Evaluation: tuple(((name,), (name,)) for name in LATER),
+}
+"""Fields that records have since a release, in pairs: where the first ones have their defaults, a row has none of the
+second ones. Rows of before have nothing of them, and the same history gives the same row."""
 
 
-def _job_row(record: JobRecord) -> dict[str, Any]:
-    """Rows of before what was learned of passes was noted have nothing of it, and so has the row of a job that has
-    learned nothing; so it is with prices. The same history gives the same row."""
-    row = fields_of(record)
-    absent = set() if record.halved else {"halved"}
-    if not record.priced_at:
-        absent |= _OF_PRICES
-    return {key: value for key, value in row.items() if key not in absent} if absent else row
-
-
-_OF_PRICES = {"price_per_hour", "priced_at", "spent"}
-
-
-_OF_SILENCE = ("silent", "silent_since", "false_alarms")
-
-
-def _vertex_row(record: VertexRecord) -> dict[str, Any]:
-    """Rows of before silence was noted have nothing of it, and so has the row of a vertex that never fell silent: the
-    same history gives the same row."""
-    row = fields_of(record)
-    return (
-        row
-        if record.silent or record.false_alarms
-        else {k: v for k, v in row.items() if k not in _OF_SILENCE}
-    )
-
-
-def _evaluation_row(record: Evaluation) -> dict[str, Any]:
-    """Rows of before what a reward function says beside the reward was noted have nothing of it, and so has the row of
-    an evaluation whose function says nothing: the same history gives the same row."""
-    absent = {name for name in ("right_by", "distinct", "components") if not getattr(record, name)}
-    return {key: value for key, value in fields_of(record).items() if key not in absent}
+def record_at(state: Any, key: RowKey) -> Any:
+    """The record of a `JobState`, or of a draft of one, that a row is of; None if it has none."""
+    kind, name = key
+    if kind in TABLES:
+        return getattr(state, TABLES[kind]).get(name)
+    return state.job if kind == "job" else state.training
 
 
 def row_of(state: JobState, key: RowKey) -> dict[str, Any] | None:
     """The snapshot row under `key`, as JSON-able data; None if the state has none."""
     kind, name = key
-    if kind == "job":
-        return _job_row(state.job)
     if kind == "budget":
         uses = state.uses.get(name)
         return None if uses is None else {"uses": list(uses), "attempts": state.attempts.get(name, 0)}
-    if kind == JOIN_TOKEN:
-        token = state.tokens.get(name)
-        return None if token is None else _token_row(token)
-    if kind == "evaluation":
-        evaluation = state.evaluations.get(name)
-        return None if evaluation is None else _evaluation_row(evaluation)
-    if kind == "vertex":
-        record = state.vertices.get(name)
-        return None if record is None else _vertex_row(record)
-    if kind == "machine":
-        machine = state.machines.get(name)
-        return None if machine is None else {**fields_of(machine), "deaths": list(machine.deaths)}
-    if kind == TRAINING:
-        return None if state.training == TrainingRecord() else fields_of(state.training)
-    if kind == "warning":
-        warning = state.warnings.get(name)
-        return None if warning is None else fields_of(warning)
-    incident = state.incidents.get(name)
-    return None if incident is None else {**fields_of(incident), "region": list(incident.region)}
+    record = record_at(state, key)
+    if record is None or record == TrainingRecord():
+        return None
+    row = {
+        field_name: list(one) if isinstance(one, tuple) else one
+        for field_name, one in fields_of(record).items()
+    }
+    for marks, absent in _LATER.get(type(record), ()):
+        if all(getattr(record, mark) == _default(type(record), mark) for mark in marks):
+            for gone in absent:
+                del row[gone]
+    return row
+
+
+def _default(kind: type, name: str) -> Any:
+    found: Field[Any] = kind.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    return found.default if found.default_factory is MISSING else found.default_factory()
 
 
 def rows_of(state: JobState) -> dict[RowKey, dict[str, Any]]:
     """The whole snapshot."""
-    keys: list[RowKey] = [("job", "job")]
-    keys += [("vertex", name) for name in state.vertices]
-    keys += [("incident", name) for name in state.incidents]
+    keys: list[RowKey] = [("job", "job"), (TRAINING, TRAINING)]
     keys += [("budget", name) for name in state.uses]
-    keys += [("machine", name) for name in state.machines]
-    keys += [(JOIN_TOKEN, name) for name in state.tokens]
-    keys += [("evaluation", name) for name in state.evaluations]
-    keys += [("warning", name) for name in state.warnings]
-    keys.append((TRAINING, TRAINING))
+    keys += [(kind, name) for kind, table in TABLES.items() for name in getattr(state, table)]
     return {key: row for key in keys if (row := row_of(state, key)) is not None}
 
 
@@ -463,16 +415,12 @@ def _state_from(rows: Mapping[RowKey, Mapping[str, Any]]) -> JobState:
     vertices, budgets = found["vertex"], found["budget"]
     order = sorted(vertices, key=lambda name: (vertices[name].role, vertices[name].rank))
     return JobState(
-        found["job"].get("job", JobRecord()),
-        {name: vertices[name] for name in order},
-        found["incident"],
-        {name: tuple(row["uses"]) for name, row in budgets.items()},
-        {name: row["attempts"] for name, row in budgets.items() if row["attempts"]},
-        found["machine"],
-        found[JOIN_TOKEN],
-        found["evaluation"],
-        found["warning"],
-        found[TRAINING].get(TRAINING, TrainingRecord()),
+        job=found["job"].get("job", JobRecord()),
+        uses={name: tuple(row["uses"]) for name, row in budgets.items()},
+        attempts={name: row["attempts"] for name, row in budgets.items() if row["attempts"]},
+        training=found[TRAINING].get(TRAINING, TrainingRecord()),
+        **{table: found[kind] for kind, table in TABLES.items()}
+        | {"vertices": {name: vertices[name] for name in order}},
     )
 
 

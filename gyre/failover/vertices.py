@@ -81,7 +81,7 @@ def start_trainer(draft: Draft) -> c.Command:
 
 
 def announce(draft: Draft) -> c.Command:
-    """The command that tells the trainer which vertices run now."""
+    """The command that informs the trainer of which vertices run now."""
     serial = _next_serial(draft)
     trainer = draft.vertices.get(TRAINER_VERTEX)
     return c.UpdateMembership(

@@ -2,7 +2,7 @@
 
 Invariants of its last words, which are the end of its log with its engine's output:
 - *bounded*: at most `LINES` lines and `BYTES` bytes, for they go into the journal;
-- *nobody waits*: a folder that does not answer within `WITHIN_S` has no words; a death is told without them.
+- *nobody waits*: a folder that does not answer within `WITHIN_S` has no words; a death is reported without them.
 """
 
 from __future__ import annotations

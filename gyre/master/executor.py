@@ -1,4 +1,4 @@
-"""Starts the trainer, and tells it which vertices run, when to pause and when to stop."""
+"""Starts the trainer, and informs it of which vertices run, when to pause and when to stop."""
 
 from __future__ import annotations
 

@@ -3,23 +3,19 @@
 `MasterApi` is the whole surface between the control loop and its clients: reads return immutable snapshots and may come
 from any thread, so a slow client never slows the control loop.
 
-The view of a job is plain data with these keys:
+The view of a job is plain data with these keys; the records are those of `gyre.failover.state`:
 
-    job        JobRecord as a mapping (job_id, name, phase, reason, message, step, version, …), and steps_asked.
-               While the store is out of reach, its reason is `store_lost`
+    job        a JobRecord, and steps_asked. While the store is out of reach, its reason is `store_lost`
     master     pid, epoch, url, node, answering
-    vertices   a list: id, role, rank, pid, node, phase, reason, message, incarnation, restarts, since,
-               no_room and no_room_since (what it waits for, while no machine has room for it),
-               version (of the weights it serves, or null), busy (operator or ""), fields (its own report)
-    incidents  a list, oldest first; came_to says in words how it ended
+    vertices   a list of VertexRecords, and of each version (of the weights it serves, or null), busy (operator or ""),
+               fields (its own report)
+    incidents  a list of Incidents, oldest first, and of each recovery_s; came_to says in words how it ended
     progress   what the trainer last reported: step, steps, version, reward, accuracy, accuracy_first,
                tokens_per_s, times (of each role, the share of recent time by activity), waits (those of
                them that are waits, "role waits for role (activity)" → 0 to 1), …
     evaluations
-               of each held-out set, by its name, the results in the order of versions
-               (`gyre.workloads.trainer.evaluation.results`)
-    training   of all steps together: first and last (the metrics of a step, by the names in
-               docs/training.md), tokens, continued_at, continued_step, continued_reward
+               of each held-out set, by its name, its Evaluations in the order of versions
+    training   a TrainingRecord
     warnings   a list: code, step, message of what says that the job does not learn, while it holds
     bottleneck one sentence on what the job's speed depends on, or ""
     seq        sequence number of the last committed event
@@ -221,7 +217,7 @@ def plane_of(view: View) -> dict[str, Any]:
 
 
 TOLD_FIRST = (STORE_LOST, "disk_full", "no_room")
-"""What a job lacks is told before anything else, and nothing is named beside it as the bottleneck. The job's `message`
+"""What a job lacks is shown before anything else, and nothing is named beside it as the bottleneck. The job's `message`
 says what it is; it may make steps all the same, with fewer instances."""
 
 

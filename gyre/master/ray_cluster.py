@@ -65,13 +65,13 @@ REMOVAL_DEADLINE_S = 10.0
 
 MEMORY_ASKED_S = 1.0
 """For a machine's count of kills: the repair of a death waits for it. A worker of Ray's that is idle needs 5 ms. One
-that must be started may need 1.5 s, and then the cause is told less well."""
+that must be started may need 1.5 s, and then the cause is known less well."""
 
 EXAMINED_S = 60.0
 """For a pre-flight: a worker process is started for it, and GPUs may take half of it."""
 
 LOOK_AGAIN_S = 0.2
-"""A look at the machines serves for so long: what is free there changes no faster than Ray tells it."""
+"""A look at the machines serves for so long: what is free there changes no faster than Ray reports it."""
 
 LONGEST_PAUSE_S = 0.25
 """Between two looks at a placement group that waits for room."""
@@ -124,7 +124,7 @@ class RayCluster:
         self._looking = asyncio.Lock()
         self._seen: tuple[float, list[NodeCapacity]] = (-LOOK_AGAIN_S, [])
         self._dead: set[str] = set()
-        """Machines whose death a call was told of: Ray's list has them for a while still. No id comes back."""
+        """Machines whose death a call has reported: Ray's list has them for a while still. No id comes back."""
         self._actors: dict[Address, Any] = {}
         self._processes: dict[Address, ProcessIdentity] = {}
         """Those that this master has started."""

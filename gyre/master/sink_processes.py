@@ -38,7 +38,7 @@ HANGS_AFTER_S = 120.0
 """Beyond what the first contact with a tracking server takes, which is tried again inside for a minute and more."""
 
 FINISH_WITHIN_S = 15.0
-"""How long the end of a job waits for its sinks to have told all: a second is common."""
+"""How long the end of a job waits for its sinks to deliver all: a second is common."""
 
 
 class Process(Protocol):

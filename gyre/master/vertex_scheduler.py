@@ -336,7 +336,7 @@ class Scheduler:
         return self._last_seen.get((address.vertex, address.incarnation), (0, ""))[0]
 
     async def end(self, address: Address) -> None:
-        """End the vertex's process, of which the journal tells later."""
+        """End the vertex's process, which the journal has later."""
         await self._cluster.kill(address, pid=self.pid_of(address), node=self.node_of(address))
 
     async def activity(self, address: Address, over_s: float) -> Activity | None:

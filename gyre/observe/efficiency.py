@@ -59,7 +59,7 @@ def efficiency_of(view: Mapping[str, Any], now: float) -> dict[str, float]:
 
 
 def _gpus(view: Mapping[str, Any]) -> dict[str, float]:
-    """Over the GPUs that the vertices have told of; one that several share counts once."""
+    """Over the GPUs that the vertices have reported; one that several share counts once."""
     gpus: dict[str, Mapping[str, Any]] = {}
     for vertex in view["vertices"]:
         told = vertex["fields"].get("gpus") if isinstance(vertex.get("fields"), Mapping) else None

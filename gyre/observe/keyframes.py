@@ -20,6 +20,7 @@ import zstandard
 from gyre.errors import StoreCorrupt
 from gyre.failover import JobState, rows_of, state_from
 from gyre.failover import state as states
+from gyre.failover.evaluation import Evaluation
 from gyre.observe.chapters import Chapter, pack_chapter, unpack_chapter
 from gyre.observe.folding import Coordinators
 from gyre.store import EventRow, KeyframeMark, KeyframeRow
@@ -45,7 +46,7 @@ def _form() -> str:
         states.MachineRecord,
         states.Incident,
         states.JoinToken,
-        states.Evaluation,
+        Evaluation,
         states.TrainingRecord,
         states.LearningWarning,
         states.JobState,

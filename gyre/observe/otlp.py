@@ -4,8 +4,8 @@ Each step is a trace of its own. Its root span is the step, with its metrics; th
 and each instance did meanwhile, and the ways of its samples; incidents, publishes and the like are events of the root.
 
 Invariants:
-- *told twice, there once*: trace and spans have ids that follow from the job, the step and what they are, so who is
-  told a step again finds the same spans;
+- *sent twice, there once*: trace and spans have ids that follow from the job, the step and what they are, so who
+  gets a step again finds the same spans;
 - *as the protocol has it*: ids are lower-case hex, times are nanoseconds since 1970 as text, a child lies within its
   step;
 - *nothing invented*: as in `gyre.observe.trace`, whose spans these are.

@@ -17,9 +17,10 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import PurePosixPath
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from gyre.config import FLEET
 from gyre.config.model_path import model_folder
@@ -27,33 +28,14 @@ from gyre.errors import StoreError
 from gyre.failover import JobState
 from gyre.failover.costs import cost_of, has_prices
 from gyre.failover.state import fields_of
-from gyre.observe.run_lines import FORM, NOT_THE_EXPERIMENT
+from gyre.observe.run_lines import FORM, NOT_THE_EXPERIMENT, POINTS, HeldOut, RunSummary
 from gyre.store import Store
-
-POINTS = 40
-"""Steps of which the rewards are kept: as many as a curve in a line of a table can show."""
 
 DIGITS = 4
 """Significant digits of a kept reward: a curve of 30 pixels' height shows two."""
 
 Summary = dict[str, Any]
-"""Of the keys of `FORM`:
-
-- `step`, `version`, `started_at`, `message`: of the job's record;
-- `ran_since`: when its last run began, in seconds since 1970: when it was submitted, or went on after an end;
-- `steps`: those asked for, None where the user's own trainer says;
-- `recipe`: "" for a user's own trainer;
-- `model`: the last part of its folder, or the small decoder's shape, or "";
-- `seed`: None where it is not known;
-- `config`: equal for jobs that differ in their seed alone;
-- `reward`: of the last step; `rewards`: of at most `POINTS` steps, evenly spread, None where one has none;
-- `held_out`: the best of each set, in the order of their names: `set`, `unit` (`accuracy` or `reward`), `value`,
-  `version`, and of that version `right_by` (what calls an answer right, "" for a threshold) and `components`; `last`
-  and `last_version` are of the newest version that was evaluated;
-- `tokens_per_s`: the median of those steps without the first one of a run, which has the engines' start in it; None
-  where that is all there is;
-- `cost`: what the run cost until its end, or so far, in the currency of its prices; None where it has none.
-"""
+"""A `RunSummary` as plain data."""
 
 
 def summary_of(
@@ -63,23 +45,24 @@ def summary_of(
     seconds since 1970, is when one that has not ended is looked at."""
     job, last = state.job, state.training.last
     record = fields_of(job)
-    return {
-        "step": job.step,
-        "version": job.version,
-        "started_at": job.started_at,
-        "message": job.message,
-        "ran_since": state.training.continued_at or job.submitted_at or None,
-        "steps": _steps_asked(spec),
-        "recipe": str(spec.get("recipe") or ""),
-        "model": model_of(spec),
-        "seed": _seed(spec),
-        "config": experiment_of(spec),
-        "reward": _finite(last.get("reward_mean")),
-        "rewards": [_short(_finite(one.get("reward_mean"))) for one in steps],
-        "held_out": _best(state),
-        "tokens_per_s": _median(_warm(steps, state.training.continued_at), "tokens_per_s"),
-        "cost": round(cost_of(record, max(now, job.ended_at or 0.0)), 6) if has_prices(record) else None,
-    }
+    found = RunSummary(
+        step=job.step,
+        version=job.version,
+        started_at=job.started_at,
+        message=job.message,
+        ran_since=state.training.continued_at or job.submitted_at or None,
+        steps=_steps_asked(spec),
+        recipe=str(spec.get("recipe") or ""),
+        model=model_of(spec),
+        seed=_seed(spec),
+        config=experiment_of(spec),
+        reward=_finite(last.get("reward_mean")),
+        rewards=[_short(_finite(one.get("reward_mean"))) for one in steps],
+        held_out=_best(state),
+        tokens_per_s=_median(_warm(steps, state.training.continued_at), "tokens_per_s"),
+        cost=round(cost_of(record, max(now, job.ended_at or 0.0)), 6) if has_prices(record) else None,
+    )
+    return asdict(found)
 
 
 def summed_up(store: Store, job_id: str, spec: Mapping[str, Any], state: JobState) -> Summary:
@@ -130,14 +113,15 @@ def _seed(spec: Mapping[str, Any]) -> int | None:
     return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
 
 
-def _best(state: JobState) -> list[dict[str, Any]]:
+def _best(state: JobState) -> list[HeldOut]:
     """Accuracies where the last evaluation of a set has one, else mean rewards; of equal ones the first."""
     sets: dict[str, list[Any]] = {}
     for one in sorted(state.evaluations.values(), key=lambda one: (one.set, one.version)):
         sets.setdefault(one.set, []).append(one)
-    found = []
+    found: list[HeldOut] = []
     for name, rows in sets.items():
-        unit, last = "accuracy" if rows[-1].accuracy is not None else "reward", rows[-1]
+        last = rows[-1]
+        unit: Literal["accuracy", "reward"] = "accuracy" if last.accuracy is not None else "reward"
         values = [
             (value, row)
             for row in rows
@@ -148,16 +132,16 @@ def _best(state: JobState) -> list[dict[str, Any]]:
             value, best = max(values, key=lambda one: (one[0], -one[1].version))
             newest, newest_row = values[-1]
             found.append(
-                {
-                    "set": name,
-                    "unit": unit,
-                    "value": value,
-                    "version": best.version,
-                    "right_by": best.right_by if unit == "accuracy" else "",
-                    "components": dict(best.components),
-                    "last": newest,
-                    "last_version": newest_row.version,
-                }
+                HeldOut(
+                    set=name,
+                    unit=unit,
+                    value=value,
+                    version=best.version,
+                    right_by=best.right_by if unit == "accuracy" else "",
+                    components=dict(best.components),
+                    last=newest,
+                    last_version=newest_row.version,
+                )
             )
     return found
 

@@ -9,7 +9,7 @@ second tick the other way round, which joins equal ones.
 Invariants:
 - *whole*: the spans of a lane do not overlap, and what they add up to is what was spent, or looked at;
 - *joined*: no two neighbours of a lane have the same state and cause;
-- *bounded*: at most `MOST_SPANS` spans and `MOST_FLAGS` flags. Where there would be more, spans are told at a coarser
+- *bounded*: at most `MOST_SPANS` spans and `MOST_FLAGS` flags. Where there would be more, spans are given at a coarser
   width, of which each has the state that took the most of it, but being down is never left out.
 
 This module must not know how lanes are drawn.
@@ -231,7 +231,7 @@ class Activities:
 
 
 def numbers_order(numbers: Mapping[str, Sequence[tuple[float, float]]]) -> list[str]:
-    """The roles that the trainer tells of; the one first that the others work for, which is the one that trains."""
+    """The roles that the trainer reports; the one first that the others work for, which is the one that trains."""
     seconds: dict[str, float] = defaultdict(float)
     for name, values in numbers.items():
         if name.startswith("spent_s/") and values:
@@ -293,7 +293,7 @@ def instance_ticks(numbers: Mapping[str, Sequence[tuple[float, float]]], resolut
 
 
 def call_ticks(numbers: Mapping[str, Sequence[tuple[float, float]]], resolution_s: float) -> list[Tick]:
-    """The ticks of a vertex of which no trainer tells: which call it was in, when it was looked at."""
+    """The ticks of a vertex of which no trainer reports: which call it was in, when it was looked at."""
     return _of_shares(numbers, "in/", _OF_CALL, resolution_s, rest=(IDLE, ""))
 
 

@@ -171,6 +171,8 @@ class Manager:
             one.asked.append(told)
             await asyncio.sleep(self.latency_s)
             one.turns[key] = json.dumps(self._drawn(one, route, told)).encode()
+        if json.loads(body).get("stream"):
+            return Answer(200, {"Content-Type": "text/event-stream"}, as_stream(json.loads(one.turns[key])))
         return Answer(200, {"Content-Type": "application/json"}, one.turns[key])
 
     def _drawn(self, one: Ledger, route: str, told: dict[str, Any]) -> dict[str, Any]:
@@ -192,6 +194,17 @@ class Manager:
 
 def answered(told: dict[str, Any]) -> Answer:
     return Answer(200, {"Content-Type": "application/json"}, json.dumps(told).encode())
+
+
+def as_stream(told: dict[str, Any]) -> bytes:
+    """A chat's answer as server-sent events."""
+    (choice,) = told.pop("choices")
+    delta = {"index": 0, "delta": choice["message"], "finish_reason": None}
+    end = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    chunks = [{**told, "object": "chat.completion.chunk", "choices": [one]} for one in (delta, end)]
+    return b"".join(
+        b"data: %s\n\n" % text for text in (*(json.dumps(one).encode() for one in chunks), b"[DONE]")
+    )
 
 
 def refused(status: int, code: str) -> Answer:

@@ -159,3 +159,33 @@ def test_the_price_of_an_hour_is_told_where_prices_are_given() -> None:
     assert "an hour costs  2.50: 2 instances of rollout at 1.25 each" in plan(pool).output
     both = plan({**pool, "device_price_per_hour": 3.0}).output
     assert "8.50: 2 instances of rollout at 1.25 each and 2 devices at 3.00 each" in both
+
+
+def agents_job(total: int = 2, *, step: int = 128, **rollouts: Any) -> dict[str, Any]:
+    agent = {"environment": "gyre.agents.calculator:Calculator", "concurrency": 16, "max_tokens": 64}
+    given = job({"task": {"name": "gyre.agents.calculator:CalculatorTask"}, "agent": agent})
+    given["roles"] = {"actor": {}, "rollout": {"total": 2}, "agent": {"total": total}}
+    return given | {"run": {"steps": 2, "prompts_per_step": step}, "rollouts": rollouts}
+
+
+def test_how_many_sessions_run_at_once() -> None:
+    found = plan(agents_job())
+    assert "32 at once, 16 with each of 2 agents; a step begins 512" in " ".join(found.output.split())
+    assert "at most 32,768 generated a step, 65,536 in all; more where a session begins" in " ".join(
+        found.output.split()
+    )
+    told = json.loads(plan(agents_job(), "--json").stdout)["amounts"]
+    assert (told["sessions_at_once"], told["answers_per_step"]) == (32, 512)
+    more = agents_job()
+    more["config"]["agent"]["oversample"] = 1.3
+    assert "a step begins 768" in " ".join(plan(more).output.split())
+    assert "sessions" not in dict(lines_of(amounts(job(SUMS))))
+
+
+def test_agents_that_leave_engines_idle_are_warned_of() -> None:
+    few = "2 agents run 32 sessions at once (roles.agent.total times config.agent.concurrency), and a step begins 512"
+    known = plan(agents_job(max_running=64)).output
+    assert f"warning: {few}: the engines generate 128 samples at once, and wait for agents" in known
+    assert f"note: {few}: engines that generate more than 32 samples at once" in plan(agents_job()).output
+    for enough in (agents_job(max_running=16), agents_job(8, max_running=64), agents_job(step=8)):
+        assert "sessions at once (" not in plan(enough).output

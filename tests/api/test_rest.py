@@ -20,6 +20,7 @@ from gyre.api.rest.guard import Guard
 from gyre.config import NotifySpec
 from gyre.errors import ConfigError, StoreFull, Unreachable
 from gyre.master import master_api
+from gyre.observe.series.numbers import flat
 from gyre.store import StepRow
 from tests.doubles.standing_job import StandingJob, small_spec
 
@@ -118,17 +119,29 @@ def test_engines_with_their_limits_and_ways_are_the_rollout_managers_word(
     http: Client, job: StandingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(master_api, "ENGINES_OF", "reward")  # the standing job has no rollout plane
-    assert http.get(f"{JOB}/engines").json() == {"engines": [], "pools": {}, "door": None}
+    assert http.get(f"{JOB}/engines").json() == {"engines": [], "pools": {}, "door": None, "sessions": None}
     limited = {"instance": "rollout-0", "max_running": 512, "limits_why": "its CUDA graphs hold no more"}
     by_disk = {"loads": "disk", "loads_why": "Invalid argument", "transport": "tcp", "codec": "delta"}
     spot = {"instances": 3, "price_per_hour": 1.2, "rate_tokens_s": 900.0, "price_per_million_tokens": 0.3704}
-    told = {"instances": [{**limited, **by_disk}, "nonsense"], "pools": {"rollout_spot": spot, "b": 1}}
+    sessions = {
+        "waiting": 2, "running": 3, "at_engine": 1, "with_agent": 2, "workers": 1, "branches": {"template": 1},
+        "since_start": {"outcomes": {"scored": 4}, "turns": 9, "faults": [{"session": "train-0-0-0", "reason": "r"}]},
+    }  # fmt: skip
+    told = {
+        "instances": [{**limited, **by_disk}, "nonsense"],
+        "pools": {"rollout_spot": spot, "b": 1},
+        "sessions": sessions,
+    }
     job.do(job.world.say, "reward-0", {"health": told})
     view = job.run_until(lambda view: any(vertex["fields"] for vertex in view["vertices"]))
     found = http.get(f"{JOB}/engines").json()
     (engine,) = found["engines"]
     assert found["pools"] == {"rollout_spot": spot}
     assert engine.items() >= (limited | by_disk).items()
+    assert found["sessions"].items() >= {name: sessions[name] for name in ("waiting", "branches")}.items()
+    assert found["sessions"]["since_start"]["faults"] == [{"session": "train-0-0-0", "reason": "r"}]
+    assert found["sessions"]["sentence"].startswith("3 sessions run on 1 worker: 1 at an engine, 2 with")
+    assert numbers_of_plane(view)["sessions/since_start/outcomes/scored"] == 4
     shown = StringIO()
     with redirect_stdout(shown):
         show_view(view)
@@ -137,8 +150,13 @@ def test_engines_with_their_limits_and_ways_are_the_rollout_managers_word(
         "from the disk: Invalid argument",
         "by tcp as delta",
         "3 connected, 1.2 an hour each, 0.3704 for a million tokens",
+        "2 sessions wait for an agent. Since the manager started 4 sessions ended, 4 scored; 9 turns were answered.",
     ):
         assert words in shown.getvalue()
+
+
+def numbers_of_plane(view: master_api.View) -> dict[str, float]:
+    return flat({key: value for key, value in master_api.plane_of(view).items() if key != "instances"})
 
 
 def test_events_come_in_pages(shared_http: Client) -> None:

@@ -10,22 +10,15 @@ import pytest
 from pydantic import BaseModel
 
 from gyre.api.rest import schemas
-from gyre.failover import state
+from gyre.failover import evaluation, state
 from tests.doubles.standing_job import StandingJob
-from tools.rest_types import FILE, written
-
-JOBS_OWN = {
-    *("master_pid", "master_node", "master_url"),  # of `master`
-    *("full_disks", "disk_had_room_at"),  # of `disks`
-    *("trainer_started", "outcome", "serial", "restored", "halved"),
-}
-"""What the coordinator keeps of a job for itself."""
-
-VERTEXS_OWN = {"avoids", "reported"}
+from tools.rest_types import written
 
 
-def test_the_pages_types_are_what_the_interface_says() -> None:
-    assert FILE.read_text() == written(), "run `python -m tools.rest_types`, then `make ui`"
+def test_the_pages_types_and_facts_are_what_the_code_says() -> None:
+    assert {file: file.read_text() for file in written()} == written(), (
+        "run `python -m tools.rest_types`, then `make ui`"
+    )
 
 
 def unlisted(found: Any, at: str = "") -> Iterator[str]:
@@ -42,17 +35,20 @@ def unlisted(found: Any, at: str = "") -> Iterator[str]:
 def test_a_jobs_view_has_no_key_that_is_not_listed(shared_job: StandingJob) -> None:
     view = shared_job.master.view()
     assert view["vertices"]
-    own = {f"job.{key}" for key in JOBS_OWN} | {f"vertices.{key}" for key in VERTEXS_OWN}
+    own = {
+        *(f"job.{key}" for key in schemas.JOBS_OWN),
+        *(f"vertices.{key}" for key in schemas.VERTEXS_OWN),
+    }
     assert set(unlisted(schemas.JobView.model_validate(view))) - own == set()
 
 
 @pytest.mark.parametrize(
     ("record", "schema", "elsewhere"),
     [
-        (state.JobRecord, schemas.Job, JOBS_OWN),
-        (state.VertexRecord, schemas.VertexSchema, VERTEXS_OWN),
-        (state.Incident, schemas.IncidentSchema, set()),
-        (state.Evaluation, schemas.EvaluationSchema, set()),
+        (state.JobRecord, schemas.Job, {*schemas.JOBS_OWN}),
+        (state.VertexRecord, schemas.Vertex, {*schemas.VERTEXS_OWN}),
+        (state.Incident, schemas.Incident, set()),
+        (evaluation.Evaluation, schemas.Evaluation, set()),
         (state.TrainingRecord, schemas.Training, set()),
         (state.LearningWarning, schemas.LearningWarningSchema, {"holds"}),  # those that hold are told
         (state.JoinToken, schemas.JoinTokenSchema, {"digest"}),  # it is nobody's business

@@ -148,6 +148,7 @@ def test_a_page_over_rest(rest: Client) -> None:
             "tokens": 3,
             "versions": [[0, 0, 2], [1, 2, 3]],
             "instances": [["rollout-0", 0, 2], ["spot-1", 2, 3]],
+            "session": None,
             "quarantined": False,
         }
     ]

@@ -6,11 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params as response_params
 
 from gyre import request_body
 from gyre.chat.dialects import COUNT_TOKENS, DIALECTS, Dialect
 from gyre.chat.dialects.anthropic_messages import AnthropicMessages
-from gyre.chat.dialects.keys import TABLES
+from gyre.chat.dialects.keys import CHAT, TABLES
+from gyre.chat.dialects.keys import RESPONSES as RESPONSES_TABLE
 from gyre.chat.dialects.openai_responses import OpenaiResponses
 from gyre.chat.dialects.token_ids import Completions, TokenIds
 from gyre.chat.history import is_same
@@ -118,6 +121,15 @@ def test_dialects_read_the_keys_that_are_taken_and_no_others(monkeypatch: pytest
     for table in TABLES:
         taken = {name for name, row in table.rows.items() if row.is_taken}
         assert taken == {key for of, key in asked if of == table.of}
+
+
+def test_every_key_of_openais_client_has_its_row() -> None:
+    chats = {*chat_params.CompletionCreateParamsBase.__annotations__}
+    chats |= {*chat_params.CompletionCreateParamsStreaming.__annotations__}
+    responses = {*response_params.ResponseCreateParamsBase.__annotations__}
+    responses |= {*response_params.ResponseCreateParamsStreaming.__annotations__}
+    assert chats <= {*CHAT.rows}
+    assert responses <= {*RESPONSES_TABLE.rows}
 
 
 @EACH

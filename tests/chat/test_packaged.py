@@ -163,6 +163,12 @@ def test_a_thought_that_was_cut_is_closed_and_one_that_was_stopped_begins_a_bran
     assert qwen.renderer.bridge([*path, *qwen.ids("<|im_end|>")], "stop", THANKS, ()) is None
 
 
+def test_nothing_that_was_drawn_is_cut_off(model: Model) -> None:
+    """The package ends a path at its last close; what a model drew behind one (`ignore_eos`) would be lost."""
+    path = [*model.renderer.render(ASKED, ()), *model.ids("4" + model.close + " and more")]
+    assert model.renderer.bridge(path, "length", THANKS, ()) is None
+
+
 def test_a_message_of_the_assistants_is_not_bridged(model: Model) -> None:
     path = model.renderer.render(ASKED, ())
     assert model.renderer.bridge(path, "stop", (Message("assistant", "4"), *THANKS), ()) is None
@@ -308,6 +314,7 @@ def test_a_schema_that_is_a_hundred_levels_deep_is_rendered(model: Model) -> Non
     assert len(model.renderer.render(ASKED, (Tool("deep", "", schema),))) > 1000
 
 
+@pytest.mark.slow
 def test_a_megabyte_of_a_tool_is_bridged(model: Model) -> None:
     path = [*model.renderer.render(ASKED, ()), *model.ids("4" + model.close)]
     added = model.renderer.bridge(path, "stop", (Message("tool", "line of a log <|im_end|>\n" * 42_000),), ())

@@ -120,7 +120,10 @@ def undisturbed() -> dict[str, Any]:
     world.start_all()
     for number in (1, 2, 3):
         world.step(number)
-    world.record(e.Evaluated(1, 3, 0.75, 64, 16), e.CheckpointCommitted(1, 3, "/checkpoints/3"))
+    world.record(
+        e.Evaluated(incarnation=1, version=3, accuracy=0.75, count=64, prompts=16),
+        e.CheckpointCommitted(1, 3, "/checkpoints/3"),
+    )
     world.finish()
     return world.as_dict("Nothing goes wrong.")
 
@@ -248,11 +251,25 @@ def evaluated() -> dict[str, Any]:
     world.submit()
     world.start_all()
     by = {"math": {"count": 6, "reward_mean": 0.5, "accuracy": 0.5}}
-    common = {"reward_std": 0.5, "by": by, "best_of": {"1": 0.5, "4": 0.75}}
+    common: dict[str, Any] = {
+        "count": 8,
+        "prompts": 2,
+        "reward_std": 0.5,
+        "by": by,
+        "best_of": {"1": 0.5, "4": 0.75},
+    }
 
     def found(version: int, name: str, mean: float, accuracy: float | None) -> e.Evaluated:
         passed = {} if accuracy is None else {"1": accuracy, "4": 0.75}
-        return e.Evaluated(1, version, accuracy, 8, 2, set=name, reward_mean=mean, pass_at=passed, **common)
+        return e.Evaluated(
+            incarnation=1,
+            version=version,
+            set=name,
+            reward_mean=mean,
+            accuracy=accuracy,
+            pass_at=passed,
+            **common,
+        )
 
     world.record(found(0, "math500", 0.25, 0.25), found(0, "aime", 0.5, None))
     world.step(1)
@@ -273,10 +290,14 @@ def judged() -> dict[str, Any]:
     world = World()
     world.submit()
     world.start_all()
-    said = {"right_by": "reward.acc", "components": {"reward.acc": 0.5, "reward.format": 0.75}}
+    each: dict[str, Any] = {"incarnation": 1, "version": 0, "count": 8, "prompts": 2, "reward_mean": 0.25}
+    said: dict[str, Any] = {
+        "right_by": "reward.acc",
+        "components": {"reward.acc": 0.5, "reward.format": 0.75},
+    }
     world.record(
-        e.Evaluated(1, 0, 0.5, 8, 2, set="aime", reward_mean=0.25, **said),
-        e.Evaluated(1, 0, None, 8, 2, set="math500", reward_mean=0.25),
+        e.Evaluated(accuracy=0.5, set="aime", **each, **said),
+        e.Evaluated(accuracy=None, set="math500", **each),
     )
     world.step(1)
     world.finish()

@@ -36,7 +36,7 @@ def old_news(history: History) -> list[e.Event]:
         e.StepCompleted(1, step=999, version=999, report=99),
         e.WeightsPublished(1, version=999, step=999, checksum="", size_bytes=1, report=99),
         e.CheckpointCommitted(1, step=999, path="late", report=99),
-        e.Evaluated(1, version=999, accuracy=1.0, count=1, prompts=1, report=99),
+        e.Evaluated(incarnation=1, version=999, accuracy=1.0, count=1, prompts=1, report=99),
     ]
 
 

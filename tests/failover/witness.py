@@ -140,7 +140,7 @@ class Witness:
 
 def named_incarnation(event: e.Event) -> tuple[str, int] | None:
     """The incarnation that an event is about: the reporter's for what it reports."""
-    if isinstance(event, e.REPORTED):
+    if isinstance(event, e.ReportedEvent):
         return (e.reporter_of(event), event.incarnation) if event.report else None
     if isinstance(event, e.VertexStarted | e.VertexStartFailed | e.VertexLost | e.VertexStopped):
         return event.vertex, event.incarnation

@@ -1,4 +1,4 @@
-"""A rollout manager as a process of its own: `python plane_manager.py DIR TERM`.
+"""A rollout manager as a process of its own: `python plane_manager.py DIR TERM [sessions]`.
 
 Where it listens stands in DIR/rollouts.json; what it tells goes to DIR/events.jsonl, a line each.
 """
@@ -11,11 +11,12 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gyre.rollouts.manager.rollout_manager import RolloutManager
-from gyre.rollouts.plane.settings import ManagerSettings
+from gyre.rollouts.plane.settings import ManagerSettings, SessionSettings
 from gyre.store import open_store
 
 TOKEN = "secret"
@@ -27,8 +28,10 @@ SETTINGS = ManagerSettings(
     rebalance_every_s=0.5,
 )
 
+SESSIONS = SessionSettings(worker_silence_s=1.5, max_tokens=4000)
 
-async def serve(directory: Path, term: int) -> None:
+
+async def serve(directory: Path, term: int, settings: ManagerSettings) -> None:
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     endpoint = directory / "rollouts.json"
@@ -46,7 +49,7 @@ async def serve(directory: Path, term: int) -> None:
 
     with open_store(f"sqlite:///{directory}/gyre.db") as store:
         manager = RolloutManager(
-            store.rollouts("job"), term=term, token=TOKEN, settings=SETTINGS, on_event=tell, on_fatal=fatal
+            store.rollouts("job"), term=term, token=TOKEN, settings=settings, on_event=tell, on_fatal=fatal
         )
         port = await manager.start("127.0.0.1", port)
         partial = endpoint.with_suffix(".new")
@@ -58,4 +61,5 @@ async def serve(directory: Path, term: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2])))
+    chosen = replace(SETTINGS, sessions=SESSIONS) if sys.argv[3:] == ["sessions"] else SETTINGS
+    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2]), chosen))

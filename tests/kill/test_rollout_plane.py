@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import numpy as np
@@ -41,6 +41,9 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__fil
 
 
 class Fleet:
+    manager_kind: ClassVar[tuple[str, ...]] = ()
+    """Arguments of the manager's process, behind its folder and term."""
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.term = 0
@@ -71,7 +74,7 @@ class Fleet:
     def start_manager(self) -> None:
         self.term += 1
         with open(self.directory / "manager.log", "ab") as log:
-            argv = [sys.executable, str(MANAGER), str(self.directory), str(self.term)]
+            argv = [sys.executable, str(MANAGER), str(self.directory), str(self.term), *self.manager_kind]
             self.manager = subprocess.Popen(argv, env=ENVIRONMENT, stdout=log, stderr=log)
 
     def start_agent(self, name: str) -> None:

@@ -23,6 +23,7 @@ from gyre.failover import events as e
 from gyre.master.cluster import Address
 from gyre.master.vertex_reports import EVIDENCE_LIMIT, event_of
 from gyre.store import EventRow
+from tests.failover.test_events import REPORTED
 from tests.master.lives import Job, Life
 from tests.store.fault_points import AFTER_COMMIT
 
@@ -239,7 +240,7 @@ def test_a_report_that_the_decision_cannot_take_is_refused(job: Job, monkeypatch
     assert (event.body["kind"], event.body["reason"]) == ("Evaluated", "KeyError: 'a defect'")
 
 
-@pytest.mark.parametrize("kind", e.REPORTED, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", REPORTED, ids=lambda kind: kind.__name__)
 def test_what_a_vertex_may_report_comes_through_as_it_is(kind: type[Any]) -> None:
     if kind in (e.Reported, e.ReportRefused):
         return

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gyre.failover import JobState
-from gyre.failover.state import Evaluation
+from gyre.failover.evaluation import Evaluation
 from gyre.observe.run_lines import ran_for
 from gyre.observe.run_summary import experiment_of, model_of, summary_of
 
@@ -16,7 +16,9 @@ from gyre.observe.run_summary import experiment_of, model_of, summary_of
 def _evaluation(
     name: str, version: int, accuracy: float | None, reward: float | None = 0.5, **said: Any
 ) -> Evaluation:
-    return Evaluation(version, name, 10, 10, reward, None, accuracy, None, {}, {}, {}, **said)
+    return Evaluation(
+        version=version, set=name, prompts=10, count=10, reward_mean=reward, accuracy=accuracy, **said
+    )
 
 
 def _state(*evaluations: Evaluation, **last: Any) -> JobState:

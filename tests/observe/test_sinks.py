@@ -101,7 +101,7 @@ def job(tmp_path: Path) -> SinkJob:
     return SinkJob("j1", "grpo", {}, folder)
 
 
-EVALUATED = Evaluated(1, version=2, accuracy=0.5, count=8, prompts=4, pass_at={"4": 0.75})
+EVALUATED = Evaluated(incarnation=1, version=2, accuracy=0.5, count=8, prompts=4, pass_at={"4": 0.75})
 WARNED = LearningWarned(1, "entropy_gone", "The entropy is gone.", 3)
 
 
@@ -111,7 +111,7 @@ WARNED = LearningWarned(1, "entropy_gone", "The entropy is gone.", 3)
 def test_what_the_reward_function_said_of_held_out_answers_is_a_number_of_the_evaluation(
     written: Written, job: SinkJob
 ) -> None:
-    said = Evaluated(1, 2, 0.5, 8, 4, set="aime", components={"reward.acc": 0.5, "reward.format": 0.75})
+    said = replace(EVALUATED, set="aime", components={"reward.acc": 0.5, "reward.format": 0.75})
     written.event(said)
     sink = make_sink("file", job, {}, [])
     tell_new(written.store, "j1", sink, Cursor())

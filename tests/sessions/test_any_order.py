@@ -31,9 +31,12 @@ class Sessions(RuleBasedStateMachine):
     @initialize(
         recovery=st.sampled_from(["replayable", "replayable", "snapshot", "restart"]),
         redraws=st.integers(0, 3),
+        oversample=st.sampled_from([1.0, 1.0, 1.5]),
     )
-    def begin(self, recovery: str, redraws: int) -> None:
-        self.world = SessionWorld(recovery=recovery, redraws=redraws, breaker=3, max_turns=6)
+    def begin(self, recovery: str, redraws: int, oversample: float) -> None:
+        self.world = SessionWorld(
+            recovery=recovery, redraws=redraws, oversample=oversample, breaker=3, max_turns=6
+        )
         self.seen = self.world.witness.seen
         self.groups = 0
         self.keys: Counter[str] = Counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,8 +15,10 @@ import aiohttp
 import pytest
 
 from gyre.chat.plain import PlainRenderer
-from gyre.config import GENERATE_SCOPE, JOIN_TOKEN
+from gyre.config import GENERATE_SCOPE
 from gyre.rollouts.manager.sessions import front as front_module
+from gyre.rollouts.protocol.frames import Failed
+from gyre.store import RolloutStore
 from gyre.workloads.tasks.arithmetic import CharTokenizer
 from tests.rollouts.plane import SOON_S, ScriptedAgent, until
 from tests.sessions.session_plane import GENERATE, SessionPlane, drawn, generate_body, ids_of, session_plane
@@ -62,7 +65,7 @@ async def sent(
         plane.session().request(
             method,
             f"{plane.url}{path}",
-            data=body,
+            data=io.BytesIO(body),
             headers={"Authorization": f"Bearer {key}", **headers},
         ) as reply,
     ):
@@ -196,8 +199,7 @@ async def test_a_worker_that_says_what_cannot_be(
 ) -> None:
     _, (one, _) = await begun(plane)
     answer = await plane.post(f"/v1/sessions/{route.replace('ID', one['id'])}", body)
-    refused(answer, 400 if 10**400 in body.values() else answer[0], "invalid")
-    assert answer[0] in (400, 422)
+    refused(answer, 422, "invalid")
     assert plane.ledger.sessions[one["id"]].outcome is None
 
 
@@ -211,10 +213,9 @@ async def test_a_snapshot_that_is_too_large(plane: SessionPlane) -> None:
 
 async def test_a_body_that_is_larger_than_any(plane: SessionPlane, monkeypatch: Any) -> None:
     agent, (one, _) = await begun(plane)
-    length = {"Content-Length": str(33 << 20)}
-    with pytest.raises((aiohttp.ClientError, AssertionError)):
-        status, _told = await sent(plane, "POST", f"{one['path']}{GENERATE}", b"x" * (33 << 20), **length)
-        assert status == 200
+    refused(
+        await sent(plane, "POST", f"{one['path']}{GENERATE}", bytes(33 << 20)), 413, "too_large", "invalid"
+    )
     monkeypatch.setattr(front_module, "MOST_READ_BYTES", 1000)
     refused(await plane.turn(one, list(range(1000))), 429, "busy")
     await good(plane, agent, one)
@@ -243,7 +244,6 @@ async def test_an_edited_history_begins_a_branch_that_is_counted(plane: SessionP
     await chatted(plane, agent, plane.chatting(one, edited), "1")
     shrunk = [talk[0], talk[2], {"role": "user", "content": "5="}]
     await chatted(plane, agent, plane.chatting(one, shrunk), "5")
-    assert (await plane.turn(one, [3, 3]))[0] == 200 if False else True
     branches = plane.front.status()["sessions"]["branches"]
     assert sum(branches.values()) == 2, branches
     assert branches.get("client edit")
@@ -270,8 +270,9 @@ async def test_what_a_tool_says_is_text(plane: SessionPlane, text: str) -> None:
 
 async def test_megabytes_from_a_tool_are_over_budget(plane: SessionPlane) -> None:
     agent, (one, _) = await begun(plane)
-    answer = await plane.chatting(one, [{"role": "user", "content": "1" * (4 << 20)}])
-    refused(answer, 422, "budget", "invalid", "chat", "too_long")
+    talk = {"model": "policy", "messages": [{"role": "user", "content": "1" * (4 << 20)}]}
+    body = json.dumps(talk).encode()
+    refused(await sent(plane, "POST", f"{one['path']}/v1/chat/completions", body), 422, "budget")
     await good(plane, agent, one)
 
 
@@ -308,9 +309,9 @@ async def test_a_template_that_raises_is_a_refusal(plane: SessionPlane, monkeypa
 
 
 async def test_many_calls_of_one_session_at_once(plane: SessionPlane) -> None:
-    """The same call ten thousand times over is one turn, and as many wait as may; other sessions are served."""
+    """The same call a thousand times over is one turn, and as many wait as may; other sessions are served."""
     agent, (one, other) = await begun(plane)
-    connector = aiohttp.TCPConnector(limit=200)
+    connector = aiohttp.TCPConnector(limit=0)
     body = json.dumps(generate_body(PROMPT)).encode()
     counts: dict[int, int] = {}
 
@@ -323,12 +324,12 @@ async def test_many_calls_of_one_session_at_once(plane: SessionPlane) -> None:
                 assert (await reply.json())["error"]["code"] == "too_many_open"
 
     async with aiohttp.ClientSession(connector=connector) as http:
-        calls = [asyncio.create_task(call(http)) for _ in range(2000)]
-        await until(lambda: counts.get(429, 0) >= 2000 - front_module.MOST_AT_ONCE)
+        calls = [asyncio.create_task(call(http)) for _ in range(1000)]
+        await until(lambda: counts.get(429, 0) >= 1000 - front_module.MOST_AT_ONCE)
         (sample,) = await agent.work(1)
         await agent.report({sample.work.row: 3}, {sample.work.row: "stop"})
         await asyncio.gather(*calls)
-    assert counts == {200: front_module.MOST_AT_ONCE, 429: 2000 - front_module.MOST_AT_ONCE}
+    assert counts == {200: front_module.MOST_AT_ONCE, 429: 1000 - front_module.MOST_AT_ONCE}
     assert plane.manager.groups.account.generated == 3
     await good(plane, agent, other)
 
@@ -347,9 +348,7 @@ async def test_an_agent_that_never_ends(tmp_path: Path, monkeypatch: Any) -> Non
         ]
         (again,) = await plane.claim()
         assert again["attempt"] == 1
-        failed = await trainer.wire.expect(
-            __import__("gyre.rollouts.protocol.frames", fromlist=["Failed"]).Failed
-        )
+        failed = await trainer.wire.expect(Failed)
         assert (failed.purpose, failed.ids) == ("train", [0])
         plane.exact()
 
@@ -357,12 +356,13 @@ async def test_an_agent_that_never_ends(tmp_path: Path, monkeypatch: Any) -> Non
 async def test_a_sick_environment_uses_up_no_prompts(tmp_path: Path) -> None:
     async with session_plane(tmp_path, breaker=4, redraws=3) as plane:
         await plane.asked(range(4), n=2)
-        ended = 0
-        while sessions := await plane.claim(wait_s=0.0):
-            for session in sessions:
-                assert (await plane.end(session, "infra_fault", reason="no sandbox"))[0] == 200
-                ended += 1
-        assert ended == 8, "after four in a row nothing more is handed out"
+        sessions = await plane.claim()
+        while len(sessions) < 8:
+            sessions += await plane.claim()
+        for session in sessions:
+            assert (await plane.end(session, "infra_fault", reason="no sandbox"))[0] == 200
+        await plane.settled()
+        assert await plane.claim(wait_s=0.0) == [], "after four in a row nothing is handed out for a while"
         (paused,) = plane.told("SessionsPaused")
         assert (paused["faults"], paused["reason"]) == (4, "no sandbox")
         assert not any(one.failed for one in plane.ledger.by_number.values())
@@ -379,8 +379,6 @@ async def test_a_sick_environment_uses_up_no_prompts(tmp_path: Path) -> None:
 
 
 async def test_a_group_that_failed_is_told_to_each_trainer(tmp_path: Path) -> None:
-    from gyre.rollouts.protocol.frames import Failed
-
     async with session_plane(tmp_path, redraws=0) as plane:
         trainer = await plane.asked([0], n=2)
         agent = await plane.working("a")
@@ -405,18 +403,22 @@ async def test_a_group_that_failed_is_told_to_each_trainer(tmp_path: Path) -> No
 # -- strangers ------------------------------------------------------------------------------------------
 
 
-async def test_a_key_runs_its_own_sessions_and_no_others(plane: SessionPlane) -> None:
+async def test_a_key_runs_its_own_sessions_and_no_others(plane: SessionPlane, monkeypatch: Any) -> None:
     agent, (ours, _) = await begun(plane)
     rows = {
-        name: {"name": name, "digest": hashlib.sha256(name.encode()).hexdigest(), "scopes": scopes}
+        name: {
+            "digest": hashlib.sha256(name.encode()).hexdigest(),
+            "scopes": scopes,
+            "expires_at": None,
+            "revoked_at": None,
+        }
         for name, scopes in (("lab", [GENERATE_SCOPE]), ("other", [GENERATE_SCOPE]), ("spot", ["join"]))
     }
-    plane.manager.callers.tokens.update(rows)
-    trainer = plane.peers[0]
-    assert trainer is not None
+    monkeypatch.setattr(RolloutStore, "snapshot_rows", lambda self, kind: rows)
+    await plane.manager.callers.read()
     claim = json.dumps({"worker": "w", "most": 1}).encode()
     status, told = await sent(plane, "POST", "/v1/sessions/claim", claim, "spot")
-    assert status == 401 or status == 403, told
+    assert status == 401, told
     for method, path, body in (
         ("POST", f"{ours['path']}{GENERATE}", json.dumps(generate_body(PROMPT)).encode()),
         ("POST", f"/v1/sessions/{ours['id']}/end", b'{"outcome": "scored", "reward": 1.0}'),
@@ -440,6 +442,3 @@ async def test_a_key_runs_its_own_sessions_and_no_others(plane: SessionPlane) ->
     refused(await sent(plane, "POST", f"/v1/sessions/{theirs['id']}/end", end, "other"), 403, "not_yours")
     for _ in range(2):
         assert (await sent(plane, "POST", f"/v1/sessions/{theirs['id']}/end", end, "lab"))[0] == 200
-
-
-__all__ = ["JOIN_TOKEN"]

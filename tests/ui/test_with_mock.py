@@ -97,6 +97,34 @@ def test_of_ten_thousand_vertices_few_rows_are_drawn(reader: Any, mock: Mock) ->
     page.get_by_text("rollout-7498", exact=True).first.wait_for()
 
 
+def test_sessions_are_told_where_they_are(reader: Any, job: str, mock: Mock) -> None:
+    page = reader.open(f"jobs/{job}/fleet")
+    section = page.get_by_role("region", name="Sessions")
+    section.get_by_text(
+        "12 sessions run on 2 workers: 5 at an engine, 7 with an agent or its tools."
+    ).wait_for()
+    section.locator("summary").click()
+    section.get_by_text("the grader has no GPU").wait_for()
+
+
+def test_a_row_of_a_session_is_a_conversation(reader: Any, job: str, mock: Mock) -> None:
+    page = reader.open(f"jobs/{job}/tokens?step=300&group=30000&sample=7")
+    section = page.get_by_role("region", name="Conversation")
+    section.get_by_text("ended as truncated: it had its 2 turns").wait_for()
+    parts = section.locator("li button").all_inner_texts()
+    assert [part.split(":")[0].split(" by")[0] for part in parts] == [
+        "Turn 1, drawn",
+        "Turn 2, put there",
+        "Turn 2, drawn",
+    ]
+    section.locator("li button").nth(1).click()
+    page.locator(".t.chosen.masked").wait_for()
+    page.locator(".joint", has_text="put there, turn 2").wait_for()
+    page.goto(page.url.replace("sample=7", "sample=0"))
+    page.locator("main h1", has_text="Sample 0").wait_for()
+    assert page.get_by_role("region", name="Conversation").count() == 0
+
+
 def test_false_alarms_are_counted_beside_their_vertex(reader: Any, job: str, mock: Mock) -> None:
     page = reader.open(f"jobs/{job}/fleet")
     page.locator("main .vertex-line strong").first.wait_for()

@@ -32,6 +32,18 @@ function itemOf(found, step, group, sample) {
     versions: moved ? [[Math.max(0, step - 2), 0, joint], [step - 1, joint, tokens]] : [[step - 1, 0, tokens]],
     instances: moved ? [[`rollout-${at}`, 0, joint], [`rollout-${(at + 1) % 4}`, joint, tokens]] : [[`rollout-${at}`, 0, tokens]],
     quarantined,
+    session: null,
+  };
+}
+
+/** The last sample of each group is a row of two turns. */
+function sessionOf(item) {
+  const [drawn, put] = [Math.floor(item.tokens / 2), Math.floor(item.tokens / 2) + 6];
+  const part = (turn, is, start, end) => ({ turn, drawn: is, trained: is, start, end, versions: is ? item.versions.map(([one]) => one) : [], instances: is ? item.instances.map(([one]) => one) : [], waited_s: is ? null : 0.34, text: is ? "12 times 3 is <calculate>12*3</calculate>" : "36" });
+  return {
+    session: { outcome: "truncated", reason: "it had its 2 turns", turns: 2, turns_here: 2, tool_s: 0.34, engine_s: 4.1, sentence: "A row of rollout 7 with 2 turns; ended as truncated: it had its 2 turns; 0.34 s between turns with its agent and tools, 4.10 s in turns" },
+    conversation: [part(1, true, 0, drawn), part(2, false, drawn, put), part(2, true, put, item.tokens)],
+    mask: Array.from({ length: item.tokens }, (_, at) => at < drawn || at >= put),
   };
 }
 
@@ -100,6 +112,7 @@ export function tokensOf(found, step, group, sample) {
     ...item, answer: pieces.join(""), prompt_ids: prompt.map((_, at) => 100 + at), prompt_pieces: prompt, token_ids: pieces.map((_, at) => 900 + at), pieces, logprobs,
     trainer_logprobs: logprobs.map((one) => Number((one + normal(random) * (random() < 0.02 ? 0.6 : 0.02)).toFixed(4))), ref_logprobs: logprobs.map((one) => Number((one - 0.3 * random()).toFixed(4))),
     advantage: Number(((item.reward ?? 0) - 0.41).toFixed(3)), mask: pieces.map((_, at) => (at % 190 > 176 ? 0 : 1)), meta: { prompt_row: 4211, seed: 7, temperature: 1 },
+    ...(item.sample === PER_GROUP - 1 ? sessionOf(item) : { conversation: [] }),
   };
 }
 

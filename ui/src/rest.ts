@@ -26,6 +26,23 @@ export interface BrowserSessionSchema {
   lasts_s: number;
 }
 
+/**
+ * Tokens `start` to `end` of a row, the latter exclusive: what the policy has `drawn` in a turn, or what was put there
+ * before it. What was drawn is `trained` unless an earlier row of the rollout has it. `waited_s`: for how long the
+ * answer before had been there, null where there was none or that is not known.
+ */
+export interface ConversationPart {
+  turn: number;
+  drawn: boolean;
+  trained: boolean;
+  start: number;
+  end: number;
+  versions: number[];
+  instances: string[];
+  waited_s: number | null;
+  text: string | null;
+}
+
 /** What a job costs, in words: so far, by the hour, by a million tokens. */
 export interface CostLine {
   label: string;
@@ -135,28 +152,35 @@ export interface EvaluationPart {
   accuracy: number | null;
 }
 
-/**
- * What a policy version's answers to a held-out set earned: `count` samples of `prompts`. `accuracy` is null where
- * nothing says what is right: neither a reward (`config.evaluation.threshold`) nor the reward function, by the number
- * that `right_by` names; `pass_at` and `best_of` are by k. `distinct`: how many different answers there are, 0 where
- * that is not known. `components` has the mean of each number that the reward function returned beside the reward, as
- * `reward.NAME`.
- */
+/** What a policy version's answers to a held-out set earned. */
 export interface EvaluationSchema {
   version: number;
   set: string;
+  /** prompts of the set */
   prompts: number;
+  /** samples of all prompts */
   count: number;
+  /** mean reward of the samples */
   reward_mean: number | null;
+  /** standard deviation of the rewards over all samples */
   reward_std: number | null;
+  /**
+   * Null where nothing says what is right: neither a reward (`config.evaluation.threshold`) nor the reward function, by
+   * the number that `right_by` names.
+   */
   accuracy: number | null;
   threshold: number | null;
+  /** by k, the chance that one of k samples is right */
   pass_at: Record<string, number>;
+  /** by k, the expected largest reward of k samples */
   best_of: Record<string, number>;
-  by: Record<string, EvaluationPart>;
+  /** The number beside the reward that says which samples are right, as `reward.acc`; "" where the threshold does. */
   right_by: string;
+  /** How many different answers there are, by their tokens; 0 where that is not known. */
   distinct: number;
+  /** The mean of each number that the reward function returned beside the reward, as `reward.NAME`. */
   components: Record<string, number>;
+  by: Record<string, EvaluationPart>;
 }
 
 /** `next` is the `after` of the following page; `more`: whether this one is full. */
@@ -177,8 +201,8 @@ export interface EventSchema {
   body: Record<string, Json>;
 }
 
-/** `view` is the view of the page that has more of it. */
-export interface FactSchema {
+/** `view` is the name of the page's view that has more of it. */
+export interface Fact {
   label: string;
   value: string;
   view: string;
@@ -225,11 +249,11 @@ export interface Graph {
 export interface GraphEdge {
   source: string;
   target: string;
-  kind: EdgeKind;
   produce: number;
   consume: number;
   delay: number;
   capacity: number | null;
+  kind: EdgeKind;
 }
 
 export interface Health {
@@ -327,13 +351,13 @@ export interface IncidentSchema {
   region: string[];
   detected_after_s: number | null;
   recovered_at: number | null;
-  recovery_s: number | null;
   outcome: string;
+  recovery_s: number | null;
   /** The outcome in words: a call that is made again, and the job's own code that raised, have not recovered. */
   came_to: string;
 }
 
-/** The job's record as the journal keeps it. */
+/** The job's record as the journal keeps it. `/now` has what it costs so far. */
 export interface Job {
   job_id: string;
   name: string;
@@ -351,21 +375,24 @@ export interface Job {
   checkpoint_step: number;
   checkpoint_path: string;
   result: Record<string, Json>;
-  /** The traceback or sentence that ended the job. */
+  /** The traceback or sentence that ended the job, for people. */
   error: string;
-  /** The steps that it is to make; null where its trainer says what a step is. */
-  steps_asked: number | null;
   /** Whose weights it began with, if not its model's. */
   weights_from: string;
-  /** Since `priced_at`, in the currency of its prices; until then it `spent` that. `/now` has what it costs so far. */
+  /**
+   * What an hour costs since `priced_at`, of what its roles reserve; 0 where no price is given, and once it has ended.
+   */
   price_per_hour: number;
   priced_at: number;
+  /** What the job cost until `priced_at`. */
   spent: number;
+  /** The steps that it is to make; null where its trainer says what a step is. */
+  steps_asked: number | null;
 }
 
 /**
  * `total`: how many jobs there are, of which a list has the newest. `shared_names`: those of several jobs, whether the
- * filter lets them through or not, which are told apart by their ids. `cost`: what the jobs that are listed cost
+ * filter lets them through or not, which are distinguished by their ids. `cost`: what the jobs that are listed cost
  * together, in words; "" where none has prices.
  */
 export interface JobList {
@@ -406,6 +433,7 @@ export interface JoinTokenSchema {
   created_at: number;
   expires_at: number | null;
   revoked_at: number | null;
+  /** What its owner may do, of `gyre.config.TOKEN_SCOPES`. */
   scopes: string[];
 }
 
@@ -440,11 +468,11 @@ export interface LearningWarningSchema {
 }
 
 /**
- * `verdict` is `yes`, `partly`, `no`, `worse`, `stuck`, `saturated`, `too early` or `unknown`, `words` says it;
- * `beside` are the warnings that hold, which do not change it.
+ * `words` is the verdict as a sentence's beginning, `because` what it is drawn from; `beside` are the warnings that
+ * hold, with their steps.
  */
-export interface LearnsSchema {
-  verdict: string;
+export interface Learns {
+  verdict: "yes" | "partly" | "no" | "worse" | "stuck" | "saturated" | "too early" | "unknown";
   words: string;
   tone: Tone;
   because: string;
@@ -534,12 +562,12 @@ export interface MomentSchema {
 }
 
 /** What the job does now, in a sentence, and whether that is as it should be. */
-export interface NowSchema {
+export interface Now {
   sentence: string;
   tone: Tone;
-  learns: LearnsSchema;
-  slow: SlowSchema;
-  facts: FactSchema[];
+  learns: Learns;
+  slow: Slow;
+  facts: Fact[];
 }
 
 export interface OperatorSchema {
@@ -603,11 +631,7 @@ export interface Role {
   elastic: ElasticSchema | null;
 }
 
-/**
- * A line of the table of runs. `ran_since`: when its last run began, which is when it went on where it had ended.
- * `steps`: those asked for. `config`: equal for runs that differ in their seed alone. `reward`: of the last step;
- * `rewards`: of some forty steps. Null is what is not known.
- */
+/** A line of the table of runs. Null is what is not known. */
 export interface Run {
   job_id: string;
   name: string;
@@ -620,18 +644,28 @@ export interface Run {
   submitted_at: number;
   ended_at: number | null;
   started_at: number | null;
+  /** When its last run began, in seconds since 1970: when it was submitted, or went on after an end. */
   ran_since: number | null;
-  live: boolean;
+  /** Those asked for; null where the user's own trainer says. */
   steps: number | null;
+  /** "" for a user's own trainer. */
   recipe: string;
+  /** The last part of its folder, or the small decoder's shape, or "". */
   model: string;
   seed: number | null;
+  /** Equal for jobs that differ in their seed alone. */
   config: string;
+  /** Of the last step. */
   reward: number | null;
+  /** Of at most `POINTS` steps, evenly spread. */
   rewards: (number | null)[];
+  /** The best of each set, in the order of their names. */
   held_out: HeldOut[];
+  /** The median of those steps without the first one of a run, which has the engines' start in it. */
   tokens_per_s: number | null;
+  /** What the run cost until its end, or so far, in the currency of its prices; null where it has none. */
   cost: number | null;
+  live: boolean;
   tags: string[];
   notes: string;
 }
@@ -648,7 +682,7 @@ export interface RunGroup {
   jobs: string[];
   names: string[];
   failed: number;
-  values: Record<string, SpreadSchema>;
+  values: Record<string, Spread>;
   words: Record<string, string>;
   held_out: [string, string] | null;
 }
@@ -675,6 +709,7 @@ export interface SampleItem {
   versions: [number, number, number][];
   instances: [string, number, number][];
   quarantined: boolean;
+  session: SampleSession | null;
 }
 
 /** `total` samples match; `histogram` is of all of them. */
@@ -682,6 +717,21 @@ export interface SamplePage {
   samples: SampleItem[];
   total: number;
   histogram: Histogram;
+}
+
+/**
+ * The session that a sample is a row of: how it ended and why, its `turns` and those of them that are in this row, and
+ * the seconds in which its agent was waited for and its turns were generated. `turns` and the seconds stand with its
+ * first row alone, the latter where one rollout manager saw all of it. `sentence` says it all.
+ */
+export interface SampleSession {
+  outcome: string;
+  reason: string;
+  turns: number | null;
+  turns_here: number;
+  tool_s: number | null;
+  engine_s: number | null;
+  sentence: string;
 }
 
 export interface SampleStep {
@@ -699,7 +749,8 @@ export interface SampleSteps {
 
 /**
  * One sample with all that is kept of it: its texts are whole. What has a value for each token is null where the job
- * has none. `mask` is true of each token that was drawn, null where all were.
+ * has none. `mask` is true of each token that was drawn, null where all were. `conversation` is of a row of a session
+ * its turns, in order.
  */
 export interface SampleTokens {
   step: number;
@@ -718,6 +769,7 @@ export interface SampleTokens {
   versions: [number, number, number][];
   instances: [string, number, number][];
   quarantined: boolean;
+  session: SampleSession | null;
   prompt_ids: number[];
   prompt_pieces: string[] | null;
   token_ids: number[];
@@ -728,6 +780,7 @@ export interface SampleTokens {
   values: (number | null)[] | null;
   advantage: number | null;
   mask: boolean[] | null;
+  conversation: ConversationPart[];
   meta: Record<string, Json>;
   extras: Record<string, Json>;
 }
@@ -794,7 +847,7 @@ export interface SessionsSchema {
  * The role that the job's speed depends on, and in which way; both empty where that is not known. `words` are a
  * sentence, also then.
  */
-export interface SlowSchema {
+export interface Slow {
   what: string;
   because: string;
   words: string;
@@ -804,8 +857,8 @@ export type Span = [number, number, SpanState, string];
 
 export type SpanState = "train" | "generate" | "wait" | "load" | "reward" | "checkpoint" | "evaluate" | "start" | "down" | "idle";
 
-/** Of `count` runs that have the value; `std` is their standard deviation, null of one alone. */
-export interface SpreadSchema {
+/** Of so many members that have the value: their mean, standard deviation (None of one alone) and sum. */
+export interface Spread {
   count: number;
   mean: number;
   std: number | null;
@@ -864,6 +917,7 @@ export interface Training {
   tokens: number;
   continued_at: number | null;
   continued_step: number;
+  /** The reward of the first step since. */
   continued_reward: number | null;
 }
 
@@ -877,26 +931,28 @@ export interface VertexList {
 }
 
 /**
- * One instance of a role. `version`: of the weights that it serves. `no_room`: what it waits for, since
- * `no_room_since`, while no machine has room for it. `silent`: what its process does (`busy` or `hung`) while it
- * reports nothing, since `silent_since`; `false_alarms`: how often it was heard again.
+ * One instance of a role. `version`: of the weights that it serves; `busy`: the operator that it runs; `fields`: its
+ * own report.
  */
 export interface VertexSchema {
   id: string;
   role: string;
   rank: number;
-  pid: number;
-  node: string;
   phase: string;
   reason: string;
   message: string;
   incarnation: number;
-  restarts: number;
+  pid: number;
+  node: string;
   since: number;
+  restarts: number;
+  /** While it waits for room: what it requires, what is available, and what would help. */
   no_room: string;
   no_room_since: number;
+  /** While it reports nothing and is left alone: what its process was found to do, a `Life` value. */
   silent: string;
   silent_since: number;
+  /** How often this vertex, in whatever incarnation, fell silent and was heard again. */
   false_alarms: number;
   version: number | null;
   busy: string;

@@ -16,9 +16,10 @@ import { againstOf } from "../src/views/samples/against";
 import { binCondition } from "../src/views/samples/filters";
 import { columnsOf, firstAfter, rolesOf, rowsOf, spanAt, sumsOf } from "../src/views/timeline/rows";
 import { asked, clamped, zoomed } from "../src/views/timeline/window";
-import { rolloutsOf } from "../src/views/samples/rollouts";
+import { passedOn, rolloutsOf } from "../src/views/samples/rollouts";
+import { headOf, marksOf } from "../src/views/tokens/conversation";
 import { jointsOf, scaleOf, seesLoss } from "../src/views/tokens/scales";
-import type { LaneSchema, SampleItem, SampleTokens } from "../src/rest";
+import type { ConversationPart, LaneSchema, SampleItem, SampleTokens } from "../src/rest";
 
 /** As they read: between a number and its unit stands a space at which no line breaks. */
 const read = (text: string): string => text.replaceAll("\u00a0", " ");
@@ -300,5 +301,29 @@ describe("filters and settings", () => {
       { key: "config.k", values: ["–", "[1]"] },
       { key: "config.lr", values: ["1", "2"] },
     ]);
+  });
+});
+
+describe("sessions", () => {
+  const part = (more: Partial<ConversationPart>): ConversationPart => ({ turn: 2, drawn: true, trained: true, start: 4, end: 6, versions: [3, 4], instances: ["rollout-1"], waited_s: null, text: null, ...more });
+
+  it("tells who put a part there", () => {
+    expect(headOf(part({}))).toBe("Turn 2, drawn by v3, v4 on rollout-1: 2 tokens");
+    expect(headOf(part({ versions: [], instances: [] }))).toBe("Turn 2, drawn by the policy: 2 tokens");
+    expect(headOf(part({ trained: false, end: 5 }))).toBe("Turn 2, drawn by v3, v4 on rollout-1: 1 token, for an earlier row of the rollout");
+    expect(headOf(part({ drawn: false }))).toBe("Turn 2, put there: 2 tokens");
+    expect(read(headOf(part({ drawn: false, waited_s: 0.25 })))).toBe("Turn 2, put there: 2 tokens, 0.25 s after the answer before");
+  });
+
+  it("marks where turns begin, and nothing of an older master's sample", () => {
+    expect(marksOf({ conversation: [part({ drawn: false, start: 2 }), part({})] } as unknown as SampleTokens)).toEqual([{ at: 2, text: "put there, turn 2" }, { at: 4, text: "turn 2" }]);
+    expect(marksOf({} as SampleTokens)).toEqual([]);
+  });
+
+  it("says no joint where turns follow one another at the same instance", () => {
+    const sample = { versions: [[3, 0, 2], [3, 2, 4], [4, 4, 6]], instances: [["a", 0, 2], ["a", 3, 4], ["b", 4, 6]] } as unknown as SampleTokens;
+    expect(jointsOf(sample)).toEqual([{ at: 4, text: "a → b, v3 → v4" }]);
+    expect(passedOn(sample.instances)).toEqual(["a", "b"]);
+    expect(passedOn([])).toEqual([]);
   });
 });

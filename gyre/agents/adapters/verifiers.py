@@ -1,8 +1,8 @@
 """Tasks of a `verifiers` task set (0.4), played by its harness: the model's turns are the session's.
 
 The harness asks Gyre's endpoint in its own dialect, as in an evaluation: verifiers relays the requests, and the tokens
-are in Gyre's ledger. verifiers wants other versions of some packages than Gyre's development does (openai below 3): give
-the role `agent` an environment of its own.
+are in Gyre's ledger. verifiers wants other versions of some packages than Gyre's development does (openai below 3):
+give the role `agent` an environment of its own.
 
 This module must not import verifiers before a session is run.
 """
@@ -14,7 +14,9 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
-from gyre.agents.outcomes import TRUNCATED, InfraFault, Outcome
+import orjson
+
+from gyre.agents.outcomes import SCORED, TRUNCATED, InfraFault, Outcome
 from gyre.agents.session import Session
 
 
@@ -28,14 +30,13 @@ async def agent(
     index: str = "index",
 ) -> Outcome:
     """Play task number `task[index]` of the task set with this id; where the row has no number, the group's is taken.
-    `harness` is the id of the program that plays it, "" for the task set's own, which runs as a process of this machine.
+    `harness` is the id of the program that plays it, "" for the task set's own; it runs as a process of this machine.
     `options` are further fields of verifiers' AgentConfig."""
     from verifiers.v1.agent import Agent
     from verifiers.v1.configs.agent import AgentConfig
 
-    task = _task(
-        taskset, repr(sorted((taskset_options or {}).items())), taskset_options or {}, session, index
-    )
+    tasks = _tasks(taskset, orjson.dumps(taskset_options or {}, option=orjson.OPT_SORT_KEYS))
+    task = tasks[int(session.task.get(index, abs(session.claimed.group))) % len(tasks)]
     variable = f"GYRE_SESSION_KEY_{session.id}"
     os.environ[variable] = session.api_key
     try:
@@ -56,14 +57,9 @@ async def agent(
     if trace.errors:
         last = trace.errors[-1]
         raise InfraFault(f"verifiers: {last.type}: {last.message}")
-    numbers = {f"{name}": float(one.score) for name, one in trace.rewards.items() if one is not None}
-    kind = TRUNCATED if trace.is_truncated else "scored"
+    numbers = {name: float(one.score) for name, one in trace.rewards.items() if one is not None}
+    kind = TRUNCATED if trace.is_truncated else SCORED
     return Outcome(kind, float(trace.reward), extras=numbers)
-
-
-def _task(taskset: str, key: str, options: dict[str, Any], session: Session, index: str) -> Any:
-    tasks = _tasks(taskset, key, tuple(sorted(options.items())))
-    return tasks[int(session.task.get(index, abs(session.claimed.group))) % len(tasks)]
 
 
 _MOST_TASKS = 100_000
@@ -71,9 +67,9 @@ _MOST_TASKS = 100_000
 
 
 @cache
-def _tasks(taskset: str, key: str, options: tuple[tuple[str, Any], ...]) -> list[Any]:
-    """The tasks of a set, loaded once a process."""
+def _tasks(taskset: str, options: bytes) -> list[Any]:
+    """The tasks of a set, loaded once a process. `options` are further fields of its configuration, as JSON."""
     from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
 
-    config = taskset_config_type(taskset).model_validate({"id": taskset, **dict(options)})
+    config = taskset_config_type(taskset).model_validate({"id": taskset, **orjson.loads(options)})
     return list(islice(iter(load_taskset(config).load()), _MOST_TASKS))

@@ -1,19 +1,20 @@
 """How much a job will draw, generate and train, foretold from its settings and its data set: prompts, epochs, answers,
 tokens.
 
-Invariant *known or said*: what a data set holds that is not on this machine is None, and told as not known.
+Invariant *known or said*: what a data set holds that is not on this machine is None, and shown as not known.
 
 This module must not know how prompts are drawn: `gyre.data` and the tasks do.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from gyre.api.terminal.formats import price
-from gyre.config import JobSpec
+from gyre.config import AGENT_ROLE, JobSpec
 from gyre.config.sections import WorkloadSettings
 from gyre.errors import ConfigError
 from gyre.graph.devices import rate_per_hour
@@ -36,7 +37,8 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """Of a job of the built-in trainer. Tokens are the most that can be generated: every answer at its limit.
+    """Of a job of the built-in trainer. Tokens are the most that can be generated: every answer at its limit. With
+    agents an answer is a session, whose limit counts what tools say too; one that begins branches may have more.
 
     `prompts` is None where they are made as they are drawn, or not known here; `why` says which.
     """
@@ -52,6 +54,11 @@ class Amounts:
     checkpoint_every: int
     prompts: Prompts | None
     why: str = ""
+    agents: int = 0
+    """Vertices of the role `agent`; 0 where answers are no sessions."""
+    sessions_by_agent: int = 0
+    sessions_per_step: int = 0
+    """Those that are begun, with `config.agent.oversample`."""
 
     @property
     def epochs(self) -> float | None:
@@ -62,8 +69,12 @@ class Amounts:
         return self.prompts_per_step * self.answers_per_prompt
 
     @property
+    def sessions_at_once(self) -> int:
+        return self.agents * self.sessions_by_agent
+
+    @property
     def tokens_per_step(self) -> int:
-        return self.answers_per_step * self.longest_answer
+        return (self.sessions_per_step or self.answers_per_step) * self.longest_answer
 
     @property
     def prompt_tokens_per_step(self) -> int | None:
@@ -84,6 +95,7 @@ class Amounts:
         return asdict(self) | {
             "epochs": self.epochs,
             "answers_per_step": self.answers_per_step,
+            "sessions_at_once": self.sessions_at_once or None,
             "tokens_per_step": self.tokens_per_step,
             "tokens": self.steps * self.tokens_per_step,
             "prompt_tokens_per_step": self.prompt_tokens_per_step,
@@ -97,19 +109,29 @@ def amounts_of(spec: JobSpec) -> Amounts | None:
         return None
     settings, run = WorkloadSettings.read(spec.config), spec.run
     prompts, why = _prompts(spec, settings)
+    agent = settings.agent if AGENT_ROLE in spec.roles else None
+    longest = settings.sampling.max_new_tokens if agent is None else agent.max_tokens
     return Amounts(
         steps=run.steps,
         prompts_per_step=run.prompts_per_step,
         answers_per_prompt=settings.sampling.n,
-        longest_answer=settings.sampling.max_new_tokens,
-        longest_held_out=settings.evaluation.max_new_tokens or settings.sampling.max_new_tokens,
+        longest_answer=longest,
+        longest_held_out=longest if agent is not None else settings.evaluation.max_new_tokens or longest,
         held_out=_held_out(spec, settings),
         held_out_answers=settings.evaluation.n,
         evaluate_every=run.evaluate_every,
         checkpoint_every=run.checkpoint_every,
         prompts=prompts,
         why=why,
+        agents=0 if agent is None else spec.roles[AGENT_ROLE].total,
+        sessions_by_agent=0 if agent is None else agent.concurrency,
+        sessions_per_step=0 if agent is None else begun_per_step(spec, settings.sampling.n, agent.oversample),
     )
+
+
+def begun_per_step(spec: JobSpec, n: int, oversample: float) -> int:
+    """Sessions that are begun for a step."""
+    return spec.run.prompts_per_step * math.ceil(n * oversample)
 
 
 def _held_out(spec: JobSpec, settings: WorkloadSettings) -> int:
@@ -183,6 +205,12 @@ def lines_of(found: Amounts) -> Iterator[tuple[str, str]]:
         f"{found.answers_per_step:,} a step, {found.answers_per_prompt} to each prompt; "
         f"{found.steps * found.answers_per_step:,} in all",
     )
+    if found.agents:
+        yield (
+            "sessions",
+            f"{found.sessions_at_once:,} at once, {found.sessions_by_agent:,} with each of "
+            f"{_count(found.agents, 'agent', 'agents')}; a step begins {found.sessions_per_step:,}",
+        )
     tokens = (
         f"at most {found.tokens_per_step:,} generated a step, {found.steps * found.tokens_per_step:,} in all"
     )
@@ -190,7 +218,7 @@ def lines_of(found: Amounts) -> Iterator[tuple[str, str]]:
         tokens += (
             f"; prompts have {prompts.mean_tokens:.0f} on average, {found.prompt_tokens_per_step:,} a step"
         )
-    yield "tokens", tokens
+    yield "tokens", tokens + ("; more where a session begins a branch" if found.agents else "")
     yield "evaluations", _evaluations(found)
     yield "checkpoints", f"every {_steps(found.checkpoint_every)}; the newest two are kept"
 

@@ -13,9 +13,11 @@ from gyre.config import TRAINER, Entrypoint, JobSpec
 from gyre.config.job_plugins import plugins_of
 from gyre.config.plugins import (
     ADVANTAGE,
+    AGENT,
     BACKEND,
     CODEC,
     ENGINE,
+    ENVIRONMENT,
     LOSS,
     RECIPE,
     SINK,
@@ -33,7 +35,14 @@ from gyre.workloads.algorithms.options import with_options
 _SINK = ("step", "evaluation", "warning", "flush", "close")
 _TASK = {"prompt": ("index",), "held_out": ("count",), "prompt_text": ("group",), "answer_of": ("sample",)}
 
-_METHODS: Mapping[PluginKind, Iterable[str]] = {TASK: _TASK, CODEC: CALLS_OF_A_CODEC, SINK: _SINK}
+_ENVIRONMENT = {"reset": ("task", "seed"), "step": ("message",)}
+
+_METHODS: Mapping[PluginKind, Iterable[str]] = {
+    TASK: _TASK,
+    CODEC: CALLS_OF_A_CODEC,
+    SINK: _SINK,
+    ENVIRONMENT: _ENVIRONMENT,
+}
 """What each must have."""
 
 
@@ -99,6 +108,7 @@ def check_plugins(spec: JobSpec, doing: Callable[[str], None] = lambda text: Non
     back ends were imported when the job was compiled."""
     settings = WorkloadSettings.read(spec.config) if reads_sections(spec) else WorkloadSettings()
     task = settings.task.options if settings.task is not None else {}
+    agent = settings.agent.options if settings.agent is not None else {}
     options = {
         LOSS: ("config.loss.loss_options", settings.loss.loss_options),
         ADVANTAGE: ("config.loss.adv_options", settings.loss.adv_options),
@@ -114,7 +124,9 @@ def check_plugins(spec: JobSpec, doing: Callable[[str], None] = lambda text: Non
     for kind, name in plugins_of(spec):
         doing(f"{kind.setting}: module {name.partition(':')[0]}")
         found = _load(kind, name, spec)
-        if kind in options:
+        if kind is AGENT:
+            check_call(kind.setting, found, name, ("session",), agent, hint="See docs/agents.md.")
+        elif kind in options:
             with_options(kind, name, *options[kind], spec.python_path)
         if kind.group in BROUGHT:
             positional, keywords = BROUGHT[kind.group]
@@ -122,12 +134,12 @@ def check_plugins(spec: JobSpec, doing: Callable[[str], None] = lambda text: Non
             check_call(
                 kind.setting, found, name, positional, [*keywords, *more], hint="See docs/bring-your-own.md."
             )
-        _check_shape(kind, name, found, task)
+        _check_shape(kind, name, found, agent if kind is ENVIRONMENT else task)
 
 
-def _check_shape(kind: PluginKind, name: str, found: Any, task: Mapping[str, Any]) -> None:
+def _check_shape(kind: PluginKind, name: str, found: Any, given: Mapping[str, Any]) -> None:
     """Raises ConfigError where a task, codec or sink lacks a method that it must have, or has one that cannot be called
-    as Gyre calls it. `task` are the task's options."""
+    as Gyre calls it. `given` are the job's options for a task or an environment."""
     for method in _METHODS.get(kind, ()):
         if not callable(getattr(found, method, None)):
             raise ConfigError(f"{kind.setting}: {name} has no {method}(), which a {kind.noun} must have.")
@@ -136,8 +148,15 @@ def _check_shape(kind: PluginKind, name: str, found: Any, task: Mapping[str, Any
             f"{kind.setting}: {name} has one of incident() and ended().",
             hint="A sink that is told of incidents is told of the job's end too: give it both.",
         )
+    if kind is ENVIRONMENT:
+        if hasattr(found, "snapshot") != hasattr(found, "restore"):
+            raise ConfigError(
+                f"{kind.setting}: {name} has one of snapshot() and restore(), and needs the other."
+            )
+        check_call(kind.setting, found, name, (), given, hint="See docs/agents.md.")
+        _check_methods(kind.setting, found, _ENVIRONMENT)
     if kind is TASK:
-        check_call(kind.setting, found, name, ("config",), task, hint="See docs/bring-your-own.md.")
+        check_call(kind.setting, found, name, ("config",), given, hint="See docs/bring-your-own.md.")
         _check_methods(kind.setting, found, _TASK)
     if kind is CODEC:
         for method, (positional, keywords) in CALLS_OF_A_CODEC.items():

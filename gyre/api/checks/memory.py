@@ -1,8 +1,8 @@
 """Whether a job fits its devices, and what it takes of its machines' memory and of the disk: foretold from the model's
 shape and the settings, before anything starts.
 
-Invariant *known or said*: what is not known here is told as such, with the reason, and never guessed; and nothing is
-refused for what is not known.
+Invariant *known or said*: what is not known here is reported as such, with the reason, and never guessed; and nothing
+is refused for what is not known.
 
 This module must not know how a number comes about: `gyre.workloads.memory` does.
 """

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gyre.api.checks import data, engines, evaluation, learning, machine, models, rewards
+from gyre.api.checks import agents, data, engines, evaluation, learning, machine, models, rewards
 from gyre.api.checks.findings import as_findings
 from gyre.config import JobSpec
 from gyre.errors import ConfigError
@@ -35,13 +35,13 @@ def check_settings(spec: JobSpec, *, here: bool) -> list[str]:
     check_complete(spec)
     with _folder_named(spec):
         # In this order: what a later one says of, an earlier one has found in order.
-        for subject in (data, models, rewards, evaluation, learning):
+        for subject in (data, models, rewards, evaluation, learning, agents):
             found += as_findings(subject.check(spec, here=here))
     return [*found, *engines.check(spec, here=here), *machine.check(spec, here=here)]
 
 
 def runs_here(spec: JobSpec, ray_address: str | None = None) -> bool:
-    """Whether the job's processes will all be on this machine, as far as can be told before the cluster is asked."""
+    """Whether the job's processes will all be on this machine, as far as is known before the cluster is asked."""
     ray = sys.modules.get("ray")
     connected = ray is not None and ray.is_initialized()
     address = ray_address or os.environ.get("RAY_ADDRESS") or "local"

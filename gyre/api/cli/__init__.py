@@ -182,7 +182,7 @@ class LazyGroup(click.Group):
 
 
 def _code_of(error: BaseException, *, debug: bool = False) -> int | None:
-    """The exit code of an error, which is told where it is one of ours. None for anything else."""
+    """The exit code of an error, which is printed where it is one of ours. None for anything else."""
     if (interrupt := _interrupt_behind(error)) is not None:
         # Also of an import that a signal cut short, and that failed with an error of its own.
         return INTERRUPTED if type(interrupt) is KeyboardInterrupt else TERMINATED

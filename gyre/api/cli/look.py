@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gyre.api.reader import JobReader
+    from gyre.failover.evaluation import Shown
     from gyre.logs.reading import LogQuery
 
 LOG_POLL_S = 0.5
@@ -68,17 +69,6 @@ ENGINE_COLUMNS = (
     Column("KV TOKENS", dispensable=2),
     Column("NOT ADMITTED", dispensable=5),
     Column("LIMITS AND WAYS", least=32, wraps=True),
-)
-EVALUATION_COLUMNS = (
-    Column("HELD OUT"),
-    Column("VERSION"),
-    Column("PROMPTS", dispensable=2),
-    Column("REWARD"),
-    Column("DEVIATION", dispensable=1),
-    Column("ACCURACY"),
-    Column("PASS@", dispensable=3),
-    Column("BEST OF", dispensable=4),
-    Column("COMPONENTS", dispensable=5),
 )
 INCIDENT_COLUMNS = (
     Column("INCIDENT"),
@@ -242,10 +232,7 @@ def _learning_rows(view: dict[str, Any], steps: Sequence[Mapping[str, Any]] | No
 
 def _show_vertices(vertices: list[dict[str, Any]]) -> None:
     now = time.time()
-    if not vertices:
-        return
-    click.echo()
-    write_table(
+    _table_of(
         VERTEX_COLUMNS,
         [
             (
@@ -263,8 +250,19 @@ def _show_vertices(vertices: list[dict[str, Any]]) -> None:
             for vertex in vertices[:SHOWN_VERTICES]
         ],
     )
-    if len(vertices) > SHOWN_VERTICES:
-        remark(f"… and {len(vertices) - SHOWN_VERTICES} more; --json has them all.")
+    _remark_on_more(vertices)
+
+
+def _table_of(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> None:
+    """The table below an empty line; nothing where it has no row."""
+    if rows:
+        click.echo()
+        write_table(columns, rows)
+
+
+def _remark_on_more(all_of_them: Sequence[Any]) -> None:
+    if (more := len(all_of_them) - SHOWN_VERTICES) > 0:
+        remark(f"… and {more} more; --json has them all.")
 
 
 def _message_of(vertex: dict[str, Any], now: float) -> str:
@@ -294,10 +292,7 @@ def _show_engines(view: dict[str, Any]) -> None:
     from gyre.master.master_api import engines_of
 
     engines = engines_of(view)
-    if not engines:
-        return
-    click.echo()
-    write_table(
+    _table_of(
         ENGINE_COLUMNS,
         [
             (
@@ -312,8 +307,7 @@ def _show_engines(view: dict[str, Any]) -> None:
             for engine in engines[:SHOWN_VERTICES]
         ],
     )
-    if len(engines) > SHOWN_VERTICES:
-        remark(f"… and {len(engines) - SHOWN_VERTICES} more; --json has them all.")
+    _remark_on_more(engines)
 
 
 def _limits_and_ways(engine: dict[str, Any]) -> str:
@@ -331,52 +325,36 @@ def _limits_and_ways(engine: dict[str, Any]) -> str:
 
 
 def _show_evaluations(evaluations: dict[str, list[dict[str, Any]]]) -> None:
-    """Of each held-out set the first result and the newest; an older master tells of none."""
-    if not evaluations:
-        return
-    click.echo()
-    write_table(
-        EVALUATION_COLUMNS,
+    """Of each held-out set the first result and the newest; an older master reports none."""
+    from gyre.failover.evaluation import SHOWN
+
+    shown = {name: one for name, one in SHOWN.items() if one.column}
+    heads = [Column(one.title.upper(), dispensable=one.dispensable) for one in shown.values()]
+    _table_of(
+        [Column("HELD OUT"), Column("VERSION"), *heads],
         [
-            (
-                name,
-                row["version"],
-                row["prompts"],
-                number(row["reward_mean"]),
-                number(row["reward_std"]),
-                _accuracy(row),
-                _by_size(row["pass_at"], "{:.1%}"),
-                _by_size(row["best_of"], "{:.4g}"),
-                " ".join(
-                    f"{key.removeprefix('reward.')}:{number(value)}"
-                    for key, value in (row.get("components") or {}).items()
-                    if not key.endswith(".count")
-                ),
-            )
+            (name, row["version"], *(_evaluated(row, key, one) for key, one in shown.items()))
             for name, rows in evaluations.items()
             for row in [*rows[:1], *rows[1:][-SHOWN_EVALUATIONS:]]
         ],
     )
 
 
-def _accuracy(row: dict[str, Any]) -> str:
-    by = f" ({row['right_by']})" if row.get("right_by") else ""
-    return f"{row['accuracy']:.1%}{by}" if row["accuracy"] is not None else ""
-
-
-def _by_size(values: dict[str, float], form: str) -> str:
-    """Values by k; nothing where the only k is 1, of which the mean tells."""
-    return (
-        " ".join(f"{k}:{form.format(value)}" for k, value in values.items()) if set(values) != {"1"} else ""
-    )
+def _evaluated(row: dict[str, Any], name: str, shown: Shown) -> str:
+    """A number of an evaluation. Several are named; of those by k none are shown where the only k is 1, where it is
+    the mean."""
+    form = "{:.1%}".format if shown.form == "share" else number
+    value = row.get(name)
+    if isinstance(value, dict):
+        parts = {key.removeprefix("reward."): one for key, one in value.items() if not key.endswith(".count")}
+        return "" if set(parts) == {"1"} else " ".join(f"{key}:{form(one)}" for key, one in parts.items())
+    by = f" ({row['right_by']})" if name == "accuracy" and row.get("right_by") else ""
+    return "" if value is None else f"{form(value)}{by}"
 
 
 def _show_incidents(incidents: list[dict[str, Any]]) -> None:
-    if not incidents:
-        return
     now = time.time()
-    click.echo()
-    write_table(
+    _table_of(
         INCIDENT_COLUMNS,
         [
             (

@@ -61,7 +61,7 @@ def _state(node: dict[str, Any]) -> str:
         return "gone"
     if node["draining"]:
         return f"drained: {node['draining']}"
-    found = str(node.get("found") or "")  # an older master tells of none
+    found = str(node.get("found") or "")  # an older master reports none
     if node["left_until"] is not None:
         left = f"left alone for {duration(max(0.0, node['left_until'] - time.time()))}"
         return f"{left}: {found}" if found else left

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,30 +13,20 @@ from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import moment, remark, say, write_json, write_table
 from gyre.api.terminal.formats import duration, number, one_line, sparkline
 from gyre.api.terminal.text_tables import Column
-from gyre.observe.number_text import percent, short
-from gyre.observe.run_lines import ran_for
+from gyre.observe.number_text import short
 
 if TYPE_CHECKING:
     from gyre.api.runs import GroupedRuns, RunColumn
 
-JOB_COLUMNS = (
-    Column("NAME", dispensable=5),
-    Column("ID"),
-    Column("PHASE"),
-    Column("REASON", dispensable=3),
-    Column("MASTER", dispensable=2),
-    Column("STEP"),
-    Column("REWARD", dispensable=4),
-    Column("CURVE", dispensable=9),
-    Column("BEST HELD OUT", dispensable=7),
-    Column("LAST", dispensable=9),
-    Column("TOK/S", dispensable=10),
-    Column("COST", dispensable=11),
-    Column("TAGS", least=8, dispensable=8),
-    Column("VERSION", dispensable=12),
-    Column("SUBMITTED", dispensable=1),
-    Column("FOR", dispensable=6),
+MASTER, CURVE = Column("MASTER", dispensable=2), Column("CURVE", dispensable=9)
+"""What the reader alone knows, and what is drawn."""
+
+LINE: tuple[str | Column, ...] = (
+    *("name", "id", "phase", "reason", MASTER, "step", "reward", CURVE, "held_out", "held_out_last"),
+    *("tokens_per_s", "cost", "tags", "version", "started", "took"),
 )
+"""The columns of `gyre ls`, of those in `gyre.api.runs.columns`."""
+
 CURVE_WIDTH = 12
 NOTE_WIDTH = 60
 """Characters of a note in a table: `gyre note JOB` has all of it."""
@@ -125,7 +115,7 @@ def ls(
         heads = [Column(one.name.upper().replace("_", " ")) for one in chosen]
         write_table(heads, [[_cell(one, job, now) for one in chosen] for job in found])
     else:
-        write_table(JOB_COLUMNS, [_line(job, masters.get(job["job_id"], ""), now) for job in found])
+        _write_line_by_line(found, masters, now)
     if found and not (as_csv or as_json) and (cost := cost_words(found)):
         remark(f"They cost {cost}." if len(found) > 1 else f"It cost {cost.removesuffix(' in all')}.")
 
@@ -156,61 +146,34 @@ def _nothing(there: bool, wanted: bool, past: bool) -> str:
 ENDED = ("succeeded", "stopped", "failed")
 
 
-def _line(job: Item, master: str, now: float) -> tuple[Any, ...]:
-    return (
-        job["name"],
-        job["job_id"],
-        job["phase"],
-        _reason(job),
-        master,
-        steps_of(job),
-        _short(job.get("reward")),
-        sparkline([one for one in job.get("rewards") or () if one is not None], CURVE_WIDTH),
-        held_out_text(job),
-        last_text(job),
-        _short(job.get("tokens_per_s")),
-        _short(job.get("cost")),
-        ", ".join(job.get("tags") or ()),
-        job["version"] if job["version"] >= 0 else "",
-        moment(job["submitted_at"], now),
-        duration(ran_for(job, now)),
-    )
+def _write_line_by_line(found: Sequence[Item], masters: Mapping[str, str], now: float) -> None:
+    from gyre.api.runs import column_named
+
+    shown = [one if isinstance(one, Column) else column_named(one) for one in LINE]
+
+    def cell(column: Column | RunColumn, job: Item) -> str:
+        if column is MASTER:
+            return masters.get(job["job_id"], "")
+        if isinstance(column, Column):
+            return sparkline([one for one in job.get("rewards") or () if one is not None], CURVE_WIDTH)
+        return column.text(job) if column.text else _written(column, job, now, _short)
+
+    heads = [one if isinstance(one, Column) else _head(one) for one in shown]
+    write_table(heads, [[cell(one, job) for one in shown] for job in found])
 
 
-def _reason(job: Item) -> str:
-    place = job.get("queue_place")
-    return f"{job['reason']}, number {place} in the queue" if place else str(job["reason"])
-
-
-def steps_of(job: Item) -> str:
-    """`25/40`: steps made of those asked for; `25` where nobody asked for a number."""
-    return f"{job['step']}/{job['steps']}" if job.get("steps") else str(job["step"])
-
-
-def held_out_text(job: Item) -> str:
-    """`math500 61 % (v80)`: the best evaluation of the first set; a mean reward as a number."""
-    from gyre.api.runs.columns import held_out_of
-
-    best = held_out_of(job)
-    if best is None:
-        return ""
-    value = percent(best["value"]) if best["unit"] == "accuracy" else f"reward {short(best['value'])}"
-    by = f" by {best['right_by']}" if best.get("right_by") else ""  # an older summary has none
-    return f"{best['set']} {value}{by} (v{best['version']})"
-
-
-def last_text(job: Item) -> str:
-    """`57 % (v80)`: the newest evaluation of that set; "" where it is the best one."""
-    from gyre.api.runs.columns import held_out_of
-
-    found = held_out_of(job)
-    if found is None or found.get("last") is None or found["last_version"] == found["version"]:
-        return ""
-    value = percent(found["last"]) if found["unit"] == "accuracy" else short(found["last"])
-    return f"{value} (v{found['last_version']})"
+def _head(column: RunColumn) -> Column:
+    least = 8 if column.kind == "texts" else None
+    return Column(column.head or column.title.upper(), least=least, dispensable=column.dispensable)
 
 
 def _cell(column: RunColumn, job: Item, now: float) -> str:
+    text = _written(column, job, now, number)
+    return text if len(text) <= NOTE_WIDTH or column.kind != "text" else f"{text[: NOTE_WIDTH - 1]}…"
+
+
+def _written(column: RunColumn, job: Item, now: float, form: Callable[[Any], str]) -> str:
+    """The column's value of a job; `form` writes a number."""
     value = column.value(job, now)
     if value is None:
         return ""
@@ -220,10 +183,7 @@ def _cell(column: RunColumn, job: Item, now: float) -> str:
         return moment(value, now)
     if column.kind == "seconds" and isinstance(value, int | float):
         return duration(value)
-    if column.kind == "number":
-        return number(value)
-    text = one_line(value)
-    return text if len(text) <= NOTE_WIDTH else f"{text[: NOTE_WIDTH - 1]}…"
+    return form(value) if column.kind == "number" else one_line(value)
 
 
 def _write_groups(by: str, groups: Sequence[GroupedRuns]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,10 +29,21 @@ COLUMNS = (
 FURTHER = {
     "right_answer": Column("RIGHT ANSWER", least=8, dispensable=1),
     "rollout": Column("ROLLOUT", dispensable=2),
+    "turns": Column("TURNS", dispensable=2),
+    "ended": Column("ENDED", least=8, dispensable=2),
 }
 """Where any of the samples has one; an older master has none."""
 DRAWN = Column("DRAWN")
 """Of one with tokens that nobody drew: a tool's result, a template's frame."""
+TURN_COLUMNS = (
+    Column("TURN"),
+    Column("BY"),
+    Column("TOKENS"),
+    Column("VERSION"),
+    Column("INSTANCE", dispensable=1),
+    Column("WAITED", dispensable=2),
+    Column("TEXT", least=20, wraps=True),
+)
 TOKEN_COLUMNS = (
     Column("TOKEN"),
     Column("ID"),
@@ -234,6 +246,7 @@ def _print_page(page: dict[str, Any]) -> None:
         remark("No sample is like that.")
         return
     short = stdout_is_terminal()
+    rows = [{**row, **_of_session(row)} for row in rows]
     further = [one for one in FURTHER if any(row.get(one) is not None for row in rows)]
     write_table(
         [*COLUMNS, *(FURTHER[one] for one in further)],
@@ -252,10 +265,56 @@ def _row(row: dict[str, Any], short: bool) -> tuple[Any, ...]:
         outcome,
         row["tokens"],
         _span(row["versions"]),
-        " → ".join(_printable(name) for name, _, _ in row["instances"]),
+        " → ".join(_printable(name) for name, _ in groupby(name for name, _, _ in row["instances"])),
         _text_of(row["prompt"], short, end=True),
         _text_of(row["answer"], short),
     )
+
+
+def _of_session(row: dict[str, Any]) -> dict[str, Any]:
+    """The turns in a row of a session, and how the session ended; nothing of another sample."""
+    session = row.get("session")
+    if session is None:
+        return {}
+    return {"turns": session["turns_here"], "ended": _ended(session)}
+
+
+def _ended(session: dict[str, Any]) -> str:
+    return ": ".join(filter(None, (session["outcome"].replace("_", " "), session["reason"])))
+
+
+def _print_session(sample: dict[str, Any]) -> None:
+    """How the session of a row went, and its conversation; nothing of another sample."""
+    session = sample.get("session")
+    if session is None:
+        return
+    remark(_printable(session["sentence"]))
+    if not sample["conversation"]:
+        return
+    ids = sample["token_ids"]
+    rows = [
+        (
+            part["turn"],
+            _by(part),
+            part["end"] - part["start"],
+            ", ".join(map(str, part["versions"])),
+            ", ".join(map(_printable, part["instances"])),
+            "" if part["waited_s"] is None else f"{part['waited_s']:.2f} s",
+            _printable(part["text"])
+            if part["text"] is not None
+            else " ".join(map(str, ids[part["start"] : part["end"]])),
+        )
+        for part in sample["conversation"]
+    ]
+    write_table(TURN_COLUMNS, rows)
+    click.echo()
+
+
+def _by(part: dict[str, Any]) -> str:
+    """Who put a part of a conversation there."""
+    if not part["drawn"]:
+        return "agent"
+    return "policy" if part["trained"] else "policy, for an earlier row"
 
 
 def _further(value: str | int | None, short: bool) -> str | int:
@@ -287,6 +346,7 @@ def _print_tokens(sample: dict[str, Any], as_json: bool) -> None:
     )
     if sample.get("right_answer") is not None:
         remark(f"right answer: {_printable(sample['right_answer'])}")
+    _print_session(sample)
     ours, theirs = sample["logprobs"], sample["trainer_logprobs"]
     rows, mask = [], sample.get("mask")
     for at, token in enumerate(sample["token_ids"]):

@@ -14,28 +14,28 @@ from gyre.api.terminal.text_tables import Column
 SHOWN_STEPS = 20
 """Steps that are shown on a terminal without --last."""
 
-COLUMNS = (
-    ("STEP", "step", 0),
-    ("REWARD", "reward_mean", 0),
-    ("STD", "reward_std", 4),
-    ("LOSS", "loss", 2),
-    ("KL", "kl", 3),
-    ("OLD KL", "old_kl", 8),
-    ("ROLLOUT KL", "rollout_kl", 7),
-    ("ENTROPY", "entropy", 3),
-    ("GRAD", "grad_norm", 3),
-    ("LR", "lr", 9),
-    ("PROMPT", "prompt_tokens_mean", 9),
-    ("ANSWER", "completion_tokens_mean", 4),
-    ("LONGEST", "completion_tokens_max", 8),
-    ("CUT", "cut_off_ratio", 4),
-    ("FLAT", "flat_groups_ratio", 4),
-    ("STALE", "staleness_max", 6),
-    ("TOKENS", "tokens", 7),
-    ("TOK/S", "tokens_per_s", 5),
-    ("SECONDS", "seconds", 5),
-)
-"""Headings, metrics, and how dispensable a column is on a narrow terminal."""
+COLUMNS = {
+    "step": 0,
+    "reward_mean": 0,
+    "reward_std": 4,
+    "loss": 2,
+    "kl": 3,
+    "old_kl": 8,
+    "rollout_kl": 7,
+    "entropy": 3,
+    "grad_norm": 3,
+    "lr": 9,
+    "prompt_tokens_mean": 9,
+    "completion_tokens_mean": 4,
+    "completion_tokens_max": 8,
+    "cut_off_ratio": 4,
+    "flat_groups_ratio": 4,
+    "staleness_max": 6,
+    "tokens": 7,
+    "tokens_per_s": 5,
+    "seconds": 5,
+}
+"""Metrics, and how dispensable their columns are on a narrow terminal."""
 _REWARDS = 3
 """Columns before those of the reward's components."""
 _MOST_COMPONENTS = 8
@@ -62,7 +62,13 @@ def metrics(session: CliContext, job: str | None, last: int | None, as_json: boo
     elif not rows:
         remark(f"{found.name} has no optimizer step in its ledger.")
     else:
-        columns = [*COLUMNS[:_REWARDS], *_components(rows), *COLUMNS[_REWARDS:]]
+        from gyre.workloads.trainer.learning.metric_names import METRICS
+
+        own = [
+            (METRICS[name].head or name.upper().replace("_", " "), name, rank)
+            for name, rank in COLUMNS.items()
+        ]
+        columns = [*own[:_REWARDS], *_components(rows), *own[_REWARDS:]]
         write_table(
             [Column(heading, dispensable=rank) for heading, _, rank in columns],
             [[_cell(row, name) for _, name, _ in columns] for row in rows],

@@ -23,7 +23,7 @@ STEPS_BEFORE = 2
 """A step's samples were begun while the steps before it were trained."""
 
 MOST_WAYS = 64
-"""Samples of a step whose ways are told without --sample: as many threads as anybody looks through."""
+"""Samples of a step whose ways are shown without --sample: as many threads as anybody looks through."""
 
 
 @verb()
@@ -131,5 +131,5 @@ def _ways(reader: JobReader, job_id: str, step: int, wanted: tuple[int, int] | N
     try:
         page = reader.samples(job_id).find(SampleFilter(step=step), limit=MOST_WAYS)
     except NotFound:
-        return []  # none are kept; the step itself is told all the same
+        return []  # none are kept; the step itself is shown all the same
     return [way(item) for item in page["samples"]]

@@ -25,7 +25,7 @@ from gyre.api.account import account_of
 from gyre.api.comparison import MOST_JOBS
 from gyre.api.cursor import read_cursor, write_cursor
 from gyre.api.definition.whole_spec import whole_of
-from gyre.api.now import now_of
+from gyre.api.now import Now, now_of
 from gyre.api.rest import schemas
 from gyre.api.rest.broadcast import Broadcasters
 from gyre.api.rest.discreet import Discreet
@@ -301,7 +301,7 @@ def show_metrics(
     }
 
 
-@reads.get("/jobs/{job:gyre_job}/now", response_model=schemas.NowSchema)
+@reads.get("/jobs/{job:gyre_job}/now", response_model=Now)
 def show_now(view: Found, port: Port) -> Any:
     """Is it well, does it learn, what is slow, and because of what: in sentences."""
     last = int((view["training"]["last"] or {}).get("step", 0))

@@ -1,4 +1,4 @@
-"""The types of what REST tells of samples. docs/samples.md says what each field means."""
+"""The types of REST's responses about samples. docs/samples.md says what each field means."""
 
 from __future__ import annotations
 
@@ -23,6 +23,36 @@ class SampleSteps(BaseModel):
     quarantined: int
 
 
+class SampleSession(BaseModel):
+    """The session that a sample is a row of: how it ended and why, its `turns` and those of them that are in this row,
+    and the seconds in which its agent was waited for and its turns were generated. `turns` and the seconds stand with
+    its first row alone, the latter where one rollout manager saw all of it. `sentence` says it all."""
+
+    outcome: str
+    reason: str = ""
+    turns: int | None = None
+    turns_here: int
+    tool_s: float | None = None
+    engine_s: float | None = None
+    sentence: str
+
+
+class ConversationPart(BaseModel):
+    """Tokens `start` to `end` of a row, the latter exclusive: what the policy has `drawn` in a turn, or what was put
+    there before it. What was drawn is `trained` unless an earlier row of the rollout has it. `waited_s`: for how long
+    the answer before had been there, null where there was none or that is not known."""
+
+    turn: int
+    drawn: bool
+    trained: bool
+    start: int
+    end: int
+    versions: list[int]
+    instances: list[str]
+    waited_s: float | None = None
+    text: str | None = None
+
+
 class SampleItem(Out):
     """One sample in a list. `prompt`, `answer` and `right_answer`, which is the data's, are cut at 2,000 characters.
     `rollout` is the rollout that it is a row of, null where it is one by itself. `versions` and `instances` are
@@ -44,6 +74,7 @@ class SampleItem(Out):
     versions: list[tuple[int, int, int]] = Field(default_factory=list)
     instances: list[tuple[str, int, int]] = Field(default_factory=list)
     quarantined: bool = False
+    session: SampleSession | None = None
 
 
 class Histogram(BaseModel):
@@ -63,7 +94,8 @@ class SamplePage(BaseModel):
 
 class SampleTokens(SampleItem):
     """One sample with all that is kept of it: its texts are whole. What has a value for each token is null
-    where the job has none. `mask` is true of each token that was drawn, null where all were."""
+    where the job has none. `mask` is true of each token that was drawn, null where all were. `conversation` is
+    of a row of a session its turns, in order."""
 
     prompt_ids: list[int]
     prompt_pieces: list[str] | None = None
@@ -75,6 +107,7 @@ class SampleTokens(SampleItem):
     values: list[float | None] | None = None
     advantage: float | None = None
     mask: list[bool] | None = None
+    conversation: list[ConversationPart] = Field(default_factory=list)
     meta: dict[str, Any] = Field(default_factory=dict)
     extras: dict[str, Any] = Field(default_factory=dict)
 

@@ -15,10 +15,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from typing_extensions import TypeAliasType
 
-from gyre.api.now import Tone as _Tone
-from gyre.graph.elements import EdgeKind
-
-Tone = TypeAliasType("Tone", _Tone)
+from gyre.api.rest.records import FromRecord
+from gyre.api.runs import GroupedRuns
+from gyre.failover import state
+from gyre.failover.evaluation import Evaluation as EvaluationRecord
+from gyre.graph.elements import Edge, EdgeKind
+from gyre.observe.run_lines import RunSummary
 
 _NUMBER = {"anyOf": [{"type": "number"}, {"type": "null"}]}
 Step = TypeAliasType(
@@ -36,7 +38,7 @@ SpanState = TypeAliasType(
 Span = TypeAliasType("Span", tuple[float, float, SpanState, str])
 
 
-class Out(BaseModel):
+class Out(BaseModel, metaclass=FromRecord):
     model_config = ConfigDict(extra="allow", ser_json_inf_nan="null", use_attribute_docstrings=True)
 
 
@@ -60,6 +62,15 @@ class Health(BaseModel):
     ok: bool = True
 
 
+JOBS_OWN = (
+    *("master_pid", "master_node", "master_url"),  # of `master`
+    *("full_disks", "disk_had_room_at"),  # of `disks`
+    *("trainer_started", "outcome", "serial", "restored", "halved"),
+)
+VERTEXS_OWN = ("avoids", "reported")
+"""What the coordinator keeps of a job, and of a vertex, for itself: an answer does not promise it."""
+
+
 class JobItem(Out):
     """One job of a list. Times in seconds since 1970."""
 
@@ -75,72 +86,24 @@ class JobItem(Out):
     ended_at: float | None = None
 
 
-class HeldOut(Out):
-    """The best evaluation of a held-out set, and the policy version that earned it; `last` is the newest one, of
-    `last_version`. `unit`: `accuracy`, or `reward` where there is no accuracy. `right_by` and `components` as in an
-    evaluation."""
+class Run(JobItem, of=RunSummary):
+    """A line of the table of runs. Null is what is not known."""
 
-    set: str
-    unit: Literal["accuracy", "reward"]
-    value: float
-    version: int
-    right_by: str = ""
-    components: dict[str, float] = Field(default_factory=dict)
-    last: float | None = None
-    last_version: int | None = None
-
-
-class Run(JobItem):
-    """A line of the table of runs. `ran_since`: when its last run began, which is when it went on where it had ended.
-    `steps`: those asked for. `config`: equal for runs that differ in their seed alone. `reward`: of the last step;
-    `rewards`: of some forty steps. Null is what is not known."""
-
-    started_at: float | None = None
-    ran_since: float | None = None
     live: bool = True
-    steps: int | None = None
-    recipe: str = ""
-    model: str = ""
-    seed: int | None = None
-    config: str = ""
-    reward: float | None = None
-    rewards: list[float | None] = Field(default_factory=list)
-    held_out: list[HeldOut] = Field(default_factory=list)
-    tokens_per_s: float | None = None
-    cost: float | None = None
     tags: list[str] = Field(default_factory=list)
     notes: str = ""
 
 
-class SpreadSchema(BaseModel):
-    """Of `count` runs that have the value; `std` is their standard deviation, null of one alone."""
-
-    count: int
-    mean: float
-    std: float | None
-    sum: float
-
-
-class RunGroup(BaseModel):
+class RunGroup(Out, of=GroupedRuns):
     """What runs have in common (`key`, "" for those that have none of it), what they are called (`title`), the
     `settings` in which they differ from the other groups, how many of them failed, and what they come to by the name of
     the column: as numbers, and in `words`. `held_out`: of which set, and in which unit, that value is."""
 
-    key: str
-    title: str
-    settings: str
-    jobs: list[str]
-    names: list[str]
-    failed: int
-    values: dict[str, SpreadSchema]
-    words: dict[str, str]
-    held_out: tuple[str, str] | None
-
 
 class JobList(BaseModel):
     """`total`: how many jobs there are, of which a list has the newest. `shared_names`: those of several jobs, whether
-    the filter lets them through or not, which are told apart by their ids. `cost`: what the jobs that are listed cost
-    together, in words; "" where none has prices."""
+    the filter lets them through or not, which are distinguished by their ids. `cost`: what the jobs that are listed
+    cost together, in words; "" where none has prices."""
 
     jobs: list[Run]
     groups: list[RunGroup] | None = None
@@ -162,25 +125,11 @@ class LabelBody(In):
     notes: str | None = None
 
 
-class Job(JobItem):
-    """The job's record as the journal keeps it."""
+class Job(JobItem, of=state.JobRecord, without=JOBS_OWN):
+    """The job's record as the journal keeps it. `/now` has what it costs so far."""
 
-    started_at: float | None = None
-    paused: bool = False
-    roles: dict[str, int] = Field(default_factory=dict)
-    checkpoint_step: int = -1
-    checkpoint_path: str = ""
-    result: dict[str, Any] = Field(default_factory=dict)
-    error: str = ""
-    """The traceback or sentence that ended the job."""
     steps_asked: int | None = None
     """The steps that it is to make; null where its trainer says what a step is."""
-    weights_from: str = ""
-    """Whose weights it began with, if not its model's."""
-    price_per_hour: float = 0.0
-    """Since `priced_at`, in the currency of its prices; until then it `spent` that. `/now` has what it costs so far."""
-    priced_at: float = 0.0
-    spent: float = 0.0
 
 
 class Master(Out):
@@ -191,43 +140,20 @@ class Master(Out):
     answering: bool
 
 
-class VertexSchema(Out):
-    """One instance of a role. `version`: of the weights that it serves. `no_room`: what it waits for, since
-    `no_room_since`, while no machine has room for it. `silent`: what its process does (`busy` or `hung`)
-    while it reports nothing, since `silent_since`; `false_alarms`: how often it was heard again."""
+class VertexSchema(Out, of=state.VertexRecord, without=VERTEXS_OWN):
+    """One instance of a role. `version`: of the weights that it serves; `busy`: the operator that it runs; `fields`:
+    its own report."""
 
-    id: str
-    role: str
-    rank: int
-    pid: int
-    node: str
-    phase: str
-    reason: str
-    message: str
-    incarnation: int
-    restarts: int
-    since: float
-    no_room: str = ""
-    no_room_since: float = 0.0
-    silent: str = ""
-    silent_since: float = 0.0
-    false_alarms: int = 0
     version: int | None = None
     busy: str = ""
     fields: dict[str, Any] = Field(default_factory=dict)
 
 
-class GraphEdge(Out):
+class GraphEdge(Out, of=Edge):
     """What flows from one operator, or role, to another: of `source` firings every `produce`, for `target` `consume`,
     `delay` of them ahead; with a `capacity`, so many at most."""
 
-    source: str
-    target: str
     kind: EdgeKind
-    produce: int
-    consume: int
-    delay: int
-    capacity: int | None
 
 
 class OperatorSchema(Out):
@@ -400,23 +326,10 @@ class EngineList(BaseModel):
     sessions: SessionsSchema | None = None
 
 
-class IncidentSchema(Out):
+class IncidentSchema(Out, of=state.Incident):
     """One thing that went wrong: evidence, culprit, decision, outcome."""
 
-    id: str
-    at: float
-    vertex: str
-    incarnation: int
-    cause: str
-    scope: str
-    decision: str
-    evidence: dict[str, Any] = Field(default_factory=dict)
-    user_code: bool = False
-    region: list[str] = Field(default_factory=list)
-    detected_after_s: float | None = None
-    recovered_at: float | None = None
     recovery_s: float | None = None
-    outcome: str
     came_to: str = ""
     """The outcome in words: a call that is made again, and the job's own code that raised, have not recovered."""
 
@@ -433,27 +346,10 @@ class EvaluationPart(Out):
     accuracy: float | None = None
 
 
-class EvaluationSchema(Out):
-    """What a policy version's answers to a held-out set earned: `count` samples of `prompts`. `accuracy` is null where
-    nothing says what is right: neither a reward (`config.evaluation.threshold`) nor the reward function, by the number
-    that `right_by` names; `pass_at` and `best_of` are by k. `distinct`: how many different answers there are, 0 where
-    that is not known. `components` has the mean of each number that the reward
-    function returned beside the reward, as `reward.NAME`."""
+class EvaluationSchema(Out, of=EvaluationRecord):
+    """What a policy version's answers to a held-out set earned."""
 
-    version: int
-    set: str
-    prompts: int
-    count: int
-    reward_mean: float | None = None
-    reward_std: float | None = None
-    accuracy: float | None = None
-    threshold: float | None = None
-    pass_at: dict[str, float] = Field(default_factory=dict)
-    best_of: dict[str, float] = Field(default_factory=dict)
     by: dict[str, EvaluationPart] = Field(default_factory=dict)
-    right_by: str = ""
-    distinct: int = 0
-    components: dict[str, float] = Field(default_factory=dict)
 
 
 class StoreHealth(Out):
@@ -461,24 +357,13 @@ class StoreHealth(Out):
     """Why the journal cannot be written, or an empty string."""
 
 
-class LearningWarningSchema(Out):
+class LearningWarningSchema(Out, of=state.LearningWarning, without=("holds",)):
     """What says that the job does not learn as it should, since `step`; it holds now. `code` is stable."""
 
-    code: str
-    step: int
-    message: str
 
-
-class Training(Out):
+class Training(Out, of=state.TrainingRecord):
     """What the steps of the job say together: the metrics of its first and last step, and the tokens of all. Where an
     ended job went on: when (seconds since 1970), at which step, and the reward of the first step since."""
-
-    first: dict[str, Any] = Field(default_factory=dict)
-    last: dict[str, Any] = Field(default_factory=dict)
-    tokens: int = 0
-    continued_at: float | None = None
-    continued_step: int = 0
-    continued_reward: float | None = None
 
 
 class FullDisk(Out):
@@ -629,44 +514,6 @@ class Metrics(BaseModel):
     progress: dict[str, Any]
 
 
-class LearnsSchema(Out):
-    """`verdict` is `yes`, `partly`, `no`, `worse`, `stuck`, `saturated`, `too early` or `unknown`, `words` says it;
-    `beside` are the warnings that hold, which do not change it."""
-
-    verdict: str
-    words: str
-    tone: Tone
-    because: str
-    beside: list[str]
-
-
-class SlowSchema(Out):
-    """The role that the job's speed depends on, and in which way; both empty where that is not known. `words` are a
-    sentence, also then."""
-
-    what: str
-    because: str
-    words: str
-
-
-class FactSchema(Out):
-    """`view` is the view of the page that has more of it."""
-
-    label: str
-    value: str
-    view: str
-
-
-class NowSchema(BaseModel):
-    """What the job does now, in a sentence, and whether that is as it should be."""
-
-    sentence: str
-    tone: Tone
-    learns: LearnsSchema
-    slow: SlowSchema
-    facts: list[FactSchema]
-
-
 class PromptAccountSchema(Out):
     """Groups. `drawn` = `trained` + `dropped` + `in_flight` + `lost`."""
 
@@ -731,15 +578,8 @@ class DrainBody(UndrainBody):
     reason: Annotated[str, Field(max_length=1000)] = ""
 
 
-class JoinTokenSchema(Out):
+class JoinTokenSchema(Out, of=state.JoinToken, without=("digest",)):
     """A token with which machines join the rollout plane; the token itself is nowhere. Times in seconds since 1970."""
-
-    name: str
-    by: str = ""
-    created_at: float
-    expires_at: float | None = None
-    revoked_at: float | None = None
-    scopes: list[str] = ["join"]
 
 
 class JoinTokenList(BaseModel):

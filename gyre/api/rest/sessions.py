@@ -6,7 +6,7 @@ where its scripts can read it.
 Invariants:
 - *the cookie is not the token*: it holds an end and a MAC of it under the token, from which the token does not follow;
 - *a restart forgets nobody*: nothing is kept here, so a master that comes back under the same token knows its browsers;
-- *another token, another cookie*: browsers send cookies to every port of a host, so the name tells tokens apart.
+- *another token, another cookie*: browsers send cookies to every port of a host, so the name distinguishes tokens.
 
 The clock is an argument: `now` is in seconds since 1970.
 """

@@ -29,7 +29,7 @@ MOST_CHARS = 1000
 """Of a filter: one that is longer is not typed."""
 
 Filter = Callable[[Mapping[str, Any], float], bool]
-"""Whether an item satisfies it; told the item and the time."""
+"""Whether an item satisfies it, by the item and the time."""
 
 _WORDS_IN = ("name", "id", "phase", "reason", "model", "recipe", "tags", "notes")
 

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, TypeVar
 
-from gyre.api.runs.columns import Value, column_named, held_out_of
+from gyre.api.runs.columns import COLUMNS, Value, column_named, held_out_of
 from gyre.api.runs.filters import parse_filter
-from gyre.api.terminal.formats import duration, price
+from gyre.api.terminal.formats import price
 from gyre.errors import ConfigError, nearest
 from gyre.observe.number_text import percent, plus_minus, short
 
@@ -24,7 +24,7 @@ GROUPS = ("experiment", "tag", "seed", "recipe", "model", "phase", "name")
 """By what runs can be grouped. `experiment`: runs that differ in their seed alone, so a group's mean and spread are
 those over seeds. A run with several tags is in the group of each."""
 
-SUMMARISED = ("step", "reward", "held_out", "held_out_last", "tokens_per_s", "cost", "took")
+SUMMARISED = tuple(column.name for column in COLUMNS if column.mean is not None)
 """Columns of which a group has the mean and the spread."""
 
 _OF_A_SET = ("held_out", "held_out_last")
@@ -93,7 +93,7 @@ def _sortable(value: Any) -> Any:
 
 
 def shared_names(items: Sequence[Item]) -> list[str]:
-    """The names that several of these jobs have, which are told apart by their ids."""
+    """The names that several of these jobs have, which are distinguished by their ids."""
     times = Counter(item["name"] for item in items)
     return [name for name, count in times.items() if count > 1]
 
@@ -180,8 +180,5 @@ def _words(group: GroupedRuns, named_set: bool) -> dict[str, str]:
 
 
 def _form_of(name: str, kind: tuple[str, str] | None) -> Callable[[float], str]:
-    if name == "took":
-        return duration
-    if name == "cost":
-        return price
-    return percent if name in _OF_A_SET and kind is not None and kind[1] == "accuracy" else short
+    accuracy = name in _OF_A_SET and kind is not None and kind[1] == "accuracy"
+    return percent if accuracy else column_named(name).mean or short

@@ -1,6 +1,6 @@
 """Text of others for a terminal: what a process printed, an error of a user's code, a name.
 
-Invariant *a terminal is told nothing*: no byte of it moves the cursor, sets a title or turns the direction of writing.
+Invariant *a terminal gets no commands*: no byte of it moves the cursor, sets a title or turns the direction of writing.
 Colours are left out, and what else a terminal would obey is shown as Python escapes it.
 """
 

@@ -46,7 +46,14 @@ _DRAWING = takes(
 )
 _ABOUT_CLIENTS = passes(ANYTHING, says=_CLIENTS)(
     *("metadata", "store", "service_tier", "user", "safety_identifier", "cache_salt", "session_id"),
-    *("prompt_cache_key", "prompt_cache_retention", "priority", "custom_labels", "request_id"),
+    *(
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "priority",
+        "custom_labels",
+        "request_id",
+    ),
 )
 _ENGINES_LACK = [
     *passes(0, says=_NO_BIAS)("frequency_penalty", "presence_penalty"),
@@ -96,7 +103,7 @@ CHAT = _keys(
     passes(False, says=_NO_FRAME)("continue_final_message", "add_special_tokens"),
     passes(says=_NO_FRAME)("chat_template", "reasoning_effort", "verbosity"),
     passes(says=_NO_BIAS)("prediction"),
-    passes(says=_NO_HOSTED)("web_search_options"),
+    passes(says=_NO_HOSTED)("web_search_options", "moderation"),
     passes(says="Say tools and tool_choice.")("functions", "function_call"),
 )
 
@@ -145,7 +152,9 @@ RESPONSES = _keys(
     passes("disabled", says=_CUT)("truncation"),
     passes(False, says="The answer comes when it is there; leave it out.")("background"),
     passes(says=_NO_STORE)("previous_response_id", "conversation", "prompt"),
-    passes(says=_NO_HOSTED)("max_tool_calls"),
+    passes(says=_NO_HOSTED)("max_tool_calls", "moderation", "access_programs"),
+    passes(says="The answer comes when it is there; leave it out.")("background_options"),
+    passes(says=_NO_MEDIA)("image"),
     passes(says=_CUT)("context_management"),
 )
 
@@ -174,7 +183,9 @@ MESSAGES = _keys(
         ("tool_choice", "`auto`, or `none`: nothing in the answer is read as a call"),
     ),
     _ABOUT_CLIENTS,
-    passes(ANYTHING, says=_CLIENTS)("cache_control", "inference_geo", "betas"),
+    passes(ANYTHING, says=_CLIENTS)(
+        "cache_control", "inference_geo", "betas", "workspace_id", "user_profile_id", "diagnostics", "speed"
+    ),
     passes([], says=_NO_STOP)("stop_sequences"),
     passes(says=_NO_FRAME)("thinking", "output_config"),
     passes(says=_NO_GRAMMAR)("output_format"),

@@ -119,9 +119,7 @@ def _refuse_ours(extra: Sequence[str]) -> None:
             )
 
 
-def _environment(
-    api_key: str, loader_key: str, env: Mapping[str, str], *, turns: bool
-) -> dict[str, str]:
+def _environment(api_key: str, loader_key: str, env: Mapping[str, str], *, turns: bool) -> dict[str, str]:
     own = {
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",  # /health answers at once, for whoever asks it
         "PYTHONUNBUFFERED": "1",

@@ -2,7 +2,7 @@
 fails or loses its cluster, and its vertices go.
 
 A job ends in two moves. First it is STOPPING, with the outcome that it will have, while its vertices are stopped; when
-the last vertex is gone it takes the outcome as its phase and the master is told to finish.
+the last vertex is gone it takes the outcome as its phase and the master is commanded to finish.
 """
 
 from __future__ import annotations

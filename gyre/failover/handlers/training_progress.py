@@ -12,9 +12,10 @@ from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.budget import NO_STEP_JOB, NO_STEP_VERTEX
 from gyre.failover.draft import Draft
+from gyre.failover.evaluation import Evaluation
 from gyre.failover.incidents import Fault, open_incident
 from gyre.failover.layout import JobLayout
-from gyre.failover.state import Cause, Evaluation, Incident, LearningWarning, Scope
+from gyre.failover.state import Cause, Incident, LearningWarning, Scope
 
 KEPT_EVALUATIONS = 200
 """Number of results of a set that the snapshot keeps beside its first one; the others are still in the events."""

@@ -6,7 +6,7 @@ Invariants:
 - *narrow first*: what filters and sorts is read of every file's end, and kept in memory while the file stays as it is;
   texts and tokens are read of those samples alone that are shown;
 - *each end once*: however many ask at the same time, one of them reads a file's end;
-- *a torn file is skipped*: what cannot be read is told in `problems`, and costs nobody the other files.
+- *a torn file is skipped*: what cannot be read is listed in `problems`, and costs nobody the other files.
 
 This module must not know who asks.
 """
@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre.errors import NotFound
+from gyre.observe.samples.conversation import conversation_of, session_sentence
 from gyre.observe.samples.held_out import HeldOutFiles
 from gyre.observe.samples.names import HELD_OUT_FOLDER, QUARANTINED, TRAINED, is_quarantined, step_of
 from gyre.observe.samples.narrow import KEY, NARROW, Narrow, narrow_of, packed_at_end, unpacked
@@ -56,6 +57,12 @@ _SHOWN = (
     "tokens",
     "versions",
     "instances",
+    "turns",
+    "session_outcome",
+    "session_reason",
+    "session_turns",
+    "tool_s",
+    "engine_s",
     "prompt",
     "answer",
     "meta",
@@ -361,7 +368,23 @@ def _item(values: dict[str, Any], *, cut: int | None) -> dict[str, Any]:
         "versions": [[run["version"], run["start"], run["end"]] for run in values["versions"] or ()],
         "instances": [[run["name"], run["start"], run["end"]] for run in values["instances"] or ()],
         "quarantined": values["outcome"] == QUARANTINED,
+        "session": _session(values),
     }
+
+
+def _session(values: dict[str, Any]) -> dict[str, Any] | None:
+    """What a row says of its session; None of another sample, as of every one in a file of an earlier version."""
+    if values.get("session_outcome") is None:
+        return None
+    session = {
+        "outcome": values["session_outcome"],
+        "reason": values["session_reason"] or "",
+        "turns": values["session_turns"],
+        "turns_here": len(values["turns"] or ()),
+        "tool_s": values["tool_s"],
+        "engine_s": values["engine_s"],
+    }
+    return session | {"sentence": session_sentence(values["rollout"], session)}
 
 
 def _whole(values: dict[str, Any]) -> dict[str, Any]:
@@ -371,6 +394,7 @@ def _whole(values: dict[str, Any]) -> dict[str, Any]:
     for name in ("logprobs", "trainer_logprobs", "ref_logprobs", "values", "advantage"):
         found[name] = values[name]
     found["mask"] = _mask(values.get("drawn"), values["tokens"])
+    found["conversation"] = conversation_of(values)
     found["meta"] = _json(values["meta"])
     found["extras"] = _json(values["extras"])
     return found

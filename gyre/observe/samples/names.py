@@ -1,4 +1,4 @@
-"""How the files of samples are named, where they are, and the outcomes that Gyre itself tells apart."""
+"""How the files of samples are named, where they are, and the outcomes that Gyre itself distinguishes."""
 
 from __future__ import annotations
 

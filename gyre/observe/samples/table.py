@@ -25,6 +25,16 @@ from gyre.observe.samples.names import QUARANTINED, TRAINED
 from gyre.observe.samples.texts import Texts, as_text
 from gyre.rollouts.drawn import at_drawn, of_drawn
 from gyre.rollouts.samples import MORE, OLD_LOGPROBS, Group, Sample
+from gyre.rollouts.session_extras import (
+    ENGINE_S,
+    OUTCOME,
+    REASON,
+    SESSION,
+    TOOL_S,
+    TURNS,
+    number_of,
+    row_turns,
+)
 
 FORMAT = "1"
 
@@ -33,6 +43,13 @@ MOST_META = 1 << 16
 _CUT_VALUE = 200
 
 _RUN = [("start", pa.int32()), ("end", pa.int32())]
+_TURN = [
+    ("turn", pa.int32()),
+    ("start", pa.int32()),
+    ("drawn", pa.int32()),
+    ("end", pa.int32()),
+    ("waited_s", pa.float64()),
+]
 SCHEMA = pa.schema(
     [
         pa.field("step", pa.int32(), nullable=False),
@@ -50,6 +67,12 @@ SCHEMA = pa.schema(
         ("versions", pa.list_(pa.struct([("version", pa.int32()), *_RUN]))),
         ("instances", pa.list_(pa.struct([("name", pa.string()), *_RUN]))),
         ("drawn", pa.list_(pa.struct(_RUN))),
+        ("turns", pa.list_(pa.struct(_TURN))),
+        ("session_outcome", pa.string()),
+        ("session_reason", pa.string()),
+        ("session_turns", pa.int32()),
+        ("tool_s", pa.float64()),
+        ("engine_s", pa.float64()),
         ("prompt", pa.string()),
         ("answer", pa.string()),
         ("prompt_ids", pa.list_(pa.int32())),
@@ -68,7 +91,16 @@ SCHEMA = pa.schema(
 _TOKEN_EXTRAS = {"trainer_logprobs": OLD_LOGPROBS, "ref_logprobs": "ref_logprobs", "values": "values"}
 """Columns of one number a token, by the key of a sample's extras that has them."""
 
-TEXTS = ("outcome", "finish_reason", "prompt", "answer", "meta", "extras")
+TEXTS = (
+    "outcome",
+    "session_outcome",
+    "session_reason",
+    "finish_reason",
+    "prompt",
+    "answer",
+    "meta",
+    "extras",
+)
 """Columns whose values repeat and are long: each different one is written once."""
 
 
@@ -160,6 +192,7 @@ def _of_samples(
         "finish_reason": [row.finish_reason for row in rows],
         "tokens": [len(ids) for ids in tokens],
         "drawn": [_drawn(sample) for sample in samples],
+        **_of_sessions(samples),
         "answer": [texts.answer(sample) if len(sample.token_ids) else "" for sample in samples],
         "extras": [_extras(sample) for sample in samples],
     }
@@ -170,6 +203,41 @@ def _of_samples(
         "versions": _run_lists("versions", versions, lambda run: run.version),
         "instances": _run_lists("instances", instances, lambda run: as_text(run.name)),
     }
+
+
+def _of_sessions(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """What rows of sessions say of these; null in other rows."""
+    found: dict[str, list[Any]] = {"turns": [_turns(sample) for sample in samples]}
+    for column, key in (("session_outcome", OUTCOME), ("session_reason", REASON)):
+        told = [sample.extras.get(key) for sample in samples]
+        found[column] = [None if value is None else as_text(value) for value in told]
+    counts = [sample.extras.get(TURNS) for sample in samples]
+    found["session_turns"] = [one if _is_count(one) else None for one in counts]
+    for column, key in (("tool_s", TOOL_S), ("engine_s", ENGINE_S)):
+        found[column] = [number_of(sample.extras, key) for sample in samples]
+    return found
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31
+
+
+def _turns(sample: Sample) -> list[dict[str, Any]] | None:
+    """None too where anybody made something else of what was there."""
+    turns = row_turns(sample)
+    places = [place for turn in turns for place in turn[:4]]
+    if not turns or not all(map(_is_count, places)):
+        return None
+    return [
+        {
+            "turn": turn.number + 1,
+            "start": turn.start,
+            "drawn": turn.drawn,
+            "end": turn.end,
+            "waited_s": _number(turn.waited_s),
+        }
+        for turn in turns
+    ]
 
 
 def _of_tokens(
@@ -266,11 +334,12 @@ def _more(sample: Sample) -> list[tuple[str, float | None]]:
 
 
 def _extras(sample: Sample) -> str | None:
-    """What else operators added, as JSON; arrays of tokens are left out."""
+    """What else operators added, as JSON; arrays of tokens are left out, and what has columns of its own."""
     rest = {
         key: value
         for key, value in sample.extras.items()
-        if not (isinstance(key, str) and key.startswith(MORE)) and not isinstance(value, np.ndarray)
+        if not (isinstance(key, str) and key.startswith((MORE, SESSION)))
+        and not isinstance(value, np.ndarray)
     }
     return _json(rest) if rest else None
 

@@ -1,11 +1,11 @@
 """What is new in a job's store for a sink, from where the sink was: its cursor.
 
 Invariants:
-- *at least once*: the cursor moves after the sink has flushed, so what a death interrupts is told again;
+- *at least once*: the cursor moves after the sink has flushed, so what a death interrupts is delivered again;
 - *nothing is skipped*: steps are followed by their numbers, everything else by the numbers of the events;
 - *from the store alone*: a sink whose job has ended catches up all the same.
 
-This module must not know what sink it tells, or when it is called.
+This module must not know which sink it delivers to, or when it is called.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gyre.errors import NotFound
+from gyre.failover.evaluation import SHOWN, Evaluation
 from gyre.failover.events import Evaluated, LearningWarned, event_from
 from gyre.observe.series.numbers import is_number
 from gyre.observe.sinks.incidents import IncidentNews
@@ -28,19 +29,19 @@ from gyre.store import EventRow, Store
 T = TypeVar("T", SinkIncident, SinkEnd, SinkWarning)
 
 PAGE = 500
-"""Steps, or events, between two flushes: what is told again at the most."""
+"""Steps, or events, between two flushes: what is delivered again at the most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The last step, and the last event, that the sink was told of."""
+    """The last step, and the last event, that the sink received."""
 
     step: int = 0
     seq: int = 0
 
 
 def read_cursor(path: Path) -> Cursor:
-    """The kept cursor; the beginning where there is none, or it cannot be read: then all is told again."""
+    """The kept cursor; the beginning where there is none, or it cannot be read: then all is delivered again."""
     try:
         kept = json.loads(path.read_text())
         return Cursor(int(kept["step"]), int(kept["seq"]))
@@ -104,19 +105,25 @@ def _tell_event(sink: Sink, row: EventRow, last_step: int) -> None:
         return
     event = event_from(row.kind, row.body)
     if isinstance(event, Evaluated):
-        numbers = {
-            name: float(value)
-            for name in ("reward_mean", "reward_std", "accuracy", "count", "prompts")
-            if is_number(value := getattr(event, name))
-        }
-        for name, by_k in (("pass_at", event.pass_at), ("best_of", event.best_of)):
-            numbers |= {f"{name}/{k}": float(value) for k, value in by_k.items() if is_number(value)}
-        numbers |= {name: float(value) for name, value in event.components.items() if is_number(value)}
-        sink.evaluation(SinkEvaluation(event.set, event.version, last_step, row.at, numbers))
+        sink.evaluation(SinkEvaluation(event.set, event.version, last_step, row.at, numbers_of(event)))
     elif isinstance(event, LearningWarned):
         sink.warning(
             _discreet(SinkWarning(event.code, event.message, event.step, row.at, event.holds, row.seq))
         )
+
+
+def numbers_of(evaluation: Evaluation) -> dict[str, float]:
+    """The numbers that people are shown of it; `pass_at/4` of those by k, and a component by its own name."""
+    found: dict[str, Any] = {}
+    for name in SHOWN:
+        value = getattr(evaluation, name)
+        prefix = "" if name == "components" else f"{name}/"
+        found |= (
+            {f"{prefix}{key}": one for key, one in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
+    return {name: float(value) for name, value in found.items() if is_number(value)}
 
 
 def _discreet(told: T) -> T:

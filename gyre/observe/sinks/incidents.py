@@ -1,7 +1,7 @@
-"""The incidents and the ends of a job, from the fold of its journal, for the sinks that are told of them.
+"""The incidents and the ends of a job, from the fold of its journal, for the sinks that receive them.
 
 Invariants:
-- *the same incidents*: they are those of the fold (`gyre.observe.folding`), so what a sink is told is what `gyre show`
+- *the same incidents*: they are those of the fold (`gyre.observe.folding`), so what a sink receives is what `gyre show`
   shows;
 - *folded once*: whoever follows has the state; another one begins at the keyframe before it.
 

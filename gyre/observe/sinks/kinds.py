@@ -2,7 +2,7 @@
 
 Invariants:
 - *told twice is written once* (where the other side can tell): a step that is told again, after a death before the
-  cursor was kept, has the same number; the file is read for the job's lines first, TensorBoard is told from which step
+  cursor was kept, has the same number; the file is read for the job's lines first, TensorBoard learns from which step
   on it counts anew, Weights & Biases and MLflow go on with the run of the same id;
 - *one place, several jobs*: jobs that write to the same place hide nothing of each other.
 """
@@ -138,7 +138,7 @@ _KEYS = {
     "incident": ("seq", "id"),
     "end": ("seq",),
 }
-"""By what a line is, what tells it from others of its kind."""
+"""By what a line is, the keys that distinguish it from others of its kind."""
 
 
 def _key(line: dict[str, Any]) -> str:

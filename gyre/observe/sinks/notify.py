@@ -1,4 +1,4 @@
-"""The sink of `observe.notify`: it tells people of incidents, warnings and the job's end, in few and short messages.
+"""The sink of `observe.notify`: it notifies people of incidents, warnings and the job's end, in few and short messages.
 
 What comes between two flushes is one message: a `text` that chats show, and the `events` as data.
 
@@ -128,7 +128,7 @@ class NotifySink:
         self._pending: list[_News] = []
         self._next_at = 0.0
 
-    # -- what it is told ----------------------------------------------------------------------------
+    # -- what it receives --------------------------------------------------------------------------
 
     def step(self, step: int, at: float, numbers: dict[str, float]) -> None:
         """Steps are no news."""
@@ -166,7 +166,7 @@ class NotifySink:
     def _is_news(self, at: float) -> bool:
         return at > self._clock.time() - NEWS_FOR_S
 
-    # -- what it tells ------------------------------------------------------------------------------
+    # -- what it sends ------------------------------------------------------------------------------
 
     def flush(self) -> None:
         if not self._outbox.sent and self._is_news(self._outbox.at):
@@ -243,7 +243,7 @@ def _short(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_outbox(path: Path) -> _Outbox:
-    """What was kept; nothing where there is none, or it cannot be read: then it is told again."""
+    """What was kept; nothing where there is none, or it cannot be read: then it is sent again."""
     try:
         return _Outbox(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

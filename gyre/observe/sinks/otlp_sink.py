@@ -2,7 +2,7 @@
 
 Invariants:
 - *as `gyre trace --otlp` says it*: the same spans with the same ids, so that telling twice is telling once;
-- *when it is known*: who did what comes into the store some seconds after it was done, and a step is told after that.
+- *when it is known*: who did what comes into the store some seconds after it was done, and a step is sent after that.
 """
 
 from __future__ import annotations

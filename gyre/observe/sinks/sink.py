@@ -1,4 +1,4 @@
-"""What a sink is: a class that is told of steps, evaluations and warnings, in the order in which they came.
+"""What a sink is: a class that receives steps, evaluations and warnings, in the order in which they came.
 
     class Printed:
         def __init__(self, job: SinkJob, **options): ...
@@ -8,13 +8,13 @@
         def flush(self) -> None: ...
         def close(self) -> None: ...
 
-One that has the methods of `IncidentSink` too is told of incidents and of the job's end. They are no events but what
+One that has the methods of `IncidentSink` too receives incidents and the job's end. They are no events but what
 the events lead to, so that only such a sink pays for folding the journal.
 
 Invariants:
 - *at least once*: what was told when `flush` returned is not told again, but after a death what came since is: steps
   have numbers, evaluations versions, the rest the number `seq` of its event, by which a sink can tell;
-- *in order*: steps by their numbers, everything else by the events that told it.
+- *in order*: steps by their numbers, everything else by its events.
 
 A sink may take as long as it likes, raise, or end its process: it has one of its own.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # a job is planned with the names of the sinks, and without a
 @dataclass(frozen=True, slots=True)
 class SinkJob:
     """The job, as a sink knows it. `to` is where the sink is to write, "" for a place of its choice in `directory`,
-    which is the sink's own and is there. `number` tells sinks of one job apart."""
+    which is the sink's own and is there. `number` distinguishes the sinks of one job."""
 
     job_id: str
     name: str
@@ -47,7 +47,7 @@ class SinkJob:
 
 @dataclass(frozen=True, slots=True)
 class SinkEvaluation:
-    """What a policy version's answers to a held-out set earned. `step` is the last step that was told before."""
+    """What a policy version's answers to a held-out set earned. `step` is the last step that was delivered before."""
 
     set: str
     version: int
@@ -70,9 +70,9 @@ class SinkWarning:
 
 @dataclass(frozen=True, slots=True)
 class SinkIncident:
-    """Something went wrong, or (`is_new` False) an incident that was told has another outcome since: `recovered`, `gave
-    up`, `scaled away`, `left alone`, `job ended`. `at` is when, in seconds since 1970, and `error` a sentence, or "".
-    `vertex` is "" for one of the whole job."""
+    """Something went wrong, or (`is_new` False) an incident that was delivered has another outcome since: `recovered`,
+    `gave up`, `scaled away`, `left alone`, `job ended`. `at` is when, in seconds since 1970, and `error` a sentence,
+    or "". `vertex` is "" for one of the whole job."""
 
     id: str
     vertex: str
@@ -108,11 +108,11 @@ class Sink(Protocol):
     def warning(self, warning: SinkWarning) -> None: ...
 
     def flush(self) -> None:
-        """Make what was told so far lasting: when it has returned, it is not told again."""
+        """Make what was delivered so far lasting: when it has returned, it is not delivered again."""
         ...
 
     def close(self) -> None:
-        """The job has ended, and all of it was told."""
+        """The job has ended, and all of it was delivered."""
         ...
 
 

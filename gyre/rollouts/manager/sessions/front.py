@@ -99,8 +99,9 @@ class SessionFront(TrainerFront):
         self.ledger = trainer.sessions
         self._settings = settings = shell.plane.settings.sessions or SessionSettings()
         self._conversations = Conversations(settings.renderer)
-        self._repeats: dict[str, tuple[int, Repeats]] = {}
-        """By session, with the claim that they are of."""
+        self._repeats: dict[str, tuple[Session, int, Repeats]] = {}
+        """By session, with the claim that they are of. A group that is asked for again has other sessions of the same
+        names."""
         self._asking: Counter[str] = Counter()
         """Requests of each session that are here."""
         self._read_bytes = 0
@@ -357,8 +358,8 @@ class SessionFront(TrainerFront):
         )
 
     def _repeats_of(self, session: Session) -> Repeats:
-        claim, found = self._repeats.get(session.id, (-1, None))
-        if found is None or claim != session.claim:
+        of, claim, found = self._repeats.get(session.id, (None, -1, None))
+        if found is None or of is not session or claim != session.claim:
             if len(self._repeats) > 2 * len(self.ledger.sessions) + 64:
                 self._repeats = {
                     name: one for name, one in self._repeats.items() if name in self.ledger.sessions
@@ -366,7 +367,7 @@ class SessionFront(TrainerFront):
             # after a new claim the agent is at its beginning; of one that an earlier manager gave, in the middle
             known = [turn.key for turn in session.turns] if not session.given_at else []
             found = Repeats(known)
-            self._repeats[session.id] = session.claim, found
+            self._repeats[session.id] = session, session.claim, found
         return found
 
     # -- bounds -------------------------------------------------------------------------------------

@@ -201,6 +201,6 @@ def test_the_rows_of_a_rollout_are_one_answer():
         whole = [replace(sample, rollout=at) for at, sample in enumerate(group.samples)]
         group.samples = [whole[0], whole[1], whole[0], whole[2], whole[3], whole[0]]
     settings = EvaluationSettings(n=4, temperature=1.0)
-    found = row_of(Evaluation(4, "aime"), groups, [{}, {}], settings)
+    found = row_of(EvaluationKey(4, "aime"), groups, [{}, {}], settings)
     assert found | {"distinct": 1} == row(rewards, extras=extras, n=4, temperature=1.0)
     assert found["count"] == 8

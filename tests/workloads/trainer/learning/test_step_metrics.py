@@ -100,7 +100,7 @@ def test_the_table_of_metrics_is_in_the_documentation() -> None:
     page = (ROOT / "docs" / "training.md").read_text().split("## What a step measures")[1].split("\n### ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\| (\w+) \| (.*) \|$", page, re.MULTILINE)
     assert [(name, unit.strip(), source, meaning) for name, unit, source, meaning in rows] == [
-        (name, *metric) for name, metric in METRICS.items()
+        (name, one.unit, one.source, one.meaning) for name, one in METRICS.items()
     ]
 
 

@@ -86,11 +86,12 @@ function HeldOut({ runs }: { runs: readonly Run[] }) {
   );
 }
 
-/** The chosen sections, and after the reward what it is made of in any of the runs. */
+/** The chosen sections of which any of the runs has a number, and after the reward what it is made of. */
 function sectionsOf(runs: readonly Run[]): readonly Section[] {
   const names = new Set(runs.flatMap((run) => [run.steps[0], run.steps.at(-1)].flatMap((step) => Object.keys(step ?? {}))));
   const parts = componentsOf(names, new Map());
-  return parts.length === 0 ? SECTIONS : [...SECTIONS.slice(0, 1), { title: "What the reward is made of", curves: parts }, ...SECTIONS.slice(1)];
+  const [first, ...others] = SECTIONS.filter((one) => names.size === 0 || one.curves.some((curve) => names.has(curve.name)));
+  return [...(first ? [first] : []), ...(parts.length === 0 ? [] : [{ title: "What the reward is made of", curves: parts }]), ...others];
 }
 
 /** Hooks want a fixed number of calls, of which those without a name ask for nothing. */

@@ -9,9 +9,9 @@ import { clock, plural, wholeTick } from "../../format";
 import { SourceNumbers } from "../../parts/SourceNumbers";
 import type { Json, Step } from "../../rest";
 import { setParams, useRoute } from "../../route";
-import { componentsOf, restOf, SECTIONS, weightsOf, type Curve, type Section } from "./chosen";
+import { componentsOf, curveOf, restOf, SECTIONS, weightsOf, type Curve, type Section } from "./chosen";
 import { CurveCard } from "./CurveCard";
-import { componentsOf as componentsEvaluated, EvaluatedComponent, EvaluationCard } from "./EvaluationCard";
+import { EvaluatedNumber, numbersOf, EvaluationCard } from "./EvaluationCard";
 import { SmoothChoice } from "./SmoothChoice";
 import type { Axis } from "./axis";
 import "./curves.css";
@@ -35,10 +35,10 @@ export default function CurvesView() {
   const names = useMemo(() => namesOf(steps), [steps]);
   const wanted = search.trim().toLowerCase().split(/\s+/).filter(Boolean);
   const matches = (curve: Curve): boolean => wanted.every((word) => `${curve.name} ${curve.title} ${curve.unit}`.toLowerCase().includes(word));
-  const rest = restOf(names).map((name): Curve => ({ name, title: name, unit: "" })).filter(matches);
+  const rest = restOf(names).map(curveOf).filter(matches);
   const evaluations = Object.entries(view?.evaluations ?? {}).filter(([, list]) => list.length > 0);
   const showsEvaluations = evaluations.length > 0 && (wanted.length === 0 || wanted.every((word) => "evaluations accuracy reward pass".includes(word)));
-  const parts = evaluations.flatMap(([set, list]) => componentsEvaluated(list).map((name) => ({ set, name, list }))).filter(({ set, name }) => wanted.every((word) => `evaluations ${set} ${name}`.toLowerCase().includes(word)));
+  const parts = evaluations.flatMap(([set, list]) => numbersOf(list).map((name) => ({ set, name, list }))).filter(({ set, name }) => wanted.every((word) => `evaluations ${set} ${name}`.toLowerCase().includes(word)));
 
   if (steps.length === 0) return <><h1>Curves</h1><p className="empty">{complete ? "No step is done yet: the curves begin with the first." : "Loading the steps …"}</p></>;
   return (
@@ -66,7 +66,7 @@ export default function CurvesView() {
           <h2>Evaluations</h2>
           <div className="curves">
             {showsEvaluations && evaluations.map(([set, list]) => <EvaluationCard key={set} set={set} list={list} />)}
-            {parts.map((part) => <EvaluatedComponent key={`${part.set} ${part.name}`} {...part} />)}
+            {parts.map((part) => <EvaluatedNumber key={`${part.set} ${part.name}`} {...part} />)}
           </div>
         </section>
       )}

@@ -3,6 +3,7 @@
  * number that the reward function returned beside it.
  */
 import { useMemo } from "react";
+import { EVALUATED } from "../../facts";
 import { percent, plural, short, wholeTick } from "../../format";
 import { Chart, type Line } from "../../parts/Chart";
 import type { EvaluationSchema } from "../../rest";
@@ -18,26 +19,35 @@ export function EvaluationCard({ set, list }: { set: string; list: readonly Eval
   return <Card title={set} list={list} lines={lines} x={x} value={format(value)} />;
 }
 
-/** One number of the reward function: `name` as "reward.format". */
-export function EvaluatedComponent({ set, name, list }: { set: string; name: string; list: readonly EvaluationSchema[] }) {
-  const there = useMemo(() => list.filter((one) => one.components?.[name] !== undefined), [list, name]);
+/** One number by itself: of the reward function, `name` as "reward.format", or of the evaluation. */
+export function EvaluatedNumber({ set, name, list }: { set: string; name: string; list: readonly EvaluationSchema[] }) {
+  const there = useMemo(() => list.filter((one) => valueOf(one, name) !== null), [list, name]);
   const x = useMemo(() => there.map((one) => one.version), [there]);
-  const lines = useMemo((): Line[] => [{ label: name, values: there.map((one) => one.components[name] ?? null), colour: "--c1", points: true }], [there, name]);
-  return <Card title={`${set} ${name}`} list={there} lines={lines} x={x} value={short(there.at(-1)?.components[name])} />;
+  const { title, caption, share } = EVALUATED[name] ?? { title: name, caption: "", share: false };
+  const lines = useMemo((): Line[] => [{ label: title, values: there.map((one) => valueOf(one, name)), colour: "--c1", points: true }], [there, name, title]);
+  const last = there.at(-1);
+  return <Card title={`${set} ${title}`} caption={caption} list={there} lines={lines} x={x} value={(share ? percent : short)(last && valueOf(last, name))} />;
 }
 
-/** The names of the numbers that the evaluations of a set have, without those that count samples. */
-export function componentsOf(list: readonly EvaluationSchema[]): string[] {
-  return [...new Set(list.flatMap((one) => Object.keys(one.components ?? {})))].filter((name) => !name.endsWith(".count")).sort();
+function valueOf(one: EvaluationSchema, name: string): number | null {
+  const all: Record<string, unknown> = { ...one.components, ...one };
+  const value = all[name];
+  return typeof value === "number" ? value : null;
 }
 
-function Card({ title, list, lines, x, value }: { title: string; list: readonly EvaluationSchema[]; lines: Line[]; x: number[]; value: string }) {
+/** What has a curve of its own: numbers of the evaluations of a set, and of its reward function without those that count samples. */
+export function numbersOf(list: readonly EvaluationSchema[]): string[] {
+  const components = [...new Set(list.flatMap((one) => Object.keys(one.components ?? {})))].filter((name) => !name.endsWith(".count")).sort();
+  return [...Object.keys(EVALUATED).filter((name) => list.some((one) => valueOf(one, name) !== null)), ...components];
+}
+
+function Card({ title, caption = "", list, lines, x, value }: { title: string; caption?: string; list: readonly EvaluationSchema[]; lines: Line[]; x: number[]; value: string }) {
   const last = list.at(-1);
   return (
     <figure className="card curve">
       <figcaption>
         <span className="title">{title}</span>
-        <span className="muted small">by version; {plural(last?.prompts ?? 0, "prompt")}</span>
+        <span className="muted small">{caption && `${caption}, `}by version; {plural(last?.prompts ?? 0, "prompt")}</span>
         <span className="last">{value}</span>
       </figcaption>
       <Chart x={x} lines={lines} group="versions" formatX={wholeTick} formatY={short} nameX="version" label={`Evaluations on ${title}: ${list.length}; version ${last?.version} has ${value}`} />

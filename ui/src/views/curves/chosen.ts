@@ -1,7 +1,5 @@
-/**
- * The curves that are shown without asking, in sections. The names, units and meanings are those of METRICS in
- * gyre/workloads/trainer/learning/metric_names.py; a test compares them.
- */
+/** The curves that are shown without asking, in sections, and how each is drawn. */
+import { METRICS } from "../../facts";
 import type { Json } from "../../rest";
 
 export interface Curve {
@@ -24,42 +22,27 @@ export interface Section {
   readonly curves: readonly Curve[];
 }
 
-export const SECTIONS: readonly Section[] = [
-  {
-    title: "Does it learn",
-    curves: [
-      { name: "reward_mean", title: "Reward", unit: "mean ± std", spread: "reward_std" },
-      { name: "completion_tokens_mean", title: "Length of answers", unit: "tokens" },
-      { name: "cut_off_ratio", title: "Cut off", unit: "share of answers", ratio: true },
-      { name: "flat_groups_ratio", title: "Flat groups", unit: "share of groups", ratio: true },
-    ],
-  },
-  {
-    title: "Is the policy well",
-    curves: [
-      { name: "entropy", title: "Entropy", unit: "nat per token" },
-      { name: "kl", title: "KL to the reference", unit: "nat per token", known: KNOWN_KL },
-      { name: "old_kl", title: "KL to the old policy", unit: "nat per token", known: KNOWN_KL },
-      { name: "rollout_kl", title: "KL to the engine", unit: "nat per token", known: KNOWN_KL },
-      { name: "grad_norm", title: "Gradient's norm", unit: "before the clip" },
-      { name: "loss", title: "Loss", unit: "" },
-      { name: "clipped", title: "Clipped", unit: "share of tokens", ratio: true },
-      { name: "lr", title: "Learning rate", unit: "" },
-    ],
-  },
-  {
-    title: "Is it fast",
-    curves: [
-      { name: "tokens_per_s", title: "Speed", unit: "tokens/s" },
-      { name: "tokens_per_s_per_gpu", title: "Speed by GPU", unit: "tokens/s" },
-      { name: "mfu", title: "MFU", unit: "share of the learner's peak", ratio: true },
-      { name: "cost_per_million_tokens", title: "Cost", unit: "by million tokens" },
-      { name: "seconds", title: "Time of a step", unit: "s" },
-      { name: "staleness_mean", title: "Staleness, mean", unit: "versions" },
-      { name: "staleness_max", title: "Staleness, greatest", unit: "versions" },
-    ],
-  },
-];
+const DRAWN: Readonly<Record<string, Pick<Curve, "spread" | "known">>> = {
+  reward_mean: { spread: "reward_std" },
+  kl: { known: KNOWN_KL },
+  old_kl: { known: KNOWN_KL },
+  rollout_kl: { known: KNOWN_KL },
+};
+
+/** A metric's curve; a number that is none has its name alone. */
+export function curveOf(name: string): Curve {
+  const fact = METRICS[name];
+  return { name, title: fact?.title ?? name, unit: fact?.caption ?? "", ratio: fact?.share ?? false, ...DRAWN[name] };
+}
+
+const NAMES = {
+  "Does it learn": ["reward_mean", "completion_tokens_mean", "cut_off_ratio", "flat_groups_ratio"],
+  "What its sessions do": ["turns_mean", "rollouts_truncated_ratio", "rollouts_policy_fault_ratio", "tool_seconds_mean", "engine_seconds_mean", "tokens_not_drawn"],
+  "Is the policy well": ["entropy", "kl", "old_kl", "rollout_kl", "grad_norm", "loss", "clipped", "lr"],
+  "Is it fast": ["tokens_per_s", "tokens_per_s_per_gpu", "mfu", "cost_per_million_tokens", "seconds", "staleness_mean", "staleness_max"],
+};
+
+export const SECTIONS: readonly Section[] = Object.entries(NAMES).map(([title, names]) => ({ title, curves: names.map(curveOf) }));
 
 const CHOSEN = new Set(SECTIONS.flatMap((section) => section.curves.flatMap((curve) => [curve.name, curve.spread ?? curve.name])));
 

@@ -2,21 +2,15 @@
  * What groups of runs come to: of each number the mean of its members, and how far they spread. The words are the
  * server's; a click on a heading sorts groups and runs alike.
  */
+import { RUNS } from "../../facts";
 import { whole } from "../../format";
 import type { RunGroup } from "../../rest";
 import { hrefOf } from "../../route";
 import { MOST_RUNS } from "../compare/runs";
 import { Heading } from "./Heading";
 
-const NUMBERS: readonly [string, string][] = [
-  ["step", "Steps"],
-  ["reward", "Reward"],
-  ["held_out", "Best held-out"],
-  ["held_out_last", "Last held-out"],
-  ["tokens_per_s", "Tokens/s"],
-  ["cost", "Cost"],
-  ["took", "Took"],
-];
+/** Beside each other, the newest evaluation says of what it is the last. */
+const NUMBERS: readonly [string, string][] = Object.entries(RUNS).flatMap(([name, one]) => (one.mean ? [[name, name === "held_out_last" ? "Last held-out" : one.title]] : []));
 
 /** Names of members in a line; the others are counted. */
 const NAMED = 4;

@@ -1,5 +1,6 @@
 /** The columns of the table of runs, by the names that the server filters and sorts by. */
 import type { ReactNode } from "react";
+import { RUNS } from "../../facts";
 import { duration, moment, percent, short, whole, words } from "../../format";
 import { Badge, toneOfPhase } from "../../parts/Badge";
 import { Sparkline } from "../../parts/Sparkline";
@@ -41,24 +42,26 @@ export function lastHeldOut(run: Run): string {
  * What is looked at first comes first, so that a screen of 1440 pixels has it without scrolling, up to the tags. The box
  * to compare by, the name, and what changes the tags, are the table's own.
  */
-export const COLUMNS: readonly RunColumn[] = [
-  { name: "phase", title: "Phase", width: 7.25, cell: (run) => <Badge tone={toneOfPhase(run.phase)}>{words(run.phase)}</Badge> },
-  { name: "step", title: "Steps", width: 6.5, number: true, cell: (run) => (run.steps ? `${whole(run.step)} of ${whole(run.steps)}` : whole(run.step)) },
-  { name: "reward", title: "Reward", width: 4.5, number: true, cell: (run) => short(run.reward) },
+const DRAWN: readonly (Omit<RunColumn, "title"> & { title?: string })[] = [
+  { name: "phase", width: 7.25, cell: (run) => <Badge tone={toneOfPhase(run.phase)}>{words(run.phase)}</Badge> },
+  { name: "step", width: 6.5, number: true, cell: (run) => (run.steps ? `${whole(run.step)} of ${whole(run.steps)}` : whole(run.step)) },
+  { name: "reward", width: 4.5, number: true, cell: (run) => short(run.reward) },
   { name: "", title: "Curve", width: 3.5, there: (run) => run.rewards.length > 1, cell: (run) => run.rewards.length > 1 && <Sparkline values={run.rewards} label={`Reward of ${run.name} over its steps`} /> },
-  { name: "held_out", title: "Best held-out", width: 10, there: (run) => run.held_out.length > 0, cell: heldOut, full: (run) => run.held_out.map((one) => heldOut({ ...run, held_out: [one] })).join(", ") },
-  { name: "held_out_last", title: "Last", width: 6.25, there: (run) => run.held_out.length > 0, cell: lastHeldOut, full: (run) => (run.held_out[0] ? `The newest evaluation of ${run.held_out[0].set}: ${lastHeldOut(run)}` : "") },
-  { name: "cost", title: "Cost", width: 4.5, number: true, there: (run) => run.cost !== null, cell: (run) => short(run.cost) },
-  { name: "took", title: "Took", width: 5.25, cell: (run) => duration(tookOf(run)) },
-  { name: "reason", title: "Why", width: 8.5, cell: outcome, full: outcome },
-  { name: "notes", title: "Note", width: 8.5, there: (run) => run.notes !== "", cell: (run) => <span className="muted">{run.notes}</span>, full: (run) => run.notes },
-  { name: "tags", title: "Tags", width: 14, narrow: 3.5, cell: () => null, full: (run) => run.tags.join(", ") },
-  { name: "tokens_per_s", title: "Tokens/s", width: 5, number: true, there: (run) => run.tokens_per_s !== null, cell: (run) => short(run.tokens_per_s) },
-  { name: "model", title: "Model", width: 8, there: (run) => run.model !== "", cell: (run) => run.model, full: (run) => run.model },
-  { name: "recipe", title: "Recipe", width: 5.5, there: (run) => run.recipe !== "", cell: (run) => run.recipe, full: (run) => run.recipe },
-  { name: "seed", title: "Seed", width: 3.5, number: true, there: (run) => run.seed !== null, cell: (run) => whole(run.seed) },
-  { name: "started", title: "Began", width: 9, cell: (run) => moment(run.submitted_at) },
+  { name: "held_out", width: 10, there: (run) => run.held_out.length > 0, cell: heldOut, full: (run) => run.held_out.map((one) => heldOut({ ...run, held_out: [one] })).join(", ") },
+  { name: "held_out_last", width: 6.25, there: (run) => run.held_out.length > 0, cell: lastHeldOut, full: (run) => (run.held_out[0] ? `The newest evaluation of ${run.held_out[0].set}: ${lastHeldOut(run)}` : "") },
+  { name: "cost", width: 4.5, number: true, there: (run) => run.cost !== null, cell: (run) => short(run.cost) },
+  { name: "took", width: 5.25, cell: (run) => duration(tookOf(run)) },
+  { name: "reason", width: 8.5, cell: outcome, full: outcome },
+  { name: "notes", width: 8.5, there: (run) => run.notes !== "", cell: (run) => <span className="muted">{run.notes}</span>, full: (run) => run.notes },
+  { name: "tags", width: 14, narrow: 3.5, cell: () => null, full: (run) => run.tags.join(", ") },
+  { name: "tokens_per_s", width: 5, number: true, there: (run) => run.tokens_per_s !== null, cell: (run) => short(run.tokens_per_s) },
+  { name: "model", width: 8, there: (run) => run.model !== "", cell: (run) => run.model, full: (run) => run.model },
+  { name: "recipe", width: 5.5, there: (run) => run.recipe !== "", cell: (run) => run.recipe, full: (run) => run.recipe },
+  { name: "seed", width: 3.5, number: true, there: (run) => run.seed !== null, cell: (run) => whole(run.seed) },
+  { name: "started", width: 9, cell: (run) => moment(run.submitted_at) },
 ];
+
+export const COLUMNS: readonly RunColumn[] = DRAWN.map((column) => ({ title: RUNS[column.name]?.title ?? column.name, ...column }));
 
 export function widthOf(column: RunColumn, runs: readonly Run[]): number {
   return column.narrow !== undefined && !runs.some((run) => column.full?.(run)) ? column.narrow : column.width;

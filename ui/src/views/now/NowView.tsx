@@ -6,7 +6,7 @@ import { short } from "../../format";
 import { Badge } from "../../parts/Badge";
 import { Refused } from "../../parts/Refused";
 import { Sparkline } from "../../parts/Sparkline";
-import type { Account, NowSchema, Tone } from "../../rest";
+import type { Account, Now, Tone } from "../../rest";
 import { hrefOf } from "../../route";
 import { promiseOf } from "../account/promise";
 import { LateIncidents } from "./LateIncidents";
@@ -15,7 +15,7 @@ import "./now.css";
 
 export default function NowView() {
   const { job, tick } = useLive();
-  const { data: now, error } = useJob<NowSchema>("/now");
+  const { data: now, error } = useJob<Now>("/now");
   const { data: view } = useJobView();
   const { steps } = useSteps(job, tick);
   const last = steps.at(-1);

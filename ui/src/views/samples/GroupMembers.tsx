@@ -5,7 +5,7 @@ import { anything, short, whole, words } from "../../format";
 import { Refused } from "../../parts/Refused";
 import type { SampleItem, SamplePage } from "../../rest";
 import { setParams } from "../../route";
-import { rolloutsOf } from "./rollouts";
+import { passedOn, rolloutsOf } from "./rollouts";
 import { tokensHref } from "./SamplesView";
 
 const MOST = 64;
@@ -40,8 +40,9 @@ export function GroupMembers({ job, item }: { job: string; item: SampleItem }) {
               {mean !== null && one.reward !== null && <span className="muted">{one.reward >= mean ? "+" : ""}{short(one.reward - mean)} against the mean</span>}
             </div>
             <p className="muted small">
-              {whole(one.tokens)} tokens, {words(one.outcome)}, {one.finish_reason || "–"}; {one.versions.map(([version]) => `v${version}`).join(" → ")} on {one.instances.map(([name]) => name).join(" → ")}
+              {whole(one.tokens)} tokens, {words(one.outcome)}, {one.finish_reason || "–"}; {passedOn(one.versions).map((version) => `v${version}`).join(" → ")} on {passedOn(one.instances).join(" → ")}
             </p>
+            {one.session && <p className="small">{one.session.sentence}.</p>}
             {Object.keys(one.more).length > 0 && <p className="small">{Object.entries(one.more).map(([name, value]) => `${name} ${anything(value)}`).join(", ")}</p>}
             <a href={tokensHref(job, one)}>Tokens</a>
             <pre className="text" tabIndex={0} aria-label={`Answer ${one.sample}`}>{one.answer ?? "(no text)"}</pre>

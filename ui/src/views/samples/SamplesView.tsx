@@ -11,6 +11,7 @@ import { filtersOf } from "./filters";
 import { GroupMembers } from "./GroupMembers";
 import { HeldOut } from "./HeldOut";
 import { useSampleList } from "./pages";
+import { passedOn } from "./rollouts";
 import { RewardHistogram } from "./RewardHistogram";
 import { SampleFilters } from "./SampleFilters";
 import "./samples.css";
@@ -75,13 +76,14 @@ function beginningOf(prompt: string | null): string {
 
 function Line({ item }: { item: SampleItem | undefined }) {
   if (!item) return <span className="muted">…</span>;
+  const by = passedOn(item.instances);
   return (
     <>
       <span className="reward">{short(item.reward)}</span>
       <span className="where mono">{item.step}/{item.group}/{item.sample}</span>
       <span className="length">{whole(item.tokens)} tok</span>
       <span className="outcome">{words(item.outcome)}{item.finish_reason === "length" ? ", cut off" : ""}</span>
-      <span className="by">{item.instances.length > 1 ? `${item.instances[0]?.[0]} +${item.instances.length - 1}` : item.instances[0]?.[0]}</span>
+      <span className="by">{by.length > 1 ? `${by[0]} +${by.length - 1}` : by[0]}</span>
       <span className="of muted" title={item.prompt ?? undefined}>{beginningOf(item.prompt)}</span>
       <span className="answer">{item.answer ?? "(no text)"}</span>
       {item.right_answer != null && <span className="right muted" title={`Right answer: ${item.right_answer}`}>right answer: {item.right_answer}</span>}

@@ -5,3 +5,8 @@ import type { SampleItem } from "../../rest";
 export function rolloutsOf(members: readonly SampleItem[]): SampleItem[] {
   return [...new Map(members.map((one) => [one.rollout ?? one.sample, one])).values()];
 }
+
+/** What follows one another in stretches of tokens, each change once: turns of one instance are stretches of their own. */
+export function passedOn<T>(stretches: readonly (readonly [T, number, number])[]): T[] {
+  return stretches.map(([what]) => what).filter((what, at, all) => at === 0 || what !== all[at - 1]);
+}

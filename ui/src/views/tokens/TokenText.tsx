@@ -4,6 +4,7 @@
  */
 import { memo, useMemo, type ReactNode } from "react";
 import type { SampleTokens } from "../../rest";
+import { marksOf } from "./conversation";
 import { jointsOf, seesLoss, type Joint, type Scale } from "./scales";
 
 /** A piece ends with a line of the text after `LEAST` tokens, or anywhere after `MOST`. */
@@ -31,7 +32,7 @@ interface Props {
 }
 
 export function TokenText({ sample, scale, chosen, onChoose }: Props) {
-  const joints = jointsOf(sample);
+  const joints = [...marksOf(sample), ...jointsOf(sample)];
   const chunks = useMemo(() => chunksOf(sample), [sample]);
   const choose = (event: React.MouseEvent): void => {
     const at = (event.target as HTMLElement).dataset["at"];
@@ -58,8 +59,7 @@ interface ChunkProps {
 const Chunk = memo(function Chunk({ sample, scale, from, to, chosen, joints }: ChunkProps) {
   const parts: ReactNode[] = [];
   for (let at = from; at < to; at++) {
-    const joint = joints.find((one) => one.at === at);
-    if (joint) parts.push(<span key={`joint-${at}`} className="joint">{joint.text}</span>);
+    for (const joint of joints) if (joint.at === at) parts.push(<span key={`joint-${at}-${joint.text}`} className="joint">{joint.text}</span>);
     const seen = seesLoss(sample, at);
     const classes = ["t", seen ? scale.classes[at] : "masked", at === chosen ? "chosen" : ""].filter(Boolean).join(" ");
     parts.push(<span key={at} id={`t${at}`} data-at={at} className={classes}>{pieceOf(sample, at)}</span>);

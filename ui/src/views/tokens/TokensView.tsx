@@ -8,6 +8,7 @@ import { Refused } from "../../parts/Refused";
 import type { SampleTokens } from "../../rest";
 import { hrefOf, setParams, useRoute } from "../../route";
 import { jointsOf, modesOf, scaleOf, TITLES } from "./scales";
+import { Conversation } from "./Conversation";
 import { TokenFacts } from "./TokenFacts";
 import { TokenStrip } from "./TokenStrip";
 import { TokenText } from "./TokenText";
@@ -50,6 +51,7 @@ export default function TokensView() {
         {Object.entries(sample.more).map(([name, value]) => <span key={name} className="muted">; {name} {anything(value)}</span>)}
       </p>
       {sample.right_answer != null && <p className="right-answer">Right answer: <strong>{sample.right_answer}</strong></p>}
+      <Conversation sample={sample} onChoose={choose} />
       <div className="row" role="group" aria-label="Colour by">
         <span className="muted" aria-hidden="true">Colour by</span>
         {modes.map((one) => (

@@ -44,7 +44,7 @@ const KINDS = 6;
 /** The modes for which the sample has values, in the order in which they are offered. */
 export function modesOf(sample: SampleTokens): Mode[] {
   const modes: Mode[] = ["version"];
-  if (sample.instances.length > 1) modes.push("instance");
+  if (new Set(sample.instances.map(([name]) => name)).size > 1) modes.push("instance");
   if (sample.logprobs) modes.push("engine");
   if (sample.trainer_logprobs) modes.push("trainer");
   if (sample.trainer_logprobs && sample.logprobs) modes.push("difference");
@@ -132,9 +132,11 @@ export interface Joint {
 /** Where the sample went on elsewhere, or with other weights. */
 export function jointsOf(sample: SampleTokens): Joint[] {
   const places = new Map<number, string[]>();
-  const add = (at: number, text: string): void => void places.set(at, [...(places.get(at) ?? []), text]);
-  sample.instances.slice(1).forEach(([name, at], index) => add(at, `${sample.instances[index]?.[0]} → ${name}`));
-  sample.versions.slice(1).forEach(([version, at], index) => add(at, `v${sample.versions[index]?.[0]} → v${version}`));
+  const add = (at: number, from: string, to: string): void => {
+    if (from !== to) places.set(at, [...(places.get(at) ?? []), `${from} → ${to}`]);
+  };
+  sample.instances.slice(1).forEach(([name, at], index) => add(at, `${sample.instances[index]?.[0]}`, name));
+  sample.versions.slice(1).forEach(([version, at], index) => add(at, `v${sample.versions[index]?.[0]}`, `v${version}`));
   return [...places].sort(([a], [b]) => a - b).map(([at, texts]) => ({ at, text: texts.join(", ") }));
 }
 
