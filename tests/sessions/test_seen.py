@@ -29,6 +29,7 @@ async def test_where_sessions_are(plane: SessionPlane) -> None:
     assert (told(plane)["at_engine"], told(plane)["with_agent"]) == (0, 1)
     assert told(plane)["since_start"]["turns"] == 1
     await plane.end(session, outcome="policy_fault", reward=0.0, reason="it called no tool")
+    assert told(plane)["since_start"]["faults"] == []
     assert told(plane)["since_start"]["outcomes"] == {
         "scored": 0,
         "truncated": 0,
@@ -88,6 +89,7 @@ async def test_no_time_is_made_up_where_a_manager_died(plane: SessionPlane) -> N
     await plane.kill()
     await plane.start()
     await agent.back()
+    await plane.settled()
     second = plane.turning(session, [*PROMPT, 1, 2, 50])
     await drawn(agent, 1)
     await second
@@ -99,3 +101,4 @@ async def test_no_time_is_made_up_where_a_manager_died(plane: SessionPlane) -> N
     assert [turn.waited_s for turn in row_turns(row)] == [None, None]
     assert not {TOOL_S, ENGINE_S} & row.extras.keys()
     assert len(row.extras[PATH]) == 2
+    assert told(plane)["since_start"]["turns"] == 1  # since this manager began

@@ -512,7 +512,9 @@ class SessionLedger:
         the sessions of which all is written."""
         turns = [found[1] for request in complete if (found := self._turns.get(request.number)) is not None]
         for turn in turns:
-            turn.is_written, turn.told_at = True, now
+            if not turn.is_written:  # a new manager hears again of what an earlier one wrote
+                turn.is_written, turn.told_at = True, now
+                self.counts.turns += 1
             self._open.pop(turn.request.number, None)
         written, self._writing = self._writing - self._changed, set()
         sessions = [session for name in written if (session := self.sessions.get(name)) is not None]
@@ -521,7 +523,6 @@ class SessionLedger:
             if session.outcome is not None:
                 session.ended_at = now
                 self.counts.ended(session.id, session.outcome, session.reason)
-        self.counts.turns += len(turns)
         return turns, sessions
 
     def restore(self, rows: Mapping[str, bytes], now: float) -> list[Session]:
