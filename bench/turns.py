@@ -226,12 +226,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="of each way, with --gpu")
     parser.add_argument("--within", type=float, default=300.0, help="seconds after which no round begins")
     parser.add_argument("--engine", choices=("sglang", "embedded"), default="sglang")
-    parser.add_argument("--sessions", type=int, default=256)
+    parser.add_argument("--sessions", type=int, default=256, help="with --gpu; in groups of 8")
     parser.add_argument("--python", default="", help="SGLang's; this one if not given")
     parser.add_argument("engine_args", nargs="*", help="further arguments of SGLang's command line")
     given = parser.parse_args()
     if given.dry_run:
-        given.open, given.seconds, given.warm, given.engines, given.sessions = 16, 2.0, 2.0, 2, 4
+        given.open, given.seconds, given.warm, given.engines, given.sessions = 16, 2.0, 2.0, 2, 8
+    given.sessions = -(-given.sessions // 8) * 8
     results: Row = {
         "command": " ".join(["python", "bench/turns.py", *sys.argv[1:]]),
         "machine": {

@@ -33,6 +33,7 @@ from turns import Case  # noqa: E402
 
 from gyre.rollouts.protocol.progress import End  # noqa: E402
 
+rollout_load.CHECK_EVERY = 1
 encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder().decode
 HEADERS = {"Authorization": "Bearer bench"}
@@ -108,9 +109,12 @@ class Trainer(rollout_load.Trainer):
         self.checked += 1
         low, high = self.load.options["tokens"]
         for sample in group.samples:
-            drawn, first = sample.token_ids[sample.mask], int(group.prompt_ids[0])
-            del first
-            self.wrong += not (low <= len(drawn) <= high * self.load.case.turns)
+            # sessions begin with numbers of their own, and so their rows have no prompt in common
+            base = rollout_load.base_of(int(sample.token_ids[0]), 0)
+            position = np.arange(low + base % (high - low))
+            turn = rollout_load.tokens_of(np.full(len(position), base, np.int64), position)
+            drawn = sample.token_ids[sample.mask]
+            self.wrong += not np.array_equal(drawn, np.tile(turn, self.load.case.turns))
 
 
 class Load:
@@ -177,6 +181,7 @@ class Load:
             "sessions_ended": self.sessions,
             "stayed": self.turns.stayed() if options["agents"] else None,
             "groups": self.trainer.groups,
+            "checked": self.trainer.checked,
             "wrong": self.trainer.wrong,
             "load_cpu_share": cpu / (until - began),
             "load_late": rollout_load.quantiles(self.late_s),

@@ -1,7 +1,7 @@
 """An agent with its engine, as an instance runs it, for `bench/turns.py --gpu`.
 
 It says where its engine listens when it serves, and at each line on stdin of every request that has ended since the
-last one: (first token of its prompt, tokens of it, how many of them the engine had cached). It ends when stdin does.
+last one: (its session, tokens of its prompt, how many of them the engine had cached). It ends when stdin does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from turns import session_of
 
 from gyre.engines.replies import StreamReader
 from gyre.logs.output import redirect_output
@@ -31,7 +35,7 @@ def watch() -> None:
 
     def started(self: Any, request: Any, vocabulary: int | None = None) -> None:
         init(self, request, vocabulary)
-        self.prompt_is = int(request.input_ids[0]), len(request.input_ids)
+        self.prompt_is = session_of(request.input_ids), len(request.input_ids)
 
     def read(self: Any, body: dict[str, Any]) -> Any:
         found = chunk(self, body)

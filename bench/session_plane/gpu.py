@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import numpy as np
-from session_plane.turns import Case
+from session_plane.turns import Case, name_of, session_of
 
 Row = dict[str, Any]
 encode = msgspec.json.Encoder().encode
@@ -66,12 +66,13 @@ Turn = Callable[[list[int]], Awaitable[list[int]]]
 
 async def talk(case: Case, first: int, number: int, ran: Ran, turn: Turn) -> None:
     """A session: the same prompts and tools whoever answers, but for what is drawn."""
-    ids: list[int] = []
+    ids = name_of(number, case.vocabulary)
+    session = session_of(ids)
     for at in range(case.turns):
         if at:
-            ran.could[number, len(ids) + case.added_tokens] = len(ids) - 1  # no pass has read its last token
+            ran.could[session, len(ids) + case.added_tokens] = len(ids) - 1  # no pass has read its last token
             await asyncio.sleep(case.tool_of(first, at))
-        ids += [number, *case.tokens_of(first, 0)[1:]] if not at else case.tokens_of(first, at)
+        ids += case.tokens_of(first, at)
         began = time.monotonic()
         drawn = await turn(ids)
         ran.turn_s.append(time.monotonic() - began)
@@ -193,7 +194,7 @@ class Bench:
         async def turn(ids: list[int]) -> list[int]:
             asked = {"input_ids": ids, "sampling_params": params, "return_logprob": True, "stream": False}
             told = await self._post(f"{url}/generate", asked, headers)
-            ran.cached[ids[0], len(ids)] = int(told["meta_info"].get("cached_tokens") or 0)
+            ran.cached[session_of(ids), len(ids)] = int(told["meta_info"].get("cached_tokens") or 0)
             found: list[int] = told["output_ids"]
             return found
 
@@ -251,7 +252,6 @@ class Bench:
         return ran
 
     def _number(self) -> int:
-        """What a session's first prompt begins with: two that begin alike would share a prefix."""
         self._next_number += 1
         return self._next_number
 

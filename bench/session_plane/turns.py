@@ -6,6 +6,7 @@ All of it follows from the number of a session and of its turn, so that two side
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,18 @@ TOOL_S = 0.5
 
 SPREAD = 0.8
 """Of its logarithm: one tool in a hundred takes over 3 s."""
+
+
+def name_of(number: int, vocabulary: int) -> list[int]:
+    """The two tokens that a session's first prompt begins with, of a small vocabulary, too: two that begin alike would
+    share a prefix."""
+    base = vocabulary - 32
+    return [16 + number // base, 16 + number % base]
+
+
+def session_of(ids: Sequence[int]) -> int:
+    """What stands for those two tokens."""
+    return int(ids[0]) << 20 | int(ids[1])
 
 
 @dataclass(frozen=True)

@@ -424,8 +424,8 @@ class RolloutsChanged(ReportedEvent):
     `InstanceJoined`, `InstanceLeft`, `InstanceDraining`, `InstanceSuspended`, `RecallIgnored`, `AddressIgnored`,
     `EngineStarted`, `EngineStartFailed`, `EngineDied`, `EngineLimited`, `LoaderFallback`, `SampleQuarantined`,
     `WindowClosed`, `MemoryNotReleased`, `WeightsRefused`, `FetchFault`, `TransferChosen`,
-    `SparePromoted`, `SpareRelieved`, `PolicyNotServed`, `PolicyServed` or `PeerRefused`; the rollout plane's log has
-    the rest."""
+    `SparePromoted`, `SpareRelieved`, `PolicyNotServed`, `PolicyServed`, `SessionFault`, `SessionsPaused`,
+    `SessionsResumed`, `AgentLost` or `PeerRefused`; the rollout plane's log has the rest."""
 
     vertex: str
     incarnation: int

@@ -46,9 +46,9 @@ def test_a_jobs_view_has_no_key_that_is_not_listed(shared_job: StandingJob) -> N
     ("record", "schema", "elsewhere"),
     [
         (state.JobRecord, schemas.Job, {*schemas.JOBS_OWN}),
-        (state.VertexRecord, schemas.Vertex, {*schemas.VERTEXS_OWN}),
-        (state.Incident, schemas.Incident, set()),
-        (evaluation.Evaluation, schemas.Evaluation, set()),
+        (state.VertexRecord, schemas.VertexSchema, {*schemas.VERTEXS_OWN}),
+        (state.Incident, schemas.IncidentSchema, set()),
+        (evaluation.Evaluation, schemas.EvaluationSchema, set()),
         (state.TrainingRecord, schemas.Training, set()),
         (state.LearningWarning, schemas.LearningWarningSchema, {"holds"}),  # those that hold are told
         (state.JoinToken, schemas.JoinTokenSchema, {"digest"}),  # it is nobody's business

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gyre.api import RLJobBuilder
 from gyre.api.handle import JobHandle
 from gyre.api.home import home
 from gyre.api.job_replay import replay_job
@@ -96,9 +97,11 @@ def start(kill_home: Path) -> Iterator[Callable[..., Run]]:
     `slack` steps beyond the one that the test asked for: at least `max_staleness`, or the step itself may be held."""
     runs: list[Run] = []
 
-    def begin(*, slack: int = 2, from_: str | Path | None = None, **overrides: Any) -> Run:
+    def begin(
+        *, slack: int = 2, from_: str | Path | None = None, job: RLJobBuilder | None = None, **overrides: Any
+    ) -> Run:
         config = {"gated": True, **overrides.pop("config", {})}
-        job = tiny_job(config=config, **overrides).build()
+        job = (job or tiny_job(config=config, **overrides)).build()
         handle = job.submit(f"kill-{uuid.uuid4().hex[:8]}", home_path=kill_home, from_=from_)
         gate = Gate(home(kill_home).job_directory(handle.job_id))
         runs.append(Run(handle, HeldFaults(handle, gate, slack=slack), gate))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gyre.api import RLJobBuilder
+from gyre.api.demo import AGENT_CONFIG
 
 STEPS = 20
 
@@ -94,3 +95,37 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
     if reward_cpu is not None:
         builder = builder.resources(cpu=reward_cpu)
     return builder.end()
+
+
+def agent_job(steps: int = STEPS, **config: Any) -> RLJobBuilder:
+    """The demo's agents, made tiny: two vertices run sessions of up to four turns, over one engine."""
+    builder = (
+        RLJobBuilder()
+        .node_num(1)
+        .device_per_node(8)
+        .device_type("CPU")
+        .recipe("grpo")
+        .config(
+            {
+                **AGENT_CONFIG,
+                "seed": 7,
+                "sampling": {"n": 4, "temperature": 1.0, "max_new_tokens": 12},
+                "warm_start": {"max_steps": 60, "batch": 64, "lr": 4e-3, "slips": 0.6},
+                "pace_s": 0.05,
+                "collective_timeout_s": 60,
+                **config,
+            }
+        )
+        .run(
+            steps=steps,
+            prompts_per_step=16,
+            groups_per_firing=4,
+            groups_per_micro_batch=8,
+            checkpoint_every=5,
+            evaluate_every=4,
+            held_out=16,
+        )
+        .failover(silence_timeout_s=30.0, master_hung_after_s=4.0, backoff_s=0.1)
+    )
+    builder = builder.actor().total(1).rollout().total(1).agent().total(2)
+    return builder.reward("tests.kill.workloads", "PacedSessions").total(1).end()

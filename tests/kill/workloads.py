@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from gyre.agents.reward import SessionReward
 from gyre.rollouts import Group
 from gyre.workloads import operator
 from gyre.workloads.rewards import ExactMatchReward
@@ -15,6 +16,16 @@ from tests.kill.gate import wait_at_gate
 class PacedReward(ExactMatchReward):
     """Scores as ever, takes at least `config["pace_s"]` for it, and waits at the gate: whatever dies, the job is still
     there when it is back, and does not end before the test is done with it."""
+
+    @operator
+    def score(self, groups: list[Group], *, step: int) -> list[Group]:  # type: ignore[override]
+        time.sleep(self.config["pace_s"])
+        wait_at_gate(self, step)
+        return super().score(groups)
+
+
+class PacedSessions(SessionReward):
+    """Keeps the rewards of sessions, at the same pace."""
 
     @operator
     def score(self, groups: list[Group], *, step: int) -> list[Group]:  # type: ignore[override]

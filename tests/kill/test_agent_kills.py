@@ -1,0 +1,62 @@
+"""A real job with agents on a real Ray cluster. Whatever dies while sessions run, the job ends with the very weights of
+an undisturbed run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gyre.api.home import home
+from gyre.testing.processes import ProcessFaults
+from tests.kill.conftest import Run
+from tests.kill.gate import Gate
+from tests.kill.jobs import agent_job
+
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(300)]
+
+STEPS = 12
+
+DEATHS = (
+    (1, "agent-0"),
+    (3, "rollout_manager-0"),
+    (4, "rollout-0"),
+    (6, "agent-1"),
+    (7, "trainer-0"),
+    (9, "master"),
+)
+"""After which step who is killed."""
+
+
+@pytest.fixture(scope="module")
+def calm_digest(kill_home: Path) -> str:
+    """Of the final weights of a run that nobody disturbs."""
+    handle = agent_job(STEPS).build().submit("calm-agents", home_path=kill_home)
+    run = Run(handle, ProcessFaults(handle), Gate(home(kill_home).job_directory(handle.job_id)))
+    view = run.end(steps=STEPS)
+    assert view["incidents"] == []
+    handle.close()
+    return str(view["job"]["result"]["digest"])
+
+
+def test_whatever_is_killed_the_weights_come_out_the_same(
+    start: Callable[..., Run], calm_digest: str
+) -> None:
+    run = start(job=agent_job(STEPS, gated=True))
+    for step, name in DEATHS:
+        run.faults.reach_step(step)
+        (victim,) = run.faults.kill(name)
+        assert run.faults.replaced(victim).pid != victim.pid
+    view = run.end(steps=STEPS)
+    assert view["job"]["result"]["digest"] == calm_digest
+    told = [event["body"] for event in run.handle.events() if event["kind"] == "RolloutsChanged"]
+    assert not [body for body in told if body["what"] == "SessionFault"]
+
+
+def test_agents_and_the_manager_at_once(start: Callable[..., Run], calm_digest: str) -> None:
+    run = start(job=agent_job(STEPS, gated=True))
+    run.faults.reach_step(3)
+    for victim in run.faults.kill("agent-0", "agent-1", "rollout_manager-0"):
+        run.faults.replaced(victim)
+    assert run.end(steps=STEPS)["job"]["result"]["digest"] == calm_digest
