@@ -34,6 +34,7 @@ export const METRICS: Readonly<Record<string, Fact>> = {
   completion_tokens_max: { title: "completion_tokens_max", caption: "tokens", share: false },
   cut_off_ratio: { title: "Cut off", caption: "share of answers", share: true },
   flat_groups_ratio: { title: "Flat groups", caption: "share of groups", share: true },
+  turns_mean: { title: "Turns of a rollout", caption: "", share: false },
   turns_max: { title: "Turns of a rollout, most", caption: "", share: false },
   rollouts_scored_ratio: { title: "Rollouts that were scored", caption: "share of rollouts", share: true },
   rollouts_truncated_ratio: { title: "Rollouts that were cut off", caption: "share of rollouts", share: true },

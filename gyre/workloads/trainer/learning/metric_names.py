@@ -86,6 +86,12 @@ METRICS: dict[str, Metric] = {
     "flat_groups_ratio": Metric(
         "ratio", "trainer", "share of groups that are flat", "Flat groups", head="FLAT"
     ),
+    "turns_mean": Metric(
+        "",
+        "trainer",
+        "turns of a rollout on average; this and what follows only of a job with agents",
+        "Turns of a rollout",
+    ),
     "turns_max": Metric("", "trainer", "most turns of a rollout", "Turns of a rollout, most"),
     "rollouts_scored_ratio": Metric(
         "ratio", "trainer", "share of rollouts that ended with the agent's score", "Rollouts that were scored"
