@@ -65,7 +65,7 @@ class Child:
 
     def __init__(self, script: str, options: Row, under: list[str] | None = None) -> None:
         words = [*(under or []), sys.executable, str(HERE / "session_plane" / script), json.dumps(options)]
-        environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment
         )
