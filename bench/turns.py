@@ -49,7 +49,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
-from session_plane.turns import Case  # noqa: E402
+from session_plane.session_case import Case  # noqa: E402
 
 MANAGER_CORE, LOAD_CORE = 0, 1
 RATE = 61.1
@@ -65,7 +65,11 @@ class Child:
 
     def __init__(self, script: str, options: Row, under: list[str] | None = None) -> None:
         words = [*(under or []), sys.executable, str(HERE / "session_plane" / script), json.dumps(options)]
-        environment = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment = {
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment
         )

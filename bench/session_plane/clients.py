@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "rollout_plane"), str(HERE)]
 
 import load as rollout_load  # noqa: E402 - bench/rollout_plane/load.py, by the path above
-from turns import Case  # noqa: E402
+from session_case import Case  # noqa: E402
 
 from gyre.rollouts.protocol.progress import End  # noqa: E402
 

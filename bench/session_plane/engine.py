@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from turns import session_of
+from session_case import session_of
 
 from gyre.engines.replies import StreamReader
 from gyre.logs.output import redirect_output

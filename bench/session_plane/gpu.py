@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import numpy as np
-from session_plane.turns import Case, name_of, session_of
+from session_plane.session_case import Case, name_of, session_of
 
 Row = dict[str, Any]
 encode = msgspec.json.Encoder().encode
@@ -109,7 +109,7 @@ class Bench:
             where = await asyncio.to_thread(agent.hear)
             ready_s = time.monotonic() - began
             self._engine = where["url"], where["key"]
-            connector = aiohttp.TCPConnector(limit=0)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
             timeout = aiohttp.ClientTimeout(total=600.0)
             async with aiohttp.ClientSession(connector=connector, timeout=timeout) as self.http:
                 ways = {"bare": self._bare, "gyre": self._gyre}
