@@ -35,7 +35,7 @@ from gyre.rollouts.plane.machine import handle
 from gyre.rollouts.plane.peers import Caller
 from gyre.rollouts.plane.session_ledger import SessionEnded, TurnAsked
 from gyre.rollouts.plane.session_trainer import SessionsClaimed, SessionTrainer, WorkerBeat
-from gyre.rollouts.plane.session_tree import ROOT, Outcome
+from gyre.rollouts.plane.session_tree import ROOT, SessionOutcome
 from gyre.rollouts.plane.settings import ManagerSettings, SessionSettings
 from gyre.rollouts.plane.state import Plane
 from gyre.rollouts.plane.trainer import TrainerDialled, TrainerSent
@@ -171,7 +171,9 @@ def costs(sessions: int) -> dict[str, float]:
     for name, path in paths.items():
         taken["turn"].append(manager.turn(name, 1, path)[0])
     for name in paths:
-        taken["end"].append(manager.do(SessionEnded(name, Outcome.SCORED, 1.0)) + manager.do(LedgerFree()))
+        taken["end"].append(
+            manager.do(SessionEnded(name, SessionOutcome.SCORED, 1.0)) + manager.do(LedgerFree())
+        )
     for _ in range(EVENTS):
         manager.now += 0.01
         taken["tick"].append(manager.do(Ticked()))

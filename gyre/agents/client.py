@@ -109,7 +109,7 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ClientAnswer:
     """What the manager answered, whole: its status, the headers that a client reads, and the body."""
 
     status: int
@@ -181,7 +181,7 @@ class SessionClient:
 
     async def _post(
         self, path: str, body: Mapping[str, Any], *, within_s: float = QUICK_S, answer_s: float = QUICK_S
-    ) -> Answer:
+    ) -> ClientAnswer:
         answer = await self.ask("POST", path, orjson.dumps(body), within_s=within_s, answer_s=answer_s)
         raise_refusal(answer)
         return answer
@@ -195,7 +195,7 @@ class SessionClient:
         within_s: float,
         answer_s: float = ANSWER_S,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> ClientAnswer:
         """Send these bytes until they are answered: an answer after which asking again helps is none. `answer_s` is
         the longest silence of one attempt. Raises TimeoutError after `within_s`."""
         loop = asyncio.get_running_loop()
@@ -218,7 +218,7 @@ class SessionClient:
 
     async def _attempt(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], answer_s: float
-    ) -> Answer | None:
+    ) -> ClientAnswer | None:
         """What the manager answers; None where it does not, and would another time."""
         where = self._endpoint()
         if where is None:
@@ -255,7 +255,7 @@ class SessionClient:
                             hint="Ask for fewer tokens, or without log-probs.",
                         )
                 kept = {name: response.headers[name] for name in _KEPT_HEADERS if name in response.headers}
-                return Answer(response.status, kept, bytes(content))
+                return ClientAnswer(response.status, kept, bytes(content))
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None  # a manager that dies, starts, or whose machine is gone: the next attempt finds the next one
 
@@ -268,7 +268,7 @@ class SessionClient:
 _KEPT_HEADERS = ("Content-Type", "x-should-retry", "x-request-id", "request-id")
 
 
-def raise_refusal(answer: Answer) -> None:
+def raise_refusal(answer: ClientAnswer) -> None:
     """Raises what a final refusal means: BudgetSpent, SessionLost, Unauthorized, or SessionRefused. Nothing for an
     answer."""
     if answer.status < 400:

@@ -40,7 +40,7 @@ Messages = list[Mapping[str, Any]]
 
 
 @dataclass(slots=True)
-class Progress:
+class EpisodeProgress:
     """How far a session has come: its reward so far, which it ends with where it is cut off."""
 
     reward: float = 0.0
@@ -52,7 +52,7 @@ class Episode:
 
     environment: Any
     session: Session
-    progress: Progress
+    progress: EpisodeProgress
     snapshots: bool = False
 
     async def run(self) -> Outcome:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from gyre.agents.client import Answer
+from gyre.agents.client import ClientAnswer
 from gyre.agents.outcomes import BudgetSpent
 from gyre.agents.session import Session
 
@@ -116,7 +116,7 @@ def _key_of(request: web.Request) -> bytes:
     return given.encode(errors="replace")
 
 
-def _response(answer: Answer) -> web.Response:
+def _response(answer: ClientAnswer) -> web.Response:
     return web.Response(status=answer.status, headers=dict(answer.headers), body=answer.body)
 
 

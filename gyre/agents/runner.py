@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any
 
 from gyre.agents.client import Claimed, SessionClient
-from gyre.agents.environments import Episode, Progress
+from gyre.agents.environments import Episode, EpisodeProgress
 from gyre.agents.outcomes import (
     INFRA_FAULT,
     KINDS,
@@ -58,21 +58,21 @@ MOST_PAUSE_S = 600.0
 CLAIM_PAUSE_S = 1.0
 """Before the next claim, where the manager was away for all of one or handed out what is no session."""
 
-Agent = Callable[[Session, Progress], Coroutine[Any, Any, Outcome]]
+Agent = Callable[[Session, EpisodeProgress], Coroutine[Any, Any, Outcome]]
 """Runs one session to its end, and notes its reward so far."""
 
 
 def agent_of(found: Callable[..., Any], settings: AgentRoleSettings, config: Mapping[str, Any]) -> Agent:
     """The agent that the job names: `found` is its function, or the class of its environment."""
 
-    async def environment(session: Session, progress: Progress) -> Outcome:
+    async def environment(session: Session, progress: EpisodeProgress) -> Outcome:
         made = await session.tool(partial(found, **settings.options))
         return await Episode(made, session, progress, settings.recovery == "snapshot").run()
 
-    async def coroutine(session: Session, progress: Progress) -> Outcome:
+    async def coroutine(session: Session, progress: EpisodeProgress) -> Outcome:
         return outcome_of(await found(session, **settings.options))
 
-    async def plain(session: Session, progress: Progress) -> Outcome:
+    async def plain(session: Session, progress: EpisodeProgress) -> Outcome:
         call = partial(found, BlockingSession(session), **settings.options)
         return outcome_of(await asyncio.get_running_loop().run_in_executor(session.threads, call))
 
@@ -83,7 +83,7 @@ def agent_of(found: Callable[..., Any], settings: AgentRoleSettings, config: Map
 
 
 @dataclass(slots=True)
-class Counts:
+class RunnerCounts:
     """Sessions of this worker by how they ended, and what was left behind."""
 
     ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
@@ -130,7 +130,7 @@ class SessionRunner:
         self._running: dict[str, _Running] = {}
         """By session and claim."""
         self._freed = asyncio.Event()
-        self.counts = Counts()
+        self.counts = RunnerCounts()
         self.faults = 0
         """Sessions in a row that ended by the infrastructure's fault."""
         self.last_fault = ""
@@ -240,7 +240,7 @@ class SessionRunner:
 
     async def _outcome(self, session: Session) -> Outcome:
         """Run the agent's code within the session's time. Raises SessionLost."""
-        progress = Progress()
+        progress = EpisodeProgress()
         code = asyncio.create_task(self._guarded(session, progress), name=f"agent of {session.id}")
         try:
             await asyncio.wait({code}, timeout=session.seconds_left)
@@ -254,7 +254,7 @@ class SessionRunner:
             await self._end_code(code)
             raise
 
-    async def _guarded(self, session: Session, progress: Progress) -> Outcome:
+    async def _guarded(self, session: Session, progress: EpisodeProgress) -> Outcome:
         """What the agent's code comes to, whatever it raises."""
         try:
             return await self._agent(session, progress)

@@ -13,7 +13,7 @@ from gyre.chat.history import call_id
 from gyre.chat.messages import Message, Tool
 from gyre.request_body import RequestRefused as ChatRefused
 
-__all__ = ["ChatRefused", "ChatRequest", "Reply", "said"]
+__all__ = ["ChatRefused", "ChatRequest", "FinishedTurn", "said"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ChatRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class FinishedTurn:
     """A finished turn, as the ledger has it: the same one gives the same bytes each time it is told.
 
     `created` is in whole seconds since 1970. `message` has tool-call ids. `finish` is `stop` or `length`. `prompt_ids`

@@ -16,7 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gyre.agents.client import Answer, SessionClient
+from gyre.agents.client import ClientAnswer, SessionClient
 
 SECRET = "the job's own secret"
 SILENCE_S, TAKEN_WITHIN_S = 15.0, 10.0
@@ -71,7 +71,7 @@ class Manager:
             made.append(one)
         return made
 
-    async def handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    async def handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> ClientAnswer:
         self._release()
         if headers.get("Authorization") != f"Bearer {SECRET}":
             return refused(401, "unauthorized")
@@ -86,7 +86,7 @@ class Manager:
                 return refused(410, "lost")
             if what == "snapshot":
                 one.snapshot = body
-                return Answer(200, {}, b"{}")
+                return ClientAnswer(200, {}, b"{}")
             told = json.loads(body)
             if one.ended is not None and one.ended != told:
                 return refused(422, "ended")
@@ -110,7 +110,7 @@ class Manager:
             if one.owner and one.ended is None and now - self.heard[one.owner] > SILENCE_S:
                 one.owner = ""
 
-    async def _claim(self, told: dict[str, Any]) -> Answer:
+    async def _claim(self, told: dict[str, Any]) -> ClientAnswer:
         loop = asyncio.get_running_loop()
         self.heard[told["worker"]] = loop.time()
         until = loop.time() + told["wait_s"]
@@ -143,7 +143,7 @@ class Manager:
             "max_tokens": 4096,
         }
 
-    def _beat(self, told: dict[str, Any]) -> Answer:
+    def _beat(self, told: dict[str, Any]) -> ClientAnswer:
         self.beats += 1
         worker = told["worker"]
         self.heard[worker] = asyncio.get_running_loop().time()
@@ -154,7 +154,7 @@ class Manager:
         lost = [name for name in told["sessions"] if self.sessions[name].owner != worker]
         return answered({"lost": lost})
 
-    async def _turn(self, one: Ledger, route: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    async def _turn(self, one: Ledger, route: str, headers: Mapping[str, str], body: bytes) -> ClientAnswer:
         if one.ended is not None:
             return refused(410, "ended")
         digest = blake2b(body).hexdigest()
@@ -172,8 +172,10 @@ class Manager:
             await asyncio.sleep(self.latency_s)
             one.turns[key] = json.dumps(self._drawn(one, route, told)).encode()
         if json.loads(body).get("stream"):
-            return Answer(200, {"Content-Type": "text/event-stream"}, as_stream(json.loads(one.turns[key])))
-        return Answer(200, {"Content-Type": "application/json"}, one.turns[key])
+            return ClientAnswer(
+                200, {"Content-Type": "text/event-stream"}, as_stream(json.loads(one.turns[key]))
+            )
+        return ClientAnswer(200, {"Content-Type": "application/json"}, one.turns[key])
 
     def _drawn(self, one: Ledger, route: str, told: dict[str, Any]) -> dict[str, Any]:
         one.drawn += 1
@@ -192,8 +194,8 @@ class Manager:
         }
 
 
-def answered(told: dict[str, Any]) -> Answer:
-    return Answer(200, {"Content-Type": "application/json"}, json.dumps(told).encode())
+def answered(told: dict[str, Any]) -> ClientAnswer:
+    return ClientAnswer(200, {"Content-Type": "application/json"}, json.dumps(told).encode())
 
 
 def as_stream(told: dict[str, Any]) -> bytes:
@@ -207,9 +209,9 @@ def as_stream(told: dict[str, Any]) -> bytes:
     )
 
 
-def refused(status: int, code: str) -> Answer:
+def refused(status: int, code: str) -> ClientAnswer:
     error = {"message": f"no: {code}", "type": "invalid_request_error", "code": code, "param": None}
-    return Answer(status, {"Content-Type": "application/json"}, json.dumps({"error": error}).encode())
+    return ClientAnswer(status, {"Content-Type": "application/json"}, json.dumps({"error": error}).encode())
 
 
 class Direct(SessionClient):
@@ -221,7 +223,7 @@ class Direct(SessionClient):
 
     async def _attempt(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], answer_s: float
-    ) -> Answer | None:
+    ) -> ClientAnswer | None:
         if self.manager.away:
             return None
         return await self.manager.handle(method, path, {**headers, "Authorization": f"Bearer {SECRET}"}, body)

@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 from gyre.chat.messages import Message, ToolCall
-from gyre.chat.requests import Reply
+from gyre.chat.requests import FinishedTurn
 
 CALL = ToolCall("call_1", "calculator", '{"expression": "37*58"}')
 CALLS = Message("assistant", "let me see", "a product", (CALL,))
 ANSWERS = Message("assistant", "It is 2146.")
 
 
-def reply(message: Message = ANSWERS, finish: str = "stop", **more: Any) -> Reply:
+def reply(message: Message = ANSWERS, finish: str = "stop", **more: Any) -> FinishedTurn:
     fields: dict[str, Any] = {
         "prompt_ids": [1, 5, 6],
         "token_ids": [7, 8, 2],
@@ -21,7 +21,7 @@ def reply(message: Message = ANSWERS, finish: str = "stop", **more: Any) -> Repl
         "token_texts": ["It is", " 2146.", "\ufffd"],
         "versions": [[4, 0, 2], [5, 2, 3]],
     }
-    return Reply("turn-1", 1_700_000_000, "policy", message, finish, **(fields | more))
+    return FinishedTurn("turn-1", 1_700_000_000, "policy", message, finish, **(fields | more))
 
 
 def events_of(stream: bytes) -> list[tuple[str, Any]]:

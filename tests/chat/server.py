@@ -16,7 +16,7 @@ from gyre.chat.dialects import COUNT_TOKENS, DIALECTS, Dialect
 from gyre.chat.history import ROOT, TurnHistory, locate
 from gyre.chat.messages import Message
 from gyre.chat.plain import PlainFrame, PlainRenderer
-from gyre.chat.requests import ChatRefused, ChatRequest, Reply, said
+from gyre.chat.requests import ChatRefused, ChatRequest, FinishedTurn, said
 from gyre.chat.retries import Repeats
 from gyre.workloads.tasks.arithmetic import CharTokenizer
 
@@ -41,20 +41,20 @@ class Session:
     """The script is by the turn's number, in place of its depth."""
     turns: list[TurnHistory] = field(default_factory=list)
     paths: list[list[int]] = field(default_factory=list)
-    replies: dict[str, Reply] = field(default_factory=dict)
+    replies: dict[str, FinishedTurn] = field(default_factory=dict)
     repeats: Repeats = field(default_factory=Repeats)
     causes: list[str] = field(default_factory=list)
     asked: Counter[str] = field(default_factory=Counter)
     retry_counts: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
 
-    def reply_to(self, key: str, request: ChatRequest, name: str) -> Reply:
+    def reply_to(self, key: str, request: ChatRequest, name: str) -> FinishedTurn:
         """The turn that a request gets: the one that it had, or a new one."""
         if key not in self.replies:
             self.replies[key] = self._turn(request, name)
         return self.replies[key]
 
-    def _turn(self, request: ChatRequest, name: str) -> Reply:
+    def _turn(self, request: ChatRequest, name: str) -> FinishedTurn:
         number = len(self.turns)
         if request.prompt_ids is None:
             found = locate(self.turns, request.messages)
@@ -79,7 +79,7 @@ class Session:
         self.turns.append(TurnHistory(parent, tuple(new), message))
         self.paths.append(prompt + drawn)
         self.causes.append(cause)
-        return Reply(
+        return FinishedTurn(
             f"turn-{number}",
             1_700_000_000 + number,
             request.model,
@@ -147,7 +147,7 @@ class Server:
         asked = dialect.read(body)
         if dialect is COUNT_TOKENS:
             prompt = RENDERER.render(asked.messages, asked.tools)
-            return _json(dialect.answer(asked, Reply("", 0, "", Message("assistant"), "stop", prompt)))
+            return _json(dialect.answer(asked, FinishedTurn("", 0, "", Message("assistant"), "stop", prompt)))
         fault = session.faults.pop(0) if session.faults else ""
         if fault == "503":
             return _json(dialect.refusal(503, "unavailable", "No engine is there."), 503)
@@ -161,7 +161,7 @@ class Server:
         session: Session,
         dialect: Dialect,
         asked: ChatRequest,
-        reply: Reply,
+        reply: FinishedTurn,
         key: str,
         fault: str,
     ) -> web.StreamResponse:

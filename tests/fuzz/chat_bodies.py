@@ -17,7 +17,7 @@ from gyre.chat.dialects import COUNT_TOKENS, DIALECTS
 from gyre.chat.history import ROOT, TurnHistory, locate
 from gyre.chat.messages import Message, ToolCall
 from gyre.chat.plain import PlainRenderer
-from gyre.chat.requests import ChatRefused, Reply, said
+from gyre.chat.requests import ChatRefused, FinishedTurn, said
 from gyre.workloads.tasks.arithmetic import CharTokenizer
 from tests.fuzz.inputs import as_json, damaged, noise, twisted
 from tests.fuzz.target import Broken, Target
@@ -130,7 +130,7 @@ class ChatBodies(Target):
         message = said(self._renderer.parse(drawn, asked.tools), asked, "text", 2, "s")
         texts, logprobs = self._renderer.written(drawn), [-0.5] * len(drawn)
         finish = draw.choice(("stop", "length"))
-        reply = Reply("id", 1, asked.model, message, finish, prompt, drawn, logprobs, texts)
+        reply = FinishedTurn("id", 1, asked.model, message, finish, prompt, drawn, logprobs, texts)
         msgspec.json.decode(msgspec.json.encode(dialect.answer(asked, reply)))
         if list(dialect.events(asked, reply)) != list(dialect.events(dialect.read(sent[0]), reply)):
             raise Broken("the same again is told in other bytes")

@@ -24,7 +24,7 @@ from gyre.errors import ConfigError, Unreachable
 from gyre.failover import events as e
 from gyre.master.sink_processes import sinks_of
 from gyre.observe.http_deadline import bounded, within
-from gyre.observe.sinks.delivery import CommandDelivery, Message, Webhook
+from gyre.observe.sinks.delivery import CommandDelivery, Notification, Webhook
 from gyre.observe.sinks.following import Cursor, read_cursor, tell_new
 from gyre.observe.sinks.incidents import IncidentNews
 from gyre.observe.sinks.notify import (
@@ -60,7 +60,7 @@ class Heard:
     keys: list[str] = field(default_factory=list)
     fails: int = 0
 
-    def deliver(self, message: Message) -> None:
+    def deliver(self, message: Notification) -> None:
         self.keys.append(message.key)
         if self.fails:
             self.fails -= 1
@@ -406,7 +406,7 @@ def test_a_text_with_two_incidents_or_the_end_names_none_of_them(tmp_path: Path)
 
 # -- webhooks ---------------------------------------------------------------------------------------
 
-MESSAGE = Message("k1", b'{"text": "hello"}', "hello")
+MESSAGE = Notification("k1", b'{"text": "hello"}', "hello")
 
 
 def test_a_webhook_gets_json_with_a_key_and_the_headers(hook: Hook) -> None:
@@ -520,7 +520,7 @@ def test_a_command_gets_the_message(tmp_path: Path) -> None:
 
 def test_a_command_that_reads_nothing_and_floods_its_output_is_a_delivery() -> None:
     body = json.dumps({"text": "x" * 1_000_000}).encode()
-    command("yes | head -c 30000000").deliver(Message("k1", body, "x"))
+    command("yes | head -c 30000000").deliver(Notification("k1", body, "x"))
 
 
 def test_a_command_that_fails_says_how_it_ended() -> None:

@@ -31,7 +31,7 @@ from gyre.rollouts.plane.instructions import (
     Refuse,
     ReportEvent,
     Send,
-    Wake,
+    WakeWaiters,
     Write,
 )
 from gyre.rollouts.plane.machine import handle
@@ -39,7 +39,7 @@ from gyre.rollouts.plane.peers import Caller
 from gyre.rollouts.plane.requests import InFlightRequest
 from gyre.rollouts.plane.session_ledger import SessionEnded, TurnAsked, _turn_id
 from gyre.rollouts.plane.session_trainer import SessionsClaimed, SessionTrainer, SnapshotKept, WorkerBeat
-from gyre.rollouts.plane.session_tree import ASKED, ROOT, Outcome, Session
+from gyre.rollouts.plane.session_tree import ASKED, ROOT, LedgerSession, SessionOutcome
 from gyre.rollouts.plane.settings import ManagerSettings, SessionSettings
 from gyre.rollouts.plane.state import Plane
 from gyre.rollouts.plane.stored_account import account_in
@@ -134,7 +134,7 @@ class Witness:
     claims: list[Claim] = field(default_factory=list)
     turns: dict[str, dict[str, Asked]] = field(default_factory=dict)
     """By session and key."""
-    ends: dict[str, tuple[Outcome, float | None]] = field(default_factory=dict)
+    ends: dict[str, tuple[SessionOutcome, float | None]] = field(default_factory=dict)
     """Of sessions whose end was told."""
     wanted: dict[tuple[str, int], int] = field(default_factory=dict)
     """The groups that the trainer asked for, with their n."""
@@ -207,7 +207,7 @@ class SessionWorld:
                 self.is_due = True
             elif isinstance(one, Write):
                 self.batch = one.batch
-            elif isinstance(one, Wake):
+            elif isinstance(one, WakeWaiters):
                 self.woken |= set(one.names)
             elif isinstance(one, ReportEvent):
                 self.events.append((one.kind, one.fields))
@@ -379,7 +379,7 @@ class SessionWorld:
                 used.add(found[0])
                 count += len(tokens)
             outcome, reward = self.witness.ends.get(name, (None, sample.reward))
-            assert outcome is not Outcome.INFRA_FAULT
+            assert outcome is not SessionOutcome.INFRA_FAULT
             assert sample.reward == reward
         for index in rollouts:
             name = self._member(purpose, group.id, index)
@@ -421,7 +421,7 @@ class SessionWorld:
 
     def _drew(self, name: str, one: Asked, tokens: list[int], versions: list[int]) -> bool:
         """Whether an engine draws these tokens for the turn: what a simulated one draws follows from all before it."""
-        turn_id = _turn_id(Session(name, "", 0, 0, 0), one.key)
+        turn_id = _turn_id(LedgerSession(name, "", 0, 0, 0), one.key)
         state = mix(int(words(SEED, 32, turn_id, 0, 0)) & 0x7FFFFFFF, *one.prompt)
         for token, version in zip(tokens, versions, strict=True):
             if token_of(state, version, 0) != token:
@@ -560,9 +560,9 @@ class SessionWorld:
                     assert turn.name in self.woken or self.term > 1, "nobody was woken"
                 assert asked.told == told, "the same request has other bytes"
 
-    def end(self, claim: Claim, outcome: Outcome, reward: float) -> str:
+    def end(self, claim: Claim, outcome: SessionOutcome, reward: float) -> str:
         """Returns why it was refused, "" if not."""
-        given = None if outcome is Outcome.INFRA_FAULT else reward
+        given = None if outcome is SessionOutcome.INFRA_FAULT else reward
         try:
             self.do(SessionEnded(claim.session, outcome, given, "said so", {}, claim.number))
         except RequestRefused as error:

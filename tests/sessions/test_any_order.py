@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from gyre.rollouts.plane.session_ledger import SessionEnded
-from gyre.rollouts.plane.session_tree import Outcome
+from gyre.rollouts.plane.session_tree import SessionOutcome
 from gyre.rollouts.protocol.frames import GroupsStored
 from tests.examples import SHARE, examples
 from tests.rollouts.machine.fleet import went_through
@@ -20,7 +20,12 @@ NEWEST = 5
 WORKERS = st.sampled_from(["w", "w", "x"])
 NAMES = st.sampled_from(["a", "b"])
 OUTCOMES = st.sampled_from(
-    [*[Outcome.SCORED] * 4, Outcome.TRUNCATED, Outcome.POLICY_FAULT, Outcome.INFRA_FAULT]
+    [
+        *[SessionOutcome.SCORED] * 4,
+        SessionOutcome.TRUNCATED,
+        SessionOutcome.POLICY_FAULT,
+        SessionOutcome.INFRA_FAULT,
+    ]
 )
 
 SEEN: Counter[str] = Counter()
@@ -166,7 +171,7 @@ class Sessions(RuleBasedStateMachine):
         assert self.world.plane.groups.account.generated == before
 
     @rule(data=st.data(), outcome=OUTCOMES, reward=st.sampled_from([0.0, 0.5, 1.0]), often=st.integers(0, 2))
-    def end(self, data: st.DataObject, outcome: Outcome, reward: float, often: int) -> None:
+    def end(self, data: st.DataObject, outcome: SessionOutcome, reward: float, often: int) -> None:
         claim = self.a_claim(data)
         if claim is not None and often < 2:
             why = self.world.end(claim, outcome, reward)
@@ -180,7 +185,9 @@ class Sessions(RuleBasedStateMachine):
         world = self.world
         outcome, reward = world.witness.ends[claim.session]
         is_there = claim.session in world.ledger.sessions
-        why = world.end(claim, Outcome.POLICY_FAULT if other else outcome, 0.25 if other else reward or 0.0)
+        why = world.end(
+            claim, SessionOutcome.POLICY_FAULT if other else outcome, 0.25 if other else reward or 0.0
+        )
         assert why == (("ended" if other else "") if is_there else "not_found")
         self.seen[f"end again: {why}"] += 1
 
@@ -274,15 +281,15 @@ class Sessions(RuleBasedStateMachine):
             world.dial(name)
         self.trainer_is_back()
 
-    @rule(data=st.data(), outcome=st.sampled_from([Outcome.INFRA_FAULT, Outcome.SCORED]))
-    def kill_after_an_end(self, data: st.DataObject, outcome: Outcome) -> None:
+    @rule(data=st.data(), outcome=st.sampled_from([SessionOutcome.INFRA_FAULT, SessionOutcome.SCORED]))
+    def kill_after_an_end(self, data: st.DataObject, outcome: SessionOutcome) -> None:
         """The end is written, and what follows of it is not."""
         claim, world = self.a_claim(data), self.world
         world.commit()
         session = world.ledger.sessions.get(claim.session) if claim is not None else None
         if claim is None or session is None or session.outcome is not None or session.claim != claim.number:
             return
-        world.do(SessionEnded(session.id, outcome, None if outcome is Outcome.INFRA_FAULT else 1.0))
+        world.do(SessionEnded(session.id, outcome, None if outcome is SessionOutcome.INFRA_FAULT else 1.0))
         self.kill(True)
         self.seen["killed after an end"] += 1
 
@@ -346,7 +353,7 @@ class Sessions(RuleBasedStateMachine):
                 session.id, session.claim, session.worker, session.purpose, session.group_id, session.index
             )
             if any(one.is_written for one in session.turns):
-                world.end(claim, Outcome.SCORED, 1.0)
+                world.end(claim, SessionOutcome.SCORED, 1.0)
             elif not session.turns:
                 world.ask(claim, "settle-0", [40], None)
         for named in sorted(set(witness.delivered) - witness.stored):

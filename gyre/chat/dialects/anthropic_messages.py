@@ -25,7 +25,7 @@ from gyre.chat.dialects.dialect import (
 )
 from gyre.chat.dialects.keys import MESSAGES, MESSAGES_TOOL, TOOL_CHOICE, decoded, invalid
 from gyre.chat.messages import Message, Tool, ToolCall
-from gyre.chat.requests import ChatRequest, Reply
+from gyre.chat.requests import ChatRequest, FinishedTurn
 from gyre.request_body import Body, drawing, shown
 
 UNPARSED = "unparsed_arguments"
@@ -47,7 +47,7 @@ class AnthropicMessages:
     def read(self, body: bytes) -> ChatRequest:
         return _read(body, is_counted=False)
 
-    def answer(self, request: ChatRequest, reply: Reply) -> dict[str, Any]:
+    def answer(self, request: ChatRequest, reply: FinishedTurn) -> dict[str, Any]:
         return {
             **_head(reply),
             "content": _blocks(reply.message),
@@ -57,7 +57,7 @@ class AnthropicMessages:
             "policy_versions": [list(one) for one in reply.versions],
         }
 
-    def events(self, request: ChatRequest, reply: Reply) -> Iterator[bytes]:
+    def events(self, request: ChatRequest, reply: FinishedTurn) -> Iterator[bytes]:
         begun = {
             **_head(reply),
             "content": [],
@@ -97,7 +97,7 @@ class AnthropicCount(AnthropicMessages):
     def read(self, body: bytes) -> ChatRequest:
         return _read(body, is_counted=True)
 
-    def answer(self, request: ChatRequest, reply: Reply) -> dict[str, Any]:
+    def answer(self, request: ChatRequest, reply: FinishedTurn) -> dict[str, Any]:
         return {"input_tokens": len(reply.prompt_ids)}
 
 
@@ -225,11 +225,11 @@ def _choice(told: Any) -> tuple[bool, bool]:
     return checked_choice(kind, "tool_choice.type"), parallel
 
 
-def _head(reply: Reply) -> dict[str, Any]:
+def _head(reply: FinishedTurn) -> dict[str, Any]:
     return {"id": reply.id, "type": "message", "role": "assistant", "model": reply.model}
 
 
-def _usage(reply: Reply, drawn: int) -> dict[str, int]:
+def _usage(reply: FinishedTurn, drawn: int) -> dict[str, int]:
     return {"input_tokens": len(reply.prompt_ids), "output_tokens": drawn}
 
 
@@ -253,7 +253,7 @@ def _input(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {UNPARSED: arguments}
 
 
-def _stop_reason(reply: Reply) -> str:
+def _stop_reason(reply: FinishedTurn) -> str:
     if reply.finish == "length":
         return "max_tokens"
     return "tool_use" if reply.message.tool_calls else "end_turn"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gyre.chat.dialects.keys import STREAM_OPTIONS
-from gyre.chat.requests import ChatRequest, Reply
+from gyre.chat.requests import ChatRequest, FinishedTurn
 from gyre.request_body import MOST_NEW_TOKENS, Body, RequestRefused, refused, shown
 
 MOST_MESSAGES = 4096
@@ -35,9 +35,9 @@ class Dialect(Protocol):
         """Raises ChatRefused, of status 422."""
         ...
 
-    def answer(self, request: ChatRequest, reply: Reply) -> dict[str, Any]: ...
+    def answer(self, request: ChatRequest, reply: FinishedTurn) -> dict[str, Any]: ...
 
-    def events(self, request: ChatRequest, reply: Reply) -> Iterator[bytes]:
+    def events(self, request: ChatRequest, reply: FinishedTurn) -> Iterator[bytes]:
         """The whole stream of server-sent events of the finished turn."""
         ...
 
@@ -86,12 +86,12 @@ def includes_usage(options: Any) -> bool:
     return usage
 
 
-def usage_of(reply: Reply) -> dict[str, int]:
+def usage_of(reply: FinishedTurn) -> dict[str, int]:
     prompt, drawn = len(reply.prompt_ids), len(reply.token_ids)
     return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
 
 
-def token_logprobs(reply: Reply) -> list[dict[str, Any]]:
+def token_logprobs(reply: FinishedTurn) -> list[dict[str, Any]]:
     """OpenAI's entry of each drawn token, which alone has a log-prob. A part of a character has no bytes."""
     return [
         {

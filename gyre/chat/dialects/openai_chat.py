@@ -22,7 +22,7 @@ from gyre.chat.dialects.dialect import (
 )
 from gyre.chat.dialects.keys import CHAT, FUNCTION, TOOL, decoded, invalid
 from gyre.chat.messages import Message, Tool, ToolCall
-from gyre.chat.requests import ChatRequest, Reply
+from gyre.chat.requests import ChatRequest, FinishedTurn
 from gyre.request_body import Body, drawing, error_body, shown
 
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -57,7 +57,7 @@ class OpenaiChat:
         told.end()
         return request
 
-    def answer(self, request: ChatRequest, reply: Reply) -> dict[str, Any]:
+    def answer(self, request: ChatRequest, reply: FinishedTurn) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": 0,
             "message": {"role": "assistant", "content": None, "refusal": None} | _said(reply.message),
@@ -71,7 +71,7 @@ class OpenaiChat:
             made["prompt_token_ids"] = list(reply.prompt_ids)
         return made
 
-    def events(self, request: ChatRequest, reply: Reply) -> Iterator[bytes]:
+    def events(self, request: ChatRequest, reply: FinishedTurn) -> Iterator[bytes]:
         """The role; all that was said, with its tokens; the end; the usage, where it is asked for."""
         head = _head(reply, "chat.completion.chunk") | ({"usage": None} if request.usage else {})
         first = {**head, "choices": [_delta({"role": "assistant", "content": ""})]}
@@ -149,7 +149,7 @@ def _tool(told: Any, path: str) -> Tool:
     return tool_of(function, function.any("parameters"))
 
 
-def _head(reply: Reply, kind: str) -> dict[str, Any]:
+def _head(reply: FinishedTurn, kind: str) -> dict[str, Any]:
     return {"id": reply.id, "object": kind, "created": reply.created, "model": reply.model}
 
 
@@ -172,10 +172,10 @@ def _delta(delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _finish(reply: Reply) -> str:
+def _finish(reply: FinishedTurn) -> str:
     """An agent's loop goes on only where the reason is `tool_calls`."""
     return "tool_calls" if reply.message.tool_calls and reply.finish == "stop" else reply.finish
 
 
-def _logprobs(reply: Reply) -> dict[str, Any]:
+def _logprobs(reply: FinishedTurn) -> dict[str, Any]:
     return {"content": token_logprobs(reply), "refusal": None}

@@ -22,7 +22,7 @@ from gyre.chat.dialects.dialect import (
 )
 from gyre.chat.dialects.keys import RESPONSES, RESPONSES_TOOL, decoded, invalid
 from gyre.chat.messages import Message, Tool, ToolCall
-from gyre.chat.requests import ChatRequest, Reply
+from gyre.chat.requests import ChatRequest, FinishedTurn
 from gyre.request_body import Body, drawing, error_body, shown
 
 LOGPROBS = "message.output_text.logprobs"
@@ -54,7 +54,7 @@ class OpenaiResponses:
         told.end()
         return request
 
-    def answer(self, request: ChatRequest, reply: Reply) -> dict[str, Any]:
+    def answer(self, request: ChatRequest, reply: FinishedTurn) -> dict[str, Any]:
         is_cut = reply.finish == "length"
         return {
             **_head(request, reply),
@@ -65,7 +65,7 @@ class OpenaiResponses:
             "policy_versions": [list(one) for one in reply.versions],
         }
 
-    def events(self, request: ChatRequest, reply: Reply) -> Iterator[bytes]:
+    def events(self, request: ChatRequest, reply: FinishedTurn) -> Iterator[bytes]:
         whole = self.answer(request, reply)
         begun = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
         told: list[dict[str, Any]] = [
@@ -160,7 +160,7 @@ def _tool(told: Any, path: str) -> Tool:
     return tool_of(body, body.any("parameters"))
 
 
-def _head(request: ChatRequest, reply: Reply) -> dict[str, Any]:
+def _head(request: ChatRequest, reply: FinishedTurn) -> dict[str, Any]:
     """What a client's types want of every response."""
     return {
         "id": reply.id,
@@ -178,7 +178,7 @@ def _head(request: ChatRequest, reply: Reply) -> dict[str, Any]:
     }
 
 
-def _usage(reply: Reply) -> dict[str, Any]:
+def _usage(reply: FinishedTurn) -> dict[str, Any]:
     prompt, drawn = len(reply.prompt_ids), len(reply.token_ids)
     return {
         "input_tokens": prompt,
@@ -189,7 +189,7 @@ def _usage(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _items(request: ChatRequest, reply: Reply) -> list[dict[str, Any]]:
+def _items(request: ChatRequest, reply: FinishedTurn) -> list[dict[str, Any]]:
     message = reply.message
     items: list[dict[str, Any]] = []
     if message.reasoning:

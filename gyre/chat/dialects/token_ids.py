@@ -11,7 +11,7 @@ from typing import Any
 
 from gyre.chat.dialects.dialect import event, includes_usage, longest, usage_of
 from gyre.chat.dialects.keys import COMPLETIONS, TOKENS, TOKENS_SAMPLING, decoded
-from gyre.chat.requests import ChatRequest, Reply
+from gyre.chat.requests import ChatRequest, FinishedTurn
 from gyre.request_body import Body, drawing, error_body
 
 MOST_PROMPT = 1 << 24
@@ -39,7 +39,7 @@ class TokenIds:
         told.end()
         return request
 
-    def answer(self, request: ChatRequest, reply: Reply) -> dict[str, Any]:
+    def answer(self, request: ChatRequest, reply: FinishedTurn) -> dict[str, Any]:
         """Each drawn token has its entry, in order, by its id."""
         entries: list[dict[str, Any]] = [
             {"token": f"token_id:{token}", "logprob": float(logprob), "bytes": None, "top_logprobs": []}
@@ -54,7 +54,7 @@ class TokenIds:
         }
         return {"request_id": reply.id, "choices": [choice], "usage": usage_of(reply)}
 
-    def events(self, request: ChatRequest, reply: Reply) -> Iterator[bytes]:
+    def events(self, request: ChatRequest, reply: FinishedTurn) -> Iterator[bytes]:
         yield event(self.answer(request, reply))
         yield b"data: [DONE]\n\n"
 
@@ -81,10 +81,10 @@ class Completions:
         told.end()
         return request
 
-    def answer(self, request: ChatRequest, reply: Reply) -> dict[str, Any]:
+    def answer(self, request: ChatRequest, reply: FinishedTurn) -> dict[str, Any]:
         return {**_head(reply), "choices": [_choice(request, reply)], "usage": usage_of(reply)}
 
-    def events(self, request: ChatRequest, reply: Reply) -> Iterator[bytes]:
+    def events(self, request: ChatRequest, reply: FinishedTurn) -> Iterator[bytes]:
         head = _head(reply) | ({"usage": None} if request.usage else {})
         yield event({**head, "choices": [_choice(request, reply)]})
         if request.usage:
@@ -107,11 +107,11 @@ def _sampling(told: Body) -> dict[str, Any]:
     return drawing(told) | longest(told, "max_tokens")
 
 
-def _head(reply: Reply) -> dict[str, Any]:
+def _head(reply: FinishedTurn) -> dict[str, Any]:
     return {"id": reply.id, "object": "text_completion", "created": reply.created, "model": reply.model}
 
 
-def _choice(request: ChatRequest, reply: Reply) -> dict[str, Any]:
+def _choice(request: ChatRequest, reply: FinishedTurn) -> dict[str, Any]:
     logprobs = None
     if request.logprobs:
         logprobs = {

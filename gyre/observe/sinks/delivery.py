@@ -40,7 +40,7 @@ PIPE_CLOSES_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Notification:
     """`key` names the delivery: the same message, sent again, has the same. `body` is JSON, `text` what of it people
     read."""
 
@@ -50,7 +50,7 @@ class Message:
 
 
 class Target(Protocol):
-    def deliver(self, message: Message) -> None:
+    def deliver(self, message: Notification) -> None:
         """Raises Unreachable where it was not delivered, or cannot be known to have been."""
         ...
 
@@ -61,7 +61,7 @@ class Webhook:
     headers: Mapping[str, str]
     answer_within_s: float = ANSWER_WITHIN_S
 
-    def deliver(self, message: Message) -> None:
+    def deliver(self, message: Notification) -> None:
         headers = {
             "Content-Type": "application/json",
             "User-Agent": f"gyre/{__version__}",
@@ -112,7 +112,7 @@ class CommandDelivery:
     environment: Mapping[str, str]
     within_s: float = COMMAND_WITHIN_S
 
-    def deliver(self, message: Message) -> None:
+    def deliver(self, message: Notification) -> None:
         environment = {
             **self.environment,
             "GYRE_NOTIFY_KEY": message.key,

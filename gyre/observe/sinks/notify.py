@@ -28,7 +28,7 @@ from urllib.parse import quote as url_quote
 from gyre.clock import SleepingClock
 from gyre.config.secrets import is_address, is_header_value, resolved
 from gyre.errors import ConfigError
-from gyre.observe.sinks.delivery import CommandDelivery, Message, Target, Webhook
+from gyre.observe.sinks.delivery import CommandDelivery, Notification, Target, Webhook
 from gyre.observe.sinks.sink import SinkEnd, SinkEvaluation, SinkIncident, SinkJob, SinkWarning
 
 NOTIFY = "notify"
@@ -184,7 +184,7 @@ class NotifySink:
     def _send(self) -> None:
         self._clock.sleep(max(0.0, self._next_at - self._clock.monotonic()))
         outbox = self._outbox
-        self._target.deliver(Message(outbox.key, outbox.body.encode(), outbox.text))
+        self._target.deliver(Notification(outbox.key, outbox.body.encode(), outbox.text))
         self._next_at = self._clock.monotonic() + PAUSE_S
         outbox.sent = True
         _write_outbox(self._path, outbox)

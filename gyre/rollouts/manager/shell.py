@@ -34,7 +34,7 @@ from gyre.rollouts.plane.instructions import (
     Refuse,
     ReportEvent,
     Send,
-    Wake,
+    WakeWaiters,
     Write,
 )
 from gyre.rollouts.plane.machine import handle
@@ -139,7 +139,7 @@ class PlaneShell:
         for front in self.fronts:
             front.answer(one.requests)
 
-    def _wake(self, one: Wake) -> None:
+    def _wake(self, one: WakeWaiters) -> None:
         for front in self.fronts:
             front.wake(one.names)
 
@@ -158,7 +158,7 @@ class PlaneShell:
         CommitWithin: _commit_within,
         DispatchSoon: _dispatch_soon,
         Answer: _answer,
-        Wake: _wake,
+        WakeWaiters: _wake,
         Refuse: _refuse,
         Write: _written,
     }

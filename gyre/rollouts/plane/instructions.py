@@ -77,7 +77,7 @@ class Answer(NamedTuple):
     requests: Sequence[DoorRequest]
 
 
-class Wake(NamedTuple):
+class WakeWaiters(NamedTuple):
     """Whoever waits for what has one of these names looks again."""
 
     names: Sequence[str]
@@ -100,7 +100,7 @@ Instruction = (
     | DispatchSoon
     | Write
     | Answer
-    | Wake
+    | WakeWaiters
     | Refuse
 )
 

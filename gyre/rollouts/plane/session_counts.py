@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
-from gyre.rollouts.plane.session_tree import Outcome
+from gyre.rollouts.plane.session_tree import SessionOutcome
 
 FAULTS_KEPT, REASON_SHOWN = 5, 300
 """The newest faults, and of the reason of each so many characters: they are told with every look at the plane."""
@@ -16,7 +16,7 @@ FAULTS_KEPT, REASON_SHOWN = 5, 300
 
 class SessionCounts:
     def __init__(self) -> None:
-        self.outcomes: Counter[Outcome] = Counter()
+        self.outcomes: Counter[SessionOutcome] = Counter()
         """Of sessions whose ends are in the ledger."""
         self.turns = 0
         """Whose ends are."""
@@ -25,14 +25,14 @@ class SessionCounts:
         self.faults: deque[tuple[str, str]] = deque(maxlen=FAULTS_KEPT)
         """Session and reason of each that infrastructure ended, the newest last."""
 
-    def ended(self, session: str, outcome: Outcome, reason: str) -> None:
+    def ended(self, session: str, outcome: SessionOutcome, reason: str) -> None:
         self.outcomes[outcome] += 1
-        if outcome is Outcome.INFRA_FAULT:
+        if outcome is SessionOutcome.INFRA_FAULT:
             self.faults.append((session, reason[:REASON_SHOWN]))
 
     def status(self) -> dict[str, Any]:
         return {
-            "outcomes": {str(outcome): self.outcomes[outcome] for outcome in Outcome},
+            "outcomes": {str(outcome): self.outcomes[outcome] for outcome in SessionOutcome},
             "turns": self.turns,
             "drawn_again": self.drawn_again,
             "faults": [{"session": session, "reason": reason} for session, reason in reversed(self.faults)],

@@ -32,7 +32,14 @@ from gyre.rollouts.plane.requests import InFlightRequest, requested_groups, samp
 from gyre.rollouts.plane.session_breaker import Breaker
 from gyre.rollouts.plane.session_counts import SessionCounts
 from gyre.rollouts.plane.session_lengths import SessionLengths
-from gyre.rollouts.plane.session_tree import ROOT, Outcome, Session, Turn, asked_prompt, group_of
+from gyre.rollouts.plane.session_tree import (
+    ROOT,
+    LedgerSession,
+    LedgerTurn,
+    SessionOutcome,
+    asked_prompt,
+    group_of,
+)
 from gyre.rollouts.plane.session_workers import Workers
 from gyre.rollouts.plane.settings import SessionSettings
 from gyre.rollouts.protocol.fields import FrameError
@@ -87,7 +94,7 @@ class TurnAsked(NamedTuple):
 
 class SessionEnded(NamedTuple):
     session: str
-    outcome: Outcome
+    outcome: SessionOutcome
     reward: float | None
     reason: str = ""
     extras: Mapping[str, float] = {}
@@ -100,7 +107,7 @@ class SessionGroup:
 
     number: int
     asked: GroupRequest
-    members: list[Session] = field(default_factory=list)
+    members: list[LedgerSession] = field(default_factory=list)
     """The newest attempt at each; none where the group has failed."""
     failed: str = ""
     """Why it cannot be generated."""
@@ -121,10 +128,10 @@ class SessionGroup:
     def is_complete(self) -> bool:
         return not self.failed and len(self._over()) >= self.asked.n
 
-    def _over(self) -> list[Session]:
+    def _over(self) -> list[LedgerSession]:
         return [one for one in self.members if one.is_over and one.is_written]
 
-    def drop_others(self) -> list[Session]:
+    def drop_others(self) -> list[LedgerSession]:
         """It is complete: keep as many members as it was asked for, of those that are over the first by their index,
         whatever their lengths. Returns the others."""
         kept = self._over()[: self.asked.n]
@@ -146,7 +153,7 @@ class SessionLedger:
         self._groups = groups
         self._settings = settings
         self._vocabulary = vocabulary
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, LedgerSession] = {}
         self.by_number: dict[int, SessionGroup] = {}
         """The groups, by their numbers."""
         self._by_name: dict[tuple[str, int], SessionGroup] = {}
@@ -154,16 +161,16 @@ class SessionLedger:
         self.breaker = Breaker(settings.breaker)
         self.counts = SessionCounts()
         self.lengths = SessionLengths()
-        self._turns: dict[int, tuple[Session, Turn]] = {}
+        self._turns: dict[int, tuple[LedgerSession, LedgerTurn]] = {}
         """By the number of the turn's request."""
-        self._open: dict[int, Session] = {}
+        self._open: dict[int, LedgerSession] = {}
         """The sessions of turns whose ends are not in the ledger, by the same."""
         self._changed: set[str] = set()
         """Sessions whose rows go into the next batch."""
         self._writing: set[str] = set()
         """Of those in the batch that is written."""
         self._next_number = -1
-        self.given: list[Session] = []
+        self.given: list[LedgerSession] = []
         """What was handed out last."""
         self.news: list[str] = []
         """Sessions that are over, or somebody else's, since this was taken last: who waits for them looks again."""
@@ -250,15 +257,15 @@ class SessionLedger:
             self._groups.pins[one.number] = asked.min_version
         return one
 
-    def _begin(self, one: SessionGroup, index: int, attempt: int) -> Session:
+    def _begin(self, one: SessionGroup, index: int, attempt: int) -> LedgerSession:
         name = f"{one.purpose.replace('/', '.')}-{one.group.id}-{index}-{attempt}"
-        session = Session(name, one.purpose, one.group.id, index, attempt)
+        session = LedgerSession(name, one.purpose, one.group.id, index, attempt)
         self.sessions[name] = session
         self.workers.wait(session, one.asked.min_version)
         self._keep(session)
         return session
 
-    def _forget(self, session: Session, *, unused: str) -> list[tuple[str, int, int]]:
+    def _forget(self, session: LedgerSession, *, unused: str) -> list[tuple[str, int, int]]:
         running = self._close_turns(session, session.turns, unused=unused)
         self.sessions.pop(session.id, None)
         self.workers.forget(session)
@@ -268,7 +275,7 @@ class SessionLedger:
         return running
 
     def _close_turns(
-        self, session: Session, turns: Sequence[Turn], *, unused: str = ""
+        self, session: LedgerSession, turns: Sequence[LedgerTurn], *, unused: str = ""
     ) -> list[tuple[str, int, int]]:
         for turn in turns:
             self._turns.pop(turn.request.number, None)
@@ -280,7 +287,7 @@ class SessionLedger:
 
     # -- who runs a session -------------------------------------------------------------------------
 
-    def claim(self, worker: str, most: int, *, now: float, at: float) -> list[Session]:
+    def claim(self, worker: str, most: int, *, now: float, at: float) -> list[LedgerSession]:
         """Hand out at most so many sessions, those of the oldest groups first. `now` is monotonic, `at` in seconds
         since 1970. One whose turns no policy may answer before a pinned group is over is kept back: workers full of
         such sessions would have no room for those that all of them wait for."""
@@ -308,13 +315,13 @@ class SessionLedger:
                 self._release(session)
         return [worker for worker, _ in gone]
 
-    def _release(self, session: Session) -> None:
+    def _release(self, session: LedgerSession) -> None:
         """Its worker has lost it: somebody else gets it, before those that have not begun."""
         session.losses = session.losses + 1 if len(session.turns) == session.turns_at_loss else 1
         session.turns_at_loss = len(session.turns)
         if session.losses > MOST_LOSSES:
             said = f"{MOST_LOSSES} workers were lost in a row while they ran it, the last one was {session.worker}."
-            self.end(SessionEnded(session.id, Outcome.INFRA_FAULT, None, said))
+            self.end(SessionEnded(session.id, SessionOutcome.INFRA_FAULT, None, said))
         elif self._settings.recovery == "restart" and session.turns:
             self._again(session, session.faults, session.losses)
         else:
@@ -324,7 +331,7 @@ class SessionLedger:
 
     # -- turns --------------------------------------------------------------------------------------
 
-    def ask(self, event: TurnAsked, *, now: float) -> tuple[Turn, bool]:
+    def ask(self, event: TurnAsked, *, now: float) -> tuple[LedgerTurn, bool]:
         """The turn of this key, and whether it is new. `now` is monotonic. Raises RequestRefused."""
         session = self.open_session(event.session, event.claim)
         known = session.turn_of(event.key)
@@ -334,17 +341,17 @@ class SessionLedger:
         number = len(session.turns)
         request = self._request(session, event, number)
         turn = self._add_turn(
-            session, Turn(number, event.parent, event.key, request, len(event.prompt_ids), event.note)
+            session, LedgerTurn(number, event.parent, event.key, request, len(event.prompt_ids), event.note)
         )
         turn.asked_at = now
         self._groups.prefer(request, self._order_of(session, number), self._prefix_of(turn, session, now))
         return turn, True
 
-    def _order_of(self, session: Session, number: int) -> tuple[int, int]:
+    def _order_of(self, session: LedgerSession, number: int) -> tuple[int, int]:
         """Older groups first, and of a group the session that is farthest."""
         return -self.group_with(session).number, -number
 
-    def _prefix_of(self, turn: Turn, session: Session, now: float) -> Prefix | None:
+    def _prefix_of(self, turn: LedgerTurn, session: LedgerSession, now: float) -> Prefix | None:
         """Who has the path before the turn; None where nobody is known to."""
         if turn.parent == ROOT:
             return None
@@ -356,7 +363,7 @@ class SessionLedger:
             return None
         return Prefix(parts[-1].name, runs[0][0], before.length)
 
-    def _request(self, session: Session, event: TurnAsked, number: int) -> InFlightRequest:
+    def _request(self, session: LedgerSession, event: TurnAsked, number: int) -> InFlightRequest:
         one = self._by_name[session.purpose, session.group_id]
         prompt = event.prompt_ids
         if not len(prompt) or int(prompt.min()) < 0 or int(prompt.max()) >= self._vocabulary:
@@ -382,7 +389,7 @@ class SessionLedger:
             raise refused(422, "other_request", "This turn cannot be taken.", "Change the request.")
         return request
 
-    def _added(self, session: Session, event: TurnAsked) -> tuple[NDArray[np.int32], int]:
+    def _added(self, session: LedgerSession, event: TurnAsked) -> tuple[NDArray[np.int32], int]:
         """What the turn adds to its parent, and the number of the parent's request, 0 for none."""
         if event.parent == ROOT:
             return event.prompt_ids, 0
@@ -402,7 +409,7 @@ class SessionLedger:
             raise refused(422, "invalid", f"The most new tokens: {most!r:.40}, expected a positive number.")
         return {**sampling, "max_new_tokens": min(most, room)}
 
-    def _check_budget(self, session: Session, event: TurnAsked) -> None:
+    def _check_budget(self, session: LedgerSession, event: TurnAsked) -> None:
         limits = self._settings
         if len(session.turns) >= limits.max_turns:
             raise _spent(f"The session has had its {limits.max_turns} turns (config.agent.max_turns).")
@@ -414,13 +421,13 @@ class SessionLedger:
         if session.began_at is not None and event.at - session.began_at > limits.seconds:
             raise _spent(f"The session has had its {limits.seconds:g} s (config.agent.seconds).")
 
-    def _add_turn(self, session: Session, turn: Turn) -> Turn:
+    def _add_turn(self, session: LedgerSession, turn: LedgerTurn) -> LedgerTurn:
         session.add(turn)
         self._turns[turn.request.number] = session, turn
         self._open[turn.request.number] = session
         return turn
 
-    def open_session(self, name: str, claim: int | None = None) -> Session:
+    def open_session(self, name: str, claim: int | None = None) -> LedgerSession:
         """The session, which has not ended. Raises RequestRefused."""
         session = self.find(name)
         if claim is not None and claim != session.claim:
@@ -429,7 +436,7 @@ class SessionLedger:
             raise refused(410, "ended", f"The session {name!r} has ended: {session.outcome}.")
         return session
 
-    def find(self, name: str) -> Session:
+    def find(self, name: str) -> LedgerSession:
         """Raises RequestRefused."""
         session = self.sessions.get(name)
         if session is None:
@@ -440,7 +447,7 @@ class SessionLedger:
 
     # -- ends ---------------------------------------------------------------------------------------
 
-    def end(self, event: SessionEnded) -> Session:
+    def end(self, event: SessionEnded) -> LedgerSession:
         """The session has ended; the same again changes nothing. Raises RequestRefused."""
         session = self.find(event.session)
         told = (event.outcome, event.reward, dict(event.extras))
@@ -457,14 +464,14 @@ class SessionLedger:
         self.news.append(session.id)
         unfinished = [turn for turn in session.turns if not turn.sample.finish]
         self._groups.cancelled += self._close_turns(session, unfinished)
-        if session.outcome is not Outcome.INFRA_FAULT and not session.turns:
+        if session.outcome is not SessionOutcome.INFRA_FAULT and not session.turns:
             # nothing was drawn, so there is nothing to train on
-            session.outcome, session.reward = Outcome.INFRA_FAULT, None
+            session.outcome, session.reward = SessionOutcome.INFRA_FAULT, None
             session.reason = session.reason or "It ended without a turn."
         self._keep(session)
         return session
 
-    def keep_snapshot(self, name: str, claim: int | None, body: bytes) -> Session:
+    def keep_snapshot(self, name: str, claim: int | None, body: bytes) -> LedgerSession:
         """Raises RequestRefused."""
         session = self.open_session(name, claim)
         if len(body) > SNAPSHOT_BYTES:
@@ -475,7 +482,7 @@ class SessionLedger:
         self._keep(session)
         return session
 
-    def draw_again(self, session: Session) -> str:
+    def draw_again(self, session: LedgerSession) -> str:
         """Infrastructure ended the session: begin another attempt. Returns why there is none, "" where there is."""
         if session.faults >= self._settings.redraws:
             return (
@@ -485,7 +492,7 @@ class SessionLedger:
         self._again(session, session.faults + 1, 0)
         return ""
 
-    def _again(self, session: Session, faults: int, losses: int) -> None:
+    def _again(self, session: LedgerSession, faults: int, losses: int) -> None:
         one = self._by_name[session.purpose, session.group_id]
         self.counts.drawn_again += 1
         self._groups.cancelled += self._forget(session, unused=UNUSED)
@@ -495,7 +502,7 @@ class SessionLedger:
 
     # -- the ledger ---------------------------------------------------------------------------------
 
-    def _keep(self, session: Session) -> None:
+    def _keep(self, session: LedgerSession) -> None:
         """The session's row goes into the next batch."""
         self._changed.add(session.id)
         session.is_written = False
@@ -507,7 +514,7 @@ class SessionLedger:
 
     def committed(
         self, complete: Sequence[InFlightRequest], *, now: float
-    ) -> tuple[list[Turn], list[Session]]:
+    ) -> tuple[list[LedgerTurn], list[LedgerSession]]:
         """The batch is in the ledger, and with it the ends of these turns. Returns the turns that may be told now, and
         the sessions of which all is written."""
         turns = [found[1] for request in complete if (found := self._turns.get(request.number)) is not None]
@@ -525,7 +532,7 @@ class SessionLedger:
                 self.counts.ended(session.id, session.outcome, session.reason)
         return turns, sessions
 
-    def restore(self, rows: Mapping[str, bytes], now: float) -> list[Session]:
+    def restore(self, rows: Mapping[str, bytes], now: float) -> list[LedgerSession]:
         """Restore the committed state, over the groups, which are restored. Who ran a session has time to say that it
         still does. Returns the sessions that infrastructure ended."""
         for name, body in sorted(rows.items()):
@@ -551,11 +558,11 @@ class SessionLedger:
                 wanted = self.group_with(session).asked.min_version
                 self.workers.wait(session, wanted, first=bool(session.claim))
         self.workers.back([one for one in there if one.outcome is None and one.worker], now)
-        return [one for one in there if one.outcome is Outcome.INFRA_FAULT]
+        return [one for one in there if one.outcome is SessionOutcome.INFRA_FAULT]
 
     def _restore(self, row: dict[str, Any]) -> None:
         outcome = row.pop("outcome")
-        session = Session(**row, outcome=Outcome(outcome) if outcome else None, is_written=True)
+        session = LedgerSession(**row, outcome=SessionOutcome(outcome) if outcome else None, is_written=True)
         self.sessions[session.id] = session
         one = self._by_name[session.purpose, session.group_id]
         one.members += [_no_session(one, index) for index in range(len(one.members), session.index + 1)]
@@ -569,7 +576,7 @@ class SessionLedger:
             before = self._turns[request.after][1]
             parent, start = before.number, before.length
         turn = self._add_turn(
-            session, Turn(number, parent, key, request, start + len(request.added), bytes(note))
+            session, LedgerTurn(number, parent, key, request, start + len(request.added), bytes(note))
         )
         if turn.sample.finish:
             turn.is_written = True
@@ -579,12 +586,12 @@ class SessionLedger:
 
     # -- looking ------------------------------------------------------------------------------------
 
-    def session_of(self, request: InFlightRequest) -> Session | None:
+    def session_of(self, request: InFlightRequest) -> LedgerSession | None:
         """The session that the request is a turn of."""
         found = self._turns.get(request.number)
         return found[0] if found is not None else None
 
-    def group_with(self, session: Session) -> SessionGroup:
+    def group_with(self, session: LedgerSession) -> SessionGroup:
         return self._by_name[session.purpose, session.group_id]
 
     def take_news(self) -> list[str]:
@@ -618,18 +625,18 @@ def _spent(message: str) -> RequestRefused:
     return refused(422, "budget", message, "End the session; what is there is trained.")
 
 
-def _no_session(one: SessionGroup, index: int) -> Session:
+def _no_session(one: SessionGroup, index: int) -> LedgerSession:
     """In the place of a member until its row is read."""
-    return Session("", one.purpose, one.group.id, index, 0)
+    return LedgerSession("", one.purpose, one.group.id, index, 0)
 
 
-def _turn_id(session: Session, key: str) -> int:
+def _turn_id(session: LedgerSession, key: str) -> int:
     """63 bits of what names the turn: its seed depends on nothing else."""
     told = f"{session.id}\0{key}".encode()
     return int.from_bytes(hashlib.sha256(told).digest()[:8], "little") >> 1
 
 
-def _row_out(session: Session) -> bytes:
+def _row_out(session: LedgerSession) -> bytes:
     row = {
         "id": session.id,
         "purpose": session.purpose,

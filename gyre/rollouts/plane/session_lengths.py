@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gyre.rollouts.plane.session_tree import Session
+from gyre.rollouts.plane.session_tree import LedgerSession
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class _Lengths:
     timed: int = 0
     seconds: float = 0.0
 
-    def add(self, session: Session, now: float) -> None:
+    def add(self, session: LedgerSession, now: float) -> None:
         """Until `now` where it has not ended."""
         self.sessions += 1
         self.tokens += session.drawn
@@ -43,7 +43,9 @@ class SessionLengths:
     _trained: _Lengths = field(default_factory=_Lengths)
     _drawn: _Lengths = field(default_factory=_Lengths)
 
-    def completed(self, trained: Sequence[Session], others: Sequence[Session], now: float) -> None:
+    def completed(
+        self, trained: Sequence[LedgerSession], others: Sequence[LedgerSession], now: float
+    ) -> None:
         """A group is complete with these sessions; the others of it are cancelled."""
         self.groups += 1
         for session in trained:

@@ -21,13 +21,13 @@ import msgspec
 
 from gyre.rollouts.plane import placement, updates
 from gyre.rollouts.plane.groups import OpenGroups
-from gyre.rollouts.plane.instructions import Commit, CommitWithin, Wake
+from gyre.rollouts.plane.instructions import Commit, CommitWithin, WakeWaiters
 from gyre.rollouts.plane.keys import WRITTEN_WITHIN_S
 from gyre.rollouts.plane.peers import Peer
 from gyre.rollouts.plane.requesters import Handler
 from gyre.rollouts.plane.requests import InFlightRequest, InFlightSample
 from gyre.rollouts.plane.session_ledger import SessionEnded, SessionGroup, SessionLedger, TurnAsked
-from gyre.rollouts.plane.session_tree import Outcome, Session
+from gyre.rollouts.plane.session_tree import LedgerSession, SessionOutcome
 from gyre.rollouts.plane.settings import ManagerSettings, SessionSettings
 from gyre.rollouts.plane.trainer import TrainerRequester
 from gyre.rollouts.protocol.frames import GroupsStored, Request, SampleCounts
@@ -91,7 +91,7 @@ class SessionTrainer(TrainerRequester):
     def _open(self, plane: Plane, frame: Request) -> bool:
         opened = self.sessions.open(frame)
         if opened:
-            plane.instructions.append(Wake([CLAIMS]))
+            plane.instructions.append(WakeWaiters([CLAIMS]))
         return bool(opened)
 
     def _close(self, plane: Plane, frame: GroupsStored) -> None:
@@ -141,11 +141,11 @@ class SessionTrainer(TrainerRequester):
     def _released(self, plane: Plane) -> None:
         """Sessions may have been released: somebody else gets them."""
         self._over(plane)
-        plane.instructions.append(Wake([CLAIMS]))
+        plane.instructions.append(WakeWaiters([CLAIMS]))
 
     def _wake(self, plane: Plane) -> None:
         if news := self.sessions.take_news():
-            plane.instructions.append(Wake(news))
+            plane.instructions.append(WakeWaiters(news))
 
     # -- what comes of it ---------------------------------------------------------------------------
 
@@ -162,22 +162,22 @@ class SessionTrainer(TrainerRequester):
     def committed(self, plane: Plane, batch: WriteBatch, complete: Sequence[InFlightRequest]) -> None:
         turns, written = self.sessions.committed(complete, now=plane.now)
         if names := [turn.name for turn in turns] + [session.id for session in written]:
-            plane.instructions.append(Wake(names))
+            plane.instructions.append(WakeWaiters(names))
         for session in written:
             if self.sessions.sessions.get(session.id) is not session:
                 continue  # its group was complete without it
-            if session.outcome is Outcome.INFRA_FAULT:
+            if session.outcome is SessionOutcome.INFRA_FAULT:
                 self._fault(plane, session)
             elif session.outcome is not None:
                 self._counts(plane, session)
         self._deliver(plane)
 
-    def _counts(self, plane: Plane, session: Session) -> None:
+    def _counts(self, plane: Plane, session: LedgerSession) -> None:
         """The session ended, and is a member of its group."""
         faults = self.sessions.breaker.in_a_row
         if self.sessions.breaker.fine():
             plane.report_event("SessionsResumed", {"faults": faults})
-            plane.instructions.append(Wake([CLAIMS]))
+            plane.instructions.append(WakeWaiters([CLAIMS]))
         one = self.sessions.group_with(session)
         if one.is_complete:
             if self.sessions.completed(one, now=plane.now):
@@ -185,7 +185,7 @@ class SessionTrainer(TrainerRequester):
             self.delivery.complete([one])
             self._unpinned(plane, one)
 
-    def _fault(self, plane: Plane, session: Session) -> None:
+    def _fault(self, plane: Plane, session: LedgerSession) -> None:
         """Infrastructure ended the session, and the ledger has that."""
         one = self.sessions.group_with(session)
         told: dict[str, Any] = {
@@ -214,7 +214,7 @@ class SessionTrainer(TrainerRequester):
         """The group holds its policy no longer."""
         if one.asked.pinned:
             updates.promote(plane)
-            plane.instructions.append(Wake([CLAIMS]))  # others may have waited for the next one
+            plane.instructions.append(WakeWaiters([CLAIMS]))  # others may have waited for the next one
 
     def _tell_failures(self, plane: Plane, ids: Sequence[int], purpose: str) -> None:
         """Tell the trainer that is attached of those of the groups that have failed, once."""
@@ -239,7 +239,9 @@ class SessionTrainer(TrainerRequester):
         session = self.sessions.session_of(request)
         if session is not None and session.outcome is None:
             self.sessions.end(
-                SessionEnded(session.id, Outcome.INFRA_FAULT, None, f"A turn cannot be generated: {why}")
+                SessionEnded(
+                    session.id, SessionOutcome.INFRA_FAULT, None, f"A turn cannot be generated: {why}"
+                )
             )
             self._over(plane)
 
@@ -249,7 +251,7 @@ class SessionTrainer(TrainerRequester):
             self._released(plane)
         if overdue := self.sessions.workers.overdue(plane.now):
             for session in overdue:
-                self.sessions.end(SessionEnded(session.id, Outcome.INFRA_FAULT, None, NOT_ENDED))
+                self.sessions.end(SessionEnded(session.id, SessionOutcome.INFRA_FAULT, None, NOT_ENDED))
             self._over(plane)
         if self.sessions.breaker.is_over(plane.now):
-            plane.instructions.append(Wake([CLAIMS]))
+            plane.instructions.append(WakeWaiters([CLAIMS]))

@@ -33,7 +33,7 @@ ROOT = -1
 """The parent of a turn that begins a branch of its own."""
 
 
-class Outcome(StrEnum):
+class SessionOutcome(StrEnum):
     """How a session ended."""
 
     SCORED = "scored"
@@ -47,7 +47,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class LedgerTurn:
     """`request` is a group of one sample, whose prompt is the path before it and what the turn adds. `note` is what its
     front wants to find again. `prompt_length` is that of the whole prompt, in tokens."""
 
@@ -93,7 +93,7 @@ class Turn:
 
 
 @dataclass(eq=False, slots=True)
-class Session:
+class LedgerSession:
     """One attempt at one member of a group. `claim` grows each time that it is handed out."""
 
     id: str
@@ -115,46 +115,46 @@ class Session:
     losses: int = 0
     """Workers that it has lost since it had its `turns_at_loss`."""
     turns_at_loss: int = 0
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[LedgerTurn] = field(default_factory=list)
     """In the order of their numbers, which have no gaps while it is open."""
     snapshot: bytes = b""
     began_at: float | None = None
     """When it was first handed out, in seconds since 1970."""
-    outcome: Outcome | None = None
+    outcome: SessionOutcome | None = None
     reward: float | None = None
     reason: str = ""
     extras: dict[str, float] = field(default_factory=dict)
     is_written: bool = False
     """The ledger has all of it but its turns' tokens."""
-    _by_key: dict[str, Turn] = field(default_factory=dict)
+    _by_key: dict[str, LedgerTurn] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
         """It has ended, and not by a fault of infrastructure."""
-        return self.outcome not in (None, Outcome.INFRA_FAULT)
+        return self.outcome not in (None, SessionOutcome.INFRA_FAULT)
 
     @property
     def drawn(self) -> int:
         """Tokens that engines drew for it."""
         return sum(turn.sample.length for turn in self.turns)
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: LedgerTurn) -> None:
         self.turns.append(turn)
         self._by_key[turn.key] = turn
 
-    def forget(self, turns: Sequence[Turn]) -> None:
+    def forget(self, turns: Sequence[LedgerTurn]) -> None:
         """Drop these turns."""
         for turn in turns:
             del self._by_key[turn.key]
         self.turns = [turn for turn in self.turns if turn.key in self._by_key]
 
-    def turn(self, number: int) -> Turn:
+    def turn(self, number: int) -> LedgerTurn:
         """Of an open session, or of one whose unfinished turns are gone."""
         if number < len(self.turns) and self.turns[number].number == number:
             return self.turns[number]
         return next(one for one in self.turns if one.number == number)
 
-    def turn_of(self, key: str) -> Turn | None:
+    def turn_of(self, key: str) -> LedgerTurn | None:
         return self._by_key.get(key)
 
     def parent_of(self, prompt_ids: NDArray[np.int32]) -> int:
@@ -193,7 +193,7 @@ class _Row:
         return self.token_ids[: int(drawn[0])] if len(drawn) else self.token_ids
 
 
-def group_of(group: Group, sessions: Sequence[Session]) -> Group:
+def group_of(group: Group, sessions: Sequence[LedgerSession]) -> Group:
     """The group with a sample for each row of its sessions, which have all ended. Its prompt is what the rows have in
     common before anything was drawn."""
     rows = [(session, row) for session in sessions for row in _rows_of(session)]
@@ -215,8 +215,8 @@ def asked_prompt(group: Group) -> Group:
 
 
 def _numbered(
-    rows: Sequence[tuple[Session, _Row]], sessions: Sequence[Session]
-) -> Sequence[tuple[int, Session, _Row]]:
+    rows: Sequence[tuple[LedgerSession, _Row]], sessions: Sequence[LedgerSession]
+) -> Sequence[tuple[int, LedgerSession, _Row]]:
     places = {session.id: at for at, session in enumerate(sessions)}
     return [(places[session.id], session, row) for session, row in rows]
 
@@ -232,14 +232,14 @@ def _common(prompts: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
     return first
 
 
-def _sample_of(session: Session, rollout: int, row: _Row, prompt: int) -> Sample:
+def _sample_of(session: LedgerSession, rollout: int, row: _Row, prompt: int) -> Sample:
     runs = [VersionRun(one.version, max(one.start - prompt, 0), one.end - prompt) for one in row.versions]
     parts = [InstanceRun(one.name, one.start - prompt, one.end - prompt) for one in row.instances]
     return Sample(
         row.token_ids[prompt:],
         row.logprobs[prompt:],
         tuple(run for run in runs if run.end > run.start),
-        "length" if session.outcome is Outcome.TRUNCATED else row.finish,
+        "length" if session.outcome is SessionOutcome.TRUNCATED else row.finish,
         session.reward,
         {f"{MORE}{name}": value for name, value in session.extras.items()} | _said(session, row, prompt),
         tuple(parts),
@@ -248,7 +248,7 @@ def _sample_of(session: Session, rollout: int, row: _Row, prompt: int) -> Sample
     )
 
 
-def _said(session: Session, row: _Row, prompt: int) -> dict[str, Any]:
+def _said(session: LedgerSession, row: _Row, prompt: int) -> dict[str, Any]:
     """What each row says of its session. A turn that begins within the group's prompt begins after it."""
     path = [
         [turn.number, max(turn.start - prompt, 0), turn.drawn - prompt, turn.end - prompt, turn.waited_s]
@@ -258,13 +258,13 @@ def _said(session: Session, row: _Row, prompt: int) -> dict[str, Any]:
     return {PATH: path, OUTCOME: str(session.outcome or ""), **reason}
 
 
-def _numbers(session: Session) -> dict[str, Any]:
+def _numbers(session: LedgerSession) -> dict[str, Any]:
     """What its first row says of all of it."""
     times = spent([(turn.asked_at, turn.told_at) for turn in session.turns])
     return {TURNS: len(session.turns)} | ({} if times is None else {TOOL_S: times[0], ENGINE_S: times[1]})
 
 
-def _waits(session: Session) -> dict[int, float]:
+def _waits(session: LedgerSession) -> dict[int, float]:
     """By turn's number: seconds from the answer before it to its request, where there was one and nothing was generated
     then."""
     found: dict[int, float] = {}
@@ -278,7 +278,7 @@ def _waits(session: Session) -> dict[int, float]:
     return found
 
 
-def _rows_of(session: Session) -> list[_Row]:
+def _rows_of(session: LedgerSession) -> list[_Row]:
     parents = {turn.parent for turn in session.turns}
     covered: set[int] = set()
     waits = _waits(session)
@@ -289,7 +289,7 @@ def _rows_of(session: Session) -> list[_Row]:
     return rows
 
 
-def _row_of(session: Session, leaf: Turn, covered: set[int], waits: Mapping[int, float]) -> _Row:
+def _row_of(session: LedgerSession, leaf: LedgerTurn, covered: set[int], waits: Mapping[int, float]) -> _Row:
     """The path to the leaf. Turns in `covered` are in the mask of another row; those of this one are added to it."""
     way = [leaf]
     while way[-1].parent != ROOT:

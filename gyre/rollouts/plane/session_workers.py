@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Sequence
 from itertools import islice
 
-from gyre.rollouts.plane.session_tree import Session
+from gyre.rollouts.plane.session_tree import LedgerSession
 
 TAKEN_WITHIN_S = 10.0
 """A worker says within this time that it runs a session, and every 5 s from then on. One that does not has dropped it,
@@ -32,12 +32,12 @@ class Workers:
     def __init__(self, *, silence_s: float, seconds: float) -> None:
         self._silence_s = silence_s
         self._seconds = seconds
-        self._waiting: dict[tuple[int, bool], dict[str, tuple[int, Session]]] = {}
+        self._waiting: dict[tuple[int, bool], dict[str, tuple[int, LedgerSession]]] = {}
         """By the oldest version that may answer them, and whether they have not begun; each with its place, which
         grows."""
         self._queue_of: dict[str, tuple[int, bool]] = {}
         self._places = 0
-        self._running: dict[str, dict[str, Session]] = {}
+        self._running: dict[str, dict[str, LedgerSession]] = {}
         """By worker and id."""
         self._heard: dict[str, float] = {}
         """When each worker was heard last."""
@@ -59,7 +59,7 @@ class Workers:
 
     # -- sessions come and go -----------------------------------------------------------------------
 
-    def wait(self, session: Session, version: int, *, first: bool = False) -> None:
+    def wait(self, session: LedgerSession, version: int, *, first: bool = False) -> None:
         """Nobody runs it: it is handed out, `first` before those that have not begun. `version` is the oldest that may
         answer its turns."""
         self.forget(session)
@@ -68,7 +68,7 @@ class Workers:
         self._queue_of[session.id] = queue = version, not first
         self._waiting.setdefault(queue, {})[session.id] = self._places, session
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: LedgerSession) -> None:
         """It is not handed out any more, and nobody is to run it."""
         queue = self._queue_of.pop(session.id, None)
         if queue is not None:
@@ -79,14 +79,14 @@ class Workers:
         if theirs is not None and theirs.pop(session.id, None) is not None and not theirs:
             del self._running[session.worker]
 
-    def back(self, sessions: Sequence[Session], now: float) -> None:
+    def back(self, sessions: Sequence[LedgerSession], now: float) -> None:
         """What an earlier manager handed out: each worker has as long to dial as one that is silent, and each session
         all of its time, as nobody knows how much of it was the manager's."""
         for session in sessions:
             self._heard[session.worker] = session.seen_at = now
             self._give(session, now + self._seconds)
 
-    def _give(self, session: Session, over_at: float) -> None:
+    def _give(self, session: LedgerSession, over_at: float) -> None:
         self._running.setdefault(session.worker, {})[session.id] = session
         heapq.heappush(self._ends, (over_at + ENDED_WITHIN_S, session.id, session.claim, session.worker))
 
@@ -97,7 +97,7 @@ class Workers:
 
     def take(
         self, worker: str, most: int, *, newest: int | None = None, now: float, at: float
-    ) -> list[Session]:
+    ) -> list[LedgerSession]:
         """The worker runs at most so many of those that wait, the first ones; with `newest` none of those that only
         newer versions may answer. `at` is in seconds since 1970."""
         self.hear(worker, now)
@@ -116,7 +116,7 @@ class Workers:
             self._give(session, now + session.began_at + self._seconds - at)
         return taken
 
-    def beat(self, worker: str, ids: Sequence[str], now: float) -> list[Session]:
+    def beat(self, worker: str, ids: Sequence[str], now: float) -> list[LedgerSession]:
         """The worker lives, and runs these. Returns what it was given and does not run."""
         self.hear(worker, now)
         theirs = self._running.get(worker, {})
@@ -130,14 +130,14 @@ class Workers:
         theirs = self._running.get(worker, {})
         return [name for name in ids if name not in theirs]
 
-    def silent(self, now: float) -> list[tuple[str, list[Session]]]:
+    def silent(self, now: float) -> list[tuple[str, list[LedgerSession]]]:
         """Forget the workers that were silent for too long. Returns those that had sessions, with these."""
         over = [worker for worker, heard in self._heard.items() if now - heard > self._silence_s]
         for worker in over:
             del self._heard[worker]
         return [(worker, list(self._running[worker].values())) for worker in over if worker in self._running]
 
-    def overdue(self, now: float) -> list[Session]:
+    def overdue(self, now: float) -> list[LedgerSession]:
         """Sessions that should have ended by now."""
         found = []
         while self._ends and self._ends[0][0] <= now:
@@ -148,5 +148,5 @@ class Workers:
         return found
 
 
-def _in_order(waiting: tuple[bool, int, Session]) -> tuple[bool, int]:
+def _in_order(waiting: tuple[bool, int, LedgerSession]) -> tuple[bool, int]:
     return waiting[:2]

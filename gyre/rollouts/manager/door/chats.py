@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 
 from gyre.chat.messages import Message
 from gyre.chat.renderer import Renderer
-from gyre.chat.requests import ChatRequest, Reply
+from gyre.chat.requests import ChatRequest, FinishedTurn
 from gyre.chat.retries import Repeats
 from gyre.rollouts.manager.door.words import ModelWords
 from gyre.rollouts.manager.sessions.conversations import Conversations
 from gyre.rollouts.plane.door_ledger import Asked, AskedTurn, DoorLedger, DoorRequest
-from gyre.rollouts.plane.session_tree import ROOT, Session, Turn
+from gyre.rollouts.plane.session_tree import ROOT, LedgerSession, LedgerTurn
 
 LONGEST_DEFAULT = 4096
 """Tokens of an answer where neither the client nor the model's length says how many."""
@@ -112,7 +112,7 @@ class Chats:
         turn = AskedTurn(session, number, note)
         return Asked(request_id, prompt, 1, drawing, stops=words.stops, turn=turn)
 
-    def _conversation(self, owner: str, session: str) -> Session:
+    def _conversation(self, owner: str, session: str) -> LedgerSession:
         """The turns that are kept of it, numbered from 0."""
         known = (
             [one for one in self._ledger.turns(owner, session).values() if one.request.samples]
@@ -121,7 +121,7 @@ class Chats:
         )
         places = {one.request.number: at for at, one in enumerate(known)}
         turns = [
-            Turn(
+            LedgerTurn(
                 at,
                 places.get(one.parent, ROOT),
                 one.id,
@@ -131,13 +131,13 @@ class Chats:
             )
             for at, one in enumerate(known)
         ]
-        return Session(session, "", 0, 0, 0, turns=turns)
+        return LedgerSession(session, "", 0, 0, 0, turns=turns)
 
-    def reply(self, known: DoorRequest, chat: ChatRequest, model: str) -> Reply:
+    def reply(self, known: DoorRequest, chat: ChatRequest, model: str) -> FinishedTurn:
         """The answer of a request that is over."""
         view = known.view()[0]
         ids = view.token_ids.tolist()
-        return Reply(
+        return FinishedTurn(
             id=known.id,
             created=int(known.at),
             model=model,
@@ -154,8 +154,8 @@ class Chats:
         if chat.prompt_ids is not None or not known.request.samples:
             return Message("assistant")
         prompt = len(known.request.group.prompt_ids)
-        turn = Turn(known.request.number, ROOT, known.id, known.request, prompt, known.note)
-        return self._conversations.message_of(Session(known.session or known.id, "", 0, 0, 0), turn)
+        turn = LedgerTurn(known.request.number, ROOT, known.id, known.request, prompt, known.note)
+        return self._conversations.message_of(LedgerSession(known.session or known.id, "", 0, 0, 0), turn)
 
 
 def _longest(prompt: NDArray[np.int32], words: ModelWords) -> int:

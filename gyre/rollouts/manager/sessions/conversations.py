@@ -23,7 +23,7 @@ from gyre.chat.messages import Message, Tool
 from gyre.chat.renderer import Renderer
 from gyre.chat.requests import ChatRequest, said
 from gyre.request_body import RequestRefused, refused
-from gyre.rollouts.plane.session_tree import ROOT, Session, Turn
+from gyre.rollouts.plane.session_tree import ROOT, LedgerSession, LedgerTurn
 
 
 class _Note(msgspec.Struct, array_like=True):
@@ -48,7 +48,7 @@ class Conversations:
         self._renderer = renderer
 
     async def prompt_of(
-        self, session: Session, asked: ChatRequest
+        self, session: LedgerSession, asked: ChatRequest
     ) -> tuple[int, NDArray[np.int32], bytes, str]:
         """The turn's parent, its prompt int32 `[p]`, its note, and why it begins a branch, "" where it begins none.
         Raises RequestRefused."""
@@ -74,7 +74,7 @@ class Conversations:
             ) from error
 
     def _prompt(
-        self, renderer: Renderer, session: Session, asked: ChatRequest
+        self, renderer: Renderer, session: LedgerSession, asked: ChatRequest
     ) -> tuple[int, NDArray[np.int32], bytes, str]:
         turns = list(session.turns)  # a session that is open loses none, so their places are their numbers
         found = locate([self._history(session, turn) for turn in turns], asked.messages)
@@ -100,7 +100,7 @@ class Conversations:
         own = sampling.get("stop_token_ids") or ()
         return {"stop_token_ids": sorted({*own, *self._renderer.stop_token_ids})}
 
-    def message_of(self, session: Session, turn: Turn) -> Message:
+    def message_of(self, session: LedgerSession, turn: LedgerTurn) -> Message:
         """What the turn answered, its tool calls with ids of our own."""
         if self._renderer is None:
             return Message("assistant")
@@ -120,6 +120,6 @@ class Conversations:
             return [f"token_id:{one}" for one in ids]
         return self._renderer.written(ids)
 
-    def _history(self, session: Session, turn: Turn) -> TurnHistory:
+    def _history(self, session: LedgerSession, turn: LedgerTurn) -> TurnHistory:
         note = _note(turn.note) if turn.note else _Note()
         return TurnHistory(turn.parent, tuple(note.messages), self.message_of(session, turn))

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from gyre.chat.dialects import COUNT_TOKENS, DIALECTS, Dialect
 from gyre.chat.messages import Message
-from gyre.chat.requests import ChatRequest, Reply
+from gyre.chat.requests import ChatRequest, FinishedTurn
 from gyre.chat.retries import Repeats
 from gyre.config import GENERATE_SCOPE
 from gyre.ports.bounds import PortBounds
@@ -53,7 +53,7 @@ from gyre.rollouts.plane.session_trainer import (
     SnapshotKept,
     WorkerBeat,
 )
-from gyre.rollouts.plane.session_tree import ROOT, Outcome, Session, Turn
+from gyre.rollouts.plane.session_tree import ROOT, LedgerSession, LedgerTurn, SessionOutcome
 from gyre.rollouts.plane.settings import ManagerSettings, SessionSettings
 
 BODY_BYTES = 32 << 20
@@ -99,7 +99,7 @@ class SessionFront(TrainerFront):
         self.ledger = trainer.sessions
         self._settings = settings = shell.plane.settings.sessions or SessionSettings()
         self._conversations = Conversations(settings.renderer)
-        self._repeats: dict[str, tuple[Session, int, Repeats]] = {}
+        self._repeats: dict[str, tuple[LedgerSession, int, Repeats]] = {}
         """By session, with the claim that they are of. A group that is asked for again has other sessions of the same
         names."""
         self._asking: Counter[str] = Counter()
@@ -156,7 +156,7 @@ class SessionFront(TrainerFront):
         told = await _object(request)
         worker, most = _worker(told, caller), _whole(told, "most", 1, MOST_CLAIMED)
         until = self.shell.now() + min(_seconds(told, "wait_s"), CLAIM_WITHIN_S)
-        given: list[Session] = []
+        given: list[LedgerSession] = []
         with self._waits(CLAIMS) as woken:
             while _is_there(request):
                 woken.clear()
@@ -175,7 +175,7 @@ class SessionFront(TrainerFront):
         theirs = [one for one, claim in claims if one.worker == worker and one.claim == claim]
         return _json({"sessions": [self._handed_out(one) for one in theirs if one.outcome is None]})
 
-    def _handed_out(self, session: Session) -> dict[str, Any]:
+    def _handed_out(self, session: LedgerSession) -> dict[str, Any]:
         asked = self.ledger.group_with(session).asked
         began = session.began_at or self.callers.clock()
         return {
@@ -211,7 +211,7 @@ class SessionFront(TrainerFront):
         name, claim = _named(request.match_info["session"])
         self._own(caller, name)
         outcome = _outcome(told)
-        reward = None if outcome is Outcome.INFRA_FAULT else _number(told.get("reward"), "reward")
+        reward = None if outcome is SessionOutcome.INFRA_FAULT else _number(told.get("reward"), "reward")
         reason = _sentence(told.get("reason"), "reason")
         self.shell.handle(SessionEnded(name, outcome, reward, reason, _extras(told), claim))
         session = self.ledger.sessions.get(name)
@@ -227,7 +227,7 @@ class SessionFront(TrainerFront):
             await self._written(self.ledger.find(name))
         return _json({"id": name})
 
-    def _own(self, caller: Caller, name: str) -> Session:
+    def _own(self, caller: Caller, name: str) -> LedgerSession:
         """The session, which the caller may touch. Raises RequestRefused."""
         session = self.ledger.find(name)
         if not caller.is_ours and not session.worker.startswith(_worker_of(caller, "")):
@@ -294,10 +294,12 @@ class SessionFront(TrainerFront):
         async with self._place_of(session), self._body(request) as body:
             asked = await asyncio.to_thread(COUNT_TOKENS.read, body)
             prompt = (await self._conversations.prompt_of(session, asked))[1]
-        nothing = Reply(session.id, 0, "", Message("assistant"), "stop", prompt_ids=prompt.tolist())
+        nothing = FinishedTurn(session.id, 0, "", Message("assistant"), "stop", prompt_ids=prompt.tolist())
         return _json(COUNT_TOKENS.answer(asked, nothing))
 
-    async def _begin(self, session: Session, claim: int | None, key: str, asked: ChatRequest) -> Turn:
+    async def _begin(
+        self, session: LedgerSession, claim: int | None, key: str, asked: ChatRequest
+    ) -> LedgerTurn:
         if asked.prompt_ids is not None:
             prompt = _ids(asked.prompt_ids)
             parent, note = session.parent_of(prompt), b""
@@ -315,7 +317,7 @@ class SessionFront(TrainerFront):
             self.branches[why] += 1
         return turn
 
-    async def _until_told(self, session: Session, turn: Turn) -> None:
+    async def _until_told(self, session: LedgerSession, turn: LedgerTurn) -> None:
         """Wait until the turn's end is in the ledger. Raises RequestRefused where it will not be."""
         with self._waits(turn.name, session.id) as woken:
             until = self.shell.now() + ANSWER_WITHIN_S
@@ -340,9 +342,9 @@ class SessionFront(TrainerFront):
                     ) from None
                 woken.clear()
 
-    def _reply(self, session: Session, turn: Turn, asked: ChatRequest) -> Reply:
+    def _reply(self, session: LedgerSession, turn: LedgerTurn, asked: ChatRequest) -> FinishedTurn:
         ids, logprobs = turn.sample.tokens()
-        return Reply(
+        return FinishedTurn(
             id=f"{session.id}-{turn.number}",
             created=int(session.began_at or 0),
             model=asked.model or self._settings.model,
@@ -357,7 +359,7 @@ class SessionFront(TrainerFront):
             versions=turn.sample.runs,
         )
 
-    def _repeats_of(self, session: Session) -> Repeats:
+    def _repeats_of(self, session: LedgerSession) -> Repeats:
         of, claim, found = self._repeats.get(session.id, (None, -1, None))
         if found is None or of is not session or claim != session.claim:
             if len(self._repeats) > 2 * len(self.ledger.sessions) + 64:
@@ -373,7 +375,7 @@ class SessionFront(TrainerFront):
     # -- bounds -------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _place_of(self, session: Session) -> AsyncIterator[None]:
+    async def _place_of(self, session: LedgerSession) -> AsyncIterator[None]:
         """While a request of the session is here. Raises RequestRefused where too many are."""
         if self._asking[session.id] >= MOST_AT_ONCE:
             raise refused(
@@ -405,7 +407,7 @@ class SessionFront(TrainerFront):
 
     # -- waiting ------------------------------------------------------------------------------------
 
-    async def _written(self, session: Session) -> None:
+    async def _written(self, session: LedgerSession) -> None:
         """Wait until the ledger has what was done to the session."""
         with self._waits(session.id) as woken:
             until = self.shell.now() + ANSWER_WITHIN_S
@@ -528,11 +530,11 @@ def _whole(told: dict[str, Any], key: str, least: int, most: int) -> int:
     return value
 
 
-def _outcome(told: dict[str, Any]) -> Outcome:
+def _outcome(told: dict[str, Any]) -> SessionOutcome:
     try:
-        return Outcome(str(told.get("outcome")))
+        return SessionOutcome(str(told.get("outcome")))
     except ValueError:
-        known = ", ".join(Outcome)
+        known = ", ".join(SessionOutcome)
         raise refused(
             422, "invalid", f"outcome: {told.get('outcome')!r:.40}, expected one of {known}."
         ) from None
