@@ -238,7 +238,9 @@ def problem_with_sample(
 
 
 def problem_with_group(group: Group, *, vocabulary: int | None, newest: int | None = None) -> str:
-    """The first problem of a group's samples, with the sample's number, or of its rollouts."""
+    """The first problem of a group's samples, with the sample's number, of its rollouts, or of its prompt."""
+    if not len(group.prompt_ids):  # rows of sessions that begin with different tokens
+        return f"group {group.id} has no token with which all of its samples begin"
     if _is_plainly_right(group.samples, vocabulary, newest):
         return ""
     for index, sample in enumerate(group.samples):
