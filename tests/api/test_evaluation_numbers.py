@@ -41,8 +41,8 @@ def test_a_number_that_is_listed_is_shown_everywhere(
 def test_event_row_and_schema_have_every_field() -> None:
     names = {one.name for one in fields(Evaluation)}
     assert {one.name for one in fields(Evaluated)} == names | {"incarnation", "report"}
-    assert schemas.Evaluation.model_fields.keys() == names
-    assert schemas.Evaluation.model_fields["reward_mean"].description == SHOWN["reward_mean"].meaning
+    assert schemas.EvaluationSchema.model_fields.keys() == names
+    assert schemas.EvaluationSchema.model_fields["reward_mean"].description == SHOWN["reward_mean"].meaning
 
 
 def test_a_later_number_that_says_nothing_is_not_in_a_row() -> None:

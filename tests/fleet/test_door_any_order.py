@@ -229,7 +229,14 @@ class DoorFleet(Fleet):
         theirs = [one for one in self.door.requests().values() if one.owner == owner]
         if sum(one.ended_at is None for one in theirs) >= MOST_OPEN:
             return "too_many_open"
-        return "ledger_full" if self.kept_tokens() >= KEEP_TOKENS else ""
+        is_full = self.kept_tokens() >= KEEP_TOKENS
+        return "ledger_full" if is_full and not self.has_less_than_others(owner) else ""
+
+    def has_less_than_others(self, owner: str) -> bool:
+        """Whether the key has less than its equal share of what all keys have: it is not kept out by the others."""
+        taken = {one: size for one, size in self.door.bytes_of.items() if size}
+        others = [one for one in taken if one != owner]
+        return taken.get(owner, 0) * (len(others) + 1) < sum(taken.values())
 
     def kept_tokens(self) -> int:
         return sum(one.tokens for one in self.door.requests().values() if one.ended_at is not None)
@@ -352,7 +359,7 @@ class DoorFleet(Fleet):
             request.pinned for request in (*whole, *(known.request for known in changed if known.failed))
         ):
             self.promote()
-        for number, seq in batch.links.items():
+        for number, seq in batch.reports.items():
             agent = self.links[number]
             instance = self.open_groups.instances.get(agent.name)
             if agent.connected and instance is not None and instance.number == number:

@@ -227,19 +227,17 @@ async def test_what_the_door_has_not_is_refused_with_what_to_do(
     client: AsyncOpenAI, agent: ScriptedAgent
 ) -> None:
     messages: Any = [{"role": "user", "content": "hi"}]
-    with pytest.raises(openai.NotFoundError) as chat:
-        await client.chat.completions.create(model="fleet", messages=messages)
-    says(chat.value, "not_found", "chat template", "/v1/completions")
-    with pytest.raises(openai.NotFoundError) as streamed:
-        await client.chat.completions.create(model="fleet", messages=messages, stream=True)
-    says(streamed.value, "not_found", "chat template")
-    for asking in (
+    for chatting in (
+        client.chat.completions.create(model="fleet", messages=messages),
+        client.chat.completions.create(model="fleet", messages=messages, stream=True),
         client.responses.create(model="fleet", input="hi"),
-        client.embeddings.create(model="fleet", input="hi"),
     ):
-        with pytest.raises(openai.NotFoundError) as gone:
-            await asking
-        says(gone.value, "not_found")
+        with pytest.raises(openai.UnprocessableEntityError) as chat:
+            await chatting
+        says(chat.value, "no_renderer", "token ids", "config.chat")
+    with pytest.raises(openai.NotFoundError) as gone:
+        await client.embeddings.create(model="fleet", input="hi")
+    says(gone.value, "not_found")
     with pytest.raises(openai.APIStatusError) as method:
         await client.get("/completions", cast_to=object)
     assert method.value.status_code == 405

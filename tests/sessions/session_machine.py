@@ -24,6 +24,7 @@ from gyre.rollouts.plane.events import (
     RoomFor,
     Ticked,
 )
+from gyre.rollouts.plane.groups import MOST_RESETS
 from gyre.rollouts.plane.instructions import (
     Close,
     Deliver,
@@ -420,14 +421,11 @@ class SessionWorld:
         return runs
 
     def _drew(self, name: str, one: Asked, tokens: list[int], versions: list[int]) -> bool:
-        """Whether an engine draws these tokens for the turn: what a simulated one draws follows from all before it."""
+        """Whether an engine draws these tokens for the turn, which may have been begun anew where engines died with it:
+        what a simulated one draws follows from the seed and all before it."""
         turn_id = _turn_id(LedgerSession(name, "", 0, 0, 0), one.key)
-        state = mix(int(words(SEED, 32, turn_id, 0, 0)) & 0x7FFFFFFF, *one.prompt)
-        for token, version in zip(tokens, versions, strict=True):
-            if token_of(state, version, 0) != token:
-                return False
-            state = mix(state, token)
-        return True
+        seeds = [int(words(SEED, 32, turn_id, 0, resets)) & 0x7FFFFFFF for resets in range(MOST_RESETS + 1)]
+        return any(_draws(mix(seed, *one.prompt), tokens, versions) for seed in seeds)
 
     # -- engines ------------------------------------------------------------------------------------
 
@@ -620,3 +618,12 @@ def _prompt_to_draw(request: InFlightRequest) -> tuple[list[int], int] | None:
 
 
 __all__ = ["Claim", "SessionWorld"]
+
+
+def _draws(state: int, tokens: list[int], versions: list[int]) -> bool:
+    """Whether a simulated engine in this state draws these tokens."""
+    for token, version in zip(tokens, versions, strict=True):
+        if token_of(state, version, 0) != token:
+            return False
+        state = mix(state, token)
+    return True

@@ -11,12 +11,8 @@ from typing import Any
 from gyre.request_body import error_body
 
 _ELSEWHERE = {
-    "/v1/chat/completions": "Write the messages as one text by the model's chat template, and POST it to "
-    "/v1/completions as prompt.",
-    "/v1/responses": "POST /v1/completions takes a prompt.",
     "/v1/embeddings": "A fleet generates alone.",
     "/v1/moderations": "A fleet generates alone.",
-    "/inference/v1/generate": "POST /generate takes token ids.",
     "/tokenize": "Take the tokenizer of the model's folder.",
     "/detokenize": "Take the tokenizer of the model's folder.",
     "/update_weights_from_disk": "POST /v1/policies publishes a version.",
