@@ -17,6 +17,7 @@ from gyre.rollouts.protocol.frames import Assignment, Prompt, Request
 from gyre.rollouts.protocol.progress import GenerationProgress
 from gyre.rollouts.samples import Group, pack_groups
 from gyre.store import RolloutRows
+from tests.examples import SHARE
 from tests.rollouts.machine.simulated_agents import (
     Rows,
     SimAgent,
@@ -593,6 +594,9 @@ EVERYTHING = ("groups", "joints", "discarded", "restarts", "restarts while held"
 
 
 def went_through(seen: Counter[str], kinds: Iterable[str]) -> None:
-    """Raises AssertionError where the runs together never came to one of these: what holds of it was not looked at."""
+    """Raises AssertionError where the runs together never came to one of these: what holds of it was not looked at. Of
+    all examples alone: what a few come to depends on what else the process has loaded."""
+    if SHARE < 1:
+        return
     missing = [kind for kind in kinds if not seen[kind]]
     assert not missing, f"no run went through {', '.join(missing)}: {dict(seen)}"
