@@ -80,7 +80,15 @@ class Rows:
         self.deltas: dict[int, bytes] = {}
 
     def write(
-        self, term: int, *, counters: Any, opened: Any, deltas: Any, closed: Any, forgotten: Any
+        self,
+        term: int,
+        *,
+        counters: Any,
+        opened: Any,
+        deltas: Any,
+        closed: Any,
+        forgotten: Any,
+        sessions: Any,
     ) -> None:
         self.counters = msgspec.json.decode(encode_body(dict(counters), "the counters"))
         self.groups |= opened
@@ -91,6 +99,8 @@ class Rows:
             self.deltas.pop(key, None)
         if any(not 0 <= key < 2**63 for key in (*self.groups, *self.deltas)):
             raise Broken("a number that no database has room for")
+        if sessions:
+            raise Broken("a job without agents has sessions")
 
     def load(self) -> RolloutRows:
         return RolloutRows(1, self.counters, dict(self.groups), sorted(self.deltas.items()))
