@@ -91,7 +91,7 @@ class KeysRequester(Requester):
     # -- what clients ask ---------------------------------------------------------------------------
 
     def _asked(self, plane: Plane, event: SamplesAsked) -> None:
-        """Raises DoorRefused."""
+        """Raises RequestRefused."""
         newest = plane.versions.newest
         _, is_new = self.ledger.ask(event.owner, event.asked, newest=newest, now=event.at)
         if is_new:
@@ -99,7 +99,7 @@ class KeysRequester(Requester):
             placement.dispatch_soon(plane)
 
     def _deleted(self, plane: Plane, event: RequestDeleted) -> None:
-        """Raises DoorRefused where this key has no such request."""
+        """Raises RequestRefused where this key has no such request."""
         known = self.ledger.find(event.owner, event.id)
         self.ledger.close([known])
         self._closed(plane, [known])
