@@ -90,3 +90,14 @@ async def test_a_session_goes_on_from_its_last_turn(plane: FleetPlane) -> None:
     newest = list(plane.door.ledger.requests().values())[-1]
     assert TOKENIZER.decode(newest.request.group.prompt_ids) == "1+2=[1+2]:3:"
     assert newest.parent >= 0
+
+
+async def test_a_retry_is_of_the_oldest_request_whose_answer_nobody_has(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    both = [chatting(plane, USER), chatting(plane, USER)]
+    samples = sorted(await agent.work(2), key=lambda sample: sample.work.request_id)
+    again = chatting(plane, USER, retry=1)
+    for sample, text in zip(samples, "34", strict=True):
+        await agent.say(sample.work.row, [*TOKENIZER.encode(text).tolist(), TOKENIZER.eos_id])
+    assert (await again)[1]["choices"][0]["message"]["content"] == "3"
+    assert {(await one)[1]["choices"][0]["message"]["content"] for one in both} == {"3", "4"}

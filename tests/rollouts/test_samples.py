@@ -349,3 +349,14 @@ def test_samples_that_are_looked_at_together_have_the_problems_that_each_has(nam
     problem = problem_with_sample(changed, **known)
     found = problem_with_group(Group(7, right.token_ids, samples=[right, changed]), **known)
     assert found == (f"sample 1 of group 7 has {problem}" if problem else "")
+
+
+def test_rows_that_begin_differently_cannot_be_trained() -> None:
+    sample = Sample(np.array([1], np.int32), np.array([-1.0], np.float32), (VersionRun(0, 0, 1),), reward=1.0)
+    group = Group(7, np.array([5], np.int32), {}, [sample])
+    assert problem_with_group(group, vocabulary=None) == ""
+    group.prompt_ids = np.zeros(0, np.int32)
+    assert (
+        problem_with_group(group, vocabulary=None)
+        == "group 7 has no token with which all of its samples begin"
+    )

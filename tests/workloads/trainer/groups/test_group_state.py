@@ -208,3 +208,15 @@ def test_a_micro_batch_is_dealt_anew_to_another_number_of_ranks(store: LedgerSto
     assert batch is not None
     assert [len(share) for share in groups.shares(batch, 2)] == [2, 2]
     assert sorted(group.id for share in groups.shares(batch, 3) for group in share) == [0, 1, 2, 3]
+
+
+def test_rows_bring_the_prompt_that_they_have_in_common(store: LedgerStore) -> None:
+    state = state_of(store, 1)
+    state.record_drawn([prompt(0), prompt(1)])
+    rows, plain = sampled(0), sampled(1)
+    rows.samples[0].rollout = 0
+    for group in (rows, plain):
+        group.prompt_ids, group.meta = np.array([9], np.int32), {"more": 1}
+    state.merge([rows, plain])
+    assert (state[0].prompt_ids.tolist(), state[0].meta) == ([9], {"more": 1})
+    assert (state[1].prompt_ids.tolist(), state[1].meta) == ([1, 2], {})
