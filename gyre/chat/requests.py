@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gyre.chat.history import call_id
 from gyre.chat.messages import Message, Tool
 from gyre.request_body import RequestRefused as ChatRefused
@@ -21,9 +24,9 @@ class ChatRequest:
     """What a client asks for.
 
     `sampling` has the engine's names, and of these only what was given: max_new_tokens, temperature, top_p, top_k,
-    min_p, stop_token_ids, ignore_eos. `prompt_ids` is the prompt of a body that has token ids, whose `messages` are
-    empty. `calls_are_read` is false where no part of the answer is to be taken for a call (`tool_choice: "none"`), and
-    `parallel_tool_calls` where it may have one call at most."""
+    min_p, stop_token_ids, ignore_eos. `prompt_ids`, int32 `[p]`, is the prompt of a body that has token ids, whose
+    `messages` are empty. `calls_are_read` is false where no part of the answer is to be taken for a call
+    (`tool_choice: "none"`), and `parallel_tool_calls` where it may have one call at most."""
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Tool, ...] = ()
@@ -36,22 +39,29 @@ class ChatRequest:
     """A stream's last event has the usage."""
     calls_are_read: bool = True
     parallel_tool_calls: bool = True
-    prompt_ids: list[int] | None = None
+    prompt_ids: NDArray[np.int32] | None = None
+
+    @property
+    def wants_prompt(self) -> bool:
+        """Whether it is told the prompt's token ids, which it does not know."""
+        return self.token_ids and self.prompt_ids is None
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedTurn:
     """A finished turn, as the ledger has it: the same one gives the same bytes each time it is told.
 
-    `created` is in whole seconds since 1970. `message` has tool-call ids. `finish` is `stop` or `length`. `prompt_ids`
-    are all tokens before the drawn ones; `token_ids`, `logprobs` (natural, finite) and `token_texts` are of the drawn
-    ones, in order, each of the same length; `versions` has `[version, start, end]` of runs of these."""
+    `created` is in whole seconds since 1970. `message` has tool-call ids. `finish` is `stop` or `length`.
+    `prompt_length` counts all tokens before the drawn ones, and `prompt_ids` are these, where `wants_prompt` of the
+    request; `token_ids`, `logprobs` (natural, finite) and, where `logprobs` of the request, `token_texts` are of the
+    drawn ones, in order, each of the same length; `versions` has `[version, start, end]` of runs of these."""
 
     id: str
     created: int
     model: str
     message: Message
     finish: str
+    prompt_length: int = 0
     prompt_ids: Sequence[int] = ()
     token_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()

@@ -15,6 +15,7 @@ ANSWERS = Message("assistant", "It is 2146.")
 
 def reply(message: Message = ANSWERS, finish: str = "stop", **more: Any) -> FinishedTurn:
     fields: dict[str, Any] = {
+        "prompt_length": 3,
         "prompt_ids": [1, 5, 6],
         "token_ids": [7, 8, 2],
         "logprobs": [-0.5, -0.25, 0.0],

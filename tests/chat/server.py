@@ -63,7 +63,7 @@ class Session:
             added = RENDERER.bridge(path, "stop", new, request.tools) if path else None
             prompt = path + added if added is not None else RENDERER.render(request.messages, request.tools)
         else:
-            parent, new, cause, prompt = ROOT, (), "", list(request.prompt_ids)
+            parent, new, cause, prompt = ROOT, (), "", request.prompt_ids.tolist()
         depth, at = 0, parent
         while at != ROOT:
             depth, at = depth + 1, self.turns[at].parent
@@ -85,6 +85,7 @@ class Session:
             request.model,
             message,
             finish,
+            len(prompt),
             prompt,
             drawn,
             [-0.5] * len(drawn),

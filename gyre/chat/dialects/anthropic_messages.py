@@ -89,8 +89,8 @@ class AnthropicMessages:
 
 
 class AnthropicCount(AnthropicMessages):
-    """How many tokens a prompt would have: nothing is drawn, and there is no stream. Of the reply, `prompt_ids` is
-    enough."""
+    """How many tokens a prompt would have: nothing is drawn, and there is no stream. Of the reply,
+    `prompt_length` is enough."""
 
     path = "/v1/messages/count_tokens"
 
@@ -98,7 +98,7 @@ class AnthropicCount(AnthropicMessages):
         return _read(body, is_counted=True)
 
     def answer(self, request: ChatRequest, reply: FinishedTurn) -> dict[str, Any]:
-        return {"input_tokens": len(reply.prompt_ids)}
+        return {"input_tokens": reply.prompt_length}
 
 
 def _read(body: bytes, *, is_counted: bool) -> ChatRequest:
@@ -230,7 +230,7 @@ def _head(reply: FinishedTurn) -> dict[str, Any]:
 
 
 def _usage(reply: FinishedTurn, drawn: int) -> dict[str, int]:
-    return {"input_tokens": len(reply.prompt_ids), "output_tokens": drawn}
+    return {"input_tokens": reply.prompt_length, "output_tokens": drawn}
 
 
 def _blocks(message: Message) -> list[dict[str, Any]]:

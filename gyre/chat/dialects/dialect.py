@@ -87,7 +87,7 @@ def includes_usage(options: Any) -> bool:
 
 
 def usage_of(reply: FinishedTurn) -> dict[str, int]:
-    prompt, drawn = len(reply.prompt_ids), len(reply.token_ids)
+    prompt, drawn = reply.prompt_length, len(reply.token_ids)
     return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
 
 

@@ -179,7 +179,7 @@ def _head(request: ChatRequest, reply: FinishedTurn) -> dict[str, Any]:
 
 
 def _usage(reply: FinishedTurn) -> dict[str, Any]:
-    prompt, drawn = len(reply.prompt_ids), len(reply.token_ids)
+    prompt, drawn = reply.prompt_length, len(reply.token_ids)
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": 0},

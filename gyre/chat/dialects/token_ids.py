@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from gyre.chat.dialects.dialect import event, includes_usage, longest, usage_of
 from gyre.chat.dialects.keys import COMPLETIONS, TOKENS, TOKENS_SAMPLING, decoded
 from gyre.chat.requests import ChatRequest, FinishedTurn
@@ -18,12 +20,19 @@ MOST_PROMPT = 1 << 24
 """Token ids of one prompt: more than any model takes."""
 
 
+class _Entry(msgspec.Struct, gc=False):
+    token: str
+    logprob: float
+    bytes: None = None
+    top_logprobs: tuple[()] = ()
+
+
 class TokenIds:
     path = "/inference/v1/generate"
 
     def read(self, body: bytes) -> ChatRequest:
         told = Body(TOKENS, decoded(body))
-        prompt = _prompt(told, "token_ids")
+        prompt = told.prompt("token_ids", MOST_PROMPT)
         given = told.any("sampling_params")
         params = Body(TOKENS_SAMPLING, {} if given is None else given, "sampling_params")
         sampling = _sampling(params)
@@ -32,7 +41,6 @@ class TokenIds:
             sampling=sampling,
             stream=told.flag("stream"),
             model=told.text("model") or "",
-            logprobs=True,
             token_ids=True,
             prompt_ids=prompt,
         )
@@ -41,13 +49,13 @@ class TokenIds:
 
     def answer(self, request: ChatRequest, reply: FinishedTurn) -> dict[str, Any]:
         """Each drawn token has its entry, in order, by its id."""
-        entries: list[dict[str, Any]] = [
-            {"token": f"token_id:{token}", "logprob": float(logprob), "bytes": None, "top_logprobs": []}
+        entries = [
+            _Entry(f"token_id:{token}", logprob)
             for token, logprob in zip(reply.token_ids, reply.logprobs, strict=True)
         ]
         choice = {
             "index": 0,
-            "token_ids": list(reply.token_ids),
+            "token_ids": reply.token_ids,
             "logprobs": {"content": entries},
             "finish_reason": reply.finish,
             "policy_versions": [list(one) for one in reply.versions],
@@ -67,7 +75,7 @@ class Completions:
 
     def read(self, body: bytes) -> ChatRequest:
         told = Body(COMPLETIONS, decoded(body))
-        prompt = _prompt(told, "prompt")
+        prompt = told.prompt("prompt", MOST_PROMPT)
         wants = told.has("logprobs")
         request = ChatRequest(
             sampling=_sampling(told),
@@ -93,13 +101,6 @@ class Completions:
 
     def refusal(self, status: int, code: str, message: str, param: str | None = None) -> dict[str, Any]:
         return error_body(status, code, message, param)
-
-
-def _prompt(told: Body, key: str) -> list[int]:
-    found = told.ids(key, MOST_PROMPT)
-    if not found:
-        raise told.wrong(key, found, "the prompt's token ids")
-    return found
 
 
 def _sampling(told: Body) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gyre.rollouts.plane.accounting import TokenAccount
 from gyre.rollouts.plane.admission import PolicyBounds
@@ -140,14 +141,15 @@ class OpenGroups:
             if sample.placed.queue_key is not None:
                 self._queue(sample)
 
-    def open_after(self, asked: GroupRequest) -> InFlightRequest | None:
-        """Open this group, which is of its form: what it goes on from is open and finished. None where its name is
-        taken. Raises FrameError where no policy may generate it any more."""
+    def open_after(self, asked: GroupRequest, prompt_ids: NDArray[np.int32]) -> InFlightRequest | None:
+        """Open this group, which is of its form: what it goes on from is open and finished, and with what it adds to
+        that its prompt is `prompt_ids`, int32 `[p]`. None where its name is taken. Raises FrameError where no policy
+        may generate it any more."""
         if (asked.purpose, asked.group.id) in self._by_group:
             return None
         self.check_pin(asked.min_version, pinned=asked.pinned)
         request = self._begin(asked)
-        request.put_together()
+        request.put_together(prompt_ids)
         for sample in request.samples:
             self._queue(sample)
         return request

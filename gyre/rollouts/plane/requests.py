@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.philox import words
+from gyre.philox import word, words
 from gyre.rollouts.plane.token_table import TokenTable
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Request
@@ -117,7 +117,7 @@ class InFlightSample:
         """How its tokens end it, though its engine did not live to say so; None while more are to come."""
         if not self.length:
             return None
-        if int(self.tokens()[0][-1]) in self.request.stops:
+        if int(self.token_ids()[-1]) in self.request.stops:
             return "stop"
         return "length" if self.length >= self.request.max_new_tokens else None
 
@@ -153,6 +153,10 @@ class InFlightSample:
     def tokens(self) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Copies of its ids, int32 `[t]`, and log-probs, float32 `[t]`."""
         return self.table.tokens(self.row)
+
+    def token_ids(self) -> NDArray[np.int32]:
+        """A copy of its ids, int32 `[t]`."""
+        return self.table.ids(self.row)
 
     def correct(self, since: int, runs: Iterable[tuple[int, int]]) -> None:
         """Set the versions of the tokens from `since` on, as consecutive runs (version, tokens)."""
@@ -210,14 +214,16 @@ class InFlightRequest(GroupRequest):
         parts = [self.added]
         at = self.before
         while at is not None:
-            parts += [at.samples[0].tokens()[0], at.added]
+            parts += [at.samples[0].token_ids(), at.added]
             at = at.before
         return np.concatenate(parts[::-1]) if len(parts) > 1 else self.added
 
-    def put_together(self) -> None:
-        """Give the group, and the samples that are to be generated, the whole prompt."""
+    def put_together(self, prompt_ids: NDArray[np.int32] | None = None) -> None:
+        """Give the group, and the samples that are to be generated, the whole prompt, which is `prompt_ids` where
+        somebody has it."""
         if self.before is not None:
-            self.group = Group(self.group.id, self.prompt(), self.group.meta)
+            prompt_ids = self.prompt() if prompt_ids is None else prompt_ids
+            self.group = Group(self.group.id, prompt_ids, self.group.meta)
             for sample in self.samples:
                 sample.placed.prompt_tokens = len(self.group.prompt_ids)
 
@@ -302,7 +308,9 @@ def seed_of(sample: InFlightSample) -> int:
     """31 bits."""
     request = sample.request
     if sample.resets:
-        return int(words(request.seed, _STREAM, request.group.id, sample.index, sample.resets)) & _MASK
-    if not request.seeds:
+        return word(request.seed, _STREAM, request.group.id, sample.index, sample.resets) & _MASK
+    if not request.seeds and request.n == 1:
+        request.seeds = [word(request.seed, _STREAM, request.group.id) & _MASK]
+    elif not request.seeds:
         draw_seeds([request])
     return request.seeds[sample.index]

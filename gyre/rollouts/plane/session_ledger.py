@@ -382,7 +382,7 @@ class SessionLedger:
             after,
         )
         try:
-            request = self._groups.open_after(asked)
+            request = self._groups.open_after(asked, prompt)
         except FrameError as error:
             raise refused(410, "policy_gone", str(error.message), "The session cannot go on.") from None
         if request is None:  # two turns with the same 63 bits of SHA-256
@@ -394,11 +394,7 @@ class SessionLedger:
         if event.parent == ROOT:
             return event.prompt_ids, 0
         before = session.turns[event.parent] if 0 <= event.parent < len(session.turns) else None
-        if (
-            before is None
-            or not before.sample.finish
-            or not np.array_equal(before.path(), event.prompt_ids[: before.length])
-        ):
+        if before is None or not session.goes_on(before, event.prompt_ids):
             raise refused(422, "invalid", f"The prompt does not go on from turn {event.parent}.")
         return event.prompt_ids[before.length :], before.request.number
 

@@ -85,11 +85,11 @@ class LedgerTurn:
 
     def path(self) -> NDArray[np.int32]:
         """int32: every token from the root to its last one."""
-        return np.concatenate([self.prompt_ids, self.sample.tokens()[0]])
+        return np.concatenate([self.prompt_ids, self.sample.token_ids()])
 
-    def own(self) -> NDArray[np.int32]:
-        """int32: what it has after its parent's path."""
-        return np.concatenate([self.request.added, self.sample.tokens()[0]])
+    def own(self) -> bytes:
+        """What it has after its parent's path, as int32."""
+        return self.request.added.tobytes() + self.sample.token_ids().tobytes()
 
 
 @dataclass(eq=False, slots=True)
@@ -159,19 +159,34 @@ class LedgerSession:
 
     def parent_of(self, prompt_ids: NDArray[np.int32]) -> int:
         """The finished turn with the longest path that the prompt begins with; ROOT where there is none. Each token of
-        the tree is compared at most once."""
+        the tree is compared at most once, int32 `[p]`, as bytes."""
+        told = prompt_ids.tobytes()
         best, length = ROOT, 0
-        there: set[int] = set()
+        ends: dict[int, int] = {ROOT: 0}
+        """Where the paths end that the prompt begins with, by turn's number, in bytes."""
         for turn in self.turns:
-            if not turn.sample.finish or turn.length > len(prompt_ids):
+            start = ends.get(turn.parent)
+            if start is None or not turn.sample.finish or not told.startswith(own := turn.own(), start):
                 continue
-            own = turn.own()
-            start = turn.length - len(own)
-            if (not start or turn.parent in there) and np.array_equal(own, prompt_ids[start : turn.length]):
-                there.add(turn.number)
-                if turn.length > length:
-                    best, length = turn.number, turn.length
+            end = ends[turn.number] = start + len(own)
+            if end > length:
+                best, length = turn.number, end
         return best
+
+    def goes_on(self, turn: LedgerTurn, prompt_ids: NDArray[np.int32]) -> bool:
+        """Whether the turn is finished, and the prompt, int32 `[p]`, begins with its path."""
+        told = prompt_ids.tobytes()
+        end = turn.length * prompt_ids.itemsize
+        if not turn.sample.finish or end > len(told):
+            return False
+        while True:
+            own = turn.own()
+            end -= len(own)
+            if not told.startswith(own, end):
+                return False
+            if turn.parent == ROOT:
+                return True
+            turn = self.turn(turn.parent)
 
 
 @dataclass(slots=True)

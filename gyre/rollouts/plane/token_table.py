@@ -15,6 +15,7 @@ This module must not know what a sample is.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,16 +102,11 @@ class TokenTable:
 
     def tokens(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """int32 `[t]` ids and float32 `[t]` log-probs, as copies of their own."""
-        length = int(self.lengths[row])
-        if not length:
-            return np.empty(0, np.int32), np.empty(0, np.float32)
-        pages = self._pages[row]
-        if length <= PAGE_TOKENS:
-            at = pages[0] * PAGE_TOKENS
-            return self._ids[at : at + length].copy(), self._logprobs[at : at + length].copy()
-        ids = self._ids.reshape(-1, PAGE_TOKENS)[pages].reshape(-1)[:length]
-        logprobs = self._logprobs.reshape(-1, PAGE_TOKENS)[pages].reshape(-1)[:length]
-        return ids, logprobs
+        return self.ids(row), self._row_of(self._logprobs, row)
+
+    def ids(self, row: int) -> NDArray[np.int32]:
+        """int32 `[t]`, as a copy of its own."""
+        return self._row_of(self._ids, row)
 
     def runs(self, row: int) -> list[list[int]]:
         """[version, start, end] of the row's tokens."""
@@ -142,6 +138,16 @@ class TokenTable:
         if size < pages:
             self._resize(size)
         return length
+
+    def _row_of(self, column: NDArray[Any], row: int) -> NDArray[Any]:
+        length = int(self.lengths[row])
+        pages = self._pages.get(row)
+        if not length or pages is None:
+            return np.empty(0, column.dtype)
+        if length <= PAGE_TOKENS:
+            at = pages[0] * PAGE_TOKENS
+            return column[at : at + length].copy()
+        return column.reshape(-1, PAGE_TOKENS)[pages].reshape(-1)[:length]
 
     def _extend(self, row: int, start: int, count: int) -> NDArray[np.int64]:
         """Where in the pages the row's next `count` tokens go."""

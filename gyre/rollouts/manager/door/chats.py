@@ -102,7 +102,7 @@ class Chats:
         """What the client asks for, in tokens. Raises RequestRefused."""
         conversation = self._conversation(owner, session)
         if chat.prompt_ids is not None:
-            prompt = np.array(chat.prompt_ids, np.int32)
+            prompt = chat.prompt_ids
             parent, note = conversation.parent_of(prompt), b""
         else:
             parent, prompt, note, _ = await self._conversations.prompt_of(conversation, chat)
@@ -143,10 +143,11 @@ class Chats:
             model=model,
             message=self._message(known, chat),
             finish="stop" if view.finish == "stop" else "length",
-            prompt_ids=known.request.group.prompt_ids.tolist(),
+            prompt_length=len(known.request.group.prompt_ids),
+            prompt_ids=known.request.group.prompt_ids.tolist() if chat.wants_prompt else (),
             token_ids=ids,
             logprobs=view.logprobs.tolist(),
-            token_texts=self._conversations.texts(ids),
+            token_texts=self._conversations.texts(ids) if chat.logprobs else (),
             versions=[[run.version, run.start, run.end] for run in view.versions],
         )
 

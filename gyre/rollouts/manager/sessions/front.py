@@ -23,14 +23,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 from aiohttp import web
-from numpy.typing import NDArray
 
 from gyre.chat.dialects import COUNT_TOKENS, DIALECTS, Dialect
 from gyre.chat.messages import Message
@@ -222,8 +221,8 @@ class SessionFront(TrainerFront):
     async def _snapshot(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         name, claim = _named(request.match_info["session"])
         self._own(caller, name)
-        async with self._body(request) as body:
-            self.shell.handle(SnapshotKept(name, claim, body))
+        with self._room_for(request):
+            self.shell.handle(SnapshotKept(name, claim, await request.read()))
             await self._written(self.ledger.find(name))
         return _json({"id": name})
 
@@ -264,7 +263,8 @@ class SessionFront(TrainerFront):
         name, claim = _named(request.match_info.get("session") or request.headers.get("X-Session-ID") or "")
         self._own(caller, name)
         session = self.ledger.open_session(name, claim)
-        async with self._place_of(session), self._body(request) as body:
+        with self._place_of(session), self._room_for(request):
+            body = await request.read()
             asked = (
                 await asyncio.to_thread(dialect.read, body)
                 if len(body) > READ_APART_BYTES
@@ -291,17 +291,17 @@ class SessionFront(TrainerFront):
         name, claim = _named(request.match_info.get("session") or request.headers.get("X-Session-ID") or "")
         self._own(caller, name)
         session = self.ledger.open_session(name, claim)
-        async with self._place_of(session), self._body(request) as body:
-            asked = await asyncio.to_thread(COUNT_TOKENS.read, body)
+        with self._place_of(session), self._room_for(request):
+            asked = await asyncio.to_thread(COUNT_TOKENS.read, await request.read())
             prompt = (await self._conversations.prompt_of(session, asked))[1]
-        nothing = FinishedTurn(session.id, 0, "", Message("assistant"), "stop", prompt_ids=prompt.tolist())
+        nothing = FinishedTurn(session.id, 0, "", Message("assistant"), "stop", len(prompt))
         return _json(COUNT_TOKENS.answer(asked, nothing))
 
     async def _begin(
         self, session: LedgerSession, claim: int | None, key: str, asked: ChatRequest
     ) -> LedgerTurn:
         if asked.prompt_ids is not None:
-            prompt = _ids(asked.prompt_ids)
+            prompt = asked.prompt_ids
             parent, note = session.parent_of(prompt), b""
             why = "retokenised" if parent == ROOT and session.turns else ""
         else:
@@ -352,10 +352,11 @@ class SessionFront(TrainerFront):
             if asked.prompt_ids is None
             else Message("assistant"),
             finish=turn.sample.finish,
-            prompt_ids=turn.prompt_ids.tolist(),
+            prompt_length=turn.prompt_length,
+            prompt_ids=turn.prompt_ids.tolist() if asked.wants_prompt else (),
             token_ids=ids.tolist(),
             logprobs=logprobs.tolist(),
-            token_texts=self._conversations.texts(ids.tolist()),
+            token_texts=self._conversations.texts(ids.tolist()) if asked.logprobs else (),
             versions=turn.sample.runs,
         )
 
@@ -374,8 +375,8 @@ class SessionFront(TrainerFront):
 
     # -- bounds -------------------------------------------------------------------------------------
 
-    @contextlib.asynccontextmanager
-    async def _place_of(self, session: LedgerSession) -> AsyncIterator[None]:
+    @contextlib.contextmanager
+    def _place_of(self, session: LedgerSession) -> Iterator[None]:
         """While a request of the session is here. Raises RequestRefused where too many are."""
         if self._asking[session.id] >= MOST_AT_ONCE:
             raise refused(
@@ -392,16 +393,16 @@ class SessionFront(TrainerFront):
             if not self._asking[session.id]:
                 del self._asking[session.id]
 
-    @contextlib.asynccontextmanager
-    async def _body(self, request: web.Request) -> AsyncIterator[bytes]:
-        """The request's body, which counts as long as it is here. Raises RequestRefused where there is no room."""
+    @contextlib.contextmanager
+    def _room_for(self, request: web.Request) -> Iterator[None]:
+        """While the request's body is here. Raises RequestRefused where there is no room."""
         told = request.content_length
         size = BODY_BYTES if told is None else min(told, BODY_BYTES)
         if self._read_bytes + size > MOST_READ_BYTES:
             raise refused(429, "busy", "The manager reads too much at once.", "Ask again.")
         self._read_bytes += size
         try:
-            yield await request.read()
+            yield
         finally:
             self._read_bytes -= size
 
@@ -464,13 +465,6 @@ def _named(text: str) -> tuple[str, int | None]:
 def _is_there(request: web.Request) -> bool:
     """Whether the client is, as far as its connection says."""
     return request.transport is not None and not request.transport.is_closing()
-
-
-def _ids(told: list[int]) -> NDArray[np.int32]:
-    try:
-        return np.array(told, np.int32)
-    except (OverflowError, ValueError, TypeError):
-        raise refused(422, "invalid", "The prompt's token ids: expected numbers below 2**31.") from None
 
 
 async def _object(request: web.Request) -> dict[str, Any]:
