@@ -28,19 +28,23 @@ LARGE_BYTES = 128 << 10
 TRIM_S = 60.0
 """Between two looks for free pages: each takes some milliseconds for 50 MiB, in which other threads wait for memory."""
 
+NEW_OBJECTS = 1000
+"""After so many the collector looks through what is new. With a thousand agents' requests open that takes 4 ms, and 50
+after twenty times as many (`bench/results/turns.md`)."""
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def calm_collector() -> None:
     """For a process that runs a manager and little else. What the manager lets go of is freed at once; to look
-    through all that it keeps takes a tenth of a second at 16,384 samples, and would find nothing. What was imported
-    stays as long as the process, and is not looked through either. Large blocks go back to the system, for thousands of
-    them come and go."""
+    through all that it keeps takes a tenth of a second at 16,384 samples, and would find nothing. What is new is looked
+    through often, so that each look is short: nothing else is done meanwhile. What was imported stays as long as the
+    process, and is not looked through either. Large blocks go back to the system, for thousands of them come and go."""
     give_large_blocks_back()
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
-    gc.set_threshold(20_000, 50, 1000)
+    gc.set_threshold(NEW_OBJECTS, 1000, 1000)
 
 
 def give_large_blocks_back() -> bool:

@@ -221,10 +221,17 @@ class Body:
     def prompt(self, key: str, most: int) -> NDArray[np.int32]:
         """int32 `[p]`, not empty. A list of a thousand numbers that waits for its answer would be gone through by each
         run of the garbage collector; an array is not."""
-        ids = self.ids(key, most)
+        ids = self.listed(key, most, "token ids")
         if not ids:
             raise self.wrong(key, ids, "the prompt's token ids")
-        return np.frombuffer(array("i", ids), np.int32)
+        try:
+            packed = np.frombuffer(array("i", ids), np.int32)
+        except (TypeError, OverflowError):
+            packed = None  # it is said below of which it is
+        if packed is None or int(packed.min()) < 0 or bool in set(map(type, ids)):
+            token_ids(ids, self.at(key), page=self._keys.page)
+        assert packed is not None, "what is no token id was refused"
+        return packed
 
     def end(self) -> None:
         """Raises RequestRefused for the first key that was not taken and changes something."""
@@ -258,8 +265,6 @@ _DRAWN = ("temperature", "top_p", "top_k", "min_p", "stop_token_ids", "ignore_eo
 
 def token_ids(value: list[Any], path: str, *, page: str) -> list[int]:
     """Raises RequestRefused for what is no token id."""
-    if set(map(type, value)) <= {int} and (not value or (min(value) >= 0 and max(value) < 2**31)):
-        return value
     for one in value:
         if type(one) is not int or not 0 <= one < 2**31:
             raise invalid(f"{path}: {shown(one)} is no token id.", path, page=page)
