@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gyre.philox import philox4x32, uniforms
+from gyre.philox import philox4x32, uniforms, word, words
 
 
 def test_philox_gives_the_published_known_answers():
@@ -22,3 +24,14 @@ def test_uniforms_are_elementwise_and_in_range():
     assert ((many >= 0) & (many < 1)).all()
     assert abs(many.mean() - 0.5) < 0.05
     assert uniforms(5, 16, -1, 0, 0) != uniforms(5, 16, 1, 0, 0)
+
+
+@given(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**16),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+)
+def test_one_word_is_that_of_many(seed: int, stream: int, a: int, b: int, c: int):
+    assert word(seed, stream, a, b, c) == int(words(seed, stream, a, b, c))

@@ -18,9 +18,6 @@ from gyre.rollouts.manager.token_reader import TokenReader
 from gyre.rollouts.plane.peers import Caller
 from gyre.store import RolloutStore
 
-_CALLER = "gyre.caller"
-"""Key of a request's caller, who was admitted."""
-
 
 class Callers:
     """`token` is the job's own secret, `join_token` the default one of machines that join. `clock` is in seconds since
@@ -61,17 +58,12 @@ class Callers:
         return self.tokens.caller(shown, self.clock())
 
     async def admitted(self, request: web.Request) -> Caller:
-        """The same, once for each request, after a look at the store where the token is not known: it may be a moment
-        old."""
-        caller: Caller | None = request.get(_CALLER)
-        if caller is None:
-            try:
-                caller = self.known(request)
-            except UnknownToken:
-                await self._reader.anew()
-                caller = self.known(request)
-            request[_CALLER] = caller
-        return caller
+        """The same, after a look at the store where the token is not known: it may be a moment old."""
+        try:
+            return self.known(request)
+        except UnknownToken:
+            await self._reader.anew()
+            return self.known(request)
 
     def is_proven(self, shown: Credentials) -> bool:
         """Whether a token is shown that is good now."""
