@@ -444,7 +444,7 @@ class VertexHost:
         from gyre.workloads.runtime import TrainerRuntime
 
         stay_small()
-        self._runtime = TrainerRuntime(binding, workload, context, report=self.report)
+        self._runtime = TrainerRuntime(binding, workload, context)
 
     def _failure(self, error: BaseException, method: str) -> Failure:
         """Of a method of the workload, which is named in it."""
