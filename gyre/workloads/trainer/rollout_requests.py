@@ -129,30 +129,30 @@ class RolloutRequests:
         self._client = RolloutClient(
             lambda: read_endpoint(directory),
             term=term,
-            on_groups=self._groups_delivered,
-            on_error=self._failed,
-            on_window=self._window_changed,
-            on_finished=self._samples_finished if wants_samples else None,
-            on_underway=self._hear,
+            on_groups=self.groups_delivered,
+            on_error=self.failed,
+            on_window=self.window_changed,
+            on_finished=self.samples_finished if wants_samples else None,
+            on_underway=self.counted,
             tls=lambda: read_trust(directory),
         )
 
     # -- what the plane says, on the connection's thread ---------------------------------------------
 
-    def _groups_delivered(self, purpose: str, groups: list[Group]) -> None:
+    def groups_delivered(self, purpose: str, groups: list[Group]) -> None:
         self._inbox.put(GroupsDelivered(purpose, groups))
 
-    def _failed(self, error: GyreError) -> None:
+    def failed(self, error: GyreError) -> None:
         """A request, or the connection, failed for good."""
         self._inbox.put(RolloutsFailed(error))
 
-    def _samples_finished(self, purpose: str, samples: dict[SampleKey, Sample]) -> None:
+    def samples_finished(self, purpose: str, samples: dict[SampleKey, Sample]) -> None:
         if purpose == TRAIN:
             self._inbox.put(SamplesFinished(samples))
 
     # -- the trainer's devices ----------------------------------------------------------------------
 
-    def _window_changed(self, frame: DevicesReturned | WindowStatus) -> None:
+    def window_changed(self, frame: DevicesReturned | WindowStatus) -> None:
         """On the connection's thread."""
         if self.lending is not None:
             self.lending.on_frame(frame)
@@ -175,7 +175,7 @@ class RolloutRequests:
 
     # -- what the plane does ------------------------------------------------------------------------
 
-    def _hear(self, frame: SampleCounts) -> None:
+    def counted(self, frame: SampleCounts) -> None:
         """On the connection's thread."""
         self._underway = (frame, time.monotonic())
 
