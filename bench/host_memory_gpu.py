@@ -21,7 +21,6 @@ import statistics
 import sys
 import tempfile
 import time
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ import torch  # noqa: E402
 
 from gyre.weights.owned_dirs import default_root  # noqa: E402
 from gyre.workloads.gang.host_memory import HostMemory  # noqa: E402
-from gyre.workloads.learner.devices import page_locked  # noqa: E402
+from gyre.workloads.learner.devices import DeviceMemory, page_locked  # noqa: E402
 
 TENSOR_BYTES = 64 << 20
 WITHIN_S = 240.0
@@ -80,8 +79,7 @@ def synchronize(device: torch.device) -> None:
 def by_copiers(told: Connection, folder: Path, size: int, rounds: int, device: torch.device) -> None:
     state, work = state_of(size, device), Work(device)
     wanted = float(sum(float(one.double().sum()) for _, one in state))
-    pin = partial(page_locked, device=device) if device.type == "cuda" else None
-    memory = HostMemory("bench", 0, root=folder, pin=pin)
+    memory = HostMemory("bench", 0, root=folder, memory=DeviceMemory(device))
     row: Row = {"way": "the copiers"}
     began = time.monotonic()
     memory.make_room(state)

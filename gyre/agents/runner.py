@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from gyre.agents.client import Claimed, SessionClient
 from gyre.agents.environments import Episode, EpisodeProgress
@@ -101,12 +101,17 @@ class _Running:
     """Whether the manager is being told of its end: it may have it, and say that this worker runs it no more."""
 
 
-class SessionRunner:
-    """Runs up to `settings.concurrency` sessions at once in the event loop in which `run` is called.
+class HearsRunner(Protocol):
+    def noted(self, kind: str, details: dict[str, Any]) -> None:
+        """The worker pauses, or goes on: an event for the journal."""
 
-    `on_event(kind, details)` hears when the worker pauses and goes on. `relay` serves SDKs; without one sessions have
-    no `base_url`.
-    """
+    def progressed(self, fields: dict[str, Any]) -> None:
+        """Sessions have ended."""
+
+
+class SessionRunner:
+    """Runs up to `settings.concurrency` sessions at once in the event loop in which `run` is called. `relay` serves
+    SDKs; without one sessions have no `base_url`."""
 
     def __init__(
         self,
@@ -116,16 +121,14 @@ class SessionRunner:
         *,
         config: Mapping[str, Any] | None = None,
         relay: Relay | None = None,
-        on_event: Callable[[str, dict[str, Any]], None] = lambda kind, details: None,
-        on_progress: Callable[[dict[str, Any]], None] = lambda fields: None,
+        owner: HearsRunner | None = None,
     ) -> None:
         self._client = client
         self._agent = agent
         self._settings = settings
         self._config = config or {}
         self._relay = relay
-        self._on_event = on_event
-        self._on_progress = on_progress
+        self._owner = owner
         self._threads = DaemonThreads()
         self._running: dict[str, _Running] = {}
         """By session and claim."""
@@ -193,11 +196,15 @@ class SessionRunner:
             return
         again = self.faults - self._settings.breaker
         self.paused_s = min(MOST_PAUSE_S, PAUSE_S * 2.0 ** min(again, 16))
-        self._on_event(
+        self._note(
             "AgentPaused", {"faults": self.faults, "pause_s": self.paused_s, "last_fault": self.last_fault}
         )
         await asyncio.sleep(self.paused_s)
         self.paused_s = 0.0
+
+    def _note(self, kind: str, details: dict[str, Any]) -> None:
+        if self._owner is not None:
+            self._owner.noted(kind, details)
 
     async def _keep_pulse(self) -> None:
         while True:
@@ -284,9 +291,10 @@ class SessionRunner:
             self.last_fault = outcome.reason
         else:
             if self.faults >= self._settings.breaker:
-                self._on_event("AgentResumed", {"faults": self.faults})
+                self._note("AgentResumed", {"faults": self.faults})
             self.faults = 0
-        self._on_progress({"sessions": sum(self.counts.ended.values())})
+        if self._owner is not None:
+            self._owner.progressed({"sessions": sum(self.counts.ended.values())})
 
     # -- sessions that go elsewhere ------------------------------------------------------------------
 

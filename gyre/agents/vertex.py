@@ -53,8 +53,7 @@ class AgentWorker(BaseWorkload):
             self.settings,
             config=self.config,
             relay=self._relay,
-            on_event=self._tell,
-            on_progress=lambda fields: self.context.progress.tick(**fields),
+            owner=self,
         )
         self._code.closing, self._beats.closing = self._close, self._beating.close
         self._code.call(self._relay.start(), START_S)
@@ -77,9 +76,12 @@ class AgentWorker(BaseWorkload):
         with contextlib.suppress(RuntimeError):  # the loop has ended, and its sessions with it
             self._code.loop.call_soon_threadsafe(self.runner.lose, sessions)
 
-    def _tell(self, kind: str, details: dict[str, Any]) -> None:
+    def noted(self, kind: str, details: dict[str, Any]) -> None:
         print(f"{kind} {details}", flush=True)
         self.context.report(kind, {"vertex": f"{self.role}-{self.rank}", **details})
+
+    def progressed(self, fields: dict[str, Any]) -> None:
+        self.context.progress.tick(**fields)
 
     def health(self) -> dict[str, Any]:
         runner = self.runner

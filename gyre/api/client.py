@@ -162,7 +162,11 @@ class GyreClient:
         return {**page, "next": read_cursor(page.pop("cursor"))}
 
     def samples(self, job: str) -> RemoteSamples:
-        return RemoteSamples(lambda path, **query: self._get(f"{_job(job)}/{path}", **query))
+        return RemoteSamples(self, job)
+
+    def get_of(self, job: str, path: str, **query: Any) -> dict[str, Any]:
+        """The body of a route below the job's. Raises Unreachable, and what the master raises."""
+        return self._get(f"{_job(job)}/{path}", **query)
 
     def stream(self, job: str, *, after: int = 0) -> Iterator[dict[str, Any]]:
         """Yields every event after `after`, and then new ones as they come. Ends when the master closes the stream;

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from gyre.observe.samples.query import Order, SampleFilter
 
 
-class RemoteSamples:
-    """`get(path, **query)` returns the body of a route below the job's; it raises Unreachable, and what the master
-    raises."""
+class AsksMaster(Protocol):
+    def get_of(self, job: str, path: str, **query: Any) -> dict[str, Any]:
+        """The body of a route below the job's. Raises Unreachable, and what the master raises."""
 
-    def __init__(self, get: Callable[..., dict[str, Any]]) -> None:
-        self._get = get
+
+class RemoteSamples:
+    def __init__(self, client: AsksMaster, job: str) -> None:
+        self._client = client
+        self._job = job
+
+    def _get(self, path: str, **query: Any) -> dict[str, Any]:
+        return self._client.get_of(self._job, path, **query)
 
     def steps(self) -> dict[str, Any]:
         return self._get("samples/steps")

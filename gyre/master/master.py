@@ -287,7 +287,7 @@ class JobMaster:
             self._context,
             self._diagnosis,
             clock=self._clock,
-            is_away=lambda: bool(self._watch and self._watch.lost),
+            owner=self,
         )
 
         self._sinks = SinkProcesses(
@@ -295,6 +295,10 @@ class JobMaster:
             logs=self._directory / "logs",
             clock=self._clock,
         )
+
+    @property
+    def store_is_lost(self) -> bool:
+        return self._watch is not None and bool(self._watch.lost)
 
     def _still_meant(self, undone: list[Issued]) -> list[Issued]:
         """The commands of an earlier master that are still due. The reconciliation makes good for the others."""
@@ -344,7 +348,7 @@ class JobMaster:
         }
         if fields["queued_since"] is not None:  # said again now and then
             fields["queued_at"] = self._clock.time() // SAY_QUEUED_S * SAY_QUEUED_S
-        if job.job_id and dict(fields) != self._row and not (self._watch and self._watch.lost):
+        if job.job_id and dict(fields) != self._row and not self.store_is_lost:
             try:
                 fenced: JobFields = {**fields, "epoch": self._context.epoch}
                 async with asyncio.timeout(
@@ -363,7 +367,7 @@ class JobMaster:
     async def _sum_up(self) -> None:
         """Keep what a list shows of the job. Where it cannot be done, the first list does it."""
         state, seq = self._context.committed, self._context.seq
-        if not state.job.phase.ended or (self._watch and self._watch.lost):
+        if not state.job.phase.ended or self.store_is_lost:
             return
         with contextlib.suppress(GyreError, TimeoutError):
             async with asyncio.timeout(ROW_WRITTEN_WITHIN_S):

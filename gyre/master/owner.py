@@ -32,6 +32,12 @@ class HearsCommits(Protocol):
         """Another master has the job."""
 
 
+class KnowsTheStore(Protocol):
+    @property
+    def store_is_lost(self) -> bool:
+        """Whether the store cannot be reached now, or is another one."""
+
+
 class HearsOfLoss(Protocol):
     async def give_up(self, why: str) -> None:
         """The store was away for too long."""

@@ -18,7 +18,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from gyre.clock import Clock
 from gyre.errors import GyreError
 from gyre.failover import JobState
 from gyre.master.job_context import JobContext
+from gyre.master.owner import KnowsTheStore
 from gyre.observe.history import JobHistory
 from gyre.observe.series import Recorder, numbers_of, tick_for
 from gyre.store import SeriesStore
@@ -58,15 +59,14 @@ class HistoryRecorder:
         reports: HasTelemetry,
         *,
         clock: Clock,
-        is_away: Callable[[], bool],
+        owner: KnowsTheStore,
     ) -> None:
-        """`is_away` says whether the store is lost."""
         self._recorder = Recorder(series)
         self._history = history
         self._context = context
         self._reports = reports
         self._clock = clock
-        self._is_away = is_away
+        self._owner = owner
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
         self._task: asyncio.Task[None] | None = None
         self._followed = 0
@@ -102,7 +102,7 @@ class HistoryRecorder:
 
     async def _tick(self, late_s: float) -> None:
         context = self._context
-        if self._is_away() or context.error or context.committed.job.full_disks:
+        if self._owner.store_is_lost or context.error or context.committed.job.full_disks:
             return
         master = {
             "seq": float(context.seq),

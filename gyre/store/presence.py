@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from gyre.clock import Clock
 from gyre.errors import StoreLost
 
 HANGS_AFTER_S = 5.0
@@ -101,12 +102,10 @@ Stat = Callable[[str], os.stat_result]
 class Presence:
     """The file at `path` as this process has opened it. Safe to use from many threads."""
 
-    def __init__(
-        self, path: Path, *, stat: Stat = os.stat, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, path: Path, *, stat: Stat = os.stat, clock: Clock = time) -> None:
         self.path = path
         self.hangs_after_s = HANGS_AFTER_S
-        self._monotonic = monotonic
+        self._clock = clock
         self._hanging: _Look | None = None
         self._answered_at = -ANSWERED_FOR_S
         self._stat = stat
@@ -212,12 +211,12 @@ class Presence:
         if looking.thread.is_alive():
             self._hanging = looking
             return self._does_not_answer()
-        self._answered_at = self._monotonic()
+        self._answered_at = self._clock.monotonic()
         return looking.result()
 
     def look_often(self, *, writes: bool = True) -> Finding | None:
         """`look_within` for every transaction: it costs a thread only where no look was answered lately."""
-        if self._hangs() or self._monotonic() - self._answered_at >= ANSWERED_FOR_S:
+        if self._hangs() or self._clock.monotonic() - self._answered_at >= ANSWERED_FOR_S:
             return self.look_within(lambda: self.look(writes=writes))
         return self.look(writes=writes)
 

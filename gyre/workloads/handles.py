@@ -19,9 +19,8 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gyre.errors import (
@@ -35,6 +34,7 @@ from gyre.errors import (
 )
 from gyre.workloads.gang.gang import GangLost
 from gyre.workloads.gang.script import Arguments, ScriptGang
+from gyre.workloads.owner import SeesScripts, SeesWaits
 from gyre.workloads.vertex.membership import Member, Membership
 from gyre.workloads.vertex.messages import Failure
 from gyre.workloads.vertex.transport import VertexTransport
@@ -50,15 +50,13 @@ class ScaledAway(VertexDied):
 class Call:
     """The future of a submitted call."""
 
-    def __init__(
-        self, future: Future[Any], waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-    ) -> None:
+    def __init__(self, future: Future[Any], owner: SeesWaits) -> None:
         self._future = future
-        self._waiting = waiting
+        self._owner = owner
 
     def result(self, timeout: float | None = None) -> Any:
         """Blocks. Raises TimeoutError past `timeout` seconds, and what the call raised."""
-        with self._waiting():
+        with self._owner.waiting():
             return self._future.result(timeout)
 
     def done(self) -> bool:
@@ -70,7 +68,7 @@ class Call:
         return self._future
 
     def __await__(self) -> Generator[Any, None, Any]:
-        with self._waiting():
+        with self._owner.waiting():
             return (yield from asyncio.wrap_future(self._future).__await__())
 
 
@@ -84,8 +82,7 @@ class RoleHandle:
         transport: VertexTransport,
         *,
         timeout_s: float,
-        gate: Callable[[], object],
-        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        owner: SeesScripts,
         rank: int | None = None,
         on_control: bool = False,
         gang: ScriptGang | None = None,
@@ -95,8 +92,7 @@ class RoleHandle:
         self._membership = membership
         self._transport = transport
         self._timeout_s = timeout_s
-        self._gate = gate
-        self._waiting = waiting
+        self._owner = owner
         self._rank = rank
         self._on_control = on_control
         self._gang = gang
@@ -121,8 +117,7 @@ class RoleHandle:
             self._membership,
             self._transport,
             timeout_s=self._timeout_s,
-            gate=self._gate,
-            waiting=self._waiting,
+            owner=self._owner,
             rank=rank,
             on_control=on_control,
             gang=self._gang,
@@ -232,12 +227,12 @@ class RoleMethod:
 
     def submit(self, *args: Any, **kwargs: Any) -> Call:
         """As `__call__`, without waiting."""
-        return Call(_POOL.submit(self._run, args, kwargs), self._handle._waiting)
+        return Call(_POOL.submit(self._run, args, kwargs), self._handle._owner)
 
     def scatter(self, items: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Deal `items` out over the ranks in equal runs; each vertex gets its list as first argument and
         returns a list of the same length. The results come back in the order of the items."""
-        with self._handle._waiting():
+        with self._handle._owner.waiting():
             deadline = self._deadline()
             members = self._handle._members(deadline)
         bounds = [len(items) * at // len(members) for at in range(len(members) + 1)]
@@ -251,7 +246,7 @@ class RoleMethod:
             for member, part in zip(members, parts, strict=True)
             if part
         ]
-        with self._handle._waiting():
+        with self._handle._owner.waiting():
             gathered = [future.result() for future in futures]
         return [item for part in gathered for item in part]
 
@@ -266,7 +261,7 @@ class RoleMethod:
                     index, item = pending.pop()
                     future = _POOL.submit(self._run_one, member, (item, *args), kwargs)
                     busy[future] = (index, member[0])
-            with self._handle._waiting():
+            with self._handle._owner.waiting():
                 done, _ = wait(busy, return_when=FIRST_COMPLETED)
             for future in done:
                 index, _ = busy.pop(future)
@@ -282,7 +277,7 @@ class RoleMethod:
         ]
         if found or not at_least_one:
             return found
-        with handle._waiting():
+        with handle._owner.waiting():
             return handle._members(self._deadline())
 
     def _run_one(self, member: Member, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -315,7 +310,7 @@ class RoleMethod:
 
     def _deadline(self) -> float:
         """Of a call that begins now, or once the job is no longer paused: a pause is no delay of the call's."""
-        self._handle._gate()
+        self._handle._owner.wait_while_paused()
         return time.monotonic() + self._handle._timeout_s
 
 

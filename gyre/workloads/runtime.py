@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,6 @@ class TrainerRuntime:
         trainer: Any,
         context: WorkloadContext,
         *,
-        report: Callable[[str, dict[str, Any]], None],
         transport: VertexTransport | None = None,
     ) -> None:
         self.binding = binding
@@ -41,7 +40,6 @@ class TrainerRuntime:
         self.gang_numbers = itertools.count(1)
         """Of the gangs that this trainer uses, growing."""
         self._trainer = trainer
-        self._report = report
         self._running = threading.Event()
         self._stopping = threading.Event()
         self._starting = threading.Lock()
@@ -54,8 +52,7 @@ class TrainerRuntime:
                 self.membership,
                 self.transport,
                 timeout_s=self.spec.run.call_timeout_s,
-                gate=self._running.wait,
-                waiting=self.waiting,
+                owner=self,
                 gang=self._gang(role) if spec.gang else None,
             )
             for role, spec in self.spec.roles.items()
@@ -69,14 +66,7 @@ class TrainerRuntime:
                 setattr(trainer, role, handle)
 
     def _gang(self, role: str) -> ScriptGang:
-        return ScriptGang(
-            role,
-            self.membership,
-            self.transport,
-            numbers=self.gang_numbers,
-            report=self.report,
-            waiting=self.waiting,
-        )
+        return ScriptGang(role, self.membership, self.transport, numbers=self.gang_numbers, owner=self)
 
     # -- the master's side (control threads) --------------------------------------------------------
 
@@ -128,6 +118,10 @@ class TrainerRuntime:
                 self._waiting -= 1
             self.context.progress.tick()
 
+    def wait_while_paused(self) -> None:
+        """Return when the job is not paused, or stops."""
+        self._running.wait()
+
     # -- the trainer's side -------------------------------------------------------------------------
 
     @property
@@ -140,7 +134,7 @@ class TrainerRuntime:
 
     def report(self, kind: str, **body: Any) -> None:
         """An event for the journal; `kind` is the name of a class in `gyre.failover.events`, or one of your own."""
-        self._report(kind, {"incarnation": self.term, **body})
+        self.context.report(kind, {"incarnation": self.term, **body})
 
     def _fit(self) -> None:
         """The thread of `fit()`. However it ends, the master gets a report: it would wait for ever otherwise."""

@@ -407,6 +407,20 @@ def test_a_thread_that_hangs_costs_its_own_session_alone() -> None:
     assert runner.counts.ended["infra_fault"] == 1
 
 
+class Heard:
+    """What a worker's owner hears: its pauses, and how many sessions have ended, each time."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.ended: list[int] = []
+
+    def noted(self, kind: str, details: dict[str, Any]) -> None:
+        self.events.append((kind, details))
+
+    def progressed(self, fields: dict[str, Any]) -> None:
+        self.ended.append(fields["sessions"])
+
+
 # -- the breaker -------------------------------------------------------------------------------------
 
 
@@ -414,7 +428,8 @@ def test_a_worker_whose_sessions_fail_one_after_another_pauses_and_tries_one() -
     manager = Manager()
     manager.add(40)
     tried: list[float] = []
-    events: list[tuple[str, dict[str, Any]]] = []
+    heard = Heard()
+    events = heard.events
     mended = False
 
     async def sandboxed(session: Session) -> float:
@@ -428,7 +443,7 @@ def test_a_worker_whose_sessions_fail_one_after_another_pauses_and_tries_one() -
         Direct(manager),
         agent_of(sandboxed, settings, {}),
         settings,
-        on_event=lambda kind, details: events.append((kind, details)),
+        owner=heard,
     )
 
     async def scenario() -> None:
@@ -447,6 +462,7 @@ def test_a_worker_whose_sessions_fail_one_after_another_pauses_and_tries_one() -
 
     run_virtual(scenario())
     assert events[-1][0] == "AgentResumed"
+    assert heard.ended == list(range(1, len(manager.sessions) + 1)), "each once, as it ends"
     faults = [one.ended["outcome"] for one in manager.sessions.values() if one.ended].count("infra_fault")
     assert faults <= 6
     assert runner.counts.ended["scored"] == 40 - faults
@@ -456,7 +472,7 @@ def test_a_worker_whose_sessions_fail_one_after_another_pauses_and_tries_one() -
 def test_a_score_between_faults_keeps_the_worker_at_work() -> None:
     manager = Manager()
     manager.add(20)
-    events: list[str] = []
+    heard = Heard()
 
     async def every_other(session: Session) -> float:
         if session.claimed.index % 3:
@@ -468,7 +484,7 @@ def test_a_score_between_faults_keeps_the_worker_at_work() -> None:
         Direct(manager),
         agent_of(every_other, settings, {}),
         settings,
-        on_event=lambda kind, details: events.append(kind),
+        owner=heard,
     )
 
     async def scenario() -> None:
@@ -480,4 +496,4 @@ def test_a_score_between_faults_keeps_the_worker_at_work() -> None:
         await asyncio.wait({task, beating})
 
     run_virtual(scenario())
-    assert events == []
+    assert heard.events == []

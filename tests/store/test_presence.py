@@ -18,6 +18,7 @@ import pytest
 from gyre.errors import StoreCorrupt, StoreError, StoreLost
 from gyre.store import Store, open_store
 from gyre.store.presence import ANSWERED_FOR_S, Lost, Presence
+from gyre.testing.clock import VirtualClock
 from tests.waits import GENEROUS_S
 
 
@@ -345,8 +346,8 @@ def test_a_writer_that_holds_waits_for_a_disk_that_hangs(disk: Disk, store: Stor
 def test_a_look_that_was_answered_lately_costs_no_thread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.parent.mkdir()
     path.touch()
-    now = 100.0
-    presence = Presence(path, monotonic=lambda: now)
+    clock = VirtualClock()
+    presence = Presence(path, clock=clock)
     presence.connected(first=True)
     started: list[str] = []
     start = threading.Thread.start
@@ -356,7 +357,7 @@ def test_a_look_that_was_answered_lately_costs_no_thread(path: Path, monkeypatch
     for _ in range(5):
         assert presence.look_often() is None
     assert started == ["store-presence"]
-    now += ANSWERED_FOR_S
+    clock.advance(ANSWERED_FOR_S)
     assert presence.look_often() is None
     assert started == ["store-presence"] * 2
 

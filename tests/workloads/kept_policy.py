@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.workloads.base import operator
-from gyre.workloads.gang.weight_copy import WeightCopy
+from gyre.workloads.gang.weight_copy import WeightCopies, WeightCopy
 from gyre.workloads.learner.errors import CheckpointMismatch
 from tests.workloads.toy_policy import ToyActor
 
@@ -18,9 +18,12 @@ SERVED: dict[str, dict[int, list[int]]] = {}
 """What instances have: weights by job, and by version."""
 
 
-def newest_served(directory: Any) -> WeightCopy | None:
-    versions = SERVED.get(str(directory), {})
-    return WeightCopy(max(versions), "", ("h:1",), max(versions)) if versions else None
+class ServedCopies(WeightCopies):
+    """Copies of what instances have by `SERVED`."""
+
+    def newest(self) -> WeightCopy | None:
+        versions = SERVED.get(str(self.directory), {})
+        return WeightCopy(max(versions), "", ("h:1",), max(versions)) if versions else None
 
 
 class DivergingActor(ToyActor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +188,13 @@ class Cluster:
         self.gate = threading.Event()
         self.gate.set()
         self.start(range(count))
-        self.handle = RoleHandle(
-            "echo", self.membership, self.transport, timeout_s=timeout_s, gate=self.gate.wait
-        )
+        self.handle = RoleHandle("echo", self.membership, self.transport, timeout_s=timeout_s, owner=self)
+
+    def wait_while_paused(self) -> None:
+        self.gate.wait()
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def _find(self, vertex: str, incarnation: int) -> InProcessVertex | None:
         found = self.vertices.get(vertex)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -339,13 +340,13 @@ async def test_whoever_awaits_is_known_to_wait(cluster):
 
     inside = []
 
-    class Waiting:
-        def __enter__(self):
+    class Owner:
+        @contextmanager
+        def waiting(self):
             inside.append("in")
-
-        def __exit__(self, *exc_info):
+            yield
             inside.append("out")
 
-    call = Call(cluster.handle[0].who.submit()._future, Waiting)
+    call = Call(cluster.handle[0].who.submit()._future, Owner())
     assert await call == (0, 1)
     assert inside == ["in", "out"]

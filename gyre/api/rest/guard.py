@@ -14,7 +14,6 @@ A plain ASGI middleware: it looks at headers only and never at a body, so stream
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from hmac import compare_digest
 from urllib.parse import urlsplit
 
@@ -25,6 +24,7 @@ from gyre.api.loopback import is_loopback
 from gyre.api.rest.page import is_page
 from gyre.api.rest.problems import FORBIDDEN_ORIGIN, problem, problem_of
 from gyre.api.rest.sessions import SessionCookies
+from gyre.clock import Clock
 from gyre.errors import Unauthorized
 
 SESSION_PATH = "/api/v1/session"
@@ -33,7 +33,7 @@ OPEN_PATHS = frozenset({"/healthz", SESSION_PATH})
 
 
 class Guard:
-    def __init__(self, app: ASGIApp, *, token: str | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, app: ASGIApp, *, token: str | None, clock: Clock = time) -> None:
         self._app = app
         self._token = None if token is None else token.encode()
         self._cookies = None if token is None else SessionCookies(token.encode())
@@ -80,7 +80,7 @@ class Guard:
 
     def _has_cookie(self, headers: Headers) -> bool:
         shown = headers.get("cookie", "").encode("latin-1", "replace")
-        return self._cookies is not None and self._cookies.is_valid(shown, self._clock())
+        return self._cookies is not None and self._cookies.is_valid(shown, self._clock.time())
 
 
 def is_bearer(header: bytes, token: bytes) -> bool:

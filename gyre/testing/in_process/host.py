@@ -193,9 +193,7 @@ class InProcessHost(VertexHost):
 
     def _bind_runtime(self, binding: Binding, workload: Any, context: WorkloadContext) -> None:
         if binding.spec is not None:
-            self._runtime = InProcessRuntime(
-                binding, workload, context, report=self.report, transport=self._transport
-            )
+            self._runtime = InProcessRuntime(binding, workload, context, transport=self._transport)
 
     def _pass(self, name: str, when: When) -> None:
         self.mortal.check()

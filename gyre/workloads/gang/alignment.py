@@ -51,7 +51,7 @@ def align(gang: Gang, *, timeout_s: float) -> None:
     futures = [gang.transport.settle(*member) for member in gang.members]
     deadline = time.monotonic() + timeout_s
     seen, seen_at = None, 0.0
-    with gang.waiting():
+    with gang.owner.waiting():
         while True:
             left_s = deadline - time.monotonic()
             wait(futures, max(0.0, min(LOOK_S, left_s)), return_when=FIRST_EXCEPTION)

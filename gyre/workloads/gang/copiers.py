@@ -22,6 +22,8 @@ import torch
 import xxhash
 from torch import Tensor
 
+from gyre.workloads.gang.machine_memory import MachineMemory
+
 PIECE_BYTES = 64 << 20
 """What one thread copies and hashes at once, and page-locks. It decides the checksum: another size is another
 format."""
@@ -42,15 +44,10 @@ class Piece:
 
 
 class Copiers:
-    """Each thread has a buffer of its own, which `pin` pins. `copy(into, of)` copies where both are in host memory."""
+    """Each thread has a buffer of its own, which is pinned."""
 
-    def __init__(
-        self,
-        copy: Callable[[Tensor, Tensor], object],
-        pin: Callable[[Tensor], Callable[[], None]] | None,
-    ) -> None:
-        self._copy = copy
-        self._pin = pin
+    def __init__(self, memory: MachineMemory) -> None:
+        self._memory = memory
         self._own = threading.local()
         self._unpin: list[Callable[[], None]] = []
         count = min(COPIERS, os.cpu_count() or 1)
@@ -146,14 +143,13 @@ class Copiers:
         if into.is_cuda or of.is_cuda:
             into.copy_(of)
         else:
-            self._copy(into, of)
+            self._memory.copy(into, of)
 
     def _buffer(self) -> Tensor:
         """This thread's."""
         if not hasattr(self._own, "buffer"):
             buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
-            if self._pin is not None:
-                self._unpin.append(self._pin(buffer))
+            self._unpin.append(self._memory.pin(buffer))
             self._own.buffer = buffer
         found: Tensor = self._own.buffer
         return found

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gyre.errors import Fenced, VertexDied
+from gyre.workloads.owner import NOBODY, SeesWaits
 from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.membership import Member, Membership
 from gyre.workloads.vertex.messages import Failure
@@ -67,8 +67,8 @@ class Gang:
     members: tuple[Member, ...]
     membership: Membership
     transport: VertexTransport
-    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Entered while a call is waited for: whoever waits stands still through no fault of its own."""
+    owner: SeesWaits = NOBODY
+    """Sees when a call is waited for."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), compare=False, repr=False)
 
     @property
@@ -96,7 +96,7 @@ class Gang:
         """Wait for every rank, or for the first ones where there are fewer futures. Raises GangLost, with whom to
         blame where no rank died, and Fenced."""
         deadline, missing = time.monotonic() + timeout_s, [*futures]
-        with self.waiting():
+        with self.owner.waiting():
             while missing and (left_s := deadline - time.monotonic()) > 0:
                 wait(missing, left_s, return_when=FIRST_COMPLETED)
                 if any(_has_failed(future) for future in missing):

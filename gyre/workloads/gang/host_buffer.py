@@ -3,7 +3,7 @@ next, for taking and page-locking it takes longer than the copy.
 
 Invariants:
 - *taken beside the training*: `prepare` returns at once, and a thread takes the memory;
-- *not the machine's last*: memory is taken only if a tenth of the machine's stays free (`host_memory.LEFT_FREE`);
+- *not the machine's last*: memory is taken only if a tenth of the machine's stays free (`machine_memory.LEFT_FREE`);
 - *pinned while mapped*: the memory is unpinned before it is given back.
 
 This module must not know what is copied, or who reads it.
@@ -19,22 +19,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gyre.workloads.gang.host_memory import LEFT_FREE, available_memory
+from gyre.workloads.gang.machine_memory import LEFT_FREE, MachineMemory
 from gyre.workloads.gang.state_files import padded
 
 
 class HostBuffer:
-    """`pin(bytes)` pins memory for a device, and returns what unpins it. `available()` returns available and total
-    memory in bytes."""
-
-    def __init__(
-        self,
-        *,
-        pin: Callable[[Tensor], Callable[[], None]] | None = None,
-        available: Callable[[], tuple[int, int]] = available_memory,
-    ) -> None:
-        self._pin = pin
-        self._available = available
+    def __init__(self, machine: MachineMemory) -> None:
+        self._machine = machine
         self._memory: Tensor | None = None
         self._unpin: Callable[[], None] = lambda: None
         self._taking: threading.Thread | None = None
@@ -79,7 +70,7 @@ class HostBuffer:
         self._give_back()
 
     def _take(self, size: int) -> None:
-        available, total = self._available()
+        available, total = self._machine.available()
         if available - size < LEFT_FREE * total:
             self.trouble = (
                 f"a copy of {size} bytes would leave less than {LEFT_FREE:.0%} of the machine's memory: "
@@ -94,8 +85,7 @@ class HostBuffer:
         with contextlib.suppress(OSError, AttributeError):  # a wish: fewer pages to make and to pin
             mapped.madvise(mmap.MADV_HUGEPAGE)
         memory = torch.frombuffer(mapped, dtype=torch.uint8)
-        if self._pin is not None:
-            self._unpin = self._pin(memory)
+        self._unpin = self._machine.pin(memory)
         self._memory, self.trouble = memory, ""
 
     def _join(self) -> None:

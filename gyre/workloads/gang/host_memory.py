@@ -45,13 +45,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
 from gyre.errors import GyreError
 from gyre.weights.owned_dirs import default_root
 from gyre.workloads.gang.copiers import COPIERS, PIECE_BYTES, Copiers, Piece
+from gyre.workloads.gang.machine_memory import LEFT_FREE, MachineMemory
 from gyre.workloads.gang.state_files import padded
 
 PREFIX = "gyre-state-"
@@ -63,9 +63,6 @@ KEPT_S = 3600.0
 
 LOCK_WITHIN_S = 5.0
 """Wait for the previous owner to be gone: it was killed a moment ago, or will not go at all."""
-
-LEFT_FREE = 0.1
-"""Share of the machine's memory that stays free, so that the kernel does not kill a process for lack of memory."""
 
 Named = Sequence[tuple[str, Tensor]]
 
@@ -120,18 +117,14 @@ class HostMemory:
         *,
         root: Path | None = None,
         lock_within_s: float = LOCK_WITHIN_S,
-        copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
-        pin: Callable[[Tensor], Callable[[], None]] | None = None,
-        available: Callable[[], tuple[int, int]] | None = None,
+        memory: MachineMemory | None = None,
     ) -> None:
-        """`available()` returns available and total memory in bytes, of the machine or its container. `pin(bytes)` pins
-        a buffer's memory for a device, and returns the function that unpins it."""
         root = root or default_root()
         key = hashlib.sha256(purpose.encode()).hexdigest()[:16]
         self._home = root / f"{PREFIX}{key}"
         self.path = self._home / f"rank_{rank:05d}"
-        self._copiers = Copiers(copy, pin)
-        self._available = available or available_memory
+        self._memory = memory or MachineMemory()
+        self._copiers = Copiers(self._memory)
         _sweep(root, but=self._home)
         self._lock: int | None = self._claim(lock_within_s)
         self._saving: threading.Thread | None = None
@@ -364,7 +357,7 @@ class HostMemory:
         gate = _lock(self._home / "lock", LOCK_WITHIN_S + size / 2**28)
         made: list[Path] = []
         try:
-            available, total = self._available()
+            available, total = self._memory.available()
             if available - size < LEFT_FREE * total:
                 raise NoHostMemory(
                     f"a state of {size} bytes would leave less than {LEFT_FREE:.0%} of the machine's memory: "
@@ -448,60 +441,6 @@ def _pieces(spans: Sequence[TensorSpan], tensors: Named) -> list[Piece]:
             size = min(PIECE_BYTES - at % PIECE_BYTES, end - at)
             found.append(Piece(*_place(at), size, flat[at - span.offset : at - span.offset + size]))
             at += size
-    return found
-
-
-def available_memory() -> tuple[int, int]:
-    """Available and total memory, of the machine or of its container if that has a lower limit."""
-    memory = psutil.virtual_memory()
-    return min([(memory.available, memory.total), *allowed()])
-
-
-def allowed(
-    own: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
-) -> list[tuple[int, int]]:
-    """The free memory and the limit, in bytes, of each limited control group of this process. Inactive file pages count
-    as free, because the kernel drops them when memory is needed."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:  # no control groups here
-        return []
-    found = []
-    for line in lines:
-        _, controllers, inside = line.split(":", 2)
-        if not controllers:
-            found += _left_by(mounted, inside, _Group("memory.max", "memory.current", "inactive_file"))
-        elif "memory" in controllers.split(","):
-            # In version 1 a limit of 2**63, rounded to a page, means none.
-            old = _Group("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            found += [one for one in _left_by(mounted / "memory", inside, old) if one[1] < 2**62]
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """The names of a control group's files, and of a line in its `memory.stat`."""
-
-    limit: str
-    used: str
-    inactive: str
-
-
-def _left_by(root: Path, inside: str, names: _Group) -> list[tuple[int, int]]:
-    """Free memory and limit of the group `inside` and those above it, as far as they are mounted at `root`: a container
-    may see only its own."""
-    found = []
-    group = root / inside.strip("/")
-    for path in (group, *group.parents):
-        if not path.is_relative_to(root):
-            break
-        try:
-            limit = int((path / names.limit).read_text())
-            used = int((path / names.used).read_text())
-            facts = dict(line.split() for line in (path / "memory.stat").read_text().splitlines())
-            found.append((max(0, limit - used + int(facts[names.inactive])), limit))
-        except (OSError, ValueError, KeyError):  # "max", or the root, which has none
-            continue
     return found
 
 

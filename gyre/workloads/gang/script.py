@@ -16,12 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 from gyre.errors import Unreachable
 from gyre.workloads.gang.alignment import align
 from gyre.workloads.gang.gang import Gang, GangLost, Outcome, operator_failed
+from gyre.workloads.owner import Reports, SeesWaits
 from gyre.workloads.vertex.membership import Membership
 from gyre.workloads.vertex.transport import VertexTransport
 
@@ -29,9 +29,12 @@ Arguments = Sequence[tuple[Any, ...]]
 """The positional arguments of each rank."""
 
 
+class HasGangs(Reports, SeesWaits, Protocol):
+    """What the trainer's runtime is to them."""
+
+
 class ScriptGang:
-    """`numbers` gives each gang a number greater than the last; `report` sends an event to the journal; `waiting` is as
-    in `Gang`."""
+    """`numbers` gives each gang a number greater than the last."""
 
     def __init__(
         self,
@@ -40,15 +43,13 @@ class ScriptGang:
         transport: VertexTransport,
         *,
         numbers: Iterator[int],
-        report: Callable[..., None],
-        waiting: Callable[[], AbstractContextManager[None]],
+        owner: HasGangs,
     ) -> None:
         self._role = role
         self._membership = membership
         self._transport = transport
         self._numbers = numbers
-        self._report = report
-        self._waiting = waiting
+        self._owner = owner
         self._lock = threading.Lock()
         self._gang: Gang | None = None
         """The gang that is in step, as far as is known; None before the next alignment."""
@@ -94,14 +95,14 @@ class ScriptGang:
             if members is None or time.monotonic() >= deadline:
                 raise self._late("its ranks did not all start")
             number = next(self._numbers)
-            gang = Gang(number, self._role, tuple(members), self._membership, self._transport, self._waiting)
+            gang = Gang(number, self._role, tuple(members), self._membership, self._transport, self._owner)
             try:
                 align(gang, timeout_s=deadline - time.monotonic())
                 return gang
             except GangLost as lost:
                 if lost.blamed is None:
                     continue  # a rank died, and is doubted
-                self._report("OperatorFailed", **operator_failed(*lost.blamed))
+                self._owner.report("OperatorFailed", **operator_failed(*lost.blamed))
                 self._membership.doubt(*lost.blamed[0])  # until the master has replaced it, and its peers
 
     def _distrust(self, gang: Gang) -> None:

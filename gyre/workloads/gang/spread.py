@@ -13,11 +13,11 @@ This module must not know what is called, or what becomes of the result.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from gyre.errors import VertexDied
 from gyre.graph.elements import Operator
@@ -44,11 +44,14 @@ class SpreadCall:
     """When the first rank failed, in monotonic seconds, while others have not ended."""
 
 
-class SpreadCalls:
-    """`on_result(call, rank, outcome)` is called on the transport's thread."""
+class HearsRanks(Protocol):
+    def rank_answered(self, call: SpreadCall, rank: int, outcome: Outcome | VertexDied) -> None:
+        """A rank has ended its share. On the transport's thread."""
 
-    def __init__(self, *, on_result: Callable[[SpreadCall, int, Outcome | VertexDied], None]) -> None:
-        self._on_result = on_result
+
+class SpreadCalls:
+    def __init__(self, owner: HearsRanks) -> None:
+        self._owner = owner
         self._calls: list[SpreadCall] = []
 
     def has_room(self, role: str) -> bool:
@@ -75,7 +78,7 @@ class SpreadCalls:
 
     def _rank_ended(self, call: SpreadCall, rank: int, done: Future[Outcome]) -> None:
         """On the transport's thread."""
-        self._on_result(call, rank, outcome_of(done))
+        self._owner.rank_answered(call, rank, outcome_of(done))
 
     def is_current(self, call: SpreadCall) -> bool:
         """Whether the call is still waited for, rather than one to a gang that was lost."""

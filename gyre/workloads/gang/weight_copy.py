@@ -45,24 +45,30 @@ class WeightCopy:
     newest: int
 
 
-def newest_copy(directory: Path) -> WeightCopy | None:
-    """The newest copy of the job with this directory. None if there is no version, or the manager does not answer."""
-    where = read_endpoint(directory)
-    if where is None:
-        return None
-    url, token = where
-    request = urllib.request.Request(
-        f"{url.rstrip('/')}/v1/status", headers={"Authorization": f"Bearer {token}"}
-    )
-    # Without the environment's proxy: the token is for the manager alone.
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=read_trust(directory))
-    )
-    try:
-        with opener.open(request, timeout=ASK_WITHIN_S) as reply:
-            return copy_of(json.loads(reply.read()))
-    except (urllib.error.URLError, OSError, ValueError):  # away for a moment: the caller asks again
-        return None
+class WeightCopies:
+    """Of the job with this directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def newest(self) -> WeightCopy | None:
+        """The newest copy. None if there is no version, or the manager does not answer."""
+        where = read_endpoint(self.directory)
+        if where is None:
+            return None
+        url, token = where
+        request = urllib.request.Request(
+            f"{url.rstrip('/')}/v1/status", headers={"Authorization": f"Bearer {token}"}
+        )
+        # Without the environment's proxy: the token is for the manager alone.
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=read_trust(self.directory))
+        )
+        try:
+            with opener.open(request, timeout=ASK_WITHIN_S) as reply:
+                return copy_of(json.loads(reply.read()))
+        except (urllib.error.URLError, OSError, ValueError):  # away for a moment: the caller asks again
+            return None
 
 
 def copy_of(status: dict[str, Any]) -> WeightCopy | None:

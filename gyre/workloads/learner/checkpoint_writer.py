@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from gyre.workloads.gang.host_buffer import HostBuffer, placed
 from gyre.workloads.gang.state_files import sealed, write_json, write_state
 from gyre.workloads.gang.world import World
 from gyre.workloads.learner.checkpoint_identity import METADATA
-from gyre.workloads.learner.devices import page_locked
+from gyre.workloads.learner.devices import DeviceMemory
 from gyre.workloads.learner.errors import CheckpointMismatch
 
 
@@ -56,7 +55,7 @@ class CheckpointWriter:
         self._ranks = ranks
         self._is_cuda = device.type == "cuda"
         self._is_prepared = False
-        self._buffer = HostBuffer(pin=partial(page_locked, device=device) if self._is_cuda else None)
+        self._buffer = HostBuffer(DeviceMemory(device))
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._error: BaseException | None = None

@@ -19,6 +19,7 @@ import torch
 
 from gyre.config.sections import FsdpSettings, MegatronSettings
 from gyre.errors import ConfigError
+from gyre.workloads.gang.machine_memory import MachineMemory
 
 
 def device_of(settings: MegatronSettings | FsdpSettings) -> torch.device:
@@ -61,6 +62,16 @@ MAKERS = 4
 """Threads that make memory beside each other: with four it takes 0.4 of the time of one."""
 _MADV_POPULATE_WRITE = 23
 """Of madvise(2), since Linux 5.14; an older kernel refuses it, and makes the memory where it is first used."""
+
+
+class DeviceMemory(MachineMemory):
+    """Of a machine whose states are on this device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def pin(self, memory: torch.Tensor) -> Callable[[], None]:
+        return page_locked(memory, self._device) if self._device.type == "cuda" else super().pin(memory)
 
 
 def page_locked(memory: torch.Tensor, device: torch.device) -> Callable[[], None]:

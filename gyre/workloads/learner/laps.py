@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+
+from gyre.clock import Clock
 
 
 class Laps:
-    """From its making on. `now` gives seconds."""
+    """From its making on."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._began = self._at = now()
+    def __init__(self, clock: Clock = time) -> None:
+        self._clock = clock
+        self._began = self._at = clock.monotonic()
         self._seconds: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
         """Since the last lap it was `name`."""
-        now = self._now()
+        now = self._clock.monotonic()
         self._seconds[name] = self._seconds.get(name, 0.0) + now - self._at
         self._at = now
 

@@ -22,7 +22,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -32,7 +31,7 @@ from gyre.workloads.base import WorkloadContext
 from gyre.workloads.gang.host_memory import HeldSlot, HostMemory, NoHostMemory, plan
 from gyre.workloads.gang.state_files import PAGE_BYTES, padded
 from gyre.workloads.gang.world import World
-from gyre.workloads.learner.devices import page_locked
+from gyre.workloads.learner.devices import DeviceMemory
 
 Named = list[tuple[str, Tensor]]
 
@@ -108,8 +107,7 @@ class MemoryCheckpoints(Generic[P]):
         """Why there are none, where there are none."""
         problem = ""
         try:
-            pin = partial(page_locked, device=device) if device.type == "cuda" else None
-            self._memory = HostMemory(purpose, self._ranks.rank, pin=pin)
+            self._memory = HostMemory(purpose, self._ranks.rank, memory=DeviceMemory(device))
         except (NoHostMemory, OSError) as error:
             problem = str(error)
         self._together(problem, keep=True)  # a later gang may find what this one cannot take

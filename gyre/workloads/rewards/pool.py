@@ -35,6 +35,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from gyre.clock import Clock
 from gyre.config.sections import RewardSettings
 from gyre.errors import ConfigError, UserCodeError
 from gyre.workloads.rewards.calls import Texts
@@ -71,7 +72,7 @@ def _end_all(processes: list[RewardProcess]) -> None:
 class RewardPool:
     """Processes are started when there is work for them, and kept until `close`. Not thread-safe."""
 
-    def __init__(self, settings: RewardSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: RewardSettings, *, clock: Clock = time) -> None:
         self._settings = settings
         self._parts = settings.parts
         self._clock = clock
@@ -178,7 +179,7 @@ class RewardPool:
             asked = process.work = waiting.popleft()
             self._requests += 1
             asked.number = self._requests
-            process.deadline = self._clock() + self._settings.timeout_s * len(asked.places)
+            process.deadline = self._clock.monotonic() + self._settings.timeout_s * len(asked.places)
             process.ask([asked.number, asked.part, [list(work[place]) for place in asked.places]])
         starting = sum(not one.ready for one in self._processes)
         room = self._settings.processes - len(self._processes)
@@ -187,7 +188,7 @@ class RewardPool:
 
     def _start(self) -> None:
         process = RewardProcess(self._selector)
-        process.deadline = self._clock() + self._settings.start_timeout_s
+        process.deadline = self._clock.monotonic() + self._settings.start_timeout_s
         self._processes.append(process)
         process.ask([[[part.function, part.signature] for part in self._parts], sys.path])
 
@@ -195,7 +196,7 @@ class RewardPool:
         """Wait until a process answers or the next deadline comes; returns the processes that have answered."""
         while True:
             busy = [one.deadline for one in self._processes if one.work is not None or not one.ready]
-            left_s = max(0.0, min(busy) - self._clock()) if busy else 0.0
+            left_s = max(0.0, min(busy) - self._clock.monotonic()) if busy else 0.0
             events = self._selector.select(min(left_s, _LOOK_S))
             for key, event in events:
                 if event & selectors.EVENT_WRITE:
@@ -256,7 +257,7 @@ class RewardPool:
         )
 
     def _end_late(self, failed: Callable[[_Work | None, str], None]) -> None:
-        for process in [one for one in self._processes if self._clock() >= one.deadline]:
+        for process in [one for one in self._processes if self._clock.monotonic() >= one.deadline]:
             failed(process.work, self._late(process))
 
     def _late(self, process: RewardProcess) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from typing import Protocol
 
 from gyre.rollouts.protocol.frames import DevicesReturned, LendDevices, ReclaimDevices, WindowStatus
 from gyre.rollouts.scheduling.device_windows import TrainTime
@@ -24,19 +24,21 @@ AGAIN_S = 1.0
 """Pause after devices came back before they are lent again within a step, since the plan does not change at once."""
 
 
-class DeviceLending:
-    """`send` sends a frame to the rollout manager, and returns whether it could. `last_share` is the part of a step's
-    training that can begin only after its last sample is delivered. `on_frame` may be called from any thread,
-    everything else from one."""
+class SendsFrames(Protocol):
+    def lend(self, frame: LendDevices | ReclaimDevices, /) -> bool:
+        """Send the frame to the rollout manager. Whether it could."""
 
-    def __init__(
-        self, send: Callable[[LendDevices | ReclaimDevices], bool], *, last_share: float, now: float
-    ) -> None:
+
+class DeviceLending:
+    """`last_share` is the part of a step's training that can begin only after its last sample is delivered. `on_frame`
+    may be called from any thread, everything else from one."""
+
+    def __init__(self, plane: SendsFrames, *, last_share: float, now: float) -> None:
         self.lent_s = 0.0
         """For how long devices were lent, in all windows that have ended."""
         self.closed_because = ""
         """Why the last window ended."""
-        self._send = send
+        self._plane = plane
         self._last_share = last_share
         self._lock = threading.Lock()
         self._window = 0
@@ -92,7 +94,7 @@ class DeviceLending:
             if back is not None:
                 self._returned(now, back.reason)
             elif now - self._last_frame_at > SILENT_S:
-                self._send(ReclaimDevices(window=self._window))
+                self._plane.lend(ReclaimDevices(window=self._window))
                 self._returned(now, f"the rollout manager said nothing for {SILENT_S:g} s")
         elif waits and not training and not could_train and now >= self._not_before:
             window = self._window + 1
@@ -105,14 +107,14 @@ class DeviceLending:
             )
             with self._lock:
                 self._window, self._back, self._has_frame = window, None, False
-            if self._send(lend):
+            if self._plane.lend(lend):
                 self._lent, self._reclaimed = True, False
                 self._lent_at = self._last_frame_at = now
 
     def take_back(self, now: float) -> bool:
         """Ask for lent devices back, since the trainer wants to use them now. Whether it has them."""
         if self._lent and not self._reclaimed:
-            self._reclaimed = self._send(ReclaimDevices(window=self._window))
+            self._reclaimed = self._plane.lend(ReclaimDevices(window=self._window))
         return not self._lent
 
     def _returned(self, now: float, why: str) -> None:

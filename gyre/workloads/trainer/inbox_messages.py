@@ -6,18 +6,28 @@ This module must not know what the loop does about them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from gyre.errors import GyreError, VertexDied
 from gyre.rollouts.samples import Group, Sample, SampleKey
 from gyre.workloads.gang.gang import Outcome
-from gyre.workloads.gang.spread import SpreadCall
-from gyre.workloads.trainer.evaluation.rollout_calls import EvaluationCall
-from gyre.workloads.trainer.evaluation.scoring import PartScoringCall as EvaluationScoringCall
-from gyre.workloads.trainer.firings.sample_scoring import ScoringCall
-from gyre.workloads.trainer.firings.vertex_firings import VertexCall
-from gyre.workloads.trainer.learning.gang_dispatch import GangCall
-from gyre.workloads.trainer.learning.publishing import PendingPublication
 from gyre.workloads.vertex.membership import Member
+
+if TYPE_CHECKING:  # the parts, which import the messages that they put in
+    from gyre.workloads.gang.spread import SpreadCall
+    from gyre.workloads.trainer.evaluation.rollout_calls import EvaluationCall
+    from gyre.workloads.trainer.evaluation.scoring import PartScoringCall as EvaluationScoringCall
+    from gyre.workloads.trainer.firings.sample_scoring import ScoringCall
+    from gyre.workloads.trainer.firings.vertex_firings import VertexCall
+    from gyre.workloads.trainer.learning.gang_dispatch import GangCall
+    from gyre.workloads.trainer.learning.publishing import PendingPublication
+
+
+class Inbox(Protocol):
+    """The loop's: a queue."""
+
+    def put(self, message: Message, /) -> None:
+        """From any thread; it waits for nobody."""
 
 
 @dataclass(frozen=True, slots=True)

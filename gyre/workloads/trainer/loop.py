@@ -123,7 +123,7 @@ class GraphTrainer(BaseTrainer):
         with SampleLedger.at(
             binding.store_url, binding.job_id, runtime.term, hold_s=binding.store_hold_s
         ) as ledger:
-            self._run = TrainingRun(self, ledger, self._inbox.put)
+            self._run = TrainingRun(self, ledger, self._inbox)
             with contextlib.closing(self._run):
                 runtime.membership.listen(lambda: self._inbox.put(MembershipChanged()))
                 self._run.resume()
@@ -358,7 +358,7 @@ class GraphTrainer(BaseTrainer):
             run.plane.observe(
                 run.flow,
                 run.graph.operators,
-                wanted={role: self.runtime.membership.wanted(role) for role in run.pools},
+                wanted=run.devices.wanted(),
                 could_train=run.gang_dispatch.could_train,
             )
         run.progress.report(run.waits.times(), run.waits.totals())

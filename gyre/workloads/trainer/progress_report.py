@@ -5,8 +5,8 @@ The keys of both are part of the product: the command line, REST and users read 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from gyre.rollouts.trainer.sample_ledger import PromptAccount
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
@@ -17,8 +17,13 @@ from gyre.workloads.trainer.wait_causes import Shares
 from gyre.workloads.trainer.wait_stats import waits_in
 
 
+class ShowsProgress(Protocol):
+    def report_progress(self, **fields: Any) -> None:
+        """Show values under their keys."""
+
+
 class ProgressReport:
-    """`report_progress` shows values under their keys; `tokens_discarded` is by reason, and changes during the run."""
+    """`tokens_discarded` is by reason, and changes during the run."""
 
     def __init__(
         self,
@@ -30,7 +35,7 @@ class ProgressReport:
         *,
         steps_planned: int,
         prompts_per_step: int,
-        report_progress: Callable[..., None],
+        shown_by: ShowsProgress,
     ) -> None:
         self._groups = groups
         self._steps = steps
@@ -39,7 +44,7 @@ class ProgressReport:
         self._tokens_discarded = tokens_discarded
         self._steps_planned = steps_planned
         self._prompts_per_step = prompts_per_step
-        self._report_progress = report_progress
+        self._shown_by = shown_by
 
     def report(
         self, times: Mapping[str, Shares], spent_s: Mapping[str, Mapping[str, float]] | None = None
@@ -48,7 +53,7 @@ class ProgressReport:
         began."""
         groups, metrics, published = self._groups, self._steps.metrics, self._policies.published
         rows = self._rows()
-        self._report_progress(
+        self._shown_by.report_progress(
             step=groups.step,
             steps=self._steps_planned,
             version=published.version if published else -1,

@@ -15,7 +15,7 @@ This module must not know how the plane generates, or what the flow does with a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,24 @@ from gyre.errors import GyreError
 from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
-from gyre.rollouts.protocol.frames import DevicesReturned, SampleCounts, WindowStatus
+from gyre.rollouts.protocol.frames import (
+    DevicesReturned,
+    LendDevices,
+    ReclaimDevices,
+    SampleCounts,
+    WindowStatus,
+)
 from gyre.rollouts.samples import Group, Sample, SampleKey
 from gyre.rollouts.trainer.plane_client import RolloutClient
 from gyre.workloads.trainer.device_lending import DeviceLending
 from gyre.workloads.trainer.evaluation.held_out import EvaluationKey
+from gyre.workloads.trainer.inbox_messages import (
+    DevicesRegained,
+    GroupsDelivered,
+    Inbox,
+    RolloutsFailed,
+    SamplesFinished,
+)
 from gyre.workloads.trainer.wait_causes import Shares, plane_shares
 from gyre.workloads.trainer.wait_stats import Starvation
 
@@ -88,9 +101,6 @@ class _OpenRequest:
 
 
 class RolloutRequests:
-    """The callbacks run on the connection's thread: `on_groups(purpose, groups)` for groups that are delivered,
-    `on_error(error)` where a request or the connection failed for good, `on_devices()` when lent devices are back."""
-
     def __init__(
         self,
         directory: Path,
@@ -98,15 +108,14 @@ class RolloutRequests:
         *,
         term: int,
         stop_token_ids: Sequence[int],
-        on_groups: Callable[[str, list[Group]], None],
-        on_error: Callable[[GyreError], None],
-        on_devices: Callable[[], None],
-        on_finished: Callable[[dict[SampleKey, Sample]], None] | None = None,
+        inbox: Inbox,
+        wants_samples: bool = False,
         last_share: float | None = None,
     ) -> None:
-        """`on_finished(samples)` is called for samples to train on that have finished before their groups, None if
-        nobody wants them. `last_share` is the part of a step's training that can begin only after its last sample is
-        delivered; None where no engine generates on the trainer's devices."""
+        """Whether somebody `wants_samples` that have finished before their groups. `last_share` is the part of a step's
+        training that can begin only after its last sample is delivered; None where no engine generates on the trainer's
+        devices."""
+        self._inbox = inbox
         self._settings = WorkloadSettings.read(config)
         self._stops = list(stop_token_ids)
         self._open: dict[str, dict[int, _OpenRequest]] = {}
@@ -114,36 +123,46 @@ class RolloutRequests:
         self._starvation = Starvation()
         self._underway: tuple[SampleCounts, float] | None = None
         """What the manager said last of samples that have not ended, and when."""
-        self._on_devices = on_devices
         self.lending: DeviceLending | None = None
         if last_share is not None:
-            self.lending = DeviceLending(
-                lambda frame: self._client.lend(frame), last_share=last_share, now=time.monotonic()
-            )
-
-        def finished(purpose: str, samples: dict[SampleKey, Sample]) -> None:
-            if purpose == TRAIN and on_finished is not None:
-                on_finished(samples)
-
+            self.lending = DeviceLending(self, last_share=last_share, now=time.monotonic())
         self._client = RolloutClient(
             lambda: read_endpoint(directory),
             term=term,
-            on_groups=on_groups,
-            on_error=on_error,
-            on_window=self._window_changed,
-            on_finished=finished if on_finished is not None else None,
-            on_underway=self._hear,
+            on_groups=self.groups_delivered,
+            on_error=self.failed,
+            on_window=self.window_changed,
+            on_finished=self.samples_finished if wants_samples else None,
+            on_underway=self.counted,
             tls=lambda: read_trust(directory),
         )
 
+    # -- what the plane says, on the connection's thread ---------------------------------------------
+
+    def groups_delivered(self, purpose: str, groups: list[Group]) -> None:
+        self._inbox.put(GroupsDelivered(purpose, groups))
+
+    def failed(self, error: GyreError) -> None:
+        """A request, or the connection, failed for good."""
+        self._inbox.put(RolloutsFailed(error))
+
+    def samples_finished(self, purpose: str, samples: dict[SampleKey, Sample]) -> None:
+        if purpose == TRAIN:
+            self._inbox.put(SamplesFinished(samples))
+
     # -- the trainer's devices ----------------------------------------------------------------------
 
-    def _window_changed(self, frame: DevicesReturned | WindowStatus) -> None:
+    def window_changed(self, frame: DevicesReturned | WindowStatus) -> None:
         """On the connection's thread."""
         if self.lending is not None:
             self.lending.on_frame(frame)
             if isinstance(frame, DevicesReturned):
-                self._on_devices()
+                self._inbox.put(DevicesRegained())
+
+    def lend(self, frame: LendDevices | ReclaimDevices) -> bool:
+        """Tell the rollout manager that it has the trainer's devices, or is to give them back. Whether it could be
+        told."""
+        return self._client.lend(frame)
 
     @property
     def devices_lent(self) -> bool:
@@ -156,7 +175,7 @@ class RolloutRequests:
 
     # -- what the plane does ------------------------------------------------------------------------
 
-    def _hear(self, frame: SampleCounts) -> None:
+    def counted(self, frame: SampleCounts) -> None:
         """On the connection's thread."""
         self._underway = (frame, time.monotonic())
 

@@ -11,28 +11,20 @@ This module must not know in which order the loop drives the parts.
 from __future__ import annotations
 
 import importlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from gyre.config import JobSpec
-from gyre.config.sections import HELD_OUT, LossSettings
-from gyre.errors import UserCodeError
-from gyre.graph import local_roles, pools_of
-from gyre.graph.devices import devices_of, rate_per_hour
+from gyre.config.sections import LossSettings
+from gyre.graph import local_roles
 from gyre.graph.elements import Dispatch
-from gyre.rollouts.sample_checks import problem_with_tokens
-from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
 from gyre.rollouts.trainer.staleness import StalenessPolicy
 from gyre.workloads.algorithms.advantages import GROUP_ESTIMATORS
 from gyre.workloads.base import WorkloadContext
-from gyre.workloads.gang.gang import operator_failed
 from gyre.workloads.runtime import TrainerRuntime
-from gyre.workloads.trainer import inbox_messages
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
-from gyre.workloads.trainer.evaluation.held_out import HeldOutSets, numbered
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
 from gyre.workloads.trainer.evaluation.results import evaluation_of
 from gyre.workloads.trainer.firings.firing_scheduler import FiringRunner, FiringScheduler
@@ -48,31 +40,30 @@ from gyre.workloads.trainer.groups.micro_batches import (
     FixedBatches,
     StepAssembly,
     StreamedBatches,
-    check_staleness,
 )
 from gyre.workloads.trainer.groups.replacements import Replacements
+from gyre.workloads.trainer.inbox_messages import Inbox
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.learning.checkpoints import Checkpoints
 from gyre.workloads.trainer.learning.gang_dispatch import GangDispatch
+from gyre.workloads.trainer.learning.job_devices import JobDevices
 from gyre.workloads.trainer.learning.learning_watch import LearningWatch
 from gyre.workloads.trainer.learning.lifecycle import GangLifecycle
 from gyre.workloads.trainer.learning.optimizer_steps import OptimizerSteps
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
 from gyre.workloads.trainer.learning.sample_writer import is_own, recorded_steps, sample_writer
 from gyre.workloads.trainer.learning.step_log import MetricsFile, StepLog
-from gyre.workloads.trainer.learning.step_metrics import Reserved
-from gyre.workloads.trainer.progress_report import ProgressReport
+from gyre.workloads.trainer.progress_report import ProgressReport, ShowsProgress
+from gyre.workloads.trainer.prompts import BringsPrompts, Prompts
 from gyre.workloads.trainer.retries import Retries
 from gyre.workloads.trainer.rollout_requests import RolloutRequests
-from gyre.workloads.trainer.wait_stats import WaitStats, waits_in
-from gyre.workloads.vertex.membership import Member
-from gyre.workloads.vertex.messages import Failure
+from gyre.workloads.trainer.wait_stats import WaitStats
 
 CLOSE_S = 2.0
 """How long a run that has failed waits for the samples of its last steps, which people want to see most."""
 
 
-class Trainer(Protocol):
+class Trainer(BringsPrompts, ShowsProgress, Protocol):
     """What a run needs of its trainer."""
 
     runtime: TrainerRuntime
@@ -85,36 +76,26 @@ class Trainer(Protocol):
     def stop_token_ids(self) -> Sequence[int]:
         """The tokens that end an answer."""
 
-    def prompt(self, index: int) -> Group: ...
-
-    def held_out_sets(self, count: int) -> Mapping[str, list[Group]]: ...
-
-    def held_out_at_most(self, count: int) -> int: ...
-
-    def report_progress(self, **fields: Any) -> None: ...
-
 
 class TrainingRun:
-    """`trainer` brings the prompts and shows progress; `post` puts a message into the loop's inbox, from any thread."""
+    """`trainer` brings the prompts and shows progress; `inbox` is the loop's."""
 
-    def __init__(
-        self, trainer: Trainer, ledger: SampleLedger, post: Callable[[inbox_messages.Message], None]
-    ) -> None:
+    def __init__(self, trainer: Trainer, ledger: SampleLedger, inbox: Inbox) -> None:
         self._trainer = trainer
         self._runtime = trainer.runtime
-        self._post = post
+        self._inbox = inbox
         self.spec: JobSpec = self._runtime.spec
         self.ledger = ledger
         self.graph = JobGraph(self.spec)
-        self.pools = tuple(pools_of(self.spec))
-        """The roles of instances that stand on machines of their own."""
+        self.devices = JobDevices(self.spec, self._runtime.membership)
         self.flow = self.graph.flow()
         self._expectations = Expectations.of(self.spec, self.graph.leader.role)
+        self._prompts = Prompts(trainer, self.spec.run, self._expectations.vocabulary)
         self.groups = GroupState(
             ledger, per_step=self.graph.per_step, vocabulary=self._expectations.vocabulary
         )
         self.arrival = self._arrival_order()
-        self.waits = WaitStats(self.graph.leader.role, now=time.monotonic)
+        self.waits = WaitStats(self.graph.leader.role)
         self.retries = Retries()
         self.calls = VertexCalls(self._runtime.membership, self._runtime.transport)
         trainer.context.directory.mkdir(parents=True, exist_ok=True)
@@ -132,7 +113,7 @@ class TrainingRun:
                 self.replacements.tokens_discarded,
                 steps_planned=self.spec.run.steps,
                 prompts_per_step=self.spec.run.prompts_per_step,
-                report_progress=trainer.report_progress,
+                shown_by=trainer,
             )
         except BaseException:
             self.close()
@@ -162,10 +143,6 @@ class TrainingRun:
 
     # -- the parts ----------------------------------------------------------------------------------
 
-    def _posts(self, message: Callable[..., inbox_messages.Message]) -> Callable[..., None]:
-        """A callback that posts a message of this type, made of the callback's arguments."""
-        return lambda *content: self._post(message(*content))
-
     def _rollout_requests(self) -> RolloutRequests:
         run, trainer = self.spec.run, self._trainer
         return RolloutRequests(
@@ -173,10 +150,8 @@ class TrainingRun:
             trainer.config,
             term=self._runtime.term,
             stop_token_ids=trainer.stop_token_ids,
-            on_groups=self._posts(inbox_messages.GroupsDelivered),
-            on_error=self._posts(inbox_messages.RolloutsFailed),
-            on_devices=self._posts(inbox_messages.DevicesRegained),
-            on_finished=self._posts(inbox_messages.SamplesFinished) if self._scores_samples else None,
+            inbox=self._inbox,
+            wants_samples=self._scores_samples,
             last_share=run.groups_per_micro_batch / run.prompts_per_step if local_roles(self.spec) else None,
         )
 
@@ -199,17 +174,17 @@ class TrainingRun:
         return order
 
     def _wire_learning(self) -> None:
-        graph, groups, run, report = self.graph, self.groups, self.spec.run, self._runtime.report
+        graph, groups, run = self.graph, self.groups, self.spec.run
         directory, timeout_s = self._trainer.context.directory, run.call_timeout_s
         learners = (graph.leader, *graph.auxiliary)
         self.policies = ServedPolicies(
             directory,
             self._runtime.transport,
-            report=report,
+            reports=self._runtime,
+            inbox=self._inbox,
             plane=self.plane,
             in_calls=graph.weights_in_calls,
             timeout_s=timeout_s,
-            on_answer=self._posts(inbox_messages.PublicationAnswered),
         )
         self._discarded = self.ledger.account().discarded
         self.step_log = self._step_log()
@@ -218,14 +193,14 @@ class TrainingRun:
             self.policies,
             role=graph.leader.role,
             discarded=self._discarded,
-            report=report,
+            reports=self._runtime,
             log=self.step_log,
             samples=self.samples,
+            devices=self.devices,
             knows_logprobs=is_own(self.spec, graph.leader.role),
-            reserved=self._reserved,
         )
         checkpoints = Checkpoints(
-            directory, groups, term=self._runtime.term, timeout_s=timeout_s, report=report
+            directory, groups, term=self._runtime.term, timeout_s=timeout_s, reports=self._runtime
         )
         self.steps.report_earlier()
         checkpoints.report_earlier()
@@ -238,7 +213,6 @@ class TrainingRun:
             policies=self.policies,
             steps=self.steps,
             keeps_initial_policy=graph.keeps_initial_policy,
-            report_failure=self._report_failure,
         )
         self.assembly = self._assembly()
         self.gang_dispatch = GangDispatch(
@@ -249,17 +223,8 @@ class TrainingRun:
             learners,
             streamed=run.micro_batches == "streamed",
             skips_at_most=self.spec.failover.not_finite.skip_batch,
-            check=self._check_staleness,
-            on_result=self._posts(inbox_messages.GangCallEnded),
-        )
-
-    def _reserved(self) -> Reserved:
-        """What the job has by now: instances come and go, the other roles are as they were submitted."""
-        counts = {role: self._runtime.membership.wanted(role) for role in self.pools}
-        on_gpus = self.spec.device_type == "GPU"
-        return Reserved(
-            gpus=devices_of(self.spec, counts) if on_gpus else 0.0,
-            price_per_hour=rate_per_hour(self.spec, counts),
+            max_staleness=self.spec.max_staleness if self.spec.staleness.function is None else None,
+            inbox=self._inbox,
         )
 
     def _step_log(self) -> StepLog:
@@ -274,8 +239,8 @@ class TrainingRun:
             ),
             earlier=earlier,
             steps_planned=spec.run.steps,
-            waits=lambda: waits_in(self.waits.times()),
-            report=self._runtime.report,
+            waits=self.waits,
+            reports=self._runtime,
         )
 
     def _assembly(self) -> StepAssembly:
@@ -286,7 +251,7 @@ class TrainingRun:
 
     def _wire_firings(self) -> None:
         graph, flow, groups, run = self.graph, self.flow, self.groups, self.spec.run
-        report, staleness = self._runtime.report, self.spec.staleness
+        staleness = self.spec.staleness
         self.replacements = Replacements(
             groups,
             flow,
@@ -295,8 +260,8 @@ class TrainingRun:
             redraw_stale=staleness.dropped == "again",
             dynamic_sampling=run.dynamic_sampling,
             tokens_discarded=self._discarded,
-            prompt=self._prompt,
-            report=report,
+            prompts=self._prompts,
+            reports=self._runtime,
             samples=self.samples,
         )
         results = FiringResults(
@@ -305,8 +270,8 @@ class TrainingRun:
             groups,
             self.retries,
             max_staleness=self.spec.max_staleness,
-            report_failure=self._report_failure,
-            on_scored=self._scored,
+            reports=self._runtime,
+            keeper=self.plane,
         )
         self.evaluations = Evaluations(
             graph,
@@ -318,14 +283,12 @@ class TrainingRun:
             EvaluationLog.of(self._trainer.context.directory),
             evaluation_of(self.spec),
             groups_per_call=run.groups_per_firing,
-            held_out=self._held_out,
+            prompts=self._prompts,
             expectations=self._expectations,
             plane=self.plane,
             samples=self.samples,
-            report=report,
-            report_failure=self._report_failure,
-            on_called=self._posts(inbox_messages.EvaluationAnswered),
-            on_scored=self._posts(inbox_messages.EvaluationScored),
+            reports=self._runtime,
+            inbox=self._inbox,
         )
         self.evaluations.report_earlier()
         self.vertex_firings = VertexFirings(
@@ -338,7 +301,7 @@ class TrainingRun:
             self.evaluations,
             arrival=self.arrival,
             groups_per_call=run.groups_per_firing,
-            on_result=self._posts(inbox_messages.VertexCallEnded),
+            inbox=self._inbox,
             expectations=self._expectations,
         )
         self.sample_scoring = self._sample_scoring(results) if self._scores_samples else None
@@ -348,7 +311,7 @@ class TrainingRun:
             self.gangs,
             results,
             groups_per_call=run.groups_per_firing,
-            on_result=self._posts(inbox_messages.SpreadCallEnded),
+            inbox=self._inbox,
             expectations=self._expectations,
         )
         runners: dict[Dispatch, FiringRunner] = {
@@ -376,74 +339,23 @@ class TrainingRun:
             groups,
             self.retries,
             runners,
-            step_optimizer=self.gang_dispatch.step_optimizer,
-            prompt=self._prompt,
+            gangs=self.gang_dispatch,
+            prompts=self._prompts,
             own_runners={SCORE: self.sample_scoring} if self.sample_scoring is not None else {},
         )
 
     def _sample_scoring(self, results: FiringResults) -> SampleScoring:
-        operator, membership = self.graph.operators[SCORE], self._runtime.membership
         return SampleScoring(
-            operator,
+            self.graph.operators[SCORE],
             self.flow,
             self.groups,
             self.calls,
             results,
             self.retries,
-            vertices=lambda: len(membership.members(operator.role)),
-            report_failure=self._report_failure,
-            on_result=self._posts(inbox_messages.ScoringEnded),
+            reports=self._runtime,
+            inbox=self._inbox,
             expectations=self._expectations,
         )
-
-    # -- what the parts call ------------------------------------------------------------------------
-
-    def _prompt(self, group_id: int) -> Group:
-        group = self._trainer.prompt(group_id)
-        self._check_prompt(group, f"prompt({group_id})")
-        if group.id != group_id:
-            raise UserCodeError(
-                f"prompt({group_id}) gave a group with the id {group.id}.",
-                hint="A group's id is the index that it was asked for by.",
-            )
-        return group
-
-    def _held_out(self) -> HeldOutSets:
-        run = self.spec.run
-        # What the job does not say is what fits; none at all is told by whoever has the prompts.
-        count = run.held_out or max(self._trainer.held_out_at_most(run.most_held_out), 1)
-        sets = self._trainer.held_out_sets(count)
-        if not isinstance(sets, Mapping):
-            raise UserCodeError(
-                f"held_out_sets({count}) gave {type(sets).__name__}, expected a mapping of names to lists of groups."
-            )
-        for name, groups in sets.items():
-            call = f"held_out({count})" if name == HELD_OUT else f"held_out_sets({count})[{name!r}]"
-            if not isinstance(groups, list):
-                raise UserCodeError(f"{call} gave {type(groups).__name__}, expected a list of groups.")
-            for group in groups:
-                self._check_prompt(group, call)
-        return numbered(sets)
-
-    def _check_prompt(self, group: Any, call: str) -> None:
-        """Raises UserCodeError, for whoever brings the prompts is the user's: no engine and no learner is to meet a
-        token that the model does not have."""
-        if not isinstance(group, Group):
-            raise UserCodeError(f"{call} gave {type(group).__name__}, expected a Group.")
-        problem = problem_with_tokens(group.prompt_ids, self._expectations.vocabulary)
-        if problem:
-            raise UserCodeError(f"{call} gave a prompt with {problem}.")
-
-    def _scored(self, ids: Sequence[int]) -> None:
-        if self.plane is not None:
-            self.plane.acknowledge(ids)
-
-    def _check_staleness(self, shares: list[list[Group]], step: int) -> None:
-        if self.spec.staleness.function is None:  # a user's function has judged these groups itself
-            check_staleness(shares, step, max_staleness=self.spec.max_staleness)
-
-    def _report_failure(self, member: Member, operator: str, failure: Failure, attempt: int) -> None:
-        self._runtime.report("OperatorFailed", **operator_failed(member, operator, failure, attempt))
 
 
 def compares_in_group(config: Mapping[str, Any]) -> bool:

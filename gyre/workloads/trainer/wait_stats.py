@@ -10,9 +10,11 @@ This module must not know how a moment is looked at, or what the manager makes o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from gyre.clock import Clock
 from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Flow
 from gyre.rollouts.protocol.frames import TrainerStatus
@@ -32,12 +34,11 @@ WAITS = "waits for "
 
 
 class WaitStats:
-    """`first` is the role that is listed first: the one that the others work for. `now` is the clock, in monotonic
-    seconds."""
+    """`first` is the role that is listed first: the one that the others work for."""
 
-    def __init__(self, first: str, *, now: Callable[[], float]) -> None:
+    def __init__(self, first: str, *, clock: Clock = time) -> None:
         self._first = first
-        self._now = now
+        self._clock = clock
         self._at: float | None = None
         self._look: dict[str, Shares] = {}
         self._is_stale = True
@@ -47,7 +48,7 @@ class WaitStats:
 
     def observe(self, look: Callable[[], dict[str, Shares]]) -> None:
         """Look what each role does now, unless the last look was a moment ago."""
-        now = self._now()
+        now = self._clock.monotonic()
         if self._at is not None and now - self._at < LOOK_S and not self._is_stale:
             return
         self._settle(now)
@@ -56,7 +57,7 @@ class WaitStats:
     @contextmanager
     def doing(self, role: str, what: str) -> Iterator[None]:
         """A block in which the trainer stands still because the role does this; whoever is idle waits for it."""
-        self._settle(self._now())
+        self._settle(self._clock.monotonic())
         self._look = {
             other: shares if other != role and _works(shares) else {f"{WAITS}{role} ({what})": 1.0}
             for other, shares in self._look.items()
@@ -64,7 +65,7 @@ class WaitStats:
         try:
             yield
         finally:
-            self._settle(self._now())
+            self._settle(self._clock.monotonic())
             self._is_stale = True
 
     def _settle(self, now: float) -> None:

@@ -28,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gyre.clock import Clock
 from gyre.errors import Fenced
 from gyre.gpus import GpuLook, GpuUse
 from gyre.logs.output import look_at_log, redirect_output
@@ -78,19 +79,19 @@ class VertexHost:
         incarnation: int,
         epoch: int,
         *,
-        monotonic: Callable[[], float] = time.monotonic,
+        clock: Clock = time,
         exit_process: Callable[[int], object] = os._exit,
     ) -> None:
         self.vertex = vertex
         self.incarnation = incarnation
         self.progress = Progress()
-        self._monotonic = monotonic
+        self._clock = clock
         self._exit_process = exit_process
         self._fence = threading.Lock()
         self._epoch = epoch
         self._term = 0
         self._call_position = CallPosition()
-        self._heard_at = monotonic()
+        self._heard_at = clock.monotonic()
         self._condition = threading.Condition()
         self._outbox: list[tuple[int, str, dict[str, Any]]] = []
         self._outbox_next = 1
@@ -98,7 +99,7 @@ class VertexHost:
         self._health_at = -math.inf
         self._unhealthy = ""
         self._last_ticks = 0
-        self._moved_at = monotonic()
+        self._moved_at = clock.monotonic()
         self._work = threading.Lock()
         self._workload: Any = None
         self._control_methods: frozenset[str] = frozenset()
@@ -148,7 +149,7 @@ class VertexHost:
                     self._condition.wait(COALESCE_S)
             outbox = list(self._outbox[:1000])
         ticks, fields = self.progress.read()
-        now = self._monotonic()
+        now = self._clock.monotonic()
         if ticks != self._last_ticks:
             self._last_ticks, self._moved_at = ticks, now
         self._ask_health(now)
@@ -444,7 +445,7 @@ class VertexHost:
         from gyre.workloads.runtime import TrainerRuntime
 
         stay_small()
-        self._runtime = TrainerRuntime(binding, workload, context, report=self.report)
+        self._runtime = TrainerRuntime(binding, workload, context)
 
     def _failure(self, error: BaseException, method: str) -> Failure:
         """Of a method of the workload, which is named in it."""
@@ -457,7 +458,7 @@ class VertexHost:
             if epoch < self._epoch:
                 raise Fenced(f"{self.vertex} obeys epoch {self._epoch}; a call came with epoch {epoch}.")
             self._epoch = epoch
-            self._heard_at = self._monotonic()
+            self._heard_at = self._clock.monotonic()
 
     def _check_term(self, term: int) -> Failure | None:
         with self._fence:
@@ -473,12 +474,12 @@ class VertexHost:
         return Failure(error=text, traceback="", user_code=False, fenced=True)
 
     def _begin(self, what: str) -> None:
-        self._moved_at = self._monotonic()
+        self._moved_at = self._clock.monotonic()
         self._busy = what
         self.progress.tick()
 
     def _end(self) -> None:
-        self._moved_at = self._monotonic()
+        self._moved_at = self._clock.monotonic()
         self._busy = ""
         self.progress.tick()
 
@@ -488,18 +489,18 @@ class VertexHost:
         self._guard = MasterWatchdog(binding.master_hung_after_s)
         pause_s = min(1.0, timeout_s / 4)
         while self._look_for_master(timeout_s):
-            slept_at = self._monotonic()
+            slept_at = self._clock.monotonic()
             time.sleep(pause_s)
-            self._forgive(self._monotonic() - slept_at - pause_s)
+            self._forgive(self._clock.monotonic() - slept_at - pause_s)
 
     def _forgive(self, late_s: float) -> None:
         """This process stood still for `late_s`, and could hear nobody: that is no silence of the master's."""
         if late_s > STOOD_STILL_S:
-            self._heard_at = min(self._monotonic(), self._heard_at + late_s)
+            self._heard_at = min(self._clock.monotonic(), self._heard_at + late_s)
 
     def _look_for_master(self, timeout_s: float) -> bool:
         """One look. Returns False if this process ends."""
-        silent_s = self._monotonic() - self._heard_at
+        silent_s = self._clock.monotonic() - self._heard_at
         guard = self._guard
         if silent_s > timeout_s:
             print(f"{self.vertex}: no master for {timeout_s:g} s; stopping.", file=sys.stderr, flush=True)

@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from gyre.clock import Clock
+
 DOUBT_S = 15.0
 """How long a doubt lasts that no announcement confirms: a connection that broke under a living vertex looks like
 a death to one caller and to nobody else, and the master would never replace it."""
@@ -20,8 +22,8 @@ Member = tuple[str, int]
 
 
 class Membership:
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
+    def __init__(self, clock: Clock = time) -> None:
+        self._clock = clock
         self._condition = threading.Condition()
         self._serial = -1
         self._running: dict[str, int] = {}
@@ -48,7 +50,7 @@ class Membership:
         """A call to this incarnation ended as if it had died. For a while it is given no other."""
         with self._condition:
             if self._running.get(vertex) == incarnation:
-                self._doubted[(vertex, incarnation)] = self._monotonic()
+                self._doubted[(vertex, incarnation)] = self._clock.monotonic()
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Called after each newer announcement, on the announcing thread."""
@@ -66,7 +68,7 @@ class Membership:
         return sorted(found, key=lambda member: int(member[0].rpartition("-")[2]))
 
     def _in_doubt(self, member: Member) -> bool:
-        return self._monotonic() - self._doubted.get(member, -math.inf) < DOUBT_S
+        return self._clock.monotonic() - self._doubted.get(member, -math.inf) < DOUBT_S
 
     def wanted(self, role: str) -> int:
         with self._condition:

@@ -155,7 +155,7 @@ def checkpoint_without_room(
 ) -> dict[str, Any]:
     with actor_on(rank, ranks, port, config) as actor:
         take_step(actor, steps[0])
-        actor.backend.writer._buffer._available = lambda: (0, 1 << 40)
+        actor.backend.writer._buffer._machine.available = lambda: (0, 1 << 40)
         assert not actor.checkpoint(folder, background=True), "what is written is the state itself"
         state = actor.state()
         take_step(actor, steps[1])
@@ -252,13 +252,13 @@ def keeps_what_it_copies(
         actor.warm_start()
         kept = actor.backend.memory
         copiers = kept._memory._copiers
-        copy = copiers._copy
+        copy = copiers._memory.copy
 
         def slowly(into: torch.Tensor, of: torch.Tensor) -> None:
             time.sleep(0.02)
             copy(into, of)
 
-        copiers._copy = slowly
+        copiers._memory.copy = slowly
         take_step(actor, steps[0])
         was = [part.tensor.detach().clone() for part in kept._state.parts()]
         take_step(actor, steps[1])
@@ -279,18 +279,18 @@ def train_without_host_memory(
     actor_on: Any = actor_on,
 ) -> dict[str, Any]:
     """All steps, where the last rank's machine has no memory to spare."""
-    from gyre.workloads.gang import host_memory
+    from gyre.workloads.gang import machine_memory
 
-    real = host_memory.available_memory
+    real = machine_memory.available_memory
     if rank == ranks - 1:
-        host_memory.available_memory = lambda: (1 << 20, 1 << 40)
+        machine_memory.available_memory = lambda: (1 << 20, 1 << 40)
     try:
         with actor_on(rank, ranks, port, config, job) as actor:
             actor.warm_start()
             metrics = [take_step(actor, micro_batches) for micro_batches in steps]
             return {"metrics": metrics, "state": actor.state(), "said": actor.health()["memory_checkpoint"]}
     finally:
-        host_memory.available_memory = real
+        machine_memory.available_memory = real
 
 
 def restore_from_memory(

@@ -503,14 +503,15 @@ def test_a_trainer_whose_instance_loads_for_a_minute_leaves_it_its_devices(world
     world.run(1.0)
     world.answers.clear()
 
-    def hear(frame: LendDevices | ReclaimDevices) -> bool:
-        if isinstance(frame, LendDevices):
-            world.do(windows.lend, frame)
-        else:
-            world.do(windows.reclaim, frame.window)
-        return True
+    class Connected:
+        def lend(self, frame: LendDevices | ReclaimDevices) -> bool:
+            if isinstance(frame, LendDevices):
+                world.do(windows.lend, frame)
+            else:
+                world.do(windows.reclaim, frame.window)
+            return True
 
-    lending = DeviceLending(hear, last_share=0.25, now=world.now)
+    lending = DeviceLending(Connected(), last_share=0.25, now=world.now)
     lending.on_frame(DevicesReturned(window=0, reason=""))
     lending.observe(world.now, training=False, could_train=False, waits=True)
     world.ask(40, 400)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from contextlib import contextmanager
 
 import pytest
 
@@ -124,14 +125,14 @@ def test_a_rank_that_does_not_return_is_named(gang, cluster):
 def test_whoever_waits_for_a_gang_is_known_to_wait(gang, cluster):
     inside = []
 
-    class Waiting:
-        def __enter__(self):
+    class Owner:
+        @contextmanager
+        def waiting(self):
             inside.append("in")
-
-        def __exit__(self, *exc_info):
+            yield
             inside.append("out")
 
-    waiting = Gang(1, "echo", gang.members, cluster.membership, cluster.transport, Waiting)
+    waiting = Gang(1, "echo", gang.members, cluster.membership, cluster.transport, Owner())
     waiting.gather("who", waiting.submit("who", [()] * 3), timeout_s=GENEROUS_S)
     waiting.gather("who", waiting.submit("who", [()] * 3)[:1], timeout_s=GENEROUS_S)
     assert inside == ["in", "out"] * 2

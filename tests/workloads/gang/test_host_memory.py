@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from gyre.workloads.gang import host_memory
+from gyre.workloads.gang import host_memory, machine_memory
 from gyre.workloads.gang.host_memory import HostMemory, HostMemoryDamaged, NoHostMemory, SlotRecord
+from gyre.workloads.gang.machine_memory import MachineMemory
 from tests.rank_pool import RankPool
 from tests.workloads.host_memory_work import come_and_go
 
@@ -76,14 +77,16 @@ import os, sys, time
 from pathlib import Path
 import torch
 from gyre.workloads.gang.host_memory import HostMemory
+from gyre.workloads.gang.machine_memory import MachineMemory
 
-def stuck(into, tensor):
-    into.copy_(tensor)
-    if float(tensor.view(torch.float32)[0]) == 3:
-        os.write(1, b"half way\\n")  # at once: threads do this beside each other
-        time.sleep(600)
+class Stuck(MachineMemory):
+    def copy(self, into, of):
+        into.copy_(of)
+        if float(of.view(torch.float32)[0]) == 3:
+            os.write(1, b"half way\\n")  # at once: threads do this beside each other
+            time.sleep(600)
 
-memory = HostMemory("job", 0, root=Path(sys.argv[1]), copy=stuck)
+memory = HostMemory("job", 0, root=Path(sys.argv[1]), memory=Stuck())
 for step in (1, 2, 3):
     memory.save(
         [(name, torch.full((200_000,), float(step))) for name in ("a", "b")],
@@ -135,7 +138,11 @@ def test_a_place_is_one_processs_and_another_jobs_is_another(tmp_path: Path) -> 
 
 
 def test_memory_that_the_machine_needs_is_not_taken(tmp_path: Path) -> None:
-    memory = HostMemory("job", 0, root=tmp_path, available=lambda: (1000, 9000))
+    class Small(MachineMemory):
+        def available(self) -> tuple[int, int]:
+            return 1000, 9000
+
+    memory = HostMemory("job", 0, root=tmp_path, memory=Small())
     with pytest.raises(NoHostMemory, match="less than 10% of the machine's memory"):
         memory.make_room(tensors(1))
     assert sorted(path.name for path in memory.path.iterdir()) == ["lock"]
@@ -144,7 +151,7 @@ def test_memory_that_the_machine_needs_is_not_taken(tmp_path: Path) -> None:
 
 def test_a_container_has_what_its_groups_allow_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted, own = tmp_path / "mounted", tmp_path / "own"
-    assert host_memory.allowed(own, mounted) == [], "another system"
+    assert machine_memory.allowed(own, mounted) == [], "another system"
     own.write_text("4:memory:/elsewhere\n0::/pod/box\n")
     for path, limit in (("", None), ("pod", "5000"), ("pod/box", "max")):
         folder = mounted / path
@@ -153,11 +160,11 @@ def test_a_container_has_what_its_groups_allow_it(tmp_path: Path, monkeypatch: p
         (folder / "memory.stat").write_text("anon 900\ninactive_file 500\n")
         if limit is not None:
             (folder / "memory.max").write_text(f"{limit}\n")
-    assert host_memory.allowed(own, mounted) == [(4000, 5000)]
-    monkeypatch.setattr(host_memory, "allowed", lambda: [(4000, 5000), (6000, 7000)])
-    assert host_memory.available_memory() == (4000, 5000)
-    monkeypatch.setattr(host_memory, "allowed", list)
-    assert host_memory.available_memory()[1] == host_memory.psutil.virtual_memory().total
+    assert machine_memory.allowed(own, mounted) == [(4000, 5000)]
+    monkeypatch.setattr(machine_memory, "allowed", lambda: [(4000, 5000), (6000, 7000)])
+    assert machine_memory.available_memory() == (4000, 5000)
+    monkeypatch.setattr(machine_memory, "allowed", list)
+    assert machine_memory.available_memory()[1] == machine_memory.psutil.virtual_memory().total
 
 
 def test_so_does_one_of_the_first_version_of_groups(tmp_path: Path) -> None:
@@ -171,24 +178,25 @@ def test_so_does_one_of_the_first_version_of_groups(tmp_path: Path) -> None:
     for name, value in (("limit_in_bytes", 7000), ("usage_in_bytes", 2000)):
         (folder / f"memory.{name}").write_text(f"{value}\n")
     (folder / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 600\n")
-    assert host_memory.allowed(own, mounted) == [(5600, 7000)]
+    assert machine_memory.allowed(own, mounted) == [(5600, 7000)]
     inner = folder / "docker" / "a"
     inner.mkdir(parents=True)
     for name, value in (("limit_in_bytes", 2**63 - 4096), ("usage_in_bytes", 900)):
         (inner / f"memory.{name}").write_text(f"{value}\n")
     (inner / "memory.stat").write_text("total_inactive_file 0\n")
-    assert host_memory.allowed(own, mounted) == [(5600, 7000)], "that one has no limit"
+    assert machine_memory.allowed(own, mounted) == [(5600, 7000)], "that one has no limit"
 
 
 def test_what_is_pinned_are_a_few_buffers_and_no_state_is_mapped(tmp_path: Path) -> None:
     pinned: dict[int, int] = {}
 
-    def pin(buffer: torch.Tensor) -> Callable[[], None]:
-        address = buffer.data_ptr()
-        pinned[address] = buffer.numel()
-        return lambda: pinned.pop(address) and None
+    class Pinning(MachineMemory):
+        def pin(self, memory: torch.Tensor) -> Callable[[], None]:
+            address = memory.data_ptr()
+            pinned[address] = memory.numel()
+            return lambda: pinned.pop(address) and None
 
-    memory = HostMemory("job", 0, root=tmp_path, pin=pin)
+    memory = HostMemory("job", 0, root=tmp_path, memory=Pinning())
     memory.make_room(tensors(1))
     assert not pinned, "nothing is copied yet"
     saved(memory, 1, 2, 3)
@@ -207,11 +215,12 @@ def test_what_is_pinned_are_a_few_buffers_and_no_state_is_mapped(tmp_path: Path)
 def test_a_state_is_copied_beside_the_training_and_settled_before_it_changes(tmp_path: Path) -> None:
     go_on, stays = threading.Event(), torch.full((5,), 7.0)
 
-    def slow(into: torch.Tensor, of: torch.Tensor) -> None:
-        assert go_on.wait(60)
-        into.copy_(of)
+    class Slow(MachineMemory):
+        def copy(self, into: torch.Tensor, of: torch.Tensor) -> None:
+            assert go_on.wait(60)
+            into.copy_(of)
 
-    memory = HostMemory("job", 0, root=tmp_path, copy=slow)
+    memory = HostMemory("job", 0, root=tmp_path, memory=Slow())
     memory.save([("weight", stays)], lineage="one", step=1, book={})
     assert not list(memory.path.glob("*.json")), "it returns before anything is copied"
     go_on.set()
@@ -368,12 +377,13 @@ def test_the_end_of_a_job_takes_what_dead_ranks_left_and_leaves_what_living_ones
 def test_ranks_that_are_stuck_when_the_job_ends_remove_their_own_beside_the_call(tmp_path: Path) -> None:
     at_work, go_on = threading.Event(), threading.Event()
 
-    def stuck(to: torch.Tensor, of: torch.Tensor) -> None:
-        at_work.set()
-        assert go_on.wait(60)
-        to.copy_(of)
+    class Stuck(MachineMemory):
+        def copy(self, into: torch.Tensor, of: torch.Tensor) -> None:
+            at_work.set()
+            assert go_on.wait(60)
+            into.copy_(of)
 
-    one, other = HostMemory("job", 0, root=tmp_path), HostMemory("job", 1, root=tmp_path, copy=stuck)
+    one, other = HostMemory("job", 0, root=tmp_path), HostMemory("job", 1, root=tmp_path, memory=Stuck())
     saved(one, 1)
     thread = threading.Thread(target=saved, args=(other, 1))
     thread.start()
@@ -426,14 +436,15 @@ def test_the_names_go_before_a_copy_is_waited_for(tmp_path: Path) -> None:
     there: list[bool] = []
     at_work = threading.Event()
 
-    def slow(into: torch.Tensor, of: torch.Tensor) -> None:
-        at_work.set()
-        until = time.monotonic() + 60
-        while memory.path.exists() and time.monotonic() < until:
-            time.sleep(0.01)
-        there.append(memory.path.exists())
+    class Slow(MachineMemory):
+        def copy(self, into: torch.Tensor, of: torch.Tensor) -> None:
+            at_work.set()
+            until = time.monotonic() + 60
+            while memory.path.exists() and time.monotonic() < until:
+                time.sleep(0.01)
+            there.append(memory.path.exists())
 
-    memory = HostMemory("job", 0, root=tmp_path, copy=slow)
+    memory = HostMemory("job", 0, root=tmp_path, memory=Slow())
     memory.save([("weight", torch.ones(5))], lineage="one", step=1, book={})
     assert at_work.wait(60)
     memory.close(keep=False)

@@ -37,14 +37,21 @@ class Gang:
             self.cluster.membership,
             transport,
             numbers=itertools.count(1),
-            report=self.hear,
-            waiting=contextlib.nullcontext,
+            owner=self,
         )
         return RoleHandle(
-            "echo", self.cluster.membership, transport, timeout_s=timeout_s, gate=lambda: None, gang=gang
+            "echo",
+            self.cluster.membership,
+            transport,
+            timeout_s=timeout_s,
+            owner=self.cluster,
+            gang=gang,
         )
 
-    def hear(self, kind: str, **body: Any) -> None:
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def report(self, kind: str, **body: Any) -> None:
         self.reports.append({"kind": kind, **body})
         self.replace()
 

@@ -55,7 +55,10 @@ class Heard:
 
     def __init__(self) -> None:
         self.news: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.calls = SpreadCalls(on_result=lambda *what: self.news.put(what))
+        self.calls = SpreadCalls(self)
+
+    def rank_answered(self, *what: Any) -> None:
+        self.news.put(what)
 
     def take(self) -> Any:
         call, rank, outcome = self.news.get(timeout=HEARD_WITHIN_S)

@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from gyre.workloads.gang import state_files
 from gyre.workloads.gang.host_buffer import HostBuffer
+from gyre.workloads.gang.machine_memory import MachineMemory
 from gyre.workloads.gang.state_files import (
     PAGE_BYTES,
     StateDamaged,
@@ -147,11 +149,15 @@ def test_one_that_is_stopped_or_fails_has_no_record(
 def test_a_copy_is_what_the_tensors_were_and_its_memory_is_taken_once() -> None:
     log: list[str] = []
 
-    def pin(bytes_: torch.Tensor) -> object:
-        log.append(f"pinned {bytes_.numel()}")
-        return lambda: log.append("unpinned")
+    class Pinning(MachineMemory):
+        def available(self) -> tuple[int, int]:
+            return 1 << 40, 1 << 40
 
-    buffer = HostBuffer(pin=pin, available=lambda: (1 << 40, 1 << 40))  # type: ignore[arg-type]
+        def pin(self, memory: torch.Tensor) -> Callable[[], None]:
+            log.append(f"pinned {memory.numel()}")
+            return lambda: log.append("unpinned")
+
+    buffer = HostBuffer(Pinning())
     tensors = [torch.arange(6.0).view(2, 3), torch.tensor(7.0), torch.ones(5000, dtype=torch.bfloat16).t()]
     for _ in range(2):
         copied = buffer.copy(tensors)
@@ -171,6 +177,10 @@ def test_a_copy_is_what_the_tensors_were_and_its_memory_is_taken_once() -> None:
 
 
 def test_without_room_there_is_no_copy_and_the_reason_is_told() -> None:
-    buffer = HostBuffer(available=lambda: (1000, 10000))
+    class Small(MachineMemory):
+        def available(self) -> tuple[int, int]:
+            return 1000, 10000
+
+    buffer = HostBuffer(Small())
     assert buffer.copy([torch.zeros(10)]) is None
     assert "less than 10% of the machine's memory" in buffer.trouble

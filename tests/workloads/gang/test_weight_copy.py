@@ -12,7 +12,7 @@ import pytest
 from gyre.config import WeightsSpec
 from gyre.rollouts.manager import shell as shell_module
 from gyre.weights.version.arena import read_manifest
-from gyre.workloads.gang.weight_copy import FetchedCopy, newest_copy
+from gyre.workloads.gang.weight_copy import FetchedCopy, WeightCopies
 from tests.rollouts.agent.test_agent import Crew
 from tests.rollouts.plane import TOKEN, live_plane
 
@@ -24,10 +24,11 @@ async def test_a_policy_is_found_and_fetched_from_the_instance_that_has_it(
     monkeypatch.setattr(shell_module, "TICK_S", 0.02)
     job = tmp_path / "job"
     job.mkdir()
-    assert newest_copy(job) is None, "nobody knows where the manager is"
+    copies = WeightCopies(job)
+    assert copies.newest() is None, "nobody knows where the manager is"
     async with live_plane(tmp_path) as plane:
         (job / "rollouts.json").write_text(json.dumps({"url": plane.url, "token": TOKEN}))
-        assert await asyncio.to_thread(newest_copy, job) is None, "no instance has joined"
+        assert await asyncio.to_thread(copies.newest) is None, "no instance has joined"
         crew = Crew(plane, tmp_path)
         trainer = await plane.trainer()
         await trainer.publish(0)
@@ -40,7 +41,7 @@ async def test_a_policy_is_found_and_fetched_from_the_instance_that_has_it(
                 patch.setattr(
                     urllib.request, "_opener", None
                 )  # it would know no proxy but those it began with
-                copy = await asyncio.to_thread(newest_copy, job)
+                copy = await asyncio.to_thread(copies.newest)
             assert copy is not None
             assert (copy.version, copy.newest) == (0, 0)
             assert copy.checksum == agent._weights.checksum
@@ -62,4 +63,4 @@ async def test_a_policy_is_found_and_fetched_from_the_instance_that_has_it(
             assert list((tmp_path / "memory").iterdir()) == []
         finally:
             await crew.stop()
-    assert await asyncio.to_thread(newest_copy, job) is None, "the manager is gone"
+    assert await asyncio.to_thread(copies.newest) is None, "the manager is gone"

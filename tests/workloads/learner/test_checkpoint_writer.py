@@ -75,7 +75,7 @@ def test_what_is_written_is_the_state_when_the_write_began(
 def test_without_room_for_a_copy_it_is_written_before_training_goes_on(
     writer: CheckpointWriter, tmp_path: Path
 ) -> None:
-    writer._buffer._available = lambda: (0, 1 << 40)
+    writer._buffer._machine.available = lambda: (0, 1 << 40)
     weights, path = torch.tensor([1.0, 2.0, 3.0]), tmp_path / "a"
     found = writer.of_tensors(path / "rank_00000.state", [weights], record)
     assert found.reads_state
@@ -87,7 +87,7 @@ def test_without_room_for_a_copy_it_is_written_before_training_goes_on(
 
 
 def test_tensors_that_are_copies_are_not_copied_again(writer: CheckpointWriter, tmp_path: Path) -> None:
-    writer._buffer._available = lambda: (0, 1 << 40)
+    writer._buffer._machine.available = lambda: (0, 1 << 40)
     found = writer.of_tensors(tmp_path / "rank_00000.state", [torch.ones(3)], record, are_copies=True)
     assert not found.reads_state
     begin(writer, tmp_path, found)

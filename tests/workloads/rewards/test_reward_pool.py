@@ -10,6 +10,7 @@ import pytest
 
 from gyre.config.sections import RewardSettings, read_section
 from gyre.errors import ConfigError, UserCodeError
+from gyre.testing.clock import VirtualClock
 from gyre.workloads.rewards import RewardPool, load_function, math_verify
 from tests.waits import GENEROUS_S
 
@@ -72,14 +73,14 @@ def test_what_goes_wrong_is_the_user_s_error_and_the_pool_goes_on(pool_of, word,
 
 
 def test_a_process_that_is_at_nothing_is_not_late_and_may_die():
-    now = [0.0]
-    pool = RewardPool(RewardSettings(function=f"{HERE}:by_word", processes=3), clock=lambda: now[0])
+    clock = VirtualClock()
+    pool = RewardPool(RewardSettings(function=f"{HERE}:by_word", processes=3), clock=clock)
     try:
         until = time.monotonic() + GENEROUS_S
         while len(pool._processes) < 3 or not all(one.ready for one in pool._processes):
             assert time.monotonic() < until, "three processes began"
             assert pool.score(says("fine", "fine", "fine")) == [1.0] * 3
-        now[0] = 1000.0
+        clock.advance(1000.0)
         assert pool.score(says("fine")) == [1.0]
         idle = pool._processes[1]
         os.kill(idle.pid, signal.SIGKILL)

@@ -11,9 +11,9 @@ class World:
         self.now = 50.0
         self.sent: list[LendDevices | ReclaimDevices] = []
         self.connected = True
-        self.lending = DeviceLending(self._send, last_share=0.5, now=self.now)
+        self.lending = DeviceLending(self, last_share=0.5, now=self.now)
 
-    def _send(self, frame: LendDevices | ReclaimDevices) -> bool:
+    def lend(self, frame: LendDevices | ReclaimDevices) -> bool:
         if self.connected:
             self.sent.append(frame)
         return self.connected

@@ -280,7 +280,7 @@ def test_a_version_is_never_served_again_with_other_bytes(
     planed: MakePlaned, monkeypatch: pytest.MonkeyPatch, has_copy: bool
 ) -> None:
     copy = WeightCopy(3, "of 3", ("10.0.0.7:4000",), 3)
-    monkeypatch.setattr(lifecycle, "newest_copy", lambda directory: copy if has_copy else None)
+    monkeypatch.setattr(lifecycle.WeightCopies, "newest", lambda copies: copy if has_copy else None)
     monkeypatch.setattr(toy_plane, "DIVERGES", {("actor-0.2", 3)})
     job, plane = planed("fixed")
     job.on_report("WeightsPublished", 4, lambda: job.kill("actor-1"))

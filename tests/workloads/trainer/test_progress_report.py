@@ -37,7 +37,7 @@ def test_what_was_drawn_for_steps_that_are_planned_no_more_is_not_lost(
         {},
         steps_planned=planned,
         prompts_per_step=PER_STEP,
-        report_progress=lambda **_: None,
+        shown_by=none,
     )
     account = PromptAccount(drawn, trained, drawn - trained - dropped, gaps, (), dropped)
     assert report.result(account, stopped=False)["prompts_lost"] == lost

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,9 @@ from gyre.testing.in_process import InProcessJob
 from gyre.workloads.trainer.learning.learning_watch import LearningWatch
 from gyre.workloads.trainer.learning.step_log import MetricsFile, StepLog
 from gyre.workloads.trainer.training_run import compares_in_group
+from gyre.workloads.trainer.wait_stats import WaitStats
 from tests.workloads.conftest import steps_of
+from tests.workloads.reported import Reported
 
 DEADLINE_S = 90
 
@@ -49,16 +50,16 @@ def test_a_warning_of_an_earlier_trainer_is_reported_again_and_not_said_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     steps = {step: {"step": step, "cut_off_ratio": 0.5} for step in (1, 2, 3)}
-    reports: list[dict[str, Any]] = []
+    reported = Reported()
     log = StepLog(
         MetricsFile(tmp_path, steps),
         LearningWatch(),
         earlier=steps,
         steps_planned=9,
-        waits=dict,
-        report=lambda kind, **body: reports.append(body),
+        waits=WaitStats("actor"),
+        reports=reported,
     )
-    assert [(one["code"], one["again"]) for one in reports if one["holds"]] == [("cut_off", True)]
+    assert [(one["code"], one["again"]) for one in reported.events if one["holds"]] == [("cut_off", True)]
     assert capsys.readouterr().out == ""
     log.ended()
     assert capsys.readouterr().out == "", "the words are the same"

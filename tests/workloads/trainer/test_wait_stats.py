@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gyre.config import parse_job
 from gyre.graph.flow import Firing, Flow
+from gyre.testing.clock import VirtualClock
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.retries import RETRY_FIRST_S, RETRY_MAX_S, Retries, pause_s
 from gyre.workloads.trainer.wait_causes import ABSENT, DRAWING, IDLE, SCORING, activities, plane_shares
@@ -32,14 +33,6 @@ def graph_of(rollout: str = "tests.workloads.toy_policy:ToyRollout", **run: int)
     flow = graph.flow()
     flow.mark_done("trainer.prompts", range(4))
     return graph, flow
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.at = 100.0
-
-    def __call__(self) -> float:
-        return self.at
 
 
 def fire(flow: Flow, ref: str, *indices: int) -> None:
@@ -120,8 +113,8 @@ def test_whatever_happens_the_shares_of_a_role_are_whole_and_waits_are_for_who_w
     data: st.DataObject,
 ) -> None:
     graph = JobGraph(parse_job(toy_spec(run={"steps": 2, "evaluate_every": 1})))
-    flow, clock = graph.flow(), Clock()
-    stats = WaitStats("actor", now=clock)
+    flow, clock = graph.flow(), VirtualClock()
+    stats = WaitStats("actor", clock=clock)
     running: list[Firing] = []
     for _ in range(data.draw(st.integers(1, 60))):
         could = [*flow.enabled(), *running]
@@ -135,10 +128,10 @@ def test_whatever_happens_the_shares_of_a_role_are_whole_and_waits_are_for_who_w
             assert flow.blockers(firing.operator, firing.index) == []
             flow.start(firing)
             running.append(firing)
-        clock.at += data.draw(st.floats(0.0, 30.0))
+        clock.advance(data.draw(st.floats(0.0, 30.0)))
         if data.draw(st.integers(0, 9)) == 0:
             with stats.doing("actor", "publishing"):
-                clock.at += data.draw(st.floats(0.0, 3.0))
+                clock.advance(data.draw(st.floats(0.0, 3.0)))
         found = activities(flow, graph.operators)
         at_work = {graph.operators[one.operator].role for one in running}
         for role, shares in found.items():
@@ -156,15 +149,15 @@ def test_whatever_happens_the_shares_of_a_role_are_whole_and_waits_are_for_who_w
 
 
 def test_time_is_put_down_to_what_the_look_before_found_and_half_of_it_is_forgotten_in_a_half_life() -> None:
-    clock = Clock()
-    stats = WaitStats("actor", now=clock)
+    clock = VirtualClock()
+    stats = WaitStats("actor", clock=clock)
     assert stats.times() == {}
     stats.observe(lambda: {"reward": {"scoring": 1.0}, "actor": {"waits for reward (scoring)": 1.0}})
-    clock.at += LOOK_S / 2
+    clock.advance(LOOK_S / 2)
     stats.observe(lambda: pytest.fail("a moment ago"))
-    clock.at += HALF_LIFE_S - LOOK_S / 2
+    clock.advance(HALF_LIFE_S - LOOK_S / 2)
     stats.observe(lambda: {"reward": {IDLE: 1.0}, "actor": {"training": 1.0}})
-    clock.at += HALF_LIFE_S
+    clock.advance(HALF_LIFE_S)
     stats.observe(dict)
     times = stats.times()
     assert list(times) == ["actor", "reward"]
@@ -173,8 +166,8 @@ def test_time_is_put_down_to_what_the_look_before_found_and_half_of_it_is_forgot
 
 
 def test_while_the_trainer_stands_still_who_is_idle_waits_for_what_it_does() -> None:
-    clock = Clock()
-    stats = WaitStats("actor", now=clock)
+    clock = VirtualClock()
+    stats = WaitStats("actor", clock=clock)
     stats.observe(
         lambda: {
             "rollout": {"generating": 1.0},
@@ -183,7 +176,7 @@ def test_while_the_trainer_stands_still_who_is_idle_waits_for_what_it_does() -> 
         }
     )
     with stats.doing("actor", "publishing"):
-        clock.at += 1.0
+        clock.advance(1.0)
     stats.observe(lambda: {"rollout": {}, "reward": {}, "actor": {"training": 1.0}})
     times = stats.times()
     assert times["actor"] == {"publishing": 1.0}

@@ -13,12 +13,13 @@ import pytest
 from gyre.errors import Fenced
 from gyre.process_identity import ProcessIdentity
 from gyre.rollouts.weight_dirs import of_publisher
+from gyre.testing.clock import VirtualClock
 from gyre.weights.owned_dirs import OwnedDir
 from gyre.workloads import addresses
 from gyre.workloads.vertex import host as host_module
 from gyre.workloads.vertex.call_info import NOTHING_OFFERED, CallInfo
 from gyre.workloads.vertex.host import ORPHANED, VertexHost
-from gyre.workloads.vertex.master_watchdog import MasterWatchdog
+from gyre.workloads.vertex.master_watchdog import MasterProcesses, MasterWatchdog
 from tests.waits import GENEROUS_S
 from tests.workloads.plain_workloads import HERE, Echo, binding, script
 
@@ -331,11 +332,11 @@ def test_a_watch_with_nothing_to_tell_returns_at_its_deadline(host):
 
 
 def test_progress_shows_in_the_next_watch():
-    now = [100.0]
-    made = VertexHost("echo-0", 1, 5, monotonic=lambda: now[0])
+    clock = VirtualClock()
+    made = VertexHost("echo-0", 1, 5, clock=clock)
     made.bind(5, binding())
     before = made.watch(5, 0, 0.0)
-    now[0] += 7
+    clock.advance(7)
     assert made.watch(5, 0, 0.0).still_s == 7
     made.call(1, "double", NOTHING_OFFERED, [1])
     after = made.watch(5, 0, 0.0)
@@ -407,38 +408,47 @@ def test_shutdown_lets_the_call_in_flight_end_and_survives_a_teardown_that_raise
     assert "cannot be closed" in capsys.readouterr().err
 
 
+class Masters(MasterProcesses):
+    """One is alive whatever is done, and does what this machine's process of its number does."""
+
+    def __init__(self):
+        self.killed = []
+
+    def is_alive(self, master):
+        return True
+
+    def kill(self, master):
+        self.killed.append(master.pid)
+
+
 def test_a_vertex_that_was_told_to_end_does_not_judge_its_master(capsys):
     """Nobody watches a vertex that ends. Its guard ended the master for that, where the end took its time."""
-    now, killed = [100.0], []
-    made = VertexHost("echo-0", 1, 5, monotonic=lambda: now[0])
+    clock, masters = VirtualClock(), Masters()
+    made = VertexHost("echo-0", 1, 5, clock=clock)
     made.bind(5, binding("Untidy"))
-    made._guard = MasterWatchdog(
-        4.0, kill=lambda master: killed.append(master.pid), is_alive=lambda master: True
-    )
+    made._guard = MasterWatchdog(4.0, masters)
     made.watch(5, 0, 0.0, ProcessIdentity(41, 7, "here"))
     made.shutdown(5, 0.0)
-    now[0] += 100.0
+    clock.advance(100.0)
     made._look_for_master(120.0)
-    assert killed == []
+    assert masters.killed == []
 
 
 @pytest.mark.parametrize("stood_still", [True, False])
 def test_a_vertex_that_stood_still_does_not_hold_it_against_its_master(stood_still):
     """It heard nobody, for it was stopped; the master's calls wait for it."""
-    now, killed, gone = [100.0], [], []
-    made = VertexHost("echo-0", 1, 5, monotonic=lambda: now[0], exit_process=gone.append)
+    clock, masters, gone = VirtualClock(), Masters(), []
+    made = VertexHost("echo-0", 1, 5, clock=clock, exit_process=gone.append)
     made.bind(5, binding())
-    made._guard = MasterWatchdog(
-        4.0, kill=lambda master: killed.append(master.pid), is_alive=lambda master: True
-    )
+    made._guard = MasterWatchdog(4.0, masters)
     made.watch(5, 0, 0.0, ProcessIdentity(41, 7, "here"))
-    now[0] += 200.0
+    clock.advance(200.0)
     made._forgive(199.0 if stood_still else 0.5)
     made._look_for_master(250.0)
-    assert killed == [] if stood_still else killed == [41]
-    now[0] += 100.0
+    assert masters.killed == [] if stood_still else masters.killed == [41]
+    clock.advance(100.0)
     made._look_for_master(250.0)
-    assert (killed, gone) == (([41], []) if stood_still else ([41], [ORPHANED]))
+    assert (masters.killed, gone) == (([41], []) if stood_still else ([41], [ORPHANED]))
 
 
 @pytest.mark.parametrize("job_ends", [False, True])
@@ -488,30 +498,30 @@ def test_who_is_stuck_when_the_job_ends_may_remove_what_would_outlive_it(host, j
     assert ("abandoned raised" in capsys.readouterr().err) is job_ends
 
 
-def orphan(now, ended):
-    return VertexHost("echo-0", 1, 5, monotonic=lambda: now[0], exit_process=ended)
+def orphan(clock, ended):
+    return VertexHost("echo-0", 1, 5, clock=clock, exit_process=ended)
 
 
 def test_a_vertex_whose_master_does_not_come_back_ends_itself(capsys):
-    now, status = [0.0], []
+    clock, status = VirtualClock(), []
     gone = threading.Event()
-    made = orphan(now, lambda code: (status.append(code), gone.set()))
+    made = orphan(clock, lambda code: (status.append(code), gone.set()))
     made.bind(5, binding(orphan_timeout_s=0.02))
-    now[0] = 0.021
+    clock.advance(0.021)
     assert gone.wait(GENEROUS_S)
     assert status == [ORPHANED]
 
 
 def test_a_call_that_runs_keeps_no_vertex_whose_master_is_gone(capsys):
     """Nobody would ever end a call that hangs, nor give its devices back."""
-    now, status = [0.0], []
-    made = orphan(now, status.append)
+    clock, status = VirtualClock(), []
+    made = orphan(clock, status.append)
     made.bind(5, binding())
     thread, _ = in_thread(made.call, 1, "hold")
     assert made._workload.entered.wait(GENEROUS_S)
-    now[0] = 250.0
+    clock.advance(250.0)
     assert made._look_for_master(250.0)
-    now[0] = 250.1
+    clock.advance(0.1)
     assert not made._look_for_master(250.0)
     assert status == [ORPHANED]
     made._workload.gate.set()
@@ -519,15 +529,15 @@ def test_a_call_that_runs_keeps_no_vertex_whose_master_is_gone(capsys):
 
 
 def test_a_vertex_that_hears_of_its_master_stays():
-    now, gone = [0.0], threading.Event()
-    made = orphan(now, lambda code: gone.set())
+    clock, gone = VirtualClock(), threading.Event()
+    made = orphan(clock, lambda code: gone.set())
     made.bind(5, binding(orphan_timeout_s=0.02))
-    for moment in range(1, 11):
+    for _ in range(10):
         made.hello(5)
-        now[0] = moment * 0.019
+        clock.advance(0.019)
         assert not gone.wait(0.005)
         made.hello(5)
-    now[0] += 1
+    clock.advance(1)
     assert gone.wait(GENEROUS_S)
 
 

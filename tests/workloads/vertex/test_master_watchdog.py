@@ -11,13 +11,41 @@ import pytest
 
 from gyre.process_activity import Activity
 from gyre.process_identity import ProcessIdentity
-from gyre.workloads.vertex.master_watchdog import MasterWatchdog
+from gyre.workloads.vertex.master_watchdog import MasterProcesses, MasterWatchdog
 
 MASTER = ProcessIdentity(41, 7, "this boot")
 
 Make = Callable[..., MasterWatchdog]
 
+
+class Masters(MasterProcesses):
+    """Of which one is `alive`, until it is `killed`, and does this."""
+
+    def __init__(
+        self, killed: list[int], *, alive: bool = True, does: Activity | None = None, dies: bool = False
+    ) -> None:
+        self.killed, self.alive, self.does, self.dies = killed, alive, does, dies
+
+    def is_alive(self, master: ProcessIdentity) -> bool:
+        return self.alive
+
+    def activity(self, pid: int) -> Activity | None:
+        return self.does
+
+    def kill(self, master: ProcessIdentity) -> bool:
+        self.killed.append(master.pid)
+        self.alive = not self.dies
+        return True
+
+
 HANGS = Activity("S", 0.0, 0.0)
+
+
+class Unseen(MasterProcesses):
+    """The machine's own, of which the kernel does not tell what they do."""
+
+    def activity(self, pid: int) -> Activity | None:
+        return None
 
 
 @pytest.fixture
@@ -33,12 +61,7 @@ def make(killed: list[int]) -> Make:
         is_alive: bool = True,
         activity: Activity | None = HANGS,
     ) -> MasterWatchdog:
-        made = MasterWatchdog(
-            10.0,
-            kill=lambda master: killed.append(master.pid) is None,
-            is_alive=lambda master: is_alive,
-            activity=lambda pid, over_s: activity,
-        )
+        made = MasterWatchdog(10.0, Masters(killed, alive=is_alive, does=activity))
         made.master = master
         return made
 
@@ -62,30 +85,23 @@ def test_a_silent_master_is_ended_once_and_its_state_is_told(make: Make, killed:
 
 def test_of_guards_that_look_at_the_same_time_only_the_one_that_ended_the_master_tells() -> None:
     """The evidence of another would be of a process that is gone, and would replace what the first saw."""
-    alive, tell = [True], []
+    tell: list[str] = []
 
-    def second_is_quicker(pid: int) -> str:
-        if not tell:
-            tell.append("first")
-            found = guards[1].look(10.0)
-            assert found is not None
-            assert found["stack"] == "State T (stopped)"
-        return "State T (stopped)"
+    class SecondIsQuicker(Masters):
+        def describe(self, pid: int) -> str:
+            if not tell:
+                tell.append("first")
+                found = guards[1].look(10.0)
+                assert found is not None
+                assert found["stack"] == "State T (stopped)"
+            return "State T (stopped)"
 
-    guards = [
-        MasterWatchdog(
-            10.0,
-            kill=lambda master: alive.__setitem__(0, False) is None,
-            is_alive=lambda master: alive[0],
-            activity=lambda pid, over_s: Activity("T", 0.0, 0.0),
-            describe=second_is_quicker,
-        )
-        for _ in range(2)
-    ]
+    masters = SecondIsQuicker([], does=Activity("T", 0.0, 0.0), dies=True)
+    guards = [MasterWatchdog(10.0, masters) for _ in range(2)]
     for guard in guards:
         guard.master = MASTER
     assert guards[0].look(10.0) is None
-    assert not alive[0]
+    assert masters.killed == [41]
 
 
 def test_a_successor_that_hangs_too_is_ended_too(make: Make, killed: list[int]) -> None:
@@ -116,7 +132,7 @@ def test_another_process_of_the_masters_pid_lives_on(change: dict[str, object]) 
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         found = ProcessIdentity.of(other.pid)
         assert found is not None
-        guard = MasterWatchdog(10.0, activity=lambda pid, over_s: None)
+        guard = MasterWatchdog(10.0, Unseen())
         guard.master = found._replace(**change)  # type: ignore[arg-type]
         assert guard.look(100.0) is None
         assert other.poll() is None
@@ -148,6 +164,10 @@ def test_a_master_that_its_machine_does_not_let_run_has_more_time(
 
 
 def test_a_guard_whose_signal_comes_too_late_tells_nothing() -> None:
-    guard = MasterWatchdog(10.0, kill=lambda master: False, is_alive=lambda master: True)
+    class Gone(Masters):
+        def kill(self, master: ProcessIdentity) -> bool:
+            return False
+
+    guard = MasterWatchdog(10.0, Gone([]))
     guard.master = MASTER
     assert guard.look(10.0) is None

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from gyre.testing.clock import VirtualClock
 from gyre.workloads.vertex.membership import DOUBT_S, Membership
 from tests.waits import GENEROUS_S
 
@@ -79,12 +80,12 @@ def test_a_wait_ends_as_soon_as_the_role_is_complete(membership):
 
 
 def test_a_doubt_that_nothing_confirms_passes():
-    now = [100.0]
-    membership = Membership(monotonic=lambda: now[0])
+    clock = VirtualClock()
+    membership = Membership(clock)
     membership.announce(1, {"a-0": 1}, {"a": 1})
     membership.doubt("a-0", 1)
     assert membership.members("a") == []
-    now[0] += DOUBT_S
+    clock.advance(DOUBT_S)
     assert membership.members("a") == [("a-0", 1)]
 
 

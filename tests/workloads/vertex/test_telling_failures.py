@@ -118,15 +118,15 @@ def test_every_end_of_fit_is_reported(kind: type[BaseTrainer], end: str) -> None
         store_url="",
     )
     told: list[str] = []
-    context = WorkloadContext(job="j", role="trainer", rank=0, world_size=1, directory=Path())
-    trainer = kind()
-    runtime = TrainerRuntime(
-        binding,
-        trainer,
-        context,
+    context = WorkloadContext(
+        job="j",
+        role="trainer",
+        rank=0,
+        world_size=1,
+        directory=Path(),
         report=lambda what, body: told.append(what) if json.dumps(body) else None,
-        transport=object(),  # type: ignore[arg-type]
     )
+    runtime = TrainerRuntime(binding, kind(), context, transport=object())  # type: ignore[arg-type]
     runtime.start(paused=False)
     assert runtime.join(GENEROUS_S)
     assert told == [end]

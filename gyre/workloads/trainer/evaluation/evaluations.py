@@ -13,7 +13,6 @@ This module must not know how an answer is generated.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from gyre.config.sections import EvaluationSettings
@@ -22,7 +21,8 @@ from gyre.graph.elements import Dispatch
 from gyre.graph.flow import Firing, Flow
 from gyre.observe.samples.writer import SampleWriter
 from gyre.rollouts.samples import Group
-from gyre.workloads.gang.gang import Outcome
+from gyre.workloads.gang.gang import Outcome, operator_failed
+from gyre.workloads.owner import Reports
 from gyre.workloads.plain_data import plain
 from gyre.workloads.trainer.evaluation.held_out import EvaluationKey, FiringPart, HeldOutSets
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
@@ -39,8 +39,10 @@ from gyre.workloads.trainer.firings.result_checks import (
 )
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.groups.group_state import GroupState
+from gyre.workloads.trainer.inbox_messages import Inbox
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
+from gyre.workloads.trainer.prompts import Prompts
 from gyre.workloads.trainer.retries import Retries
 from gyre.workloads.trainer.rollout_requests import RolloutRequests
 from gyre.workloads.vertex.membership import Member
@@ -55,10 +57,6 @@ NO_PROMPTS = "the set has no prompts"
 
 
 class Evaluations:
-    """`held_out()` returns the held-out sets; `report` sends an event to the journal,
-    `report_failure(member, operator, failure, attempt)` reports a failed call; `on_called(call, outcome)` and
-    `on_scored(call, member, outcome)` are called on the transport's thread."""
-
     def __init__(
         self,
         graph: JobGraph,
@@ -71,14 +69,12 @@ class Evaluations:
         settings: EvaluationSettings,
         *,
         groups_per_call: int,
-        held_out: Callable[[], HeldOutSets],
+        prompts: Prompts,
         expectations: Expectations = NOTHING_KNOWN,
         plane: RolloutRequests | None,
         samples: SampleWriter,
-        report: Callable[..., None],
-        report_failure: Callable[[Member, str, Failure, int], None],
-        on_called: Callable[[EvaluationCall, Outcome | VertexDied], None],
-        on_scored: Callable[[PartScoringCall, Member, Outcome | VertexDied], None],
+        reports: Reports,
+        inbox: Inbox,
     ) -> None:
         self._graph = graph
         self._flow = flow
@@ -87,17 +83,12 @@ class Evaluations:
         self._retries = retries
         self._log = log
         self._settings = settings
-        self._held_out = held_out
+        self._prompts = prompts
         self._plane = plane
         self._samples = samples
-        self._report = report
-        self._report_failure = report_failure
-        self._rollouts = RolloutCalls(
-            graph, calls, policies, retries, expectations=expectations, on_result=on_called
-        )
-        self._scoring = EvaluationScoring(
-            calls, retries, groups_per_call=groups_per_call, on_result=on_scored
-        )
+        self._reports = reports
+        self._rollouts = RolloutCalls(graph, calls, policies, retries, expectations=expectations, inbox=inbox)
+        self._scoring = EvaluationScoring(calls, retries, groups_per_call=groups_per_call, inbox=inbox)
         self._sets: HeldOutSets = {}
         self._open: dict[Firing, set[str]] = {}
         """The sets of a firing that have no result yet."""
@@ -108,7 +99,7 @@ class Evaluations:
         newest = sorted({row["version"] for row in rows})[-REPORTED_AGAIN:]
         for row in rows:
             if row["version"] in newest:
-                self._report("Evaluated", **row)
+                self._reports.report("Evaluated", **row)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -132,7 +123,7 @@ class Evaluations:
         one before it is generated; by a rollout class with the newest policy, since the older ones are gone with the
         trainer. In that case one evaluation stands for all that were open."""
         if self._graph.evaluations:
-            self._sets = self._held_out()
+            self._sets = self._prompts.held_out()
         for operator in self._graph.evaluations:
             versions = {
                 index: self._graph.version_of(Firing(operator.ref, index))
@@ -206,7 +197,7 @@ class Evaluations:
                 raise Fenced(failure.error)
             self._calls.failed(member)
             attempt = self._rollouts.failed(part, time.monotonic())
-            self._report_failure(member, part.firing.operator, failure, attempt)
+            self._report_failed(member, part.firing.operator, failure, attempt)
             return
         self._rollouts.answered(part)
         prompts = self._sets[part.set]
@@ -259,7 +250,7 @@ class Evaluations:
         failure = value if status == "error" else self._problem_with_scores(call, value)
         if failure is not None:
             attempt = self._scoring.failed(call, time.monotonic())
-            self._report_failure(member, SCORE, failure, attempt)
+            self._report_failed(member, SCORE, failure, attempt)
             return
         found = self._scoring.scored(call, value)
         if found is None:
@@ -276,6 +267,9 @@ class Evaluations:
     def _row(self, evaluation: EvaluationKey, groups: list[Group]) -> dict[str, Any]:
         metas = {prompt.id: prompt.meta for prompt in self._sets[evaluation.set]}
         return row_of(evaluation, groups, [metas[group.id] for group in groups], self._settings)
+
+    def _report_failed(self, member: Member, operator: str, failure: Failure, attempt: int) -> None:
+        self._reports.report("OperatorFailed", **operator_failed(member, operator, failure, attempt))
 
     # -- the log ------------------------------------------------------------------------------------
 
@@ -302,7 +296,7 @@ class Evaluations:
         """Log the result of a part, and end it. False where its version and set were settled already."""
         added = self._log.add(row)
         if added:
-            self._report("Evaluated", **row)
+            self._reports.report("Evaluated", **row)
         reason = f"version {row['version']} was served by then, and was evaluated instead"
         self._leave_out(EvaluationKey(self._graph.version_of(part.firing), part.set), reason)
         self._end(part)
@@ -312,7 +306,9 @@ class Evaluations:
         """There will be no result, unless there is one."""
         if self._log.leave_out(evaluation, reason[:REASON_LENGTH]):
             version, name = evaluation
-            self._report("EvaluationLeftOut", version=version, set=name, reason=reason[:REASON_LENGTH])
+            self._reports.report(
+                "EvaluationLeftOut", version=version, set=name, reason=reason[:REASON_LENGTH]
+            )
 
     def _end(self, part: FiringPart) -> None:
         still_open = self._open.get(part.firing, set())

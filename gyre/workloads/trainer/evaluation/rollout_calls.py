@@ -7,17 +7,17 @@ This module must not know when an evaluation is due, or what becomes of its resu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from gyre.errors import VertexDied
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome, outcome_of
 from gyre.workloads.trainer.evaluation.held_out import FiringPart
 from gyre.workloads.trainer.firings.result_checks import Expectations
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
+from gyre.workloads.trainer.inbox_messages import EvaluationAnswered, Inbox
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
 from gyre.workloads.trainer.retries import Retries
@@ -31,8 +31,6 @@ class EvaluationCall:
 
 
 class RolloutCalls:
-    """`on_result(call, outcome)` is called on the transport's thread."""
-
     def __init__(
         self,
         graph: JobGraph,
@@ -41,14 +39,14 @@ class RolloutCalls:
         retries: Retries,
         *,
         expectations: Expectations,
-        on_result: Callable[[EvaluationCall, Outcome | VertexDied], None],
+        inbox: Inbox,
     ) -> None:
         self._graph = graph
         self._calls = calls
         self._policies = policies
         self._retries = retries
         self._expectations = expectations
-        self._on_result = on_result
+        self._inbox = inbox
         self._open: dict[FiringPart, Sequence[Group]] = {}
         self._sent: set[FiringPart] = set()
 
@@ -90,7 +88,7 @@ class RolloutCalls:
 
     def _call_ended(self, call: EvaluationCall, done: Future[Outcome]) -> None:
         """On the transport's thread."""
-        self._on_result(call, outcome_of(done))
+        self._inbox.put(EvaluationAnswered(call, outcome_of(done)))
 
     def lost(self, part: FiringPart) -> None:
         """The vertex that was called died: another one may be called at once."""

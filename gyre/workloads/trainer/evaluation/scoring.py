@@ -6,18 +6,17 @@ This module must not know when an evaluation is due, or what becomes of its resu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from gyre.errors import VertexDied
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome, outcome_of
 from gyre.workloads.trainer.evaluation.held_out import EvaluationKey, FiringPart
 from gyre.workloads.trainer.firings.result_checks import SCORING
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
+from gyre.workloads.trainer.inbox_messages import EvaluationScored, Inbox
 from gyre.workloads.trainer.retries import Retries
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.returns import Expected
@@ -40,20 +39,11 @@ class PartScoringCall(NamedTuple):
 
 
 class EvaluationScoring:
-    """`on_result(call, member, outcome)` is called on the transport's thread."""
-
-    def __init__(
-        self,
-        calls: VertexCalls,
-        retries: Retries,
-        *,
-        groups_per_call: int,
-        on_result: Callable[[PartScoringCall, Member, Outcome | VertexDied], None],
-    ) -> None:
+    def __init__(self, calls: VertexCalls, retries: Retries, *, groups_per_call: int, inbox: Inbox) -> None:
         self._calls = calls
         self._retries = retries
         self._groups_per_call = groups_per_call
-        self._on_result = on_result
+        self._inbox = inbox
         self._generated: dict[FiringPart, Generated] = {}
         self._open: dict[PartScoringCall, list[Group]] = {}
         """The groups of calls that have no result."""
@@ -87,7 +77,7 @@ class EvaluationScoring:
 
     def _call_ended(self, call: PartScoringCall, member: Member, done: Future[Outcome]) -> None:
         """On the transport's thread."""
-        self._on_result(call, member, outcome_of(done))
+        self._inbox.put(EvaluationScored(call, member, outcome_of(done)))
 
     def lost(self, call: PartScoringCall) -> None:
         """The vertex that was called died: another one may be called at once."""

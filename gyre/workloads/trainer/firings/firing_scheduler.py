@@ -9,15 +9,15 @@ This module must not know how a firing is run, or what becomes of its result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
 from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.rollouts.samples import Group
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.job_graph import JobGraph
+from gyre.workloads.trainer.prompts import Prompts
 from gyre.workloads.trainer.retries import Retries
 
 
@@ -26,9 +26,13 @@ class FiringRunner(Protocol):
         """Start as many of these firings of one operator as there is room for; their groups are for `step`."""
 
 
+class StepsOptimizer(Protocol):
+    def step_optimizer(self, operator: Operator, firing: Firing) -> None:
+        """Start this firing of a gang's operator, if the gang can."""
+
+
 class FiringScheduler:
-    """`own_runners` run the operators of these names, `runners` all others. `step_optimizer(operator, firing)` starts a
-    firing of a gang; `prompt(id)` returns the prompt of that number."""
+    """`own_runners` run the operators of these names, `runners` all others but the gangs'."""
 
     def __init__(
         self,
@@ -38,8 +42,8 @@ class FiringScheduler:
         retries: Retries,
         runners: Mapping[Dispatch, FiringRunner],
         *,
-        step_optimizer: Callable[[Operator, Firing], None],
-        prompt: Callable[[int], Group],
+        gangs: StepsOptimizer,
+        prompts: Prompts,
         own_runners: Mapping[str, FiringRunner] = MappingProxyType({}),
     ) -> None:
         self._graph = graph
@@ -47,8 +51,8 @@ class FiringScheduler:
         self._groups = groups
         self._retries = retries
         self._runners = runners
-        self._step_optimizer = step_optimizer
-        self._prompt = prompt
+        self._gangs = gangs
+        self._prompts = prompts
         self._own_runners = own_runners
 
     def start_enabled(self, now: float, *, optimizer: bool = True) -> None:
@@ -65,7 +69,7 @@ class FiringScheduler:
                     again = True
                 elif operator.dispatch is Dispatch.GANG:
                     if optimizer:
-                        self._step_optimizer(operator, firing)
+                        self._gangs.step_optimizer(operator, firing)
                 elif self._retries.may((firing.operator, firing.index), now):
                     step = self._graph.step_of(firing, self._groups.step)
                     together.setdefault((firing.operator, step), []).append(firing)
@@ -76,5 +80,5 @@ class FiringScheduler:
 
     def _draw(self, firing: Firing) -> None:
         self._flow.start(firing)
-        self._groups.record_drawn([self._prompt(self._groups.id_at(slot)) for slot in firing.groups])
+        self._groups.record_drawn([self._prompts.prompt(self._groups.id_at(slot)) for slot in firing.groups])
         self._flow.complete(firing)

@@ -12,12 +12,14 @@ This module must not know who ran the operator.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from gyre.errors import Fenced
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group
+from gyre.workloads.gang.gang import operator_failed
+from gyre.workloads.owner import Reports
 from gyre.workloads.trainer.firings.result_checks import problem_with_groups, problem_with_versions
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.job_graph import JobGraph
@@ -26,9 +28,13 @@ from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
 
 
+class KeepsGroups(Protocol):
+    def acknowledge(self, ids: Sequence[int], /) -> None:
+        """The ledger has these groups with their scored samples."""
+
+
 class FiringResults:
-    """`report_failure(member, operator, failure, attempt)` reports a failed call; `on_scored(ids)` is called after the
-    ledger has these groups with their scored samples."""
+    """`keeper` keeps groups until they are acknowledged; None where nobody does."""
 
     def __init__(
         self,
@@ -38,16 +44,16 @@ class FiringResults:
         retries: Retries,
         *,
         max_staleness: int,
-        report_failure: Callable[[Member, str, Failure, int], None],
-        on_scored: Callable[[Sequence[int]], None],
+        reports: Reports,
+        keeper: KeepsGroups | None,
     ) -> None:
         self._graph = graph
         self._flow = flow
         self._groups = groups
         self._retries = retries
         self._max_staleness = max_staleness
-        self._report_failure = report_failure
-        self._on_scored = on_scored
+        self._reports = reports
+        self._keeper = keeper
 
     def problem_with(self, firings: Sequence[Firing], ids: Sequence[int], value: Any) -> Failure | None:
         """Why the value that an operator returned for these groups is refused; None where it is accepted."""
@@ -74,8 +80,8 @@ class FiringResults:
             group.id for group in groups if self._graph.is_scored(self._flow, self._groups.slot_of(group.id))
         ]
         self._groups.record_scored([group_id for group_id in scored if group_id in self._groups.unscored])
-        if scored:
-            self._on_scored(scored)
+        if scored and self._keeper is not None:
+            self._keeper.acknowledge(scored)
 
     def fail(self, firings: Sequence[Firing], member: Member, failure: Failure) -> None:
         """Report a failed call, and repeat its firings after a pause. Raises Fenced."""
@@ -84,6 +90,6 @@ class FiringResults:
         now, operator = time.monotonic(), firings[0].operator
         attempts = [self._retries.failed(operator, now)]
         attempts += [self._retries.failed((operator, firing.index), now) for firing in firings]
-        self._report_failure(member, operator, failure, max(attempts))
+        self._reports.report("OperatorFailed", **operator_failed(member, operator, failure, max(attempts)))
         for firing in firings:
             self._flow.cancel(firing)

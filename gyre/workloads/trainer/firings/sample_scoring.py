@@ -17,7 +17,7 @@ This module must not know how samples are generated or who scores them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,12 +27,14 @@ from gyre.errors import Fenced, VertexDied
 from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group, Sample, SampleKey, unscored, with_score
-from gyre.workloads.gang.gang import Outcome, outcome_of
+from gyre.workloads.gang.gang import Outcome, operator_failed, outcome_of
+from gyre.workloads.owner import Reports
 from gyre.workloads.trainer.firings.result_checks import NOTHING_KNOWN, Expectations, problem_with_groups
 from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.firings.vertex_firings import ids_of
 from gyre.workloads.trainer.groups.group_state import GroupState
+from gyre.workloads.trainer.inbox_messages import Inbox, ScoringEnded
 from gyre.workloads.trainer.retries import Retries
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
@@ -60,8 +62,7 @@ class ScoringCall:
 
 
 class SampleScoring:
-    """A `Runner` of the operator that scores. `vertices()` is how many there are to do it; `on_result(call, outcome)`
-    is called on the transport's thread; `report_failure(member, operator, failure, attempt)` reports a failed call."""
+    """A `FiringRunner` of the operator that scores."""
 
     def __init__(
         self,
@@ -72,9 +73,8 @@ class SampleScoring:
         results: FiringResults,
         retries: Retries,
         *,
-        vertices: Callable[[], int],
-        report_failure: Callable[[Member, str, Failure, int], None],
-        on_result: Callable[[ScoringCall, Outcome | VertexDied], None],
+        reports: Reports,
+        inbox: Inbox,
         expectations: Expectations = NOTHING_KNOWN,
     ) -> None:
         self._operator = operator
@@ -83,9 +83,8 @@ class SampleScoring:
         self._calls = calls
         self._results = results
         self._retries = retries
-        self._vertices = vertices
-        self._report_failure = report_failure
-        self._on_result = on_result
+        self._reports = reports
+        self._inbox = inbox
         self._expected = expectations.for_groups(operator)
         self._samples: dict[SampleKey, Sample] = {}
         """A sample that was announced early or is in a firing, with its reward once it has one; no log-probs or
@@ -145,7 +144,7 @@ class SampleScoring:
             member = self._calls.free_member(self._operator.role)
             if member is None:
                 return
-            share = max(1, -(-len(self._waiting) // max(1, self._vertices())))
+            share = max(1, -(-len(self._waiting) // max(1, self._calls.count(self._operator.role))))
             self._score(member, list(self._waiting)[: min(share, MOST_TOGETHER)], step)
 
     def _score(self, member: Member, keys: Sequence[SampleKey], step: int) -> None:
@@ -177,7 +176,7 @@ class SampleScoring:
 
     def _call_ended(self, call: ScoringCall, done: Future[Outcome]) -> None:
         """On the transport's thread."""
-        self._on_result(call, outcome_of(done))
+        self._inbox.put(ScoringEnded(call, outcome_of(done)))
 
     def ended(self, call: ScoringCall, outcome: Outcome | VertexDied) -> None:
         """Handle a call that has ended: keep its scores, or put its samples back. Raises Fenced."""
@@ -201,7 +200,8 @@ class SampleScoring:
         now = time.monotonic()
         attempts = [self._retries.failed(self._operator.ref, now)]
         attempts += [self._retries.failed((self._operator.ref, key), now) for key in call.keys]
-        self._report_failure(call.member, self._operator.ref, failure, max(attempts))
+        body = operator_failed(call.member, self._operator.ref, failure, max(attempts))
+        self._reports.report("OperatorFailed", **body)
         self._put_back(call)
 
     def _take_in(self, call: ScoringCall, scored: Any) -> Failure | None:

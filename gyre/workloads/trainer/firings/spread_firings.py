@@ -5,7 +5,7 @@ This module must not know which firings are enabled, or what is wrong with a res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gyre.errors import VertexDied
 from gyre.graph.elements import Operator
@@ -16,12 +16,11 @@ from gyre.workloads.trainer.firings.result_checks import NOTHING_KNOWN, Expectat
 from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.firings.vertex_firings import ids_of, in_calls
 from gyre.workloads.trainer.groups.group_state import GroupState
+from gyre.workloads.trainer.inbox_messages import Inbox, SpreadCallEnded
 from gyre.workloads.trainer.learning.lifecycle import GangLifecycle
 
 
 class SpreadFirings:
-    """`on_result(call, rank, outcome)` is called on the transport's thread."""
-
     def __init__(
         self,
         flow: Flow,
@@ -30,7 +29,7 @@ class SpreadFirings:
         results: FiringResults,
         *,
         groups_per_call: int,
-        on_result: Callable[[SpreadCall, int, Outcome | VertexDied], None],
+        inbox: Inbox,
         expectations: Expectations = NOTHING_KNOWN,
     ) -> None:
         self._flow = flow
@@ -38,7 +37,8 @@ class SpreadFirings:
         self._gangs = gangs
         self._results = results
         self._groups_per_call = groups_per_call
-        self._calls = SpreadCalls(on_result=on_result)
+        self._inbox = inbox
+        self._calls = SpreadCalls(self)
         self._expectations = expectations
 
     def send(self, operator: Operator, firings: Sequence[Firing], step: int) -> None:
@@ -55,6 +55,10 @@ class SpreadFirings:
                 self._flow.start(firing)
             expected = self._expectations.for_groups(operator)
             self._calls.send(gang, operator, some, ids, shares, step=step, expected=expected)
+
+    def rank_answered(self, call: SpreadCall, rank: int, outcome: Outcome | VertexDied) -> None:
+        """On the transport's thread."""
+        self._inbox.put(SpreadCallEnded(call, rank, outcome))
 
     def is_current(self, call: SpreadCall) -> bool:
         """Whether the call is still waited for, rather than one to a gang that was lost."""

@@ -37,6 +37,10 @@ class VertexCalls:
         """The roles that have a call, also one that is no firing of the graph."""
         return {vertex.rpartition("-")[0] for (vertex, _), count in self._in_flight.items() if count}
 
+    def count(self, role: str) -> int:
+        """How many vertices of the role run."""
+        return len(self._membership.members(role))
+
     def free_member(self, role: str) -> Member | None:
         """The running vertex of the role with the fewest calls, or None where every vertex has as many as it may."""
         members = self._membership.members(role)

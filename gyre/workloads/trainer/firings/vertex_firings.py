@@ -7,7 +7,7 @@ This module must not know which firings are enabled, or what is wrong with a res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from gyre.workloads.trainer.firings.result_checks import NOTHING_KNOWN, Expectat
 from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.groups.group_state import GroupState
+from gyre.workloads.trainer.inbox_messages import Inbox, VertexCallEnded
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
 from gyre.workloads.vertex.membership import Member
@@ -38,8 +39,6 @@ class VertexCall:
 
 
 class VertexFirings:
-    """`on_result(call, outcome)` is called on the transport's thread."""
-
     def __init__(
         self,
         graph: JobGraph,
@@ -52,7 +51,7 @@ class VertexFirings:
         *,
         arrival: ArrivalOrder | None,
         groups_per_call: int,
-        on_result: Callable[[VertexCall, Outcome | VertexDied], None],
+        inbox: Inbox,
         expectations: Expectations = NOTHING_KNOWN,
     ) -> None:
         self._graph = graph
@@ -64,7 +63,7 @@ class VertexFirings:
         self._evaluations = evaluations
         self._arrival = arrival
         self._groups_per_call = groups_per_call
-        self._on_result = on_result
+        self._inbox = inbox
         self._expectations = expectations
 
     def send(self, operator: Operator, firings: Sequence[Firing], step: int) -> None:
@@ -105,7 +104,7 @@ class VertexFirings:
 
     def _call_ended(self, call: VertexCall, done: Future[Outcome]) -> None:
         """On the transport's thread."""
-        self._on_result(call, outcome_of(done))
+        self._inbox.put(VertexCallEnded(call, outcome_of(done)))
 
     def ended(self, call: VertexCall, outcome: Outcome | VertexDied) -> None:
         """Handle a call that has ended: accept its result, or repeat its firings. Raises Fenced."""

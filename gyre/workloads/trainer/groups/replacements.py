@@ -14,7 +14,7 @@ This module must not know how groups are generated or trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gyre.errors import UserCodeError
 from gyre.graph.flow import Flow
@@ -22,8 +22,10 @@ from gyre.observe.samples.writer import SampleWriter
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.staleness import Verdict
+from gyre.workloads.owner import Reports
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.groups.micro_batches import NO_GRADIENT
+from gyre.workloads.trainer.prompts import Prompts
 
 EVIDENCE_LENGTH = 4000
 """Characters of the evidence that the event keeps; the ledger has all of it."""
@@ -43,8 +45,8 @@ class StepCount:
 
 
 class Replacements:
-    """`prompt(id)` returns the prompt of that number; `refs_before_training` are the operators that a group passes
-    before it is scored; `report` sends an event to the journal; `samples` keeps the groups for people to see."""
+    """`refs_before_training` are the operators that a group passes before it is scored; `samples` keeps the groups for
+    people to see."""
 
     def __init__(
         self,
@@ -56,8 +58,8 @@ class Replacements:
         redraw_stale: bool,
         dynamic_sampling: int,
         tokens_discarded: dict[str, int],
-        prompt: Callable[[int], Group],
-        report: Callable[..., None],
+        prompts: Prompts,
+        reports: Reports,
         samples: SampleWriter,
     ) -> None:
         self._samples = samples
@@ -69,8 +71,8 @@ class Replacements:
         self._arrival = arrival
         self._redraw_stale = redraw_stale
         self._dynamic_sampling = dynamic_sampling
-        self._prompt = prompt
-        self._report = report
+        self._prompts = prompts
+        self._reports = reports
         self._quarantined = StepCount()
         """Groups that this trainer quarantined since the last step."""
         self._without_gradient = StepCount()
@@ -108,12 +110,12 @@ class Replacements:
             self._flow.undo(ref, slot)
 
     def _replace(self, group_id: int, *, reason: str, evidence: str) -> Group:
-        by = self._prompt(self._groups.cursor)
+        by = self._prompts.prompt(self._groups.cursor)
         if self._arrival is not None:
             self._arrival.forget(group_id)
         tokens = self._groups.record_replaced(group_id, by, reason=reason, evidence=evidence)
         self._count(reason, tokens)
-        self._report(
+        self._reports.report(
             "GroupReplaced",
             group=group_id,
             replaced_by=by.id,

@@ -21,12 +21,13 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gyre.workloads.gang.learner_gang import LearnerGang
 from gyre.workloads.gang.state_files import sync_folder, write_json
+from gyre.workloads.owner import Reports
 from gyre.workloads.trainer.groups.group_state import GroupState
 
 KEPT_CHECKPOINTS = 2
@@ -42,16 +43,16 @@ class _Unfinished:
 
 
 class Checkpoints:
-    """`report` sends an event to the journal; `term` is the trainer's."""
+    """`term` is the trainer's."""
 
     def __init__(
-        self, directory: Path, groups: GroupState, *, term: int, timeout_s: float, report: Callable[..., None]
+        self, directory: Path, groups: GroupState, *, term: int, timeout_s: float, reports: Reports
     ) -> None:
         self._root = directory / "checkpoints"
         self._groups = groups
         self._term = term
         self._timeout_s = timeout_s
-        self._report = report
+        self._reports = reports
         self._unfinished: _Unfinished | None = None
         self._remove_old()
 
@@ -59,7 +60,7 @@ class Checkpoints:
         """Report the last checkpoint of earlier trainers again, as `OptimizerSteps.report_earlier` does with steps."""
         step, path = self._groups.checkpoint_step, self._groups.checkpoint_path
         if step is not None:
-            self._report("CheckpointCommitted", step=step, path=str(path), again=True)
+            self._reports.report("CheckpointCommitted", step=step, path=str(path), again=True)
 
     # -- writing -------------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class Checkpoints:
         sync_folder(self._root)
         older = self._before(unfinished.step)
         self._groups.record_checkpoint(unfinished.step, final, older=older[0] if older else None)
-        self._report("CheckpointCommitted", step=unfinished.step, path=str(final))
+        self._reports.report("CheckpointCommitted", step=unfinished.step, path=str(final))
         self._remove_old()
 
     def give_up(self) -> None:
@@ -149,7 +150,7 @@ class Checkpoints:
         older = None if step is None else self._before(step)
         if older is None or problem_with(older[1]) or not self._groups.go_back(*older):
             return None
-        self._report("CheckpointDamaged", step=step, path=str(path), problem=problem, older=older[0])
+        self._reports.report("CheckpointDamaged", step=step, path=str(path), problem=problem, older=older[0])
         return older
 
     def _before(self, step: int) -> tuple[int, Path] | None:

@@ -10,7 +10,7 @@ This module must not know how micro-batches are made, or what a step means to an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,12 +19,12 @@ from typing import Any
 from gyre.errors import NOT_FINITE, VertexDied
 from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.sample_ledger import RecordedBatch
 from gyre.workloads.gang.gang import PEERS_S, Outcome, is_failure, outcome_of
 from gyre.workloads.gang.learner_gang import LearnerGang, Sent
 from gyre.workloads.trainer.groups.group_state import GroupState
-from gyre.workloads.trainer.groups.micro_batches import StepAssembly, is_made
+from gyre.workloads.trainer.groups.micro_batches import StepAssembly, check_staleness, is_made
+from gyre.workloads.trainer.inbox_messages import GangCallEnded, Inbox
 from gyre.workloads.trainer.job_graph import TrainedGang
 from gyre.workloads.trainer.learning.lifecycle import GangLifecycle
 
@@ -65,8 +65,8 @@ class _Progress:
 
 
 class GangDispatch:
-    """The first of `learners` leads. `check(shares, step)` raises where a micro-batch must not be sent;
-    `on_result(call, rank, outcome)` is called on the transport's thread."""
+    """The first of `learners` leads. No micro-batch of tokens that are older than `max_staleness` is sent; None where a
+    user's function has judged its groups."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class GangDispatch:
         *,
         streamed: bool,
         skips_at_most: int,
-        check: Callable[[list[list[Group]], int], None],
-        on_result: Callable[[GangCall, int, Outcome | VertexDied], None],
+        max_staleness: int | None,
+        inbox: Inbox,
     ) -> None:
         self._groups = groups
         self._flow = flow
@@ -89,8 +89,8 @@ class GangDispatch:
         self._leader = learners[0]
         self._streamed = streamed
         self._skips_at_most = skips_at_most
-        self._check = check
-        self._on_result = on_result
+        self._max_staleness = max_staleness
+        self._inbox = inbox
         self._calls: dict[tuple[str, int], GangCall] = {}
         self._progress = {role: _Progress() for role in self._learners}
 
@@ -154,7 +154,8 @@ class GangDispatch:
             if not progress.has_room:
                 return
             shares = self._groups.shares(batch, gang.size)
-            self._check(shares, step)
+            if self._max_staleness is not None:
+                check_staleness(shares, step, max_staleness=self._max_staleness)
             firing = self._firing_of(learner, batch)
             if firing.index not in self._flow.running(firing.operator):
                 self._flow.start(firing)
@@ -203,7 +204,7 @@ class GangDispatch:
 
     def _rank_ended(self, call: GangCall, rank: int, done: Future[Outcome]) -> None:
         """On the transport's thread."""
-        self._on_result(call, rank, outcome_of(done))
+        self._inbox.put(GangCallEnded(call, rank, outcome_of(done)))
 
     # -- taking results in --------------------------------------------------------------------------
 

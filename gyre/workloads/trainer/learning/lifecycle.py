@@ -20,15 +20,14 @@ This module must not know how micro-batches are made, or how samples are generat
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TypeVar
 
 from gyre.workloads import protocols
 from gyre.workloads.gang.alignment import align
-from gyre.workloads.gang.gang import GangLost
+from gyre.workloads.gang.gang import GangLost, operator_failed
 from gyre.workloads.gang.learner_gang import ActorGang, LearnerGang
-from gyre.workloads.gang.weight_copy import newest_copy
+from gyre.workloads.gang.weight_copy import WeightCopies
 from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.groups.micro_batches import is_made
@@ -48,12 +47,9 @@ are stuck, and the job's result waits for them."""
 
 G = TypeVar("G", bound=LearnerGang)
 
-ReportFailure = Callable[[Member, str, Failure, int], None]
-
 
 class GangLifecycle:
-    """`leader` is the learner whose weights are published, `auxiliary` are the others. `report_failure(member,
-    operator, failure, attempt)` reports a failed call."""
+    """`leader` is the learner whose weights are published, `auxiliary` are the others."""
 
     def __init__(
         self,
@@ -66,7 +62,6 @@ class GangLifecycle:
         policies: ServedPolicies,
         steps: OptimizerSteps,
         keeps_initial_policy: bool,
-        report_failure: ReportFailure,
     ) -> None:
         self._runtime = runtime
         self._run = runtime.spec.run
@@ -77,19 +72,16 @@ class GangLifecycle:
         self._policies = policies
         self._steps = steps
         self._keeps_initial_policy = keeps_initial_policy
-        self._report_failure = report_failure
-        self._find_copy = partial(newest_copy, runtime.context.directory)
+        self._copies = WeightCopies(runtime.context.directory)
         self._recovery = Recovery(
             groups,
             timeout_s=self._run.call_timeout_s,
             takes_weights=self._run.lost_checkpoint == "weights",
-            find_copy=self._find_copy,
-            go_back=checkpoints.go_back,
-            report=runtime.report,
+            copies=self._copies,
+            checkpoints=checkpoints,
+            reports=runtime,
         )
-        self._passes = PassSizes(
-            groups, runtime.spec.failover.out_of_memory.smaller_passes, report=runtime.report
-        )
+        self._passes = PassSizes(groups, runtime.spec.failover.out_of_memory.smaller_passes, runtime)
         self._replaying: int | None = None
         """The step that is trained again while the gangs are brought up."""
         self._replayed = False
@@ -124,7 +116,7 @@ class GangLifecycle:
                 tuple(complete[learner.role]),
                 runtime.membership,
                 runtime.transport,
-                runtime.waiting,
+                runtime,
                 accumulate_name=learner.accumulate_op.method,
                 apply_name=learner.apply_op.method,
             )
@@ -176,7 +168,10 @@ class GangLifecycle:
             self._failures += 1
             self._not_before = time.monotonic() + pause_s(self._failures)
             self._passes.failed(lost.blamed, self._replaying or self._groups.step + 1)
-            self._report_failure(*lost.blamed, self._failures)
+            self._report_failed(*lost.blamed, self._failures)
+
+    def _report_failed(self, member: Member, operator: str, failure: Failure, attempt: int) -> None:
+        self._runtime.report("OperatorFailed", **operator_failed(member, operator, failure, attempt))
 
     def step_succeeded(self) -> None:
         """A whole step is done, so the next failure is a first one. A call that succeeds is not enough: a step may fail
@@ -286,7 +281,7 @@ class GangLifecycle:
                 return
             except VersionDiverged as error:
                 problem = str(error)
-        copy = self._find_copy()
+        copy = self._copies.newest()
         if copy is None or copy.version < self._groups.step:
             self._diverged(gang, f"{problem}; no instance has that version any more")
 
@@ -310,7 +305,7 @@ class GangLifecycle:
         return problem
 
     def _diverged(self, gang: ActorGang, problem: str) -> None:
-        self._report_failure(
+        self._report_failed(
             gang.members[0],
             protocols.Learner.restore.__name__,
             Failure(error=problem, traceback="", user_code=False),

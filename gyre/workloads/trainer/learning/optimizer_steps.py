@@ -11,25 +11,27 @@ This module must not know how a step was assembled.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gyre.observe.samples.writer import Logprobs, SampleWriter
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.sample_ledger import NOT_FINITE_BATCH
 from gyre.workloads.gang.learner_gang import ActorGang
+from gyre.workloads.owner import Reports
 from gyre.workloads.plain_data import plain
 from gyre.workloads.trainer.groups.group_state import GroupState
+from gyre.workloads.trainer.learning.job_devices import JobDevices
 from gyre.workloads.trainer.learning.publishing import PreparedVersion, ServedPolicies
 from gyre.workloads.trainer.learning.sample_writer import asked_of
 from gyre.workloads.trainer.learning.step_log import StepLog
-from gyre.workloads.trainer.learning.step_metrics import Reserved, step_metrics
+from gyre.workloads.trainer.learning.step_metrics import step_metrics
 
 
 class OptimizerSteps:
-    """Of the learner `role`, whose weights are published. `reserved` says what the job has by now. `discarded` counts
-    tokens that were not trained on, by reason; `report` sends an event to the journal; `log` and `samples` show the
-    step to people. Whether the learner `knows_logprobs`: has the operator `step_logprobs`."""
+    """Of the learner `role`, whose weights are published. `discarded` counts tokens that were not trained on, by
+    reason; `log` and `samples` show the step to people. Whether the learner `knows_logprobs`: has the operator
+    `step_logprobs`."""
 
     def __init__(
         self,
@@ -38,13 +40,13 @@ class OptimizerSteps:
         *,
         role: str,
         discarded: dict[str, int],
-        report: Callable[..., None],
+        reports: Reports,
         log: StepLog,
         samples: SampleWriter,
+        devices: JobDevices,
         knows_logprobs: bool = False,
-        reserved: Callable[[], Reserved] = Reserved,
     ) -> None:
-        self._reserved = reserved
+        self._devices = devices
         self._log = log
         self._knows_logprobs = knows_logprobs
         self._samples = samples
@@ -54,7 +56,7 @@ class OptimizerSteps:
         """What the ranks said of the batch that is skipped next."""
         self._groups = groups
         self._policies = policies
-        self._report = report
+        self._reports = reports
         self._last_at = time.monotonic()
         self.metrics: dict[str, Any] = {}
         """The metrics of the last step that this trainer ended."""
@@ -69,7 +71,7 @@ class OptimizerSteps:
         """Report the last steps of earlier trainers again, which may have died before the master heard of them. The
         master ignores those that it has."""
         for step, metrics in self._groups.earlier_metrics.items():
-            self._report("StepCompleted", step=step, version=step, metrics=metrics, again=True)
+            self._reports.report("StepCompleted", step=step, version=step, metrics=metrics, again=True)
         self._groups.earlier_metrics = {}
 
     def auxiliary_stepped(self, role: str, metrics: dict[str, Any]) -> None:
@@ -84,8 +86,9 @@ class OptimizerSteps:
         now = time.monotonic()
         seconds, self._last_at = now - self._last_at, now
         plain_metrics = plain(metrics | self._auxiliary_metrics)  # a NaN is a text by now, and no metric
+        reserved = self._devices.reserved()
         reported = step_metrics(
-            plain_metrics, trained, step, at=time.time(), seconds=seconds, reserved=self._reserved()
+            plain_metrics, trained, step, at=time.time(), seconds=seconds, reserved=reserved
         )
         rate = reported["tokens_per_s"]
         self.tokens_per_s = rate if not self.tokens_per_s else 0.8 * self.tokens_per_s + 0.2 * rate
@@ -99,7 +102,7 @@ class OptimizerSteps:
         else:
             self._samples.step_recorded(step, trained, logprobs=self._own_logprobs(step, gang))
         self.metrics = reported
-        self._report("StepCompleted", step=step, version=step, metrics=reported)
+        self._reports.report("StepCompleted", step=step, version=step, metrics=reported)
         self._log.completed(reported)
         return step
 
@@ -117,7 +120,7 @@ class OptimizerSteps:
         metrics.pop("cost_per_million_tokens", None)
         self._groups.record_skipped(step, metrics, evidence=self.why_skipped)
         self._discarded[NOT_FINITE_BATCH] = self._discarded.get(NOT_FINITE_BATCH, 0) + tokens
-        self._report(
+        self._reports.report(
             "BatchSkipped",
             step=step,
             groups=len(groups),

@@ -17,13 +17,14 @@ This module must not know what a pass is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from gyre.errors import OUT_OF_MEMORY
 from gyre.rollouts.trainer.sample_ledger import Passes
 from gyre.workloads.memory.choice import smaller
+from gyre.workloads.owner import Reports
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
@@ -33,13 +34,12 @@ _KEYS = ("pass_tokens", "passes", "recompute")
 
 
 class PassSizes:
-    """Halves a learner's passes at most `most` times in the job, after activations that its ranks can spare. `report`
-    sends an event to the journal."""
+    """Halves a learner's passes at most `most` times in the job, after activations that its ranks can spare."""
 
-    def __init__(self, groups: GroupState, most: int, *, report: Callable[..., None]) -> None:
+    def __init__(self, groups: GroupState, most: int, reports: Reports) -> None:
         self._groups = groups
         self._most = most
-        self._report = report
+        self._reports = reports
         self._sizes: dict[str, dict[str, int]] = {}
         """What the ranks of each role said last."""
         self._reported: set[int] = set()
@@ -81,7 +81,9 @@ class PassSizes:
         for row in self._groups.passes:
             if row.role == role and row.error and row.size and row.number not in self._reported:
                 self._reported.add(row.number)
-                self._report("PassesHalved", role=role, error=row.error, number=row.number, **row.size)
+                self._reports.report(
+                    "PassesHalved", role=role, error=row.error, number=row.number, **row.size
+                )
         return True
 
     def _learn(self, role: str, step: int, halved: int, error: str) -> None:

@@ -16,18 +16,18 @@ This module must not know when a policy is published.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
-from gyre.errors import VertexDied
 from gyre.graph.flow import Firing
 from gyre.workloads.gang.gang import GangLost, Outcome, outcome_of
 from gyre.workloads.gang.learner_gang import ActorGang, Sent
+from gyre.workloads.owner import Reports
 from gyre.workloads.protocols import Actor, PublishesModel
+from gyre.workloads.trainer.inbox_messages import Inbox, PublicationAnswered
 from gyre.workloads.trainer.rollout_requests import RolloutRequests
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
@@ -97,31 +97,30 @@ class VersionDiverged(Exception):
 
 
 class ServedPolicies:
-    """`report` sends an event to the journal; `plane` is the rollout plane where there is one; `in_calls` is whether an
-    operator gets the newest weights with its calls, as they all do without a plane. `on_answer(publication, method,
-    outcome)` is called on the transport's thread."""
+    """`plane` is the rollout plane where there is one; `in_calls` is whether an operator gets the newest weights with
+    its calls, as they all do without a plane."""
 
     def __init__(
         self,
         directory: Path,
         transport: VertexTransport,
         *,
-        report: Callable[..., None],
+        reports: Reports,
+        inbox: Inbox,
         plane: RolloutRequests | None,
         in_calls: bool,
         timeout_s: float,
-        on_answer: Callable[[PendingPublication, str, Outcome | VertexDied], None],
     ) -> None:
         self.published: PublishedVersion | None = None
         self.initial: PublishedVersion | None = None
         """The policy that training began with, for reference models; kept in a file, since the actor moves on."""
         self._file = directory / INITIAL_POLICY
         self._transport = transport
-        self._report = report
+        self._reports = reports
+        self._inbox = inbox
         self._plane = plane
         self._in_calls = in_calls
         self._timeout_s = timeout_s
-        self._on_answer = on_answer
         self._publication: PendingPublication | None = None
         self._publisher: Member | None = None
         """The rank that instances fetch the newest version from, where there is a rollout plane."""
@@ -169,7 +168,9 @@ class ServedPolicies:
     def _await(self, publication: PendingPublication, sent: Sent[Any], *, answers: str) -> None:
         """Hear the first rank's answer, as that of the method `answers`."""
         (future,) = sent.futures
-        future.add_done_callback(lambda done: self._on_answer(publication, answers, outcome_of(done)))
+        future.add_done_callback(
+            lambda done: self._inbox.put(PublicationAnswered(publication, answers, outcome_of(done)))
+        )
 
     def is_current(self, publication: PendingPublication) -> bool:
         """Whether the publication is still waited for, rather than one of a gang that was lost."""
@@ -225,7 +226,7 @@ class ServedPolicies:
         bundle = self._transport.share(prepared.weights) if prepared.weights is not None else None
         self.published = PublishedVersion(version, prepared.checksum, bundle)
         if is_new:
-            self._report(
+            self._reports.report(
                 "WeightsPublished",
                 version=version,
                 step=version,

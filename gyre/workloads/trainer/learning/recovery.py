@@ -23,16 +23,17 @@ This module must not know how ranks keep or read a state.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gyre.rollouts.trainer.sample_ledger import Restore
 from gyre.workloads.gang.gang import GangLost
 from gyre.workloads.gang.learner_gang import ActorGang, LearnerGang
 from gyre.workloads.gang.weight_copy import WeightCopy
 from gyre.workloads.learner.errors import CheckpointMismatch
+from gyre.workloads.owner import Reports
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.checkpoints import problem_with
 
@@ -40,28 +41,34 @@ COPY_WITHIN_S = 30.0
 """Deadline for finding an instance that has the weights. Instances that live are connected within seconds."""
 
 
-class Recovery:
-    """`find_copy()` returns the newest policy version that instances have, or None. `go_back(problem)` makes the
-    checkpoint before the last one the last; it returns its step and folder, or None. `report` sends an event to the
-    journal."""
+class HasOlder(Protocol):
+    def go_back(self, problem: str) -> tuple[int, Path] | None:
+        """Make the checkpoint before the last one the last. Its step and folder; None where there is none."""
 
+
+class KnowsCopies(Protocol):
+    def newest(self) -> WeightCopy | None:
+        """The newest policy version that instances have."""
+
+
+class Recovery:
     def __init__(
         self,
         groups: GroupState,
         *,
         timeout_s: float,
         takes_weights: bool,
-        find_copy: Callable[[], WeightCopy | None],
-        go_back: Callable[[str], tuple[int, Path] | None],
-        report: Callable[..., None],
+        copies: KnowsCopies,
+        checkpoints: HasOlder,
+        reports: Reports,
         copy_within_s: float = COPY_WITHIN_S,
     ) -> None:
         self._groups = groups
         self._timeout_s = timeout_s
         self._takes_weights = takes_weights
-        self._find_copy = find_copy
-        self._go_back = go_back
-        self._report = report
+        self._copies = copies
+        self._checkpoints = checkpoints
+        self._reports = reports
         self._copy_within_s = copy_within_s
         self._reported: set[int] = set()
         """The numbers of the restores that this trainer has reported."""
@@ -113,7 +120,7 @@ class Recovery:
                     raise
                 lost, at = error, None
                 problem = error.blamed[2].error if error.blamed else ""
-        if at is None and (older := self._go_back(problem)) is not None:
+        if at is None and (older := self._checkpoints.go_back(problem)) is not None:
             at = older[0]
             restore = begin("disk", at)
             gang.restore(older[1] / part).results(timeout_s=self._timeout_s)
@@ -139,7 +146,7 @@ class Recovery:
 
     def _report_restore(self, restore: Restore) -> None:
         self._reported.add(restore.number)
-        self._report(
+        self._reports.report(
             "GangRestored",
             role=restore.role,
             source=restore.source,
@@ -159,9 +166,9 @@ class Recovery:
     def _wait_for_copy(self, gang: LearnerGang, checkpoint_step: int) -> tuple[WeightCopy | None, str]:
         """A copy that the job can go on from, or None and the reason."""
         until = time.monotonic() + self._copy_within_s
-        with gang.waiting():
+        with gang.owner.waiting():
             while True:
-                copy = self._find_copy()
+                copy = self._copies.newest()
                 why_not = self._problem_with(copy, checkpoint_step)
                 if not why_not:
                     return copy, ""

@@ -12,17 +12,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from gyre.workloads.owner import Reports
 from gyre.workloads.trainer.learning.learning_watch import CODES, LearningWatch, Warned
 from gyre.workloads.trainer.learning.step_line import step_line
+from gyre.workloads.trainer.wait_causes import Shares
+from gyre.workloads.trainer.wait_stats import waits_in
+
+
+class KnowsWaits(Protocol):
+    def times(self) -> Mapping[str, Shares]:
+        """The share of recent time of each activity of each role."""
 
 
 class StepLog:
     """`earlier` are the metrics of the steps that earlier trainers made; what they warned of is reported again, and the
-    master ignores what it has. `waits()` says who waits for whom, `report` sends an event to the journal."""
+    master ignores what it has."""
 
     def __init__(
         self,
@@ -31,14 +39,14 @@ class StepLog:
         *,
         earlier: Mapping[int, Mapping[str, Any]],
         steps_planned: int,
-        waits: Callable[[], Mapping[str, float]],
-        report: Callable[..., None],
+        waits: KnowsWaits,
+        reports: Reports,
     ) -> None:
         self._file = file
         self._watch = watch
         self._steps_planned = steps_planned
         self._waits = waits
-        self._report = report
+        self._reports = reports
         watch.begin()
         for step, metrics in sorted(earlier.items()):
             watch.step({"step": step, **metrics})
@@ -50,7 +58,7 @@ class StepLog:
 
     def completed(self, metrics: Mapping[str, Any]) -> None:
         self._file.add(int(metrics["step"]), metrics)
-        _say(step_line(metrics, steps=self._steps_planned, waits=self._waits()))
+        _say(step_line(metrics, steps=self._steps_planned, waits=waits_in(self._waits.times())))
         for warned in self._watch.step(metrics):
             self._tell(warned)
 
@@ -63,7 +71,7 @@ class StepLog:
         """Report a warning, and say it unless it is `again`: then the log of an earlier trainer has it."""
         if warned.holds and not again:
             _say(f"! learning: {warned.message}")
-        self._report(
+        self._reports.report(
             "LearningWarned",
             code=warned.code,
             message=warned.message,

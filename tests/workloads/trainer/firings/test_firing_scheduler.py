@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gyre.config import parse_job
+from gyre.config.spec import RunSpec
 from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group
@@ -18,6 +19,7 @@ from gyre.store import LedgerStore, open_store
 from gyre.workloads.trainer.firings.firing_scheduler import FiringScheduler
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.job_graph import JobGraph
+from gyre.workloads.trainer.prompts import Prompts
 from gyre.workloads.trainer.retries import RETRY_FIRST_S, Retries
 from tests.workloads.toy_policy import toy_spec
 
@@ -55,9 +57,15 @@ class Run:
             self.groups,
             self.retries,
             {Dispatch.ONE: self.runner},
-            step_optimizer=lambda operator, firing: self.stepped.append(firing),
-            prompt=lambda group_id: Group(group_id, np.array([1], np.int32)),
+            gangs=self,
+            prompts=Prompts(self, RunSpec(), None),  # type: ignore[arg-type]
         )
+
+    def step_optimizer(self, operator: Operator, firing: Firing) -> None:
+        self.stepped.append(firing)
+
+    def prompt(self, group_id: int) -> Group:
+        return Group(group_id, np.array([1], np.int32))
 
 
 def test_prompts_are_drawn_as_far_as_there_is_room_and_generated_as_far_as_the_bound_permits(

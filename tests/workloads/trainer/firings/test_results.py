@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.retries import Retries
-from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
 from tests.workloads.toy_policy import toy_spec
 
@@ -63,13 +62,17 @@ class Run:
             self.groups,
             self.retries,
             max_staleness=0,
-            report_failure=self.report_failure,
-            on_scored=lambda ids: self.scored.append(list(ids)),
+            reports=self,
+            keeper=self,
         )
 
-    def report_failure(self, member: Member, operator: str, failure: Failure, attempt: int) -> None:
-        self.failures.append((member[0], operator))
-        self.attempts.append(attempt)
+    def report(self, kind: str, **body: Any) -> None:
+        assert kind == "OperatorFailed"
+        self.failures.append((body["vertex"], body["operator"]))
+        self.attempts.append(body["attempt"])
+
+    def acknowledge(self, ids: Sequence[int]) -> None:
+        self.scored.append(list(ids))
 
     def firing(self, ref: str) -> Firing:
         return self.flow.firing(ref, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -44,10 +45,16 @@ class Around:
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             Retries(),
-            vertices=lambda: 1,
-            report_failure=lambda *told: self.attempts.append(told[-1]),
-            on_result=lambda call, outcome: None,
+            reports=self,
+            inbox=queue.SimpleQueue(),
         )
+
+    def report(self, kind: str, **body: Any) -> None:
+        assert kind == "OperatorFailed"
+        self.attempts.append(body["attempt"])
+
+    def count(self, role: str) -> int:
+        return 1
 
     def __getitem__(self, group_id: int) -> Group:
         return self.by_id[group_id]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gyre.config import parse_job
+from gyre.config.spec import RunSpec
 from gyre.errors import UserCodeError
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
@@ -19,6 +20,8 @@ from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.groups.micro_batches import NO_GRADIENT
 from gyre.workloads.trainer.groups.replacements import Replacements
 from gyre.workloads.trainer.job_graph import JobGraph
+from gyre.workloads.trainer.prompts import Prompts
+from tests.workloads.reported import Reported
 from tests.workloads.toy_policy import toy_spec
 
 STALE = Verdict(Action.DROP, "3 versions behind")
@@ -27,6 +30,13 @@ PER_STEP, TOKENS = 2, 3
 
 def prompt(group_id: int) -> Group:
     return Group(group_id, np.array([group_id], np.int32))
+
+
+class Source:
+    prompt = staticmethod(prompt)
+
+
+PROMPTS = Prompts(Source(), RunSpec(), None)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -61,7 +71,8 @@ class Run:
         self.score(0, 1)
         for ref in self.graph.refs_before_training:
             self.flow.mark_done(ref, [0])
-        self.reports: list[dict[str, Any]] = []
+        self.reported = Reported()
+        self.reports = self.reported.events
         self.kept: Any = Kept()
         self.replacements = Replacements(
             self.groups,
@@ -71,8 +82,8 @@ class Run:
             redraw_stale=redraw_stale,
             dynamic_sampling=dynamic_sampling,
             tokens_discarded={"stale": 10},
-            prompt=prompt,
-            report=lambda kind, **body: self.reports.append({"kind": kind, **body}),
+            prompts=PROMPTS,
+            reports=self.reported,
             samples=self.kept,
         )
 
@@ -154,8 +165,8 @@ def test_the_firings_of_a_dropped_group_are_made_again(store: LedgerStore) -> No
         redraw_stale=True,
         dynamic_sampling=0,
         tokens_discarded={},
-        prompt=prompt,
-        report=lambda kind, **body: None,
+        prompts=PROMPTS,
+        reports=Reported(),
         samples=run.kept,
     )
     replacements.drop(1, STALE)

@@ -11,6 +11,7 @@ import pytest
 
 from gyre.workloads.gang.gang import GangLost
 from gyre.workloads.trainer.learning.checkpoints import MARKER, Checkpoints, problem_with
+from tests.workloads.reported import Reported
 
 
 class Groups:
@@ -74,7 +75,7 @@ def groups() -> Groups:
 
 @pytest.fixture
 def checkpoints(groups: Groups, tmp_path: Path) -> Checkpoints:
-    return Checkpoints(tmp_path, groups, term=1, timeout_s=1.0, report=lambda *args, **kwargs: None)  # type: ignore[arg-type]
+    return Checkpoints(tmp_path, groups, term=1, timeout_s=1.0, reports=Reported())  # type: ignore[arg-type]
 
 
 def test_ranks_that_write_at_once_are_committed_at_once(checkpoints: Checkpoints, groups: Groups) -> None:

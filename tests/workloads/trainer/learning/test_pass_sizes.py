@@ -15,6 +15,7 @@ from gyre.workloads.memory.choice import smaller
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.pass_sizes import PassSizes
 from gyre.workloads.vertex.messages import Failure
+from tests.workloads.reported import Reported
 
 TOO_LARGE = (("actor-0", 1), "accumulate", Failure("no memory left", "", user_code=False, code=OUT_OF_MEMORY))
 
@@ -28,12 +29,13 @@ class Trainer:
     def __init__(
         self, store: LedgerStore, term: int, whole: int = 4096, most: int = 2, sparing: bool = False
     ) -> None:
-        self.told: Told = []
+        self.reported = Reported()
+        self.told: Told = self.reported.events
         self.whole = {"pass_tokens": whole, **({"recompute": False} if sparing else {})}
         self.sizes = PassSizes(
             GroupState(SampleLedger(store, term), per_step=2),
             most,
-            report=lambda kind, **body: self.told.append(body),
+            self.reported,
         )
 
     def begin(self, step: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ from gyre.rollouts.trainer.sample_ledger import Restore
 from gyre.workloads.gang.gang import GangLost
 from gyre.workloads.gang.weight_copy import WeightCopy, copy_of
 from gyre.workloads.learner.errors import CheckpointMismatch
+from gyre.workloads.owner import NOBODY
 from gyre.workloads.trainer.learning.checkpoints import MARKER
 from gyre.workloads.trainer.learning.recovery import Recovery
 from gyre.workloads.vertex.messages import Failure
+from tests.workloads.reported import Reported
 
 STEP = 9
 
@@ -68,6 +69,7 @@ class Ranks:
 
     role = "actor"
     members = (("actor-0", 2), ("actor-1", 2))
+    owner = NOBODY
 
     def __init__(self, *, kept: int | None = None, disk: bool = True) -> None:
         self.kept = kept
@@ -77,9 +79,6 @@ class Ranks:
         self.code = CheckpointMismatch.code
         self.ended = True
         self.on_call: Callable[[str], None] = lambda method: None
-
-    def waiting(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def _called(self, method: str, **given: Any) -> None:
         self.on_call(method)
@@ -128,7 +127,9 @@ class Case:
     ) -> None:
         self.groups = Groups()
         self.ranks = ranks
-        self.reports: list[dict[str, Any]] = []
+        self.reported = Reported()
+        self.reports = self.reported.events
+        self.copy = copy
         self.problems: list[str] = []
         self.older: tuple[int, Path] | None = None
         self.checkpoint = tmp_path / "step_00000006"
@@ -139,11 +140,14 @@ class Case:
             self.groups,  # type: ignore[arg-type]
             timeout_s=1.0,
             takes_weights=takes_weights,
-            find_copy=lambda: copy,
-            go_back=self.go_back,
-            report=lambda kind, **body: self.reports.append({"kind": kind, **body}),
+            copies=self,
+            checkpoints=self,
+            reports=self.reported,
             copy_within_s=0.0,
         )
+
+    def newest(self) -> WeightCopy | None:
+        return self.copy
 
     def go_back(self, problem: str) -> tuple[int, Path] | None:
         self.problems.append(problem)

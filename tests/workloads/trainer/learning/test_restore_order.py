@@ -63,7 +63,7 @@ def lose_the_disk(job: Any, victim: str = "actor-1") -> None:
 
 def test_a_lost_checkpoint_is_replaced_by_the_weights_of_instances(make_job, undisturbed, monkeypatch):
     """A toy has no optimizer: its steps come out the same."""
-    monkeypatch.setattr(lifecycle, "newest_copy", kept_policy.newest_served)
+    monkeypatch.setattr(lifecycle, "WeightCopies", kept_policy.ServedCopies)
     job = make_job(roles=roles("ServingActor"), run={"lost_checkpoint": "weights"})
     job.on("actor.accumulate", 7, lambda: lose_the_disk(job), vertex="actor-1")
     with job:
@@ -88,7 +88,7 @@ def test_a_trainer_that_dies_before_it_is_heard_leaves_its_restore_to_the_next(
     make_job, undisturbed, monkeypatch, moment, nth, when
 ):
     """Its last words may be lost with it: the next one says them, under the same number."""
-    monkeypatch.setattr(lifecycle, "newest_copy", kept_policy.newest_served)
+    monkeypatch.setattr(lifecycle, "WeightCopies", kept_policy.ServedCopies)
     job = make_job(roles=roles("ServingActor"), run={"lost_checkpoint": "weights"})
     job.on("actor.accumulate", 7, lambda: lose_the_disk(job), vertex="actor-1")
     vertex = "trainer-0" if moment.startswith("trainer") else "actor-1"
@@ -111,7 +111,7 @@ def test_a_lost_checkpoint_costs_nothing_that_ranks_or_their_memory_have(
     make_job, undisturbed, monkeypatch, actor, victim, sources
 ):
     """All of the checkpoint's step is there: no weights are taken, and what was lost is written again at once."""
-    monkeypatch.setattr(lifecycle, "newest_copy", kept_policy.newest_served)
+    monkeypatch.setattr(lifecycle, "WeightCopies", kept_policy.ServedCopies)
     job = make_job(roles=roles(actor), run={"lost_checkpoint": "weights"})
     job.on("actor.accumulate", 5, lambda: lose_the_disk(job, victim), vertex="actor-1")
     with job:
@@ -133,7 +133,7 @@ def test_ranks_that_are_stuck_at_the_end_do_not_hold_the_result(make_job, undist
 
 
 def test_without_leave_a_lost_checkpoint_is_told_and_no_weights_are_taken(make_job, monkeypatch):
-    monkeypatch.setattr(lifecycle, "newest_copy", kept_policy.newest_served)
+    monkeypatch.setattr(lifecycle, "WeightCopies", kept_policy.ServedCopies)
     job = make_job(roles=roles("ServingActor"))
     told = threading.Event()
     job.on("actor.accumulate", 7, lambda: lose_the_disk(job), vertex="actor-1")
