@@ -54,7 +54,7 @@ class WeightPeer:
             options.pop("receiver_token", TOKEN),
             server=self.server if relay else None,
             address=self.address if relay else "",
-            incident=lambda kind, evidence: self.incidents.append((kind, evidence)),
+            listener=self,
             **{"stall_s": 20.0, "give_up_s": 40.0, "seed": 0, **options},
         )
 
@@ -76,6 +76,9 @@ class WeightPeer:
 
     def fetch(self, manifest, *peers, **options):
         return self.receiver.fetch(manifest, lambda: [peer.source for peer in peers], **options)
+
+    def incident(self, kind: str, evidence: dict) -> None:
+        self.incidents.append((kind, evidence))
 
     def kinds(self) -> set[str]:
         return {kind for kind, _ in self.incidents}

@@ -24,10 +24,10 @@ from gyre.config.sections import EvaluationSettings, WorkloadSettings
 from gyre.errors import GyreError
 from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
+from gyre.rollouts.protocol.endpoint import JobEndpoint
 from gyre.rollouts.protocol.frames import DevicesReturned, SampleCounts, WindowStatus
 from gyre.rollouts.samples import Group, Sample, SampleKey
-from gyre.rollouts.trainer.plane_client import RolloutClient
+from gyre.rollouts.trainer.plane_client import HearsOfRollouts, RolloutClient
 from gyre.workloads.trainer.device_lending import DeviceLending
 from gyre.workloads.trainer.evaluation.held_out import EvaluationKey
 from gyre.workloads.trainer.wait_causes import Shares, plane_shares
@@ -87,7 +87,7 @@ class _OpenRequest:
         return [self.delivered[group_id] for group_id in self.ids]
 
 
-class RolloutRequests:
+class RolloutRequests(HearsOfRollouts):
     """The callbacks run on the connection's thread: `on_groups(purpose, groups)` for groups that are delivered,
     `on_error(error)` where a request or the connection failed for good, `on_devices()` when lent devices are back."""
 
@@ -114,31 +114,33 @@ class RolloutRequests:
         self._starvation = Starvation()
         self._underway: tuple[SampleCounts, float] | None = None
         """What the manager said last of samples that have not ended, and when."""
+        self._on_groups = on_groups
+        self._on_error = on_error
         self._on_devices = on_devices
+        self._on_finished = on_finished
         self.lending: DeviceLending | None = None
         if last_share is not None:
             self.lending = DeviceLending(
                 lambda frame: self._client.lend(frame), last_share=last_share, now=time.monotonic()
             )
 
-        def finished(purpose: str, samples: dict[SampleKey, Sample]) -> None:
-            if purpose == TRAIN and on_finished is not None:
-                on_finished(samples)
-
         self._client = RolloutClient(
-            lambda: read_endpoint(directory),
-            term=term,
-            on_groups=on_groups,
-            on_error=on_error,
-            on_window=self._window_changed,
-            on_finished=finished if on_finished is not None else None,
-            on_underway=self._hear,
-            tls=lambda: read_trust(directory),
+            JobEndpoint(directory), self, term=term, samples_ahead=on_finished is not None
         )
+
+    def groups_delivered(self, purpose: str, groups: list[Group]) -> None:
+        self._on_groups(purpose, groups)
+
+    def failed(self, error: GyreError) -> None:
+        self._on_error(error)
+
+    def samples_finished(self, purpose: str, samples: dict[SampleKey, Sample]) -> None:
+        if purpose == TRAIN and self._on_finished is not None:
+            self._on_finished(samples)
 
     # -- the trainer's devices ----------------------------------------------------------------------
 
-    def _window_changed(self, frame: DevicesReturned | WindowStatus) -> None:
+    def window_changed(self, frame: DevicesReturned | WindowStatus) -> None:
         """On the connection's thread."""
         if self.lending is not None:
             self.lending.on_frame(frame)
@@ -156,7 +158,7 @@ class RolloutRequests:
 
     # -- what the plane does ------------------------------------------------------------------------
 
-    def _hear(self, frame: SampleCounts) -> None:
+    def counted(self, frame: SampleCounts) -> None:
         """On the connection's thread."""
         self._underway = (frame, time.monotonic())
 

@@ -50,28 +50,20 @@ class Far:
         self.source = WeightSource(
             tmp_path, lambda: (URL, TOKEN), root=tmp_path / "trainer", settings=settings
         )
-        self._has_engine = has_engine
+        self.is_serving = has_engine
         self.frames: list[Frame] = []
         self.folders: list[Path] = []
-        self.instance = AgentWeights(
-            tmp_path / "instance",
-            serve=self._serve,
-            is_serving=lambda: has_engine,
-            why_disk=lambda: "",
-            send=self.frames.append,
-            fetch_timeout_s=gives_up_s,
-            codec=imports,
-        )
+        self.instance = AgentWeights(tmp_path / "instance", self, fetch_timeout_s=gives_up_s, codec=imports)
         self.instance.settle(theirs or settings)
 
         self.checks: list[Check] = []
         """What the engine was offered instead of its loader's own comparison, with each folder."""
         self.refuses = ""
 
-    async def _serve(self, folder: Path, weights: Weights, check: Check) -> None:
+    async def serve(self, folder: Path, weights: Weights, check: Check) -> None:
         self.folders.append(folder)
         self.checks.append(check)
-        if not self._has_engine:
+        if not self.is_serving:
             await check()  # as is done while an engine starts
         if self.refuses:
             raise WeightMismatch(self.refuses)
