@@ -12,8 +12,9 @@ import pytest
 
 from gyre.api.rest import RestServer, create_app
 from gyre.ports.bounds import PortBounds
-from gyre.ports.http_gate import HttpGate
+from gyre.ports.http_gate import Credentials, HearsOfCaller, HttpGate
 from gyre.ports.listener import SparseLog, Unproven
+from gyre.testing.clock import VirtualClock
 from tests.doubles.standing_job import StandingJob
 from tests.waits import GENEROUS_S
 
@@ -56,9 +57,11 @@ async def test_only_a_token_opens_a_websocket(token: bytes, opens: bool) -> None
         def data_received(self, data: bytes) -> None:
             received.append(data)
 
-    gate = HttpGate(
-        Server(), QUICK, is_proven=lambda shown: shown.authorization == b"good", websockets=frozenset({"/ws"})
-    )
+    class Tokens:
+        def is_proven(self, shown: Credentials) -> bool:
+            return shown.authorization == b"good"
+
+    gate = HttpGate(Server(), QUICK, Mock(spec=HearsOfCaller), tokens=Tokens(), websockets=frozenset({"/ws"}))
     gate.connection_made(Mock(spec=asyncio.Transport))
     gate.data_received(
         b"GET /ws HTTP/1.1\r\nHost: a\r\nAuthorization: %b\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
@@ -97,14 +100,14 @@ def test_a_crowd_at_one_address_harms_no_other() -> None:
 
 
 def test_one_cause_is_one_line_a_second() -> None:
-    now = [0.0]
-    sparse = SparseLog(clock=lambda: now[0])
+    clock = VirtualClock()
+    sparse = SparseLog(clock=clock)
 
     def record() -> logging.LogRecord:
         return logging.LogRecord("asyncio", logging.ERROR, "", 0, "accept %s", ("x",), None)
 
     assert [sparse.filter(record()) for _ in range(1235)].count(True) == 1
-    now[0] = 1.0
+    clock.advance(1.0)
     later = record()
     assert sparse.filter(later)
     assert later.getMessage() == "accept x (… and 1,234 more)"

@@ -36,6 +36,20 @@ def weights(
     return state
 
 
+class Elsewhere:
+    """A receiver on another machine than all sources, who may pull from these; from all with an address, where none
+    are named."""
+
+    def __init__(self, *sources: Source) -> None:
+        self._sources = sources
+
+    def may_pull(self, source: Source) -> bool:
+        return source in self._sources if self._sources else bool(source.address)
+
+    def is_here(self, source: Source) -> bool:
+        return False
+
+
 class WeightPeer:
     """An arena with a server, that publishes or receives."""
 

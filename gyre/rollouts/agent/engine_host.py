@@ -41,7 +41,7 @@ from gyre.engines.last_words import last_words
 from gyre.engines.process import EngineCommand, EngineDeath, EngineProcess
 from gyre.engines.weight_loading import EngineLoader, LoadReport
 from gyre.errors import GyreError
-from gyre.logs.output import engine_lines
+from gyre.logs.output import LineWriter, engine_lines
 from gyre.models.adapters import base_of, is_adapter, read_adapter_config
 from gyre.rollouts.agent.engine_adapters import EngineAdapters
 from gyre.rollouts.agent.engine_sleep import fall_asleep, wake_up
@@ -265,7 +265,7 @@ class EngineHost:
             command,
             ready_within_s=self._ready_within_s,
             stop_within_s=ENGINE_STOP_S,
-            log=_into_own_log(),
+            log=_own_log(),
         )
         self.engines.append(engine)
         client = None
@@ -386,18 +386,22 @@ class EngineHost:
             await engine.stop()
 
 
-def _into_own_log() -> Callable[[bytes], None] | None:
+class _OwnLog:
+    """The log of this process."""
+
+    def __init__(self, lines: LineWriter) -> None:
+        self._lines = lines
+
+    def write(self, lines: bytes) -> None:
+        self._lines.write(lines)
+        self._lines.flush()
+
+
+def _own_log() -> _OwnLog | None:
     """Where an engine's output goes: into the log of this process, and nowhere where it has none (an agent that was
     started by hand), for then it would be lines of an engine on a person's terminal."""
     lines = engine_lines()
-    if lines is None:
-        return None
-
-    def log(data: bytes) -> None:
-        lines.write(data)
-        lines.flush()
-
-    return log
+    return _OwnLog(lines) if lines is not None else None
 
 
 def _not_started(why: str, output: str) -> EngineNotStarted:

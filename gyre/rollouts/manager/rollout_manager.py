@@ -170,7 +170,7 @@ class RolloutManager:
             self._runner.server,  # type: ignore[arg-type]  # it makes a protocol for a connection
             bounds,
             tls=tls,
-            is_proven=self.callers.is_proven,
+            tokens=self.callers,
             websockets=WEBSOCKETS,
         )
         self._listener.start()

@@ -20,7 +20,7 @@ from gyre.rollouts.agent.agent import Agent, AgentSettings
 from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.protocol.connection import Refused
 from gyre.rollouts.protocol.credentials import joining_context, pinned_context, server_context
-from gyre.rollouts.protocol.endpoint import FixedEndpoint, read_endpoint, read_trust
+from gyre.rollouts.protocol.endpoint import FixedEndpoint, JobEndpoint, read_endpoint, read_trust
 from gyre.rollouts.trainer.plane_client import HearsOfRollouts, RolloutClient
 from gyre.store import open_store
 from tests.rollouts.owners import NoCommands
@@ -134,7 +134,7 @@ def test_what_stands_beside_the_address_is_trusted(tmp_path: Path) -> None:
     assert read_endpoint(tmp_path) == ("https://127.0.0.1:1", "t")
     assert read_trust(tmp_path) is None
     (tmp_path / "rollouts.json").write_text(json.dumps({**told, "certificate": cert.read_text()}))
-    context = read_trust(tmp_path)
+    context = JobEndpoint(tmp_path).trust()
     assert context is not None
     assert len(context.get_ca_certs()) == 1
 
