@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from gyre.config import WeightsSpec
-from gyre.rollouts.agent.policy_loading import AgentWeights, Check
+from gyre.rollouts.agent.owner import Check
+from gyre.rollouts.agent.policy_loading import AgentWeights
 from gyre.rollouts.protocol.frames import Loaded, Weights
 from tests.fleet.fleet_plane import FleetPlane
 from tests.rollouts.owners import WeightsOwner

@@ -13,7 +13,8 @@ from gyre.engines.errors import EngineRefused
 from gyre.errors import ConfigError
 from gyre.rollouts import weight_peer
 from gyre.rollouts.agent.agent import Agent, AgentSettings
-from gyre.rollouts.agent.policy_loading import AgentWeights, Check
+from gyre.rollouts.agent.owner import Check
+from gyre.rollouts.agent.policy_loading import AgentWeights
 from gyre.rollouts.protocol.endpoint import FixedEndpoint
 from gyre.rollouts.protocol.frames import FetchFault, Loaded, LoadFailed, Weights
 from gyre.rollouts.weight_peer import where_to_listen
@@ -112,18 +113,18 @@ async def test_an_engine_that_rejects_a_version_serves_the_one_before_and_is_off
 ) -> None:
     plane = far()
     assert isinstance(await plane.load(1), Loaded)
-    serve = plane.instance._serve
+    serve = plane.serve
 
     async def reject(folder: Path, weights: Weights, check: Check) -> None:
         raise EngineRefused("the tensor w has another shape.")
 
-    plane.instance._serve = reject
+    plane.serve = reject
     failed = await plane.load(2)
     assert isinstance(failed, LoadFailed)
     assert (failed.version, "another shape" in failed.error) == (2, True)
     assert plane.instance.version == 1
     assert (plane.folders[-1] / "model.safetensors").exists()
-    plane.instance._serve = serve
+    plane.serve = serve
     assert isinstance(await plane.load(3), Loaded)
     assert plane.instance.version == 3
 
