@@ -13,7 +13,7 @@ import pytest
 from gyre.api.rest import RestServer, create_app
 from gyre.ports.bounds import PortBounds
 from gyre.ports.http_gate import Credentials, HearsOfCaller, HttpGate
-from gyre.ports.listener import SparseLog, Unproven
+from gyre.ports.listener import Listener, SparseLog, Unproven, bind
 from gyre.testing.clock import VirtualClock
 from tests.doubles.standing_job import StandingJob
 from tests.waits import GENEROUS_S
@@ -70,6 +70,27 @@ async def test_only_a_token_opens_a_websocket(token: bytes, opens: bool) -> None
     gate.data_received(b"frame")
     assert (b"frame" in received) is opens
     gate.connection_lost(None)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_who_has_sent_a_request_or_has_gone_is_not_counted(ends: bool) -> None:
+    listener = Listener(bind("127.0.0.1", 0), asyncio.Protocol, PortBounds(head_s=600.0))
+    (listening,) = listener._sockets
+    listener.start()
+    _, writer = await asyncio.open_connection(*listening.getsockname()[:2])
+    async with asyncio.timeout(GENEROUS_S):
+        while listener.unproven != 1:  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0.01)
+        if ends:
+            writer.close()
+        else:
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        while listener.unproven:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert writer.is_closing() is ends
+    writer.close()
+    listener.close()
+    await listener.wait_closed()
 
 
 def test_the_oldest_unproven_callers_make_room(shared_job: StandingJob) -> None:
