@@ -126,12 +126,12 @@ def engine_command(case: Case, rank: int) -> Any:
     from gyre.engines.sglang.command import sglang_command
     from gyre.models.adapters import AdapterLimits
     from gyre.rollouts.agent.agent import JobWishes
-    from gyre.rollouts.agent.join import engine_commands
+    from gyre.rollouts.agent.join import EngineCommands
 
     limits = AdapterLimits(rank) if rank else None
     if case.dry:
         wishes = JobWishes(adapters=limits)
-        return engine_commands("embedded", max_running=16, kv_tokens=1 << 15, wishes=wishes)(
+        return EngineCommands("embedded", max_running=16, kv_tokens=1 << 15, wishes=wishes).command(
             case.model(), "base"
         )
     large = ["--max-running-requests", "512", "--cuda-graph-max-bs", "512", "--disable-radix-cache"]

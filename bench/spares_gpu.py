@@ -96,10 +96,11 @@ def agent_main(told: Row) -> None:
     redirect_output(Path(told["log"]))
     from gyre.engines.process import EngineCommand
     from gyre.rollouts.agent.agent import AgentSettings
-    from gyre.rollouts.agent.join import engine_commands, run_agent
+    from gyre.rollouts.agent.join import EngineCommands, run_agent
+    from gyre.rollouts.protocol.endpoint import FixedEndpoint
     from gyre.weights.owned_dirs import default_root
 
-    made = engine_commands(
+    made = EngineCommands(
         told["engine"],
         max_running=told["max_running"],
         kv_tokens=told["kv_tokens"],
@@ -107,9 +108,10 @@ def agent_main(told: Row) -> None:
         extra=told["extra"],
     )
 
-    def command(folder: Path, version: str) -> EngineCommand:
-        print(MARKS["asked for"], flush=True)
-        return made(folder, version)
+    class Commands:
+        def command(self, folder: Path, version: str) -> EngineCommand:
+            print(MARKS["asked for"], flush=True)
+            return made.command(folder, version)
 
     settings = AgentSettings(
         name=told["name"],
@@ -120,7 +122,7 @@ def agent_main(told: Row) -> None:
         ready_within_s=READY_WITHIN_S,
         starts=None,
     )
-    asyncio.run(run_agent(settings, lambda: (told["url"], SECRET), command))
+    asyncio.run(run_agent(settings, FixedEndpoint(told["url"], SECRET), Commands()))
 
 
 class Instance:
@@ -225,10 +227,28 @@ class Plane:
     async def running(self) -> Any:
         from gyre.config import SPARE_ROLLOUT
         from gyre.rollouts.manager.rollout_manager import RolloutManager
+        from gyre.rollouts.manager.shell import HearsOfPlane
         from gyre.rollouts.plane.settings import ManagerSettings
-        from gyre.rollouts.trainer.plane_client import RolloutClient
+        from gyre.rollouts.protocol.endpoint import FixedEndpoint
+        from gyre.rollouts.trainer.plane_client import HearsOfRollouts, RolloutClient
         from gyre.store import open_store
         from gyre.weights.version.model_folder import list_model_folder
+
+        plane = self
+
+        class Owner(HearsOfPlane):
+            def event(self, kind: str, fields: Row) -> None:
+                plane.events.append((time.monotonic(), kind, fields))
+
+            def fail(self, error: BaseException) -> None:
+                plane.errors.append(repr(error))
+
+        class Trainer(HearsOfRollouts):
+            def groups_delivered(self, purpose: str, groups: list[Any]) -> None:
+                plane.came(purpose, groups)
+
+            def failed(self, error: Exception) -> None:
+                plane.errors.append(repr(error))
 
         with open_store(f"sqlite:///{self._folder}/gyre.db") as store:
             store.create_job(job_id="bench", name="bench", spec={}, now=time.time())
@@ -237,17 +257,11 @@ class Plane:
                 term=1,
                 token=SECRET,
                 settings=ManagerSettings(wanted={"rollout": 1, SPARE_ROLLOUT: 1}),
-                on_event=lambda kind, fields: self.events.append((time.monotonic(), kind, fields)),
-                on_fatal=lambda error: self.errors.append(repr(error)),
+                owner=Owner(),
             )
             port = await self.manager.start("127.0.0.1", 0)
             self.url = f"http://127.0.0.1:{port}"
-            self._client = RolloutClient(
-                lambda: (self.url, SECRET),
-                term=1,
-                on_groups=self._came,
-                on_error=lambda error: self.errors.append(repr(error)),
-            )
+            self._client = RolloutClient(FixedEndpoint(self.url, SECRET), Trainer(), term=1)
             self._client.publish(0, list_model_folder(self._model, version=0).checksum, self._model)
             self._ask(self._groups)
             watching = asyncio.create_task(self._watch())
@@ -259,7 +273,7 @@ class Plane:
                 await self.manager.stop()
                 self.missing = self.manager.groups.missing_tokens()
 
-    def _came(self, purpose: str, groups: list[Any]) -> None:
+    def came(self, purpose: str, groups: list[Any]) -> None:
         self.delivered += sum(len(group.samples) for group in groups)
         self._client.taken(purpose, [group.id for group in groups])
         self._ask(len(groups))

@@ -32,10 +32,10 @@ def engine_command(
     case: Case, folder: Path, gpu: int, settings: Sequence[str], python: str = ""
 ) -> EngineCommand:
     from gyre.engines.sglang.command import sglang_command
-    from gyre.rollouts.agent.join import engine_commands
+    from gyre.rollouts.agent.join import EngineCommands
 
     if case.dry:
-        return engine_commands("embedded", max_running=64, kv_tokens=1 << 16)(folder, "0")
+        return EngineCommands("embedded", max_running=64, kv_tokens=1 << 16).command(folder, "0")
     environment = {"CUDA_VISIBLE_DEVICES": str(gpu), "HF_HUB_OFFLINE": "1"}
     return sglang_command(
         folder,

@@ -24,6 +24,7 @@ from aiohttp import WSMsgType, web
 
 from gyre.malloc_tuning import calm_collector
 from gyre.rollouts.manager.rollout_manager import RolloutManager
+from gyre.rollouts.manager.shell import HearsOfPlane
 from gyre.rollouts.plane.events import AgentSent
 from gyre.rollouts.plane.instructions import Instruction
 from gyre.rollouts.plane.settings import ManagerSettings
@@ -131,7 +132,7 @@ def on_assign_written(manager: MeasuredManager) -> None:
         manager._asked_at = None
 
 
-class Plane:
+class Plane(HearsOfPlane):
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.database = Path(options["folder"]) / "gyre.db"
@@ -145,8 +146,7 @@ class Plane:
             term=1,
             token="bench",
             settings=ManagerSettings(**self.options.get("settings", {})),
-            on_event=self._event,
-            on_fatal=self._fatal,
+            owner=self,
         )
         manager.figures = Figures()
         if self.options.get(
@@ -167,13 +167,13 @@ class Plane:
         store.close()
         say({"missing_tokens": missing})
 
-    def _event(self, kind: str, fields: dict[str, Any]) -> None:
+    def event(self, kind: str, fields: dict[str, Any]) -> None:
         if self.options.get("events"):
             self.events.append((time.monotonic(), kind, fields))
         if kind == "PeerRefused":
             print(kind, fields, file=sys.stderr)
 
-    def _fatal(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         import traceback
 
         traceback.print_exception(error)

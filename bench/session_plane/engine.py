@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gyre.rollouts.protocol.endpoint import FixedEndpoint
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from session_case import session_of
@@ -20,7 +22,7 @@ from session_case import session_of
 from gyre.engines.replies import StreamReader
 from gyre.logs.output import redirect_output
 from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
-from gyre.rollouts.agent.join import engine_commands
+from gyre.rollouts.agent.join import EngineCommands
 from gyre.weights.owned_dirs import default_root
 
 READY_WITHIN_S = 400.0
@@ -49,7 +51,7 @@ def watch() -> None:
 
 async def run(options: dict[str, Any], out: Any) -> None:
     wishes = JobWishes()
-    commands = engine_commands(
+    commands = EngineCommands(
         options["engine"],
         max_running=options["max_running"],
         kv_tokens=options["kv_tokens"],
@@ -66,7 +68,7 @@ async def run(options: dict[str, Any], out: Any) -> None:
         ready_within_s=READY_WITHIN_S,
         starts=None,
     )
-    agent = Agent(settings, lambda: (options["url"], "bench"), commands, wishes=wishes)
+    agent = Agent(settings, FixedEndpoint(options["url"], "bench"), commands, wishes=wishes)
     work = asyncio.create_task(agent.run())
 
     def say(told: dict[str, Any]) -> None:

@@ -161,15 +161,20 @@ class Bench:
         }
 
     def _trainer(self) -> Any:
-        from gyre.rollouts.trainer.plane_client import RolloutClient
+        from gyre.rollouts.protocol.endpoint import FixedEndpoint
+        from gyre.rollouts.trainer.plane_client import HearsOfRollouts, RolloutClient
         from gyre.weights.version.model_folder import list_model_folder
 
-        client = RolloutClient(
-            lambda: (self._url, SECRET),
-            term=1,
-            on_groups=lambda purpose, groups: client.taken(purpose, [group.id for group in groups]),
-            on_error=lambda error: self._errors.append(repr(error)),
-        )
+        errors = self._errors
+
+        class Trainer(HearsOfRollouts):
+            def groups_delivered(self, purpose: str, groups: Any) -> None:
+                client.taken(purpose, [group.id for group in groups])
+
+            def failed(self, error: Exception) -> None:
+                errors.append(repr(error))
+
+        client = RolloutClient(FixedEndpoint(self._url, SECRET), Trainer(), term=1)
         client.publish(0, list_model_folder(self._model, version=0).checksum, self._model)
         return client
 

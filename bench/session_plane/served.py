@@ -26,8 +26,18 @@ sys.path.insert(0, str(HERE))
 async def manager(options: dict[str, Any]) -> None:
     from gyre.malloc_tuning import calm_collector
     from gyre.rollouts.manager.rollout_manager import RolloutManager
+    from gyre.rollouts.manager.shell import HearsOfPlane
     from gyre.rollouts.plane.settings import ManagerSettings, SessionSettings
     from gyre.store import open_store
+
+    class Owner(HearsOfPlane):
+        def event(self, kind: str, fields: dict[str, Any]) -> None:
+            if kind not in ("InstanceJoined", "WeightsLoaded", "PolicyServed", "SamplesMoved"):
+                print(kind, str(fields)[:300], file=sys.stderr, flush=True)
+
+        def fail(self, error: BaseException) -> None:
+            traceback.print_exception(error)
+            os._exit(1)
 
     store = open_store(f"sqlite:///{options['folder']}/gyre.db")
     store.create_job(job_id="bench", name="bench", spec={}, now=time.time())
@@ -38,8 +48,7 @@ async def manager(options: dict[str, Any]) -> None:
         term=1,
         token="bench",
         settings=ManagerSettings(sessions=sessions, silence_timeout_s=60.0),
-        on_event=_event,
-        on_fatal=_fatal,
+        owner=Owner(),
     )
     write = made.shell.commits._write
 
@@ -56,16 +65,6 @@ async def manager(options: dict[str, Any]) -> None:
     await made.stop()
     store.close()
     print(json.dumps(told), flush=True)
-
-
-def _event(kind: str, fields: dict[str, Any]) -> None:
-    if kind not in ("InstanceJoined", "WeightsLoaded", "PolicyServed", "SamplesMoved"):
-        print(kind, str(fields)[:300], file=sys.stderr, flush=True)
-
-
-def _fatal(error: BaseException) -> None:
-    traceback.print_exception(error)
-    os._exit(1)
 
 
 async def bare(options: dict[str, Any]) -> None:

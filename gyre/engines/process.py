@@ -21,9 +21,10 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from gyre.engines.errors import EngineError, EngineExited, EngineTimeout
 from gyre.engines.http_client import Deadlines, EngineClient
@@ -82,6 +83,11 @@ class EngineDeath:
         )
 
 
+class Log(Protocol):
+    def write(self, lines: bytes, /) -> object:
+        """Whole lines of an engine's output as they come, without its keys."""
+
+
 class EngineProcess:
     """One engine, started here. `async with` starts and stops it; `restart` gives it a new process and port.
 
@@ -95,11 +101,10 @@ class EngineProcess:
         ready_within_s: float = 600.0,
         stop_within_s: float = 15.0,
         host: str = "127.0.0.1",
-        log: Callable[[bytes], None] | None = None,
+        log: Log | None = None,
     ) -> None:
         """`ready_within_s` must cover loading the model. `stop_within_s` is the time to stop by itself: an idle SGLang
-        takes ten seconds, and a busy one would wait for its requests. `log` gets its output as it comes, without its
-        keys."""
+        takes ten seconds, and a busy one would wait for its requests. `log` gets its output."""
         self._command = command
         self._ready_within_s = ready_within_s
         self._stop_within_s = stop_within_s
@@ -109,7 +114,7 @@ class EngineProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._output: asyncio.ReadTransport | None = None
         self._log = log
-        self._tail = _Tail()
+        self._tail = _Tail(self)
         self._death: asyncio.Task[EngineDeath] | None = None
         self._changing = asyncio.Lock()
 
@@ -196,7 +201,7 @@ class EngineProcess:
         loop = asyncio.get_running_loop()
         self._reserved = reserve_port(self._host)
         self._port = int(self._reserved.getsockname()[1])
-        self._tail = _Tail(self._command.lost_words, self._is_lost, self._log, self.secrets)
+        self._tail = _Tail(self, self._command.lost_words, self._log, self.secrets)
         read_end, write_end = os.pipe()
         try:
             # Not asyncio's own pipe: a process that escaped with the other end must not keep `stop` waiting.
@@ -230,11 +235,12 @@ class EngineProcess:
                 await self._tail.closed.wait()  # its last words may still be in the pipe
         return EngineDeath(returncode, self.tail)
 
-    def _is_lost(self) -> None:
+    def is_lost(self) -> None:
+        """It has lost a part of itself: end all of it, now."""
         process = self._process
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGUSR1)  # the guard's: end all of them, now
+                process.send_signal(signal.SIGUSR1)  # the guard's
 
     async def _until_ready(self) -> None:
         assert self._death is not None
@@ -295,20 +301,20 @@ def reserve_port(host: str) -> socket.socket:
 
 
 class _Tail(asyncio.Protocol):
-    """Keeps the last bytes of an engine's output, and calls `heard` when one of `words` is among them. `log` gets
-    everything, line by line and without the `secrets`."""
+    """Keeps the last bytes of an engine's output, and tells the engine that it is lost when one of `words` is among
+    them. `log` gets everything, line by line and without the `secrets`."""
 
     def __init__(
         self,
+        engine: EngineProcess,
         words: tuple[str, ...] = (),
-        heard: Callable[[], None] = lambda: None,
-        log: Callable[[bytes], None] | None = None,
+        log: Log | None = None,
         secrets: tuple[str, ...] = (),
     ) -> None:
         self._parts: deque[bytes] = deque()
         self._size = 0
         self._words = tuple(word.encode() for word in words)
-        self._heard = heard
+        self._engine = engine
         self._seam = b""
         """The end of the previous data, because a word may be cut in two."""
         self._log = log
@@ -323,7 +329,7 @@ class _Tail(asyncio.Protocol):
         if self._words:
             joined = self._seam + data
             if any(word in joined for word in self._words):
-                self._heard()
+                self._engine.is_lost()
             self._seam = joined[-max(map(len, self._words)) :]
         self._parts.append(data)
         self._size += len(data)
@@ -345,7 +351,7 @@ class _Tail(asyncio.Protocol):
         for secret in self._secrets:
             lines = lines.replace(secret, b"***")
         if lines:
-            self._log(lines)
+            self._log.write(lines)
 
     def text(self) -> str:
         return b"".join(self._parts)[-_TAIL_BYTES:].decode(errors="replace")

@@ -16,8 +16,7 @@ import asyncio
 import contextlib
 import enum
 import json
-from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import httptools
 
@@ -52,6 +51,21 @@ class Credentials(NamedTuple):
     cookie: bytes = b""
 
 
+class KnowsTokens(Protocol):
+    def is_proven(self, shown: Credentials) -> bool:
+        """Whether they show a token that is good now."""
+
+
+class HearsOfCaller(Protocol):
+    """Whom the port counts as unproven, from its accept on."""
+
+    def proven(self) -> None:
+        """It has shown a token, or sent a whole request where none is needed. More than once."""
+
+    def gone(self) -> None:
+        """Its connection has ended."""
+
+
 class _Refused(Exception):
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -61,25 +75,22 @@ class _Refused(Exception):
 class HttpGate(asyncio.Protocol):
     """Stands between a transport and the server's own protocol, `inner`.
 
-    `is_proven(credentials)` says whether they show a token; None: a whole request does. `proven()` is called once it
-    does, and `gone()` at the end. `websockets` are the paths that become WebSockets.
+    Without `tokens` a caller is proven by a whole request. `websockets` are the paths that become WebSockets.
     """
 
     def __init__(
         self,
         inner: asyncio.Protocol,
         bounds: PortBounds,
+        caller: HearsOfCaller,
         *,
-        is_proven: Callable[[Credentials], bool] | None = None,
-        proven: Callable[[], None] = lambda: None,
-        gone: Callable[[], None] = lambda: None,
+        tokens: KnowsTokens | None = None,
         websockets: frozenset[str] = frozenset(),
     ) -> None:
         self._inner = inner
         self._bounds = bounds
-        self._is_proven = is_proven
-        self._proven = proven
-        self._gone = gone
+        self._caller = caller
+        self._tokens = tokens
         self._websockets = websockets
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -109,7 +120,7 @@ class HttpGate(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._disarm()
         self._disarm_write()
-        self._gone()
+        self._caller.gone()
         self._inner.connection_lost(error)
 
     def eof_received(self) -> bool | None:
@@ -167,9 +178,9 @@ class HttpGate(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._limit = self._bounds.largest_body(self._path())
         self._check_body(self._length)
-        self._shown = self._is_proven is None or self._is_proven(self._credentials)
-        if self._is_proven is not None and self._shown:
-            self._proven()
+        self._shown = self._tokens is None or self._tokens.is_proven(self._credentials)
+        if self._tokens is not None and self._shown:
+            self._caller.proven()
         self._part = _Part.BODY
         self._fed = 0
         self._body_until = self._loop.time() + self._bounds.body_s
@@ -184,8 +195,8 @@ class HttpGate(asyncio.Protocol):
         self._part = _Part.ANSWER
         self._fed = 0
         self._disarm()
-        if self._is_proven is None:
-            self._proven()
+        if self._tokens is None:
+            self._caller.proven()
 
     # -- inside --------------------------------------------------------------------------------------
 

@@ -21,8 +21,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
+from gyre.clock import Clock
 from gyre.ports.bounds import PortBounds, highest_descriptor
-from gyre.ports.http_gate import Credentials, HttpGate
+from gyre.ports.http_gate import HttpGate, KnowsTokens
 
 AT_ONCE = 32
 """Callers taken in before the loop's other work has its turn."""
@@ -58,10 +59,11 @@ def bind(host: str, port: int, *, backlog: int = 256) -> list[socket.socket]:
 
 
 class _Caller:
-    """One connection, from its accept on."""
+    """One connection, from its accept on; one of `unproven` until it has shown a token."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, unproven: Unproven[_Caller]) -> None:
         self.link = link
+        self._unproven = unproven
         self.task: asyncio.Task[None] | None = None
         self.transport: asyncio.BaseTransport | None = None
 
@@ -70,6 +72,12 @@ class _Caller:
             self.transport.abort()
         elif self.task is not None:
             self.task.cancel()
+
+    def proven(self) -> None:
+        self._unproven.discard(self)
+
+    def gone(self) -> None:
+        self._unproven.discard(self)
 
 
 class Listener:
@@ -83,14 +91,14 @@ class Listener:
         bounds: PortBounds,
         *,
         tls: ssl.SSLContext | None = None,
-        is_proven: Callable[[Credentials], bool] | None = None,
+        tokens: KnowsTokens | None = None,
         websockets: frozenset[str] = frozenset(),
     ) -> None:
         self._sockets = list(sockets)
         self._make = make
         self._bounds = bounds
         self._tls = tls
-        self._is_proven = is_proven
+        self._tokens = tokens
         self._websockets = websockets
         self._unproven: Unproven[_Caller] = Unproven(bounds.unproven, bounds.unproven_per_address)
         self._welcoming: set[asyncio.Task[None]] = set()
@@ -164,7 +172,7 @@ class Listener:
             self._take_in(link, str(peer[0]))
 
     def _take_in(self, link: socket.socket, address: str) -> None:
-        caller = _Caller(link)
+        caller = _Caller(link, self._unproven)
         for crowded_out in self._unproven.add(caller, address):
             crowded_out.end()
         caller.task = task = self._loop.create_task(self._welcome(caller))
@@ -173,22 +181,18 @@ class Listener:
         def done(task: asyncio.Task[None]) -> None:
             self._welcoming.discard(task)
             if task.cancelled():  # also where it had not begun
-                self._unproven.discard(caller)
+                caller.gone()
                 link.close()
 
         task.add_done_callback(done)
 
     async def _welcome(self, caller: _Caller) -> None:
-        def gone() -> None:
-            self._unproven.discard(caller)
-
         def gate() -> HttpGate:
             return HttpGate(
                 self._make(),
                 self._bounds,
-                is_proven=self._is_proven,
-                proven=gone,
-                gone=gone,
+                caller,
+                tokens=self._tokens,
                 websockets=self._websockets,
             )
 
@@ -200,7 +204,7 @@ class Listener:
                 ssl_handshake_timeout=None if self._tls is None else self._bounds.handshake_s,
             )
         except OSError:  # no handshake, or it has gone
-            gone()
+            caller.gone()
             caller.link.close()
 
 
@@ -213,7 +217,7 @@ class SparseLog(logging.Filter):
     """Two records have one cause if their logger, their text before its values are filled in and the type of their
     exception are the same."""
 
-    def __init__(self, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, every_s: float = EVERY_S, clock: Clock = time) -> None:
         super().__init__()
         self._every_s = every_s
         self._clock = clock
@@ -222,7 +226,7 @@ class SparseLog(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else ""
         cause = (record.name, str(record.msg)[:80], error)
-        now = self._clock()
+        now = self._clock.monotonic()
         since, left_out = self._causes.pop(cause, (float("-inf"), 0))
         if now - since < self._every_s:
             self._causes[cause] = (since, left_out + 1)

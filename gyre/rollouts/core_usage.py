@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
+
+from gyre.clock import Clock
 
 _HERTZ = os.sysconf("SC_CLK_TCK")
 
@@ -21,19 +22,19 @@ EVERY_S = 1.0
 class CoreUsage:
     """Share of the cores in use, of the last second or more. `root`: of the file system, for tests."""
 
-    def __init__(self, *, root: Path = Path("/"), now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, root: Path = Path("/"), clock: Clock = time) -> None:
         self._root = root
-        self._now = now
+        self._clock = clock
         self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
         self._last = self._read()
-        self._at = now()
+        self._at = clock.monotonic()
         self._share: float | None = None
 
     def look(self) -> float | None:
         """Returns a share from 0 to 1, or None before the first second and where the system does not say."""
-        if self._now() - self._at < EVERY_S:
+        if self._clock.monotonic() - self._at < EVERY_S:
             return self._share
-        self._at = self._now()
+        self._at = self._clock.monotonic()
         before, self._last = self._last, self._read()
         shares = []
         for (used, there), (used_before, there_before) in zip(self._last, before, strict=False):
@@ -67,4 +68,4 @@ class CoreUsage:
         group = self._root / "sys/fs/cgroup"
         quota, period = (group / "cpu.max").read_text().split()
         said = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
-        return int(said["usage_usec"]) / 1e6, self._now() * int(quota) / int(period)
+        return int(said["usage_usec"]) / 1e6, self._clock.monotonic() * int(quota) / int(period)

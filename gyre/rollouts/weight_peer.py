@@ -19,7 +19,6 @@ import ipaddress
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from gyre.config import WeightsSpec, port_range
 from gyre.config.plugins import CODEC
@@ -30,7 +29,7 @@ from gyre.weights.owned_dirs import OwnedDir
 from gyre.weights.transfer.encryption import Encryption
 from gyre.weights.transfer.mooncake import MooncakeEngine, MooncakeMissing, load, memory_of, self_test
 from gyre.weights.transfer.protocol import address_towards
-from gyre.weights.transfer.receiver import Receiver
+from gyre.weights.transfer.receiver import HearsIncidents, Receiver
 from gyre.weights.transfer.server import ChunkServer
 from gyre.weights.version.arena import Arena
 
@@ -91,7 +90,7 @@ class WeightPeer:
         if self.mooncake is not None:
             self.server.memory = memory_of(self.mooncake, self.arena)
 
-    def receiver(self, *, give_up_s: float, incident: Callable[[str, dict[str, Any]], None]) -> Receiver:
+    def receiver(self, *, give_up_s: float, listener: HearsIncidents | None = None) -> Receiver:
         """A receiver that fetches into this peer's folder and serves others from there."""
         settings = self.settings
         codecs, forced = CODECS.get(settings.codec) or (("none", settings.codec), (settings.codec,))
@@ -105,7 +104,7 @@ class WeightPeer:
             give_up_s=give_up_s,
             codecs=codecs,
             forced_codec=forced,
-            incident=incident,
+            listener=listener,
             mooncake=self.mooncake,
             transports=settings.transports,
             networks=settings.sender_networks,

@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,17 @@ from gyre.config.sections import WorkloadSettings
 from gyre.config.sections.agent import AgentRoleSettings
 from gyre.config.sections.lora import ALL_LINEAR
 from gyre.data.tokenizer import TextTokenizer
-from gyre.engines.process import EngineCommand
 from gyre.errors import ConfigError
 from gyre.malloc_tuning import calm_collector
 from gyre.models.adapters import AdapterLimits
 from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
-from gyre.rollouts.agent.join import engine_commands
+from gyre.rollouts.agent.join import EngineCommands
 from gyre.rollouts.engines import known_engine
 from gyre.rollouts.manager.rollout_manager import RolloutManager
+from gyre.rollouts.manager.shell import HearsOfPlane
 from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings, SessionSettings
 from gyre.rollouts.protocol.credentials import new_secret, server_context
-from gyre.rollouts.protocol.endpoint import read_endpoint, read_join_endpoint, read_trust, write_endpoint
+from gyre.rollouts.protocol.endpoint import JobEndpoint, read_endpoint, read_join_endpoint, write_endpoint
 from gyre.rollouts.sample_checks import MOST_TOKENS
 from gyre.rollouts.scheduling.elasticity import ElasticSettings
 from gyre.rollouts.scheduling.pools import Pool
@@ -84,7 +83,7 @@ JOURNALLED = frozenset(
 """The manager's events that the job's journal keeps. The others come with every step, and are in the log."""
 
 
-class RolloutManagerVertex(BaseWorkload):
+class RolloutManagerVertex(BaseWorkload, HearsOfPlane):
     """The process of the rollout manager. Its term is the vertex's incarnation."""
 
     def setup(self) -> None:
@@ -129,8 +128,7 @@ class RolloutManagerVertex(BaseWorkload):
                 door=self._door(spec),
                 sessions=self._sessions(),
             ),
-            on_event=self._tell,
-            on_fatal=self._loop.fail,
+            owner=self,
         )
         self._loop.closing = self.manager.let_go
         tls, certificate = None, ""
@@ -203,16 +201,21 @@ class RolloutManagerVertex(BaseWorkload):
         if folder is not None:
             self._loop.call(self.manager.publish_first(folder.absolute()), START_TIMEOUT_S)
 
-    def _tell(self, what: str, details: dict[str, Any]) -> None:
-        print(f"{what} {json.dumps(details)[:2000]}", flush=True)
+    def event(self, kind: str, fields: dict[str, Any]) -> None:
+        """Log an event of the manager, and have the journal keep it where it is one of `JOURNALLED`."""
+        print(f"{kind} {json.dumps(fields)[:2000]}", flush=True)
         teller = {"vertex": f"{self.role}-{self.rank}", "incarnation": self.context.incarnation}
-        if what == "ScaleAdvised":
-            self.context.report(what, {**teller, **details})
-        elif what in JOURNALLED:
+        if kind == "ScaleAdvised":
+            self.context.report(kind, {**teller, **fields})
+        elif kind in JOURNALLED:
             self.context.report(
                 "RolloutsChanged",
-                {**teller, "what": what, "details": details},
+                {**teller, "what": kind, "details": fields},
             )
+
+    def fail(self, error: BaseException) -> None:
+        """The manager's work has ended: so has this vertex's."""
+        self._loop.fail(error)
 
     def health(self) -> dict[str, Any]:
         if self._loop.error is not None:
@@ -269,15 +272,14 @@ class RolloutInstance(BaseWorkload):
                 # On a device that it shares, the engine has its turn when the policy is made.
                 base=None if self.context.local else _base_model(self.context.config),
             ),
-            lambda: read_endpoint(self.context.directory),
-            engine_command(
+            JobEndpoint(self.context.directory),
+            engine_commands(
                 spec,
                 local=self.context.local,
                 adapters=_adapters(self.context.config),
                 turns=_agent_of(self.context.config) is not None,
             ),
-            on_progress=lambda fields: self.context.progress.tick(**fields),
-            tls=lambda: read_trust(self.context.directory),
+            progress=self.context.progress,
         )
         self._loop.begin(self.agent.run())
 
@@ -356,12 +358,12 @@ def _agent_of(config: dict[str, Any]) -> AgentRoleSettings | None:
         return None
 
 
-def engine_command(
+def engine_commands(
     spec: RolloutsSpec, *, local: bool = False, adapters: AdapterLimits | None = None, turns: bool = False
-) -> Callable[[Path, str], EngineCommand]:
-    """A function that returns the command of the job's engine. A `local` engine can give its memory back; with `turns`
-    it keeps what requests drew."""
-    return engine_commands(
+) -> EngineCommands:
+    """The commands of the job's engine. A `local` engine can give its memory back; with `turns` it keeps what requests
+    drew."""
+    return EngineCommands(
         spec.engine,
         max_running=spec.max_running,
         kv_tokens=spec.kv_tokens,

@@ -12,8 +12,9 @@ import pytest
 
 from gyre.api.rest import RestServer, create_app
 from gyre.ports.bounds import PortBounds
-from gyre.ports.http_gate import HttpGate
-from gyre.ports.listener import SparseLog, Unproven
+from gyre.ports.http_gate import Credentials, HearsOfCaller, HttpGate
+from gyre.ports.listener import Listener, SparseLog, Unproven, bind
+from gyre.testing.clock import VirtualClock
 from tests.doubles.standing_job import StandingJob
 from tests.waits import GENEROUS_S
 
@@ -56,9 +57,11 @@ async def test_only_a_token_opens_a_websocket(token: bytes, opens: bool) -> None
         def data_received(self, data: bytes) -> None:
             received.append(data)
 
-    gate = HttpGate(
-        Server(), QUICK, is_proven=lambda shown: shown.authorization == b"good", websockets=frozenset({"/ws"})
-    )
+    class Tokens:
+        def is_proven(self, shown: Credentials) -> bool:
+            return shown.authorization == b"good"
+
+    gate = HttpGate(Server(), QUICK, Mock(spec=HearsOfCaller), tokens=Tokens(), websockets=frozenset({"/ws"}))
     gate.connection_made(Mock(spec=asyncio.Transport))
     gate.data_received(
         b"GET /ws HTTP/1.1\r\nHost: a\r\nAuthorization: %b\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
@@ -67,6 +70,27 @@ async def test_only_a_token_opens_a_websocket(token: bytes, opens: bool) -> None
     gate.data_received(b"frame")
     assert (b"frame" in received) is opens
     gate.connection_lost(None)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_who_has_sent_a_request_or_has_gone_is_not_counted(ends: bool) -> None:
+    listener = Listener(bind("127.0.0.1", 0), asyncio.Protocol, PortBounds(head_s=600.0))
+    (listening,) = listener._sockets
+    listener.start()
+    _, writer = await asyncio.open_connection(*listening.getsockname()[:2])
+    async with asyncio.timeout(GENEROUS_S):
+        while listener.unproven != 1:  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0.01)
+        if ends:
+            writer.close()
+        else:
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        while listener.unproven:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert writer.is_closing() is ends
+    writer.close()
+    listener.close()
+    await listener.wait_closed()
 
 
 def test_the_oldest_unproven_callers_make_room(shared_job: StandingJob) -> None:
@@ -97,14 +121,14 @@ def test_a_crowd_at_one_address_harms_no_other() -> None:
 
 
 def test_one_cause_is_one_line_a_second() -> None:
-    now = [0.0]
-    sparse = SparseLog(clock=lambda: now[0])
+    clock = VirtualClock()
+    sparse = SparseLog(clock=clock)
 
     def record() -> logging.LogRecord:
         return logging.LogRecord("asyncio", logging.ERROR, "", 0, "accept %s", ("x",), None)
 
     assert [sparse.filter(record()) for _ in range(1235)].count(True) == 1
-    now[0] = 1.0
+    clock.advance(1.0)
     later = record()
     assert sparse.filter(later)
     assert later.getMessage() == "accept x (… and 1,234 more)"

@@ -19,11 +19,13 @@ from gyre.api.rest import RestServer, create_app
 from gyre.config import ROLLOUT_MANAGER
 from gyre.errors import NotFound, Unauthorized
 from gyre.rollouts.agent.join import run_agent
+from gyre.rollouts.protocol.endpoint import FixedEndpoint
 from gyre.rollouts.protocol.frames import Drain, Reject
 from gyre.rollouts.trainer.plane_client import RolloutClient
 from gyre.store import open_store
 from tests.doubles.standing_job import StandingJob, small_spec
 from tests.rollouts.agent.crew import Crew
+from tests.rollouts.owners import Heard
 from tests.rollouts.plane import JOIN_TOKEN, SOON_S, TOKEN, Plane, until
 
 
@@ -162,16 +164,14 @@ async def test_the_default_token_joins_and_is_revoked_as_others(job: Job) -> Non
 async def test_a_machine_that_joins_cannot_be_the_trainer(job: Job) -> None:
     plane = job.plane
     token = await job.token("spot")
-    errors: list[Exception] = []
-    client = RolloutClient(
-        lambda: (plane.url, token), term=2**63 - 1, on_groups=lambda *_: None, on_error=errors.append
-    )
+    heard = Heard()
+    client = RolloutClient(FixedEndpoint(plane.url, token), heard, term=2**63 - 1)
     try:
-        await until(lambda: errors)
+        await until(lambda: heard.errors)
     finally:
         await asyncio.to_thread(client.close)
-    assert isinstance(errors[0], Unauthorized)
-    assert "The token 'spot' is an instance's: it may not attach as the trainer." in str(errors[0])
+    assert isinstance(heard.errors[0], Unauthorized)
+    assert "The token 'spot' is an instance's: it may not attach as the trainer." in str(heard.errors[0])
     await (await plane.trainer(term=1)).publish(0)
     await until(lambda: plane.manager.versions.newest == 0)
 
@@ -213,11 +213,11 @@ async def test_the_job_takes_its_name_back(job: Job) -> None:
 async def test_a_real_agent_ends_with_the_reason_when_its_token_is_revoked(job: Job, tmp_path: Path) -> None:
     crew = Crew(job.plane, tmp_path)
     crew.token = await job.token("spot")
-    work = asyncio.create_task(run_agent(crew.settings("a"), crew.endpoint, crew.command("a", 0.01)))
+    work = asyncio.create_task(run_agent(crew.settings("a"), crew, crew.commands("a", 0.01)))
     await until(lambda: "a" in job.plane.manager.links)
     await job.gyre("token", "revoke", "standing-1", "spot")
     with pytest.raises(Unauthorized, match="'spot' was revoked"):
         await asyncio.wait_for(work, SOON_S)
     with pytest.raises(Unauthorized, match="'spot' was revoked") as again:
-        await run_agent(crew.settings("a"), crew.endpoint, crew.command("a", 0.01))
+        await run_agent(crew.settings("a"), crew, crew.commands("a", 0.01))
     assert again.value.exit_code == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import mmap
 import os
 import re
@@ -66,11 +67,11 @@ async def make() -> AsyncIterator[Make]:
 async def test_the_output_goes_to_the_log_as_it_comes_without_keys() -> None:
     said = "for n in 'ab': print(n, 'api-secret-key', flush=True)\nprint('half', end='', flush=True)"
     command = EngineCommand((sys.executable, "-c", said), api_key="api-secret-key")
-    logged: list[bytes] = []
-    engine = EngineProcess(command, stop_within_s=0.3, ready_within_s=GENEROUS_S, log=logged.append)
+    logged = io.BytesIO()
+    engine = EngineProcess(command, stop_within_s=0.3, ready_within_s=GENEROUS_S, log=logged)
     with pytest.raises(EngineExited):
         await engine.start()
-    assert b"".join(logged) == b"a ***\nb ***\nhalf\n"
+    assert logged.getvalue() == b"a ***\nb ***\nhalf\n"
 
 
 def pids_in(output: str) -> list[int]:

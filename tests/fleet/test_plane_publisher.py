@@ -17,9 +17,11 @@ import torch
 from safetensors.torch import load_file
 
 from gyre.config import WeightsSpec
-from gyre.rollouts.agent.policy_loading import AgentWeights, Check
-from gyre.rollouts.protocol.frames import Frame, Loaded, Weights
+from gyre.rollouts.agent.owner import Check
+from gyre.rollouts.agent.policy_loading import AgentWeights
+from gyre.rollouts.protocol.frames import Loaded, Weights
 from tests.fleet.fleet_plane import FleetPlane
+from tests.rollouts.owners import WeightsOwner
 from tests.rollouts.plane import SOON_S, ScriptedAgent, until
 
 ROOT = Path(__file__).parents[2]
@@ -77,24 +79,17 @@ def trainer(plane: FleetPlane, place: Path) -> Iterator[subprocess.Popen[str]]:
         process.stdout.close()
 
 
-class Fetching:
+class Fetching(WeightsOwner):
     """What an instance does with a version that it is told of: it fetches it, without an engine."""
 
     def __init__(self, plane: FleetPlane, folder: Path, key: str) -> None:
+        super().__init__()
         self._plane, self._key = plane, key
         self.tensors: dict[str, torch.Tensor] = {}
         self.config: Any = None
-        self.frames: list[Frame] = []
-        self.weights = AgentWeights(
-            folder,
-            serve=self._serve,
-            is_serving=lambda: False,
-            why_disk=lambda: "",
-            send=self.frames.append,
-            fetch_timeout_s=SOON_S,
-        )
+        self.weights = AgentWeights(folder, self, fetch_timeout_s=SOON_S)
 
-    async def _serve(self, folder: Path, weights: Weights, check: Check) -> None:
+    async def serve(self, folder: Path, weights: Weights, check: Check) -> None:
         await check()
         self.tensors = load_file(folder / "model.safetensors")
         self.config = json.loads((folder / "config.json").read_text())

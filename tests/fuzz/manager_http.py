@@ -10,11 +10,13 @@ import tempfile
 import threading
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gyre.rollouts.manager.rollout_manager import RolloutManager
+from gyre.rollouts.manager.shell import HearsOfPlane
 from gyre.rollouts.protocol.codec import encode
 from gyre.store import open_store
 from tests.fuzz.frames import hostile_frame
@@ -67,7 +69,7 @@ class Told(logging.Handler):
             raise Broken(f"the server did not expect it: {said[0]}")
 
 
-class ManagerPort(Target):
+class ManagerPort(Target, HearsOfPlane):
     name = "manager port"
     share = 0.01
     traced = False
@@ -83,13 +85,19 @@ class ManagerPort(Target):
         self._thread.start()
         self._port = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(30)
 
+    def event(self, kind: str, fields: dict[str, Any]) -> None:
+        """Nobody asks here."""
+
+    def fail(self, error: BaseException) -> None:
+        self._fatal.append(error)
+
     async def _listen(self) -> int:
         self._manager = RolloutManager(
             self._store.rollouts("job"),
             term=1,
             token="secret",
             join_token="join",
-            on_fatal=self._fatal.append,
+            owner=self,
         )
         return await self._manager.start("127.0.0.1", 0)
 

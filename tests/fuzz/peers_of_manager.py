@@ -36,11 +36,12 @@ from gyre.rollouts.protocol.frames import (
     WindowStatus,
 )
 from gyre.rollouts.samples import pack_groups
-from gyre.rollouts.trainer.plane_client import RolloutClient
+from gyre.rollouts.trainer.plane_client import HearsOfRollouts, RolloutClient
 from tests.fuzz.frames import good_groups, good_trees, hostile_frame
 from tests.fuzz.inputs import damaged, packed, twisted
 from tests.fuzz.target import Target
 from tests.rollouts.frames import SELDOM
+from tests.rollouts.owners import Commands, NowhereKnown
 
 MOST_FRAMES = 10
 
@@ -96,7 +97,7 @@ class Agents(Target):
 
     async def _case(self, draw: Random, sent: list[bytes]) -> bool:
         settings = AgentSettings(name="a", max_running=8, kv_tokens=1 << 16, cache=Path(self._folder.name))
-        agent = Agent(settings, lambda: None, lambda folder, version: EngineCommand(("false",)))
+        agent = Agent(settings, NowhereKnown(), Commands(lambda folder, version: EngineCommand(("false",))))
         agent._weights.close()
         agent._weights = _NoWeights(agent._weights)  # type: ignore[assignment]
         try:
@@ -107,9 +108,9 @@ class Agents(Target):
                 if turn == 0:
                     if not isinstance(frame, Welcome):
                         return False
-                    agent._welcomed(frame, "http://127.0.0.1:1", "token")
+                    agent.welcomed(frame, "http://127.0.0.1:1", "token")
                 else:
-                    agent._received(frame)
+                    agent.received(frame)
                 if draw.randrange(3) == 0:
                     await asyncio.sleep(0)
                 self._report(agent)
@@ -142,7 +143,7 @@ class Agents(Target):
             agent._generation.samples.values(), everything=True, made_tokens=0, interval_s=0.25, now=1.0
         )
         decode(encode(frame))
-        decode(encode(agent._hello()))
+        decode(encode(agent.first_frame()))
 
 
 class Trainers(Target):
@@ -152,24 +153,18 @@ class Trainers(Target):
 
     def start(self) -> None:
         good_trees()
-        self._client = RolloutClient(
-            lambda: None,
-            term=1,
-            on_groups=lambda purpose, groups: None,
-            on_error=lambda error: None,
-            on_finished=lambda purpose, samples: None,
-        )
+        self._client = RolloutClient(NowhereKnown(), HearsOfRollouts(), term=1, samples_ahead=True)
 
     def stop(self) -> None:
         self._client.close()
 
     def feed(self, draw: Random, sent: list[bytes]) -> bool:
         client = self._client
-        client._attached(Attached(protocol=1, epoch=1, version=0), "http://127.0.0.1:1", "token")
+        client.welcomed(Attached(protocol=1, epoch=1, version=0), "http://127.0.0.1:1", "token")
         for _ in range(draw.randrange(1, MOST_FRAMES)):
             sent.append(said(draw, self._good(draw)))
             try:
-                client._received(decode(sent[-1]))
+                client.received(decode(sent[-1]))
             except GyreError:
                 return False
         return True

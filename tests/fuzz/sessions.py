@@ -21,6 +21,7 @@ import numpy as np
 
 from gyre.rollouts.manager.connections import Connection
 from gyre.rollouts.manager.rollout_manager import RolloutManager
+from gyre.rollouts.manager.shell import HearsOfPlane
 from gyre.rollouts.manager.trainer_front import TrainerFront
 from gyre.rollouts.plane.events import AgentGone, AgentSent, DispatchDue, PeerRefused, ReportsDue
 from gyre.rollouts.plane.links import AgentLink
@@ -139,7 +140,7 @@ def front_of(manager: RolloutManager) -> TrainerFront:
     return next(one for one in manager.fronts if isinstance(one, TrainerFront))
 
 
-class Plane:
+class Plane(HearsOfPlane):
     """A manager without sockets, an honest trainer that asked for two groups, and an honest agent that works."""
 
     def __init__(self) -> None:
@@ -177,12 +178,17 @@ class Plane:
             token="secret",
             settings=ManagerSettings(rebalance_every_s=1e9),
             join_token="join",
-            on_event=self._told,
-            monotonic=lambda: self.now,
-            clock=lambda: self.now,
+            owner=self,
+            clock=self,
         )
 
-    def _told(self, kind: str, fields: dict[str, Any]) -> None:
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def event(self, kind: str, fields: dict[str, Any]) -> None:
         try:
             encode_body(fields, f"the event {kind}")  # as the journal keeps it
         except Exception as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre.rollouts.manager.rollout_manager import RolloutManager
+from gyre.rollouts.manager.shell import HearsOfPlane
 from gyre.rollouts.plane.settings import ManagerSettings, SessionSettings
 from gyre.store import open_store
 
@@ -39,17 +40,18 @@ async def serve(directory: Path, term: int, settings: ManagerSettings) -> None:
     with contextlib.suppress(OSError):
         port = int(json.loads(endpoint.read_text())["url"].rpartition(":")[2])
 
-    def tell(kind: str, fields: dict[str, Any]) -> None:
-        with open(directory / "events.jsonl", "a") as file:
-            file.write(json.dumps({"kind": kind, "term": term, **fields}) + "\n")
+    class Owner(HearsOfPlane):
+        def event(self, kind: str, fields: dict[str, Any]) -> None:
+            with open(directory / "events.jsonl", "a") as file:
+                file.write(json.dumps({"kind": kind, "term": term, **fields}) + "\n")
 
-    def fatal(error: BaseException) -> None:
-        tell("Fatal", {"error": repr(error)})
-        stopped.set()
+        def fail(self, error: BaseException) -> None:
+            self.event("Fatal", {"error": repr(error)})
+            stopped.set()
 
     with open_store(f"sqlite:///{directory}/gyre.db") as store:
         manager = RolloutManager(
-            store.rollouts("job"), term=term, token=TOKEN, settings=settings, on_event=tell, on_fatal=fatal
+            store.rollouts("job"), term=term, token=TOKEN, settings=settings, owner=Owner()
         )
         port = await manager.start("127.0.0.1", port)
         partial = endpoint.with_suffix(".new")

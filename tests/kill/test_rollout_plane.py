@@ -25,7 +25,7 @@ import pytest
 
 from gyre.errors import GyreError
 from gyre.rollouts.samples import Group
-from gyre.rollouts.trainer.plane_client import RolloutClient
+from gyre.rollouts.trainer.plane_client import HearsOfRollouts, RolloutClient
 from gyre.weights.version.model_folder import list_model_folder
 from tests.engines.tiny_model import write_tiny_model
 
@@ -40,7 +40,7 @@ MANAGER = Path(__file__).with_name("plane_manager.py")
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
-class Fleet:
+class Fleet(HearsOfRollouts):
     manager_kind: ClassVar[tuple[str, ...]] = ()
     """Arguments of the manager's process, behind its folder and term."""
 
@@ -54,22 +54,26 @@ class Fleet:
         self.changed = threading.Condition()
         self.calm: dict[int, Group] = {}
         self.tokens = TOKENS
-        self.client = RolloutClient(
-            self.endpoint, term=1, on_groups=self.on_groups, on_error=self.errors.append
-        )
+        self.client = RolloutClient(self, self, term=1)
 
-    def endpoint(self) -> tuple[str, str] | None:
+    def where(self) -> tuple[str, str] | None:
         try:
             told = json.loads((self.directory / "rollouts.json").read_text())
             return told["url"], told["token"]
         except OSError:
             return None
 
-    def on_groups(self, purpose: str, groups: list[Group]) -> None:
+    def trust(self) -> None:
+        return None
+
+    def groups_delivered(self, purpose: str, groups: list[Group]) -> None:
         with self.changed:
             self.came.setdefault(purpose, {}).update({group.id: group for group in groups})
             self.changed.notify_all()
         self.client.taken(purpose, [group.id for group in groups])
+
+    def failed(self, error: GyreError) -> None:
+        self.errors.append(error)
 
     def start_manager(self) -> None:
         self.term += 1
@@ -91,7 +95,7 @@ class Fleet:
         raise AssertionError(f"{name} has no engine")
 
     def status(self) -> dict[str, Any]:
-        where = self.endpoint()
+        where = self.where()
         assert where is not None
         headers = {"Authorization": f"Bearer {where[1]}"}
         return dict(httpx.get(f"{where[0]}/v1/status", headers=headers, timeout=5.0).json())

@@ -57,9 +57,7 @@ class SessionFleet(Fleet):
     def new_trainer(self) -> None:
         self.client.close()
         self.trainer_term += 1
-        self.client = RolloutClient(
-            self.endpoint, term=self.trainer_term, on_groups=self.on_groups, on_error=self.errors.append
-        )
+        self.client = RolloutClient(self, self, term=self.trainer_term)
         self.request()
 
     def request(self) -> None:

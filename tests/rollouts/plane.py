@@ -20,6 +20,7 @@ import numpy as np
 from gyre.ports.bounds import PortBounds
 from gyre.rollouts.manager.connections import Connection
 from gyre.rollouts.manager.rollout_manager import RolloutManager
+from gyre.rollouts.manager.shell import HearsOfPlane
 from gyre.rollouts.plane.settings import ManagerSettings
 from gyre.rollouts.plane.trainer import TrainerRequester
 from gyre.rollouts.protocol.codec import decode, encode
@@ -100,7 +101,7 @@ def waited_for_a_core() -> float:
 
 
 @dataclass
-class Plane:
+class Plane(HearsOfPlane):
     """The manager, which can be killed and started again over the same database."""
 
     store: RolloutStore
@@ -116,6 +117,12 @@ class Plane:
     """How often the managers have looked at everything."""
     http: aiohttp.ClientSession | None = None
     manager: RolloutManager = field(init=False)
+
+    def event(self, kind: str, fields: dict[str, Any]) -> None:
+        self.events.append((kind, fields))
+
+    def fail(self, error: BaseException) -> None:
+        self.fatal.append(error)
 
     def change(self, **changed: Any) -> None:
         """Settings of the manager that runs, and of those that come after it."""
@@ -138,8 +145,7 @@ class Plane:
             join_token=JOIN_TOKEN,
             settings=self.settings,
             bounds=self.bounds,
-            on_event=lambda kind, fields: self.events.append((kind, fields)),
-            on_fatal=self.fatal.append,
+            owner=self,
         )
         self._count_ticks(self.manager)
         self.port = await self.manager.start("127.0.0.1", self.port)

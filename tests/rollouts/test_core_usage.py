@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from gyre.rollouts.core_usage import CoreUsage
+from gyre.testing.clock import VirtualClock
 
 
 def _count(root: Path, *, used: int, idle: int, quota: str = "", used_s: float = 0.0) -> None:
@@ -22,31 +23,31 @@ def _count(root: Path, *, used: int, idle: int, quota: str = "", used_s: float =
 
 
 def test_the_share_is_that_of_the_time_since_the_last_look(tmp_path: Path) -> None:
-    now = 0.0
+    clock = VirtualClock()
     _count(tmp_path, used=1000, idle=1000)
-    cores = CoreUsage(root=tmp_path, now=lambda: now)
+    cores = CoreUsage(root=tmp_path, clock=clock)
     assert cores.look() is None
-    now = 2.0
+    clock.advance(2.0)
     _count(tmp_path, used=1150, idle=1050)
     assert cores.look() == 0.75
-    now = 2.5
+    clock.advance(0.5)
     _count(tmp_path, used=1150, idle=1100)
     assert cores.look() == 0.75  # less than a second
-    now = 4.0
+    clock.advance(1.5)
     assert cores.look() == 0.0
 
 
 def test_a_container_s_quota_counts_as_all_that_there_is(tmp_path: Path) -> None:
-    now = 0.0
+    clock = VirtualClock()
     _count(tmp_path, used=0, idle=1000, quota="200000 100000", used_s=10.0)
-    cores = CoreUsage(root=tmp_path, now=lambda: now)
-    now = 10.0
+    cores = CoreUsage(root=tmp_path, clock=clock)
+    clock.advance(10.0)
     _count(tmp_path, used=100, idle=1900, quota="200000 100000", used_s=29.0)
     assert cores.look() == 0.95
 
 
 def test_where_the_system_does_not_say_nothing_is_made_up(tmp_path: Path) -> None:
-    now = 0.0
-    cores = CoreUsage(root=tmp_path, now=lambda: now)
-    now = 5.0
+    clock = VirtualClock()
+    cores = CoreUsage(root=tmp_path, clock=clock)
+    clock.advance(5.0)
     assert cores.look() is None

@@ -12,9 +12,18 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 2000
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.incidents: list[str] = []
+
+    def incident(self, kind: str, evidence: dict[str, Any]) -> None:
+        self.incidents.append(f"{kind} {evidence}")
 
 
 def main(what: str, folder: str, settings: str, *words: str) -> None:
@@ -40,10 +49,8 @@ def main(what: str, folder: str, settings: str, *words: str) -> None:
         sys.stdin.read()
     else:
         addresses, checksum = words
-        heard: list[str] = []
-        receiver = peer.receiver(
-            give_up_s=20.0, incident=lambda kind, evidence: heard.append(f"{kind} {evidence}")
-        )
+        heard = Heard()
+        receiver = peer.receiver(give_up_s=20.0, listener=heard)
         sources = [Source(address) for address in addresses.split(",")]
         manifest = receiver.manifest_of(1, checksum, lambda: sources)
         began, spent = time.monotonic(), time.process_time()
@@ -57,7 +64,7 @@ def main(what: str, folder: str, settings: str, *words: str) -> None:
             "seconds": time.monotonic() - began,
             "cpu_s": time.process_time() - spent,
             "right": all(fetched.files.is_right(chunk) for chunk in fetched.files.chunks),
-            "heard": heard,
+            "heard": heard.incidents,
         }
         peer.settle()
         print(json.dumps(told), flush=True)

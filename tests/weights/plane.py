@@ -36,6 +36,20 @@ def weights(
     return state
 
 
+class Elsewhere:
+    """A receiver on another machine than all sources, who may pull from these; from all with an address, where none
+    are named."""
+
+    def __init__(self, *sources: Source) -> None:
+        self._sources = sources
+
+    def may_pull(self, source: Source) -> bool:
+        return source in self._sources if self._sources else bool(source.address)
+
+    def is_here(self, source: Source) -> bool:
+        return False
+
+
 class WeightPeer:
     """An arena with a server, that publishes or receives."""
 
@@ -54,7 +68,7 @@ class WeightPeer:
             options.pop("receiver_token", TOKEN),
             server=self.server if relay else None,
             address=self.address if relay else "",
-            incident=lambda kind, evidence: self.incidents.append((kind, evidence)),
+            listener=self,
             **{"stall_s": 20.0, "give_up_s": 40.0, "seed": 0, **options},
         )
 
@@ -76,6 +90,9 @@ class WeightPeer:
 
     def fetch(self, manifest, *peers, **options):
         return self.receiver.fetch(manifest, lambda: [peer.source for peer in peers], **options)
+
+    def incident(self, kind: str, evidence: dict) -> None:
+        self.incidents.append((kind, evidence))
 
     def kinds(self) -> set[str]:
         return {kind for kind, _ in self.incidents}

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from gyre.testing.clock import VirtualClock
 from gyre.weights.transfer import chunk_transports, server
 from gyre.weights.transfer.address import split_address
 from gyre.weights.transfer.chunk_transports import TcpTransport, Want
@@ -209,14 +210,14 @@ def test_lines_of_an_owner_that_was_dropped_are_closed(ends):
 
 
 def test_lines_are_not_kept_for_long_nor_many_nor_after_the_end(ends):
-    now = 0.0
-    pool = ConnectionPool(monotonic=lambda: now)
+    clock = VirtualClock()
+    pool = ConnectionPool(clock=clock)
     made = [ends() for _ in range(KEPT_CONNECTIONS + 2)]
     for connection, _ in made[:-1]:
         pool.keep("a", connection)
     assert is_closed(made[0][1])
     assert len(pool) == KEPT_CONNECTIONS
-    now = KEPT_S
+    clock.advance(KEPT_S)
     assert pool.take("a") is None
     assert is_closed(made[1][1])
     assert server.IDLE_S > KEPT_S

@@ -91,7 +91,7 @@ def test_where_a_peer_sends_receivers_is_no_machine_of_their_own(peer, monkeypat
     manifest = peer().publish(1)
     fetch = _fetch_of(receiver, manifest)
     source = Source("10.0.0.7:7000")
-    fetch._swarm.add([source], lambda one: False)
+    fetch._swarm.add([source])
     told = {"have": "0", "peers": ["127.0.0.1:22", "169.254.169.254:80", "a..b:80", 7, None, "10.0.0.8:7000"]}
     fetch._learn(fetch._swarm.peers[source], told)
     assert {peer.address for peer in fetch._swarm.peers} == {"10.0.0.7:7000", "10.0.0.8:7000"}

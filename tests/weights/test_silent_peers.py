@@ -22,7 +22,7 @@ from gyre.weights.transfer.swarm import SCOUTS, Swarm, SwarmPeer
 from gyre.weights.version.manifest import WeightManifest
 from tests.examples import examples
 from tests.waits import GENEROUS_S
-from tests.weights.plane import TOKEN
+from tests.weights.plane import TOKEN, Elsewhere
 
 ROUND_TRIP_S, STALL_S, WAKE_S = 0.01, 5.0, 0.1
 
@@ -49,7 +49,7 @@ class VirtualFetch:
     """A fetch from one source that lives, beside silent ones: the streams and scouts of `Fetch`, in virtual time."""
 
     def __init__(self, silent: list[Silent], *, streams: int, chunks: int, chunk_s: float, seed: int) -> None:
-        self.swarm = Swarm("10.9.9.9:1", lambda source: True, random.Random(seed))
+        self.swarm = Swarm("10.9.9.9:1", Elsewhere(), random.Random(seed))
         self.living = Source("10.0.0.1:1")
         self.silent = {Source(f"10.1.{n >> 8}.{n & 255}:1"): one for n, one in enumerate(silent)}
         self.streams, self.chunk_s = streams, chunk_s
@@ -57,7 +57,7 @@ class VirtualFetch:
         by_manager = [source for source, one in self.silent.items() if one.by_the_manager][
             : NAMED_BY_THE_MANAGER - 1
         ]
-        self.swarm.add([*by_manager, self.living], lambda source: False)
+        self.swarm.add([*by_manager, self.living])
         self.work: list[tuple[float, int, str, SwarmPeer | None, int]] = []
         self.count = 0
 

@@ -21,6 +21,7 @@ from gyre.weights.transfer.swarm import (
     check_bits,
     each_bit,
 )
+from tests.weights.plane import Elsewhere
 
 PUBLISHER, ONE, OTHER = Source("10.0.0.1:1"), Source("10.0.0.2:1"), Source("10.0.0.3:1")
 CHUNKS = 8
@@ -29,8 +30,8 @@ PATIENCE_S = 5.0
 
 
 def swarm_of(*sources: Source, seed: int = 0) -> Swarm:
-    swarm = Swarm("10.0.0.9:1", lambda source: bool(source.address), random.Random(seed))
-    assert swarm.add(sources, lambda source: False) == []
+    swarm = Swarm("10.0.0.9:1", Elsewhere(), random.Random(seed))
+    assert swarm.add(sources) == []
     heard(swarm, 0.0)
     return swarm
 
@@ -139,15 +140,15 @@ def test_nothing_is_asked_ahead_where_another_peer_has_something() -> None:
 
 
 def test_nobody_asks_themselves_and_who_may_not_be_dialled_is_told() -> None:
-    swarm = Swarm("10.0.0.9:1", lambda source: source == PUBLISHER, random.Random(0))
-    assert swarm.add([Source("10.0.0.9:1"), PUBLISHER, OTHER], lambda source: False) == [OTHER]
+    swarm = Swarm("10.0.0.9:1", Elsewhere(PUBLISHER), random.Random(0))
+    assert swarm.add([Source("10.0.0.9:1"), PUBLISHER, OTHER]) == [OTHER]
     swarm.add_addresses(["10.0.0.9:1", PUBLISHER.address, OTHER.address])
     assert set(swarm.peers) == {PUBLISHER}
 
 
 def test_whom_nobody_has_heard_is_a_scouts_and_no_streams() -> None:
-    swarm = Swarm("10.0.0.9:1", lambda source: bool(source.address), random.Random(0))
-    swarm.add([PUBLISHER], lambda source: False)
+    swarm = Swarm("10.0.0.9:1", Elsewhere(), random.Random(0))
+    swarm.add([PUBLISHER])
     assert swarm.pick(ALL, 0.0, PATIENCE_S) is None
     peer = swarm.look(0.0)
     assert peer is swarm.peers[PUBLISHER]

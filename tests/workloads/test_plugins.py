@@ -18,7 +18,7 @@ from gyre.config.sections import LossSettings, WorkloadSettings, read_section
 from gyre.engines.process import EngineProcess
 from gyre.errors import ConfigError, GraphError
 from gyre.graph import compile_job
-from gyre.rollouts.agent.join import engine_commands
+from gyre.rollouts.agent.join import EngineCommands
 from gyre.rollouts.samples import Group, Sample, VersionRun
 from gyre.weights.codecs.brought import bring
 from gyre.weights.codecs.encoding import decode, encode, is_known
@@ -260,8 +260,8 @@ def test_the_arithmetic_tasks_settings_are_not_another_tasks() -> None:
 async def test_an_engine_of_ones_own_is_started_and_answers(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_tiny_model(folder, seed=1)
-    commands = engine_commands(f"{OWN}:engine", max_running=3, kv_tokens=512)
-    command = commands(folder, "4")
+    commands = EngineCommands(f"{OWN}:engine", max_running=3, kv_tokens=512)
+    command = commands.command(folder, "4")
     assert command.argv[command.argv.index("--max-running-requests") + 1] == "3"
     async with EngineProcess(command, ready_within_s=90.0, stop_within_s=5.0) as engine:
         assert engine.url.startswith("http://127.0.0.1:")
@@ -269,7 +269,7 @@ async def test_an_engine_of_ones_own_is_started_and_answers(tmp_path: Path) -> N
 
 def test_an_engine_that_is_no_command_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="returned a str, expected an EngineCommand"):
-        engine_commands(f"{OWN}:no_engine", max_running=3, kv_tokens=512)(tmp_path, "1")
+        EngineCommands(f"{OWN}:no_engine", max_running=3, kv_tokens=512).command(tmp_path, "1")
 
 
 # -- a codec ----------------------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from gyre.rollouts.samples import Group, Sample, SampleKey, VersionRun, unscored
-from gyre.rollouts.trainer.plane_client import CannotGenerate
+from gyre.rollouts.samples import Group, Sample, VersionRun, unscored
+from gyre.rollouts.trainer.plane_client import CannotGenerate, HearsOfRollouts
 from gyre.workloads import rollout_vertices
 from gyre.workloads.base import BaseWorkload, operator
 from gyre.workloads.trainer import rollout_requests
@@ -199,12 +198,12 @@ class ToyPlane:
             self._deliver(client, [(key, whole)])
 
     def _tell_ahead(self, client: ToyClient, group: Group) -> None:
-        if client.on_finished is not None:
+        if client.samples_ahead:
             told = {
                 (group.id, index): unscored(sample.token_ids + self.lies, sample.finish_reason)
                 for index, sample in enumerate(group.samples[:-1])
             }
-            client.on_finished("train", told)
+            client.owner.samples_finished("train", told)
 
     def _generate(self, one: Asked, version: int) -> Group:
         weights = self.weights[version]
@@ -223,7 +222,7 @@ class ToyPlane:
     def _deliver(self, client: ToyClient, groups: list[tuple[Key, Group]]) -> None:
         for (purpose, _), group in groups:
             copy = [Sample(s.token_ids, s.logprobs, s.versions) for s in group.samples]
-            client.on_groups(purpose, [Group(group.id, group.prompt_ids, group.meta, copy)])
+            client.owner.groups_delivered(purpose, [Group(group.id, group.prompt_ids, group.meta, copy)])
 
 
 class ToyClient:
@@ -235,20 +234,17 @@ class ToyClient:
     def __init__(
         self,
         endpoint: Any,
+        owner: HearsOfRollouts,
         *,
         term: int,
-        on_groups: Callable[[str, list[Group]], None],
-        on_error: Callable[[Any], None],
-        on_finished: Callable[[str, dict[SampleKey, Sample]], None] | None = None,
-        **others: Any,
+        samples_ahead: bool = False,
     ) -> None:
-        self.term, self.on_groups, self.on_error = term, on_groups, on_error
-        self.on_finished = on_finished
+        self.owner, self.term, self.samples_ahead = owner, term, samples_ahead
         self.plane.attach(self)
 
     def fail(self, key: Key, why: str = "sample 0 failed: the engine's last words") -> None:
         purpose, group_id = key
-        self.on_error(
+        self.owner.failed(
             CannotGenerate(
                 f"Group {group_id} cannot be generated; {why}",
                 details={"purpose": purpose, "ids": [group_id]},

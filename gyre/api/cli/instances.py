@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import remark
 
 if TYPE_CHECKING:
-    from gyre.rollouts.protocol.connection import Endpoint
+    from gyre.rollouts.protocol.endpoint import Endpoint
 
 
 def _checked(url: str) -> str:
@@ -130,7 +129,7 @@ def join(
     from gyre.config.plugins import ENGINE, JOINS
     from gyre.extras import installed, missing
     from gyre.rollouts.agent.agent import AgentSettings, JobWishes
-    from gyre.rollouts.agent.join import engine_commands, run_agent
+    from gyre.rollouts.agent.join import EngineCommands, run_agent
     from gyre.rollouts.engines import known_engine
     from gyre.weights.owned_dirs import default_root
 
@@ -157,7 +156,7 @@ def join(
     if kind is not None and not kind.apart and python is None and not installed(kind.package):
         raise missing(kind.package, kind.label.capitalize())
     wishes = JobWishes()
-    commands = engine_commands(
+    commands = EngineCommands(
         engine,
         max_running=max_running,
         kv_tokens=kv_tokens,
@@ -169,13 +168,12 @@ def join(
     asyncio.run(
         run_agent(
             settings,
-            _endpoint(session, address),
+            _endpoint(session, address, ca),
             commands,
             wishes=wishes,
             notice_file=notice_file,
             drain_deadline_s=drain_s,
             reach_within_s=reach_s,
-            tls=_trust(address, ca),
             say=remark,
         )
     )
@@ -193,29 +191,20 @@ def _check_weights(bind: str | None, ports: str | None) -> None:
         raise click.UsageError(config_error(error, WeightsSpec, "--weights-").message) from None
 
 
-def _trust(address: str, ca: Path | None) -> Callable[[], ssl.SSLContext | None]:
+def _endpoint(session: CliContext, address: str, ca: Path | None) -> Endpoint:
     from gyre.rollouts.protocol.credentials import joining_context
-    from gyre.rollouts.protocol.endpoint import read_trust
-
-    directory = Path(address)
-    if ca is None and directory.is_dir():
-        return lambda: read_trust(directory)
-    context = joining_context(ca) if ca is not None or address.startswith("https://") else None
-    return lambda: context
-
-
-def _endpoint(session: CliContext, address: str) -> Endpoint:
-    from gyre.rollouts.protocol.endpoint import read_join_endpoint
+    from gyre.rollouts.protocol.endpoint import FixedEndpoint, JobEndpoint
 
     directory = Path(address)
     if directory.is_dir():
-        return lambda: read_join_endpoint(directory)
+        return JobEndpoint(directory, joins=True, context=joining_context(ca) if ca is not None else None)
     if not session.token:
         raise click.UsageError(
             "Give a join token, such as `gyre token create` makes: --token, or GYRE_TOKEN."
         )
-    where = _checked(address), session.token
-    return lambda: where
+    url = _checked(address)
+    is_tls = ca is not None or address.startswith("https://")
+    return FixedEndpoint(url, session.token, joining_context(ca) if is_tls else None)
 
 
 def drain_instance(

@@ -162,10 +162,11 @@ class RestServer:
             make,
             self._bounds,
             tls=self._tls,
-            is_proven=None if self._token is None else self._is_proven,
+            tokens=None if self._token is None else self,
         )
 
-    def _is_proven(self, shown: Credentials) -> bool:
+    def is_proven(self, shown: Credentials) -> bool:
+        """Whether they have the token, or a session's cookie that is good now."""
         if self._token is None or self._cookies is None:
             return False
         return is_bearer(shown.authorization, self._token) or self._cookies.is_valid(

@@ -20,26 +20,27 @@ import asyncio
 import contextlib
 import os
 import socket
-import ssl
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gyre.clock import Clock
 from gyre.engines.errors import EngineError
-from gyre.engines.process import EngineCommand
 from gyre.engines.weight_loading import LoadReport
 from gyre.errors import GyreError
 from gyre.models.adapters import AdapterLimits
 from gyre.rollouts.agent.engine_host import EngineHost
 from gyre.rollouts.agent.engine_limits import limits_of, limits_unknown
 from gyre.rollouts.agent.generation import Generation, with_prompts
-from gyre.rollouts.agent.policy_loading import ENGINE_STARTS, AgentWeights, Check
+from gyre.rollouts.agent.owner import Check, Commands, HearsProgress
+from gyre.rollouts.agent.policy_loading import ENGINE_STARTS, AgentWeights
 from gyre.rollouts.agent.prompt_batching import PromptBatching
 from gyre.rollouts.agent.reports import Reports
-from gyre.rollouts.protocol.connection import ConnectionSettings, Endpoint, ManagerConnection, Refused
+from gyre.rollouts.protocol.connection import ConnectionSettings, ManagerConnection, Refused
+from gyre.rollouts.protocol.endpoint import Endpoint
 from gyre.rollouts.protocol.fields import LATER, FrameError
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
@@ -107,77 +108,46 @@ class JobWishes:
 
 
 class Agent:
-    """`command_for(folder, version)` says how an engine is started over a model folder. `tls()`, asked before each dial
-    of an https URL, gives what to trust; None for the machine's own authorities. `run` returns when the agent was
-    drained, and raises Refused, or the engine's error where no engine could be started."""
+    """`commands` say how an engine is started. `run` returns when the agent was drained, and raises Refused, or the
+    engine's error where no engine could be started."""
 
     def __init__(
         self,
         settings: AgentSettings,
         endpoint: Endpoint,
-        command_for: Callable[[Path, str], EngineCommand],
+        commands: Commands,
         *,
-        on_progress: Callable[[dict[str, Any]], None] = lambda fields: None,
-        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        progress: HearsProgress | None = None,
         connection: ConnectionSettings | None = None,
         wishes: JobWishes | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
+        clock: Clock = time,
     ) -> None:
-        """`wishes` is filled with what the job wants of its engines, before `command_for` is called."""
+        """`wishes` is filled with what the job wants of its engines, before `commands` are asked for one."""
         self.settings = settings
         self.wishes = wishes or JobWishes()
         self.incarnation = uuid.uuid4().hex
         self._endpoint = endpoint
-        self._on_progress = on_progress
-        self._now = monotonic
+        self._progress = progress
+        self._clock = clock
         self._connection = ManagerConnection(
-            endpoint,
-            "agent",
-            first_frame=self._hello,
-            welcome=Welcome,
-            welcomed=self._welcomed,
-            talk=self._report_loop,
-            received=self._received,
-            refused=self._refused,
-            tls=tls,
-            settings=connection,
-            monotonic=monotonic,
+            endpoint, "agent", self, welcome=Welcome, settings=connection, clock=clock
         )
         self._where = ("", "")
         """URL and weights key of the manager that welcomed this agent last."""
         self._host = EngineHost(
-            command_for,
-            ready_within_s=settings.ready_within_s,
-            spawn=self._spawn,
-            recall_all=lambda: self._generation.recall_all(),
-            changed=lambda version, made: self._generation.weights_changed(version, made),
-            lost=self._engine_lost,
-            died=self._engine_died,
-            now=monotonic,
-            adapters_in_use=lambda: self._generation.adapters_in_use(),
-            recall_adapter=lambda name: self._generation.recall_adapter(name),
-            base=settings.base,
+            commands, self, ready_within_s=settings.ready_within_s, clock=clock, base=settings.base
         )
         self._report_now = asyncio.Event()
-        self._generation = Generation(
-            self._host,
-            version=lambda: self.version,
-            spawn=self._spawn,
-            report_soon=self._report_now.set,
-            now=monotonic,
-        )
+        self._generation = Generation(self._host, self, clock=clock)
         self._weights = AgentWeights(
             settings.cache,
-            serve=self._serve,
-            is_serving=lambda: self._host.client is not None,
-            why_disk=lambda: self._host.why_disk,
-            send=self._connection.send_soon,
+            self,
             fetch_timeout_s=settings.fetch_timeout_s,
             bind=settings.bind,
             ports=settings.ports,
             codec=settings.codec,
             starts=settings.starts,
-            monotonic=monotonic,
+            clock=clock,
         )
         self._limits = limits_unknown(
             settings.max_running, settings.kv_tokens, "the engine has not started yet"
@@ -210,7 +180,7 @@ class Agent:
         if self._draining is None:
             self._draining, self._drain_deadline_s = reason, deadline_s
             self._generation.is_closed = True
-            self._spawn(self._drain())
+            self.spawn(self._drain())
 
     @property
     def version(self) -> int:
@@ -223,6 +193,11 @@ class Agent:
         return self._generation.tokens
 
     @property
+    def samples(self) -> Generation:
+        """Those that it has, and their generation."""
+        return self._generation
+
+    @property
     def connected(self) -> bool:
         return self._connection.is_up
 
@@ -233,7 +208,7 @@ class Agent:
     @property
     def where(self) -> str | None:
         """The manager's address as it is known now."""
-        known = self._endpoint()
+        known = self._endpoint.where()
         return known[0] if known is not None else None
 
     async def _end(self) -> None:
@@ -251,7 +226,8 @@ class Agent:
         self._weights.close()  # first: an engine takes its time, and whoever waits for this process may not
         await self._host.close()
 
-    def _spawn(self, work: Awaitable[Any]) -> None:
+    def spawn(self, work: Awaitable[Any]) -> None:
+        """Run it in the background. What it raises ends the agent."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._reap)
@@ -271,7 +247,7 @@ class Agent:
 
     # -- the connection -----------------------------------------------------------------------------
 
-    def _refused(self, error: GyreError) -> bool:
+    def refused(self, error: GyreError) -> bool:
         """Whether to dial again: after what is put off, but nothing that is refused becomes right by coming back."""
         if error.details.get("reason") == LATER:
             return True
@@ -280,7 +256,7 @@ class Agent:
         self._give_up(error)
         return False
 
-    def _hello(self) -> Hello:
+    def first_frame(self) -> Hello:
         return Hello(
             protocol=PROTOCOL,
             instance=self.settings.name,
@@ -303,7 +279,7 @@ class Agent:
             asleep=self._host.is_asleep,
         )
 
-    def _welcomed(self, frame: Welcome, url: str, token: str) -> None:
+    def welcomed(self, frame: Welcome, url: str, token: str) -> None:
         self._weights.settle(frame.plane)
         self._where = (url, frame.weights_key)
         self.wishes.deterministic = frame.deterministic
@@ -321,7 +297,15 @@ class Agent:
         if self.settings.base is not None and self._is_to_come(frame.weights):
             self._host.start_early(self.settings.base)
         if frame.weights is not None:
-            self._spawn(self._weights.load(frame.weights, url, frame.weights_key))
+            self.spawn(self._weights.load(frame.weights, url, frame.weights_key))
+        self.report_soon()
+
+    def tell(self, frame: Frame) -> None:
+        """Send it to the manager, if it is there."""
+        self._connection.send_soon(frame)
+
+    def report_soon(self) -> None:
+        """Report what has ended, and not only at the next interval."""
         self._report_now.set()
 
     def _is_to_come(self, weights: Weights | None) -> bool:
@@ -330,7 +314,7 @@ class Agent:
             return True
         return not self._weights.source and not (weights.local_path and Path(weights.local_path).is_dir())
 
-    def _received(self, frame: Frame | GenerationProgress) -> None:
+    def received(self, frame: Frame | GenerationProgress) -> None:
         if isinstance(frame, Assign):
             self._generation.begin(with_prompts(frame))
         elif isinstance(frame, Ack):
@@ -341,26 +325,26 @@ class Agent:
             self._generation.recall_leases([lease for _, lease in frame.rows])
         elif isinstance(frame, Weights):
             get = self._weights.fetch_ahead if frame.ahead else self._weights.load
-            self._spawn(get(frame, *self._where))
+            self.spawn(get(frame, *self._where))
         elif isinstance(frame, Sleep):
-            self._spawn(self._fall_asleep())
+            self.spawn(self._fall_asleep())
         elif isinstance(frame, Wake):
-            self._spawn(self._wake_up())
+            self.spawn(self._wake_up())
         elif isinstance(frame, Drain):
             self.drain(frame.reason or "the manager asked", frame.deadline_s)
 
-    async def _report_loop(self) -> None:
+    async def talk(self) -> None:
         """Everything each interval; what ended at once, and by itself, for many samples end in an interval."""
-        due = self._now()
+        due = self._clock.monotonic()
         while True:
             # `wait_for` would forget to be cancelled where a sample ends at that moment.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, due - self._now())):
+                async with asyncio.timeout(max(0.0, due - self._clock.monotonic())):
                     await self._report_now.wait()
             self._report_now.clear()
-            everything = self._now() >= due
+            everything = self._clock.monotonic() >= due
             if everything:
-                due = self._now() + self._interval_s
+                due = self._clock.monotonic() + self._interval_s
             while True:
                 self._newest_said = max(self._newest_said, self.version)
                 await asyncio.sleep(0)  # what says that this version is loaded is on its way first
@@ -369,7 +353,7 @@ class Agent:
                     everything=everything,
                     made_tokens=self._generation.tokens,
                     interval_s=self._interval_s,
-                    now=self._now(),
+                    now=self._clock.monotonic(),
                     newest=self._newest_said,
                 )
                 await self._connection.send(frame)
@@ -378,18 +362,28 @@ class Agent:
             while self._unsaid:
                 await self._connection.send(self._unsaid[0])
                 del self._unsaid[0]
-            self._on_progress(
-                {
-                    "version": self.version,
-                    "tokens": self._generation.tokens,
-                    "samples": len(self._generation.samples),
-                }
-            )
+            if self._progress is not None:
+                self._progress.tick(
+                    version=self.version,
+                    tokens=self._generation.tokens,
+                    samples=len(self._generation.samples),
+                )
             await asyncio.sleep(FLUSH_GAP_S)
 
     # -- the engine ---------------------------------------------------------------------------------
 
-    async def _serve(self, folder: Path, weights: Weights, check: Check) -> LoadReport | None:
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is an engine."""
+        return self._host.client is not None
+
+    @property
+    def why_disk(self) -> str:
+        """As `EngineHost.why_disk`."""
+        return self._host.why_disk
+
+    async def serve(self, folder: Path, weights: Weights, check: Check) -> LoadReport | None:
+        """As `EngineHost.serve`."""
         report = await self._host.serve(folder, str(weights.version), self._update_mode, check)
         if report is None:  # started, and not updated
             await self._learn_limits()
@@ -425,15 +419,15 @@ class Agent:
         if (said := await self._host.wake_up()) is not None:
             self._connection.send_soon(said)
 
-    def _engine_lost(self) -> None:
+    def engine_lost(self) -> None:
         self._weights.lost()
         self._generation.failed_in_a_row = 0
 
-    def _engine_died(self, reason: str, tail: str) -> None:
+    def engine_died(self, reason: str, tail: str) -> None:
         message = f"The engine of {self.settings.name} died: {reason}."
         self._generation.end_all("died", f"{message} {tail[-1000:]}")
         self._unsaid.append(EngineDied(message=message[:4000], tail=tail[-8000:]))
-        self._report_now.set()
+        self.report_soon()
 
     # -- the end ------------------------------------------------------------------------------------
 
@@ -442,7 +436,7 @@ class Agent:
         assert self._draining is not None
         self._connection.send_soon(Draining(reason=self._draining, deadline_s=self._drain_deadline_s))
         await self._generation.close()
-        self._report_now.set()
+        self.report_soon()
         if self._generation.samples:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._drain_deadline_s):

@@ -12,31 +12,23 @@ This module must not know about frames, or how an engine is started.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from gyre.engines.dialect import ADAPTERS_AT_ONCE
 from gyre.engines.errors import EngineError
 from gyre.engines.http_client import EngineClient
+from gyre.rollouts.agent.owner import EngineSamples
 
 MOST = ADAPTERS_AT_ONCE - 1
 """One place is that of the model alone."""
 
 
 class EngineAdapters:
-    """Those of the engine behind `client`. `in_use()` are the names with which samples were asked that have not ended;
-    `call_off(name)` ends those of one adapter."""
+    """Those of the engine behind `client`, which generates `samples`."""
 
-    def __init__(
-        self,
-        client: EngineClient,
-        *,
-        in_use: Callable[[], Collection[str]],
-        call_off: Callable[[str], Awaitable[None]],
-    ) -> None:
+    def __init__(self, client: EngineClient, samples: EngineSamples) -> None:
         self._client = client
-        self._in_use = in_use
-        self._call_off = call_off
+        self._samples = samples
         self._loaded: list[str] = []
         """Oldest first."""
 
@@ -54,12 +46,12 @@ class EngineAdapters:
     async def _drop_unused(self) -> None:
         """The newest stays: the next requests name it until another is there."""
         for name in self._loaded[:-1]:
-            if name not in self._in_use():
+            if name not in self._samples.adapters_in_use():
                 with contextlib.suppress(EngineError):  # it costs memory; the next load tries again
                     await self._unload(name)
 
     async def _free(self, name: str) -> None:
-        await self._call_off(name)
+        await self._samples.recall_adapter(name)
         await self._unload(name)
 
     async def _unload(self, name: str) -> None:

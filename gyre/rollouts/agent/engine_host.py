@@ -22,12 +22,13 @@ import asyncio
 import contextlib
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gyre.clock import Clock
 from gyre.engines.errors import (
     EngineError,
     EngineFailed,
@@ -40,10 +41,11 @@ from gyre.engines.last_words import last_words
 from gyre.engines.process import EngineCommand, EngineDeath, EngineProcess
 from gyre.engines.weight_loading import EngineLoader, LoadReport
 from gyre.errors import GyreError
-from gyre.logs.output import engine_lines
+from gyre.logs.output import LineWriter, engine_lines
 from gyre.models.adapters import base_of, is_adapter, read_adapter_config
 from gyre.rollouts.agent.engine_adapters import EngineAdapters
 from gyre.rollouts.agent.engine_sleep import fall_asleep, wake_up
+from gyre.rollouts.agent.owner import Check, Commands, HasEngine
 from gyre.rollouts.protocol.frames import Asleep, Awake
 from gyre.weights.version.model_folder import fingerprint, same_config
 
@@ -70,25 +72,16 @@ class _Started:
 
 
 class EngineHost:
-    """The engine of an agent. `command_for(folder, version)` returns the command that starts one over a model folder.
-    `recall_all()` takes all samples back from the engine. `changed(version, made)` is called in the pause of an update,
-    `lost()` when there is no engine any more, and `died(reason, tail)` when nothing of it is left. `base` is this
-    machine's folder of the model, where another one than the trainer's; `adapters_in_use` and `recall_adapter` are
-    those of `EngineAdapters`."""
+    """The engine of an agent, `owner`. `base` is this machine's folder of the model, where another one than the
+    trainer's."""
 
     def __init__(
         self,
-        command_for: Callable[[Path, str], EngineCommand],
+        commands: Commands,
+        owner: HasEngine,
         *,
         ready_within_s: float,
-        spawn: Callable[[Awaitable[Any]], None],
-        recall_all: Callable[[], Awaitable[None]],
-        changed: Callable[[int, Mapping[str, int] | None], None],
-        lost: Callable[[], None],
-        died: Callable[[str, str], None],
-        now: Callable[[], float],
-        adapters_in_use: Callable[[], Collection[str]] = tuple,
-        recall_adapter: Callable[[str], Awaitable[None]] | None = None,
+        clock: Clock,
         base: Path | None = None,
     ) -> None:
         self.engine: EngineProcess | None = None
@@ -114,20 +107,14 @@ class EngineHost:
         self._adapters: EngineAdapters | None = None
         self._stands_on = ""
         """What the adapters say of the model beside them."""
-        self._adapters_in_use = adapters_in_use
-        self._recall_adapter = recall_adapter or (lambda name: recall_all())
         self._base = base
         self._early: tuple[Path, asyncio.Task[_Started]] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._is_closing = False
-        self._command_for = command_for
+        self._commands = commands
+        self._owner = owner
         self._ready_within_s = ready_within_s
-        self._spawn = spawn
-        self._recall_all = recall_all
-        self._changed = changed
-        self._lost = lost
-        self._died = died
-        self._now = now
+        self._clock = clock
 
     @property
     def why_disk(self) -> str:
@@ -135,9 +122,7 @@ class EngineHost:
         serves adapters."""
         return self.loader.why_not if self.loader is not None and not self.adapter else ""
 
-    async def serve(
-        self, folder: Path, version: str, update_mode: str, check: Callable[[], Awaitable[None]]
-    ) -> LoadReport | None:
+    async def serve(self, folder: Path, version: str, update_mode: str, check: Check) -> LoadReport | None:
         """Bring the engine to serve this version: start it (and return None), or update it under running samples.
         `check()` verifies the folder where the engine's loader does not, and is awaited before the version is served.
 
@@ -156,7 +141,9 @@ class EngineHost:
             await check()  # it starts meanwhile
 
             async def load(started: _Started) -> None:
-                await started.loader.load(version, folder, keep=False, call_off=self._recall_all)
+                await started.loader.load(
+                    version, folder, keep=False, call_off=self._owner.samples.recall_all
+                )
 
             started = await self._started_early(folder, load) or await self._start(folder, version)
         self._take(started, folder)
@@ -171,9 +158,7 @@ class EngineHost:
         self._watching = asyncio.create_task(self._watch(started.engine))
         self.model = fingerprint(folder)
 
-    async def _serve_adapter(
-        self, folder: Path, version: str, check: Callable[[], Awaitable[None]]
-    ) -> LoadReport | None:
+    async def _serve_adapter(self, folder: Path, version: str, check: Check) -> LoadReport | None:
         """As `serve`, of a version that is an adapter alone. Raises ModelFolderError too, where the model beside which
         it was trained is not on this machine."""
         await check()
@@ -191,7 +176,7 @@ class EngineHost:
                 raise EngineRefused(
                     f"Version {version} is an adapter of other weights than the engine serves."
                 )
-            began = self._now()
+            began = self._clock.monotonic()
             try:
                 await self._adapters.load(version, folder)
             except EngineRefused:
@@ -199,7 +184,7 @@ class EngineHost:
             except EngineError as error:
                 self.end(f"it did not load version {version}: {error}"[:2000])
                 raise
-            report = LoadReport(version, "adapter", load_s=self._now() - began)
+            report = LoadReport(version, "adapter", load_s=self._clock.monotonic() - began)
         else:
             raise EngineRefused(f"Version {version} is an adapter, and the engine serves whole models.")
         self.adapter, self.counts_from = version, int(version)
@@ -251,9 +236,7 @@ class EngineHost:
             raise
         return started
 
-    async def _start_verified(
-        self, folder: Path, version: str, check: Callable[[], Awaitable[None]]
-    ) -> _Started:
+    async def _start_verified(self, folder: Path, version: str, check: Check) -> _Started:
         """An engine over this folder, which is verified while it starts: gigabytes are hashed for seconds. Raises as
         `check` and `_start`, and leaves no engine then."""
         checking = asyncio.ensure_future(check())
@@ -282,7 +265,7 @@ class EngineHost:
             command,
             ready_within_s=self._ready_within_s,
             stop_within_s=ENGINE_STOP_S,
-            log=_into_own_log(),
+            log=_own_log(),
         )
         self.engines.append(engine)
         client = None
@@ -302,14 +285,14 @@ class EngineHost:
                 why = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
                 raise _not_started(why, engine.tail) from error
             raise
-        adapters = EngineAdapters(client, in_use=self._adapters_in_use, call_off=self._recall_adapter)
+        adapters = EngineAdapters(client, self._owner.samples)
         return _Started(engine, client, loader, adapters, command)
 
     def _command(self, folder: Path, version: str) -> EngineCommand:
         """The command of an engine over this folder. Raises EngineNotStarted with the traceback if the job's own
         function for it raises."""
         try:
-            return self._command_for(folder, version)
+            return self._commands.command(folder, version)
         except Exception as error:  # it may be the user's, and raise anything
             why = f"The engine's command could not be made: {type(error).__name__}: {error}"
             raise _not_started(why, traceback.format_exc()) from error
@@ -320,17 +303,17 @@ class EngineHost:
         folder: Path,
         version: str,
         update_mode: str,
-        check: Callable[[], Awaitable[None]],
+        check: Check,
     ) -> LoadReport:
         """Update the engine under running samples, which pause only for the load and go on with the new weights."""
         if update_mode == "handover":
-            await self._recall_all()
+            await self._owner.samples.recall_all()
         try:
             report = await loader.load(
                 version,
                 folder,
                 keep=update_mode == "in_place",
-                call_off=self._recall_all,
+                call_off=self._owner.samples.recall_all,
                 changed=partial(self._weights_changed, int(version)),
                 check=check,
             )
@@ -344,17 +327,17 @@ class EngineHost:
 
     def _weights_changed(self, version: int, made: Mapping[str, int] | None) -> None:
         self.counts_from = version if made is not None else -1
-        self._changed(version, made)
+        self._owner.samples.weights_changed(version, made)
 
     def end(self, why: str) -> None:
         """End an engine that lives and does not work; the rest follows as after a death."""
         engine = self.engine
         if engine is not None and not self.sick:
             self.sick = why
-            self._spawn(engine.stop())
+            self._owner.spawn(engine.stop())
 
     async def fall_asleep(self) -> Asleep:
-        said = await fall_asleep(self.client, self._now)
+        said = await fall_asleep(self.client, self._clock)
         self.is_asleep = self.client is not None
         self._released = self.is_asleep and not said.error
         return said
@@ -362,7 +345,7 @@ class EngineHost:
     async def wake_up(self) -> Awake | None:
         """Wake the engine. None if it did not take its memory back and was ended."""
         try:
-            said = await wake_up(self.client if self._released else None, self._now)
+            said = await wake_up(self.client if self._released else None, self._clock)
         except EngineError as error:
             self.end(f"it did not take its memory again: {error}"[:2000])
             return None
@@ -373,19 +356,19 @@ class EngineHost:
         death = await engine.died()
         if self.engine is not engine or self._is_closing:
             return
-        self._spawn(self._gone(engine, death))
+        self._owner.spawn(self._gone(engine, death))
 
     async def _gone(self, engine: EngineProcess, death: EngineDeath) -> None:
         client, self.engine, self.client, self.loader = self.client, None, None, None
         self._adapters, self.adapter, self.is_asleep = None, "", False
-        self._lost()
+        self._owner.engine_lost()
         # Both reasons: requests may fail before the engine's death is noticed, and do not know its cause.
         reason, self.sick = death.reason + (f", after {self.sick}" if self.sick else ""), ""
         if client is not None:
             await client.close()
         await engine.stop()
         self.engines.remove(engine)
-        self._died(reason, death.tail)
+        self._owner.engine_died(reason, death.tail)
 
     def stop_watching(self) -> list[asyncio.Task[Any]]:
         """Stop reporting the engine's death; returns the tasks to cancel and wait for."""
@@ -403,18 +386,22 @@ class EngineHost:
             await engine.stop()
 
 
-def _into_own_log() -> Callable[[bytes], None] | None:
+class _OwnLog:
+    """The log of this process."""
+
+    def __init__(self, lines: LineWriter) -> None:
+        self._lines = lines
+
+    def write(self, lines: bytes) -> None:
+        self._lines.write(lines)
+        self._lines.flush()
+
+
+def _own_log() -> _OwnLog | None:
     """Where an engine's output goes: into the log of this process, and nowhere where it has none (an agent that was
     started by hand), for then it would be lines of an engine on a person's terminal."""
     lines = engine_lines()
-    if lines is None:
-        return None
-
-    def log(data: bytes) -> None:
-        lines.write(data)
-        lines.flush()
-
-    return log
+    return _OwnLog(lines) if lines is not None else None
 
 
 def _not_started(why: str, output: str) -> EngineNotStarted:

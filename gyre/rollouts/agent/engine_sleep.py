@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
+from gyre.clock import Clock
 from gyre.engines.errors import EngineError, EngineRefused
 from gyre.engines.http_client import EngineClient
 from gyre.rollouts.protocol.frames import Asleep, Awake
@@ -27,34 +27,36 @@ IDLE_WITHIN_S = 5.0
 _AGAIN_S = 0.02
 
 
-async def fall_asleep(client: EngineClient | None, now: Callable[[], float] = time.monotonic) -> Asleep:
+async def fall_asleep(client: EngineClient | None, clock: Clock = time) -> Asleep:
     """After its last request has ended. Says so in any case: the trainer waits for it."""
-    began = now()
+    began = clock.monotonic()
     if client is None:
         return Asleep(seconds=0.0, error="there is no engine")
     try:
-        await _idle(client, began + IDLE_WITHIN_S, now)
+        await _idle(client, began + IDLE_WITHIN_S, clock)
         await client.release_memory()
     except EngineError as error:
-        return Asleep(seconds=round(now() - began, 4), error=f"{type(error).__name__}: {error}"[:2000])
-    return Asleep(seconds=round(now() - began, 4))
+        return Asleep(
+            seconds=round(clock.monotonic() - began, 4), error=f"{type(error).__name__}: {error}"[:2000]
+        )
+    return Asleep(seconds=round(clock.monotonic() - began, 4))
 
 
-async def wake_up(client: EngineClient | None, now: Callable[[], float] = time.monotonic) -> Awake:
+async def wake_up(client: EngineClient | None, clock: Clock = time) -> Awake:
     """Raises EngineError where the engine does not take its memory again: it is of no use then."""
-    began = now()
+    began = clock.monotonic()
     if client is not None:
         await client.resume_memory()
-    return Awake(seconds=round(now() - began, 4))
+    return Awake(seconds=round(clock.monotonic() - began, 4))
 
 
-async def _idle(client: EngineClient, until: float, now: Callable[[], float]) -> None:
+async def _idle(client: EngineClient, until: float, clock: Clock) -> None:
     """Raises EngineRefused where it is still not, with what it says."""
     while True:
         try:
             await client.flush_cache()
             return
         except EngineRefused as error:
-            if error.details.get("status") != 400 or now() > until:
+            if error.details.get("status") != 400 or clock.monotonic() > until:
                 raise
         await asyncio.sleep(_AGAIN_S)

@@ -15,13 +15,13 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any
 
 import numpy as np
 
+from gyre.clock import Clock
 from gyre.engines.dialect import FinishKind, GenerateRequest, StreamChunk
 from gyre.engines.errors import EngineError, EngineRefused
 from gyre.engines.http_client import EngineClient
@@ -34,6 +34,7 @@ from gyre.rollouts.agent.held_samples import (
     engine_request,
     request_id,
 )
+from gyre.rollouts.agent.owner import HasSamples
 from gyre.rollouts.agent.prompt_batching import PromptBatching
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Assign, Assignment, Keep, Prompt
@@ -76,18 +77,9 @@ def with_prompts(frame: Assign) -> list[tuple[Assignment, Prompt]]:
 
 
 class Generation:
-    """The generation of an agent's samples. `version()` is the policy version that the engine serves; `spawn` runs a
-    coroutine in the background; `report_soon()` asks for a report, because a sample ended."""
+    """The generation of the samples of an agent, `owner`."""
 
-    def __init__(
-        self,
-        host: EngineHost,
-        *,
-        version: Callable[[], int],
-        spawn: Callable[[Awaitable[Any]], None],
-        report_soon: Callable[[], None],
-        now: Callable[[], float],
-    ) -> None:
+    def __init__(self, host: EngineHost, owner: HasSamples, *, clock: Clock) -> None:
         self.samples: dict[int, HeldSample] = {}
         """The samples by lease."""
         self.tokens = 0
@@ -104,10 +96,8 @@ class Generation:
         self._measured = (0.0, 0)
         """When the engine's step was last measured, and `tokens` then."""
         self._host = host
-        self._version = version
-        self._spawn = spawn
-        self._report_soon = report_soon
-        self._now = now
+        self._owner = owner
+        self._clock = clock
 
     @property
     def running(self) -> list[HeldSample]:
@@ -125,7 +115,7 @@ class Generation:
                 sampling=prompt.sampling,
                 seed=work.seed,
                 rid=request_id(work.lease),
-                seen=self._version(),
+                seen=self._owner.version,
             )
             self.samples[held.lease] = held
             if self._host.client is None or self.is_closed:
@@ -155,7 +145,7 @@ class Generation:
             return
         waiting = [held for held in self._waiting if not held.end and not held.cancelled]
         running = len(self.running) - len(waiting)
-        now = self._now()
+        now = self._clock.monotonic()
         count = self.batching.due(now, running, len(waiting))
         self._waiting = deque(waiting[count:])
         if count:
@@ -203,7 +193,7 @@ class Generation:
         for lease in leases:
             held = self.samples.get(lease)
             if held is not None and not held.end:
-                self._spawn(self.recall(held))
+                self._owner.spawn(self.recall(held))
 
     def _ask(self, some: list[HeldSample], client: EngineClient) -> None:
         if len(some) == 1:
@@ -212,11 +202,11 @@ class Generation:
         for held in some:
             held.task = asyncio.get_running_loop().create_future()
             held.task.add_done_callback(partial(self._left, held, client))
-        self._spawn(self._generate_many(some, client))
+        self._owner.spawn(self._generate_many(some, client))
 
     def _request(self, held: HeldSample) -> GenerateRequest:
         if not held.made:
-            held.seen = self._version()  # it may have waited here
+            held.seen = self._owner.version  # it may have waited here
         held.asked(self._host.counts_from)
         held.adapter = self._host.adapter
         cache_key = self._host.loader.cache_key if self._host.loader is not None else ""
@@ -225,7 +215,7 @@ class Generation:
     def _left(self, held: HeldSample, client: EngineClient, ended: asyncio.Future[None]) -> None:
         """Abort one of several samples in a request, whose stream goes on for the others."""
         if ended.cancelled() and not held.end and client is self._host.client:
-            self._spawn(self._abort(held, client))
+            self._owner.spawn(self._abort(held, client))
 
     async def _abort(self, held: HeldSample, client: EngineClient) -> None:
         with contextlib.suppress(EngineError):  # its tokens then go on coming, and are dropped
@@ -256,7 +246,7 @@ class Generation:
     def _took(self, held: HeldSample, chunk: StreamChunk) -> None:
         """Add a chunk to its sample. Raises EngineProtocolError for one of a version that the engine cannot have."""
         check_versions(chunk, self._host.given)
-        held.take(chunk, self._version())
+        held.take(chunk, self._owner.version)
         self.tokens += len(chunk.token_ids)
         self.failed_in_a_row = 0
         if self._host.reads_apart:
@@ -270,7 +260,7 @@ class Generation:
 
     def _measure(self, held: HeldSample) -> None:
         """Pass and step of the engine, by a chunk of this sample that has just come."""
-        now = self._now()
+        now = self._clock.monotonic()
         if held.given_at is not None:
             self.batching.passed(now - held.given_at)
             held.given_at = None
@@ -302,9 +292,9 @@ class Generation:
             self.failed_in_a_row += 1
             if self.failed_in_a_row >= SICK_AFTER:
                 self._host.end(f"{self.failed_in_a_row} requests in a row failed: {error}"[:2000])
-        until = self._now() + SICK_WITHIN_S
+        until = self._clock.monotonic() + SICK_WITHIN_S
         while self._host.client is client and not held.end and (self._host.sick or self.failed_in_a_row):
-            if self._now() > until and not self._host.sick:
+            if self._clock.monotonic() > until and not self._host.sick:
                 break
             await asyncio.sleep(0.05)
         if self._host.client is client and not held.cancelled and not held.end:
@@ -312,7 +302,7 @@ class Generation:
 
     def finish(self, held: HeldSample, kind: EndKind, message: str) -> None:
         held.end, held.message = kind, message
-        self._report_soon()
+        self._owner.report_soon()
         if self._waiting:
             self._give()
 

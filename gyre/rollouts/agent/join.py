@@ -11,18 +11,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import ssl
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from gyre.engines.kind import EngineStart
 from gyre.engines.process import EngineCommand
 from gyre.errors import Unauthorized, Unreachable
 from gyre.rollouts.agent.agent import Agent, AgentSettings, JobWishes
+from gyre.rollouts.agent.owner import Commands
 from gyre.rollouts.engines import engine_named
-from gyre.rollouts.protocol.connection import Endpoint, Refused
+from gyre.rollouts.protocol.connection import Refused
+from gyre.rollouts.protocol.endpoint import Endpoint
 
 LOOK_S = 0.2
 """Interval between looks for the notice file."""
@@ -32,65 +32,70 @@ class NotTaken(Refused):
     exit_code = 2
 
 
-def engine_commands(
-    engine: str,
-    *,
-    max_running: int | None,
-    kv_tokens: int | None,
-    wishes: JobWishes | None = None,
-    model: Path | None = None,
-    python: str | None = None,
-    context_length: int | None = None,
-    local: bool = False,
-    extra: Sequence[str] = (),
-) -> Callable[[Path, str], EngineCommand]:
-    """A function of model folder and weight version that returns the command of this engine. `model` is the folder with
-    the tokenizer and configuration that published folders lack; `extra` may refer to it as `{model}`. What the job
-    wishes is read at each start. Raises ConfigError if the user's engine cannot be loaded."""
-    kind = engine_named(engine)
-    given = [part.replace("{model}", str(model or "")) for part in extra]
-    wished = wishes or JobWishes()
+class EngineCommands:
+    """The commands of one engine. `model` is the folder with the tokenizer and configuration that published folders
+    lack; `extra` may refer to it as `{model}`. What the job wishes is read at each start. Raises ConfigError if the
+    user's engine cannot be loaded."""
 
-    def command(folder: Path, version: str) -> EngineCommand:
-        return kind.start(
+    def __init__(
+        self,
+        engine: str,
+        *,
+        max_running: int | None,
+        kv_tokens: int | None,
+        wishes: JobWishes | None = None,
+        model: Path | None = None,
+        python: str | None = None,
+        context_length: int | None = None,
+        local: bool = False,
+        extra: Sequence[str] = (),
+    ) -> None:
+        self._kind = engine_named(engine)
+        self._wishes = wishes or JobWishes()
+        self._python = python or sys.executable
+        self._max_running = max_running
+        self._kv_tokens = kv_tokens
+        self._context_length = context_length
+        self._local = local
+        self._extra = [part.replace("{model}", str(model or "")) for part in extra]
+
+    def command(self, folder: Path, version: str) -> EngineCommand:
+        """Of this engine over a model folder. Raises ConfigError, and what a user's engine raises."""
+        return self._kind.start(
             EngineStart(
                 folder,
                 version,
-                python or sys.executable,
-                max_running=max_running,
-                kv_tokens=kv_tokens,
-                context_length=context_length,
-                deterministic=wished.deterministic,
-                turns=wished.turns,
-                adapters=wished.adapters,
-                local=local,
-                extra=given,
+                self._python,
+                max_running=self._max_running,
+                kv_tokens=self._kv_tokens,
+                context_length=self._context_length,
+                deterministic=self._wishes.deterministic,
+                turns=self._wishes.turns,
+                adapters=self._wishes.adapters,
+                local=self._local,
+                extra=self._extra,
             )
         )
-
-    return command
 
 
 async def run_agent(
     settings: AgentSettings,
     endpoint: Endpoint,
-    command_for: Callable[[Path, str], EngineCommand],
+    commands: Commands,
     *,
     wishes: JobWishes | None = None,
     notice_file: Path | None = None,
     drain_deadline_s: float = 30.0,
     reach_within_s: float = 60.0,
-    tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     say: Callable[[str], None] = lambda text: None,
-    on_progress: Callable[[dict[str, Any]], None] = lambda fields: None,
 ) -> None:
-    """`wishes` are those that `command_for` reads. Work until drained, which SIGTERM, SIGINT, the appearance of
+    """`wishes` are those that `commands` read. Work until drained, which SIGTERM, SIGINT, the appearance of
     `notice_file` or the manager begins. A second signal ends the work at once. Raises NotTaken, Unauthorized, or
     Unreachable if the manager is away for longer than `reach_within_s`; tokens that have not reached it are lost
     then."""
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as stack:
-        agent = Agent(settings, endpoint, command_for, on_progress=on_progress, tls=tls, wishes=wishes)
+        agent = Agent(settings, endpoint, commands, wishes=wishes)
         work = loop.create_task(agent.run())
 
         def leave(reason: str) -> None:

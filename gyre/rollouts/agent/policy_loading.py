@@ -17,30 +17,29 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gyre.clock import Clock
 from gyre.config import WeightsSpec
 from gyre.config.plugins import CODEC
 from gyre.engines.errors import EngineNotStarted, EngineRefused
 from gyre.engines.weight_loading import LoadReport
 from gyre.errors import ConfigError, GyreError
-from gyre.rollouts.protocol.frames import FetchFault, Frame, Loaded, LoadFailed, Weights
+from gyre.rollouts.agent.owner import HasWeights
+from gyre.rollouts.protocol.frames import FetchFault, Loaded, LoadFailed, Weights
 from gyre.rollouts.weight_dirs import of_instance
 from gyre.rollouts.weight_peer import WeightPeer, check_transports
 from gyre.weights.transfer.chunk_transports import Source
 from gyre.weights.transfer.fetch import Superseded
-from gyre.weights.transfer.receiver import Fetched
+from gyre.weights.transfer.receiver import Fetched, HearsIncidents
 from gyre.weights.version.manifest import WeightMismatch
 
 ENGINE_STARTS = 3
 """Starts in a row that may fail before an agent that is nobody's vertex gives up: the fault is then its machine's. Of a
 vertex the master counts them, and decides."""
-
-
-Check = Callable[[], Awaitable[None]]
 
 
 class Holdings:
@@ -54,12 +53,12 @@ class Holdings:
         *,
         plane: WeightsSpec,
         give_up_s: float,
-        incident: Callable[[str, dict[str, Any]], None],
+        listener: HearsIncidents,
     ) -> None:
         self.key = key
         self.plane = plane
         self.peer = WeightPeer(root, of_instance(key), key, plane, url=url)
-        self.receiver = self.peer.receiver(give_up_s=give_up_s, incident=incident)
+        self.receiver = self.peer.receiver(give_up_s=give_up_s, listener=listener)
 
     @property
     def address(self) -> str:
@@ -70,27 +69,19 @@ class Holdings:
 
 
 class AgentWeights:
-    """The policy versions of one agent.
-
-    `serve(folder, weights, check)` brings the engine to serve a folder and returns how, None if it started the engine.
-    Unless the engine's loader verifies all bytes, it awaits `check()` first, which raises WeightMismatch.
-    `is_serving()` says whether there is an engine, `why_disk()` why it has no weight loader; `send(frame)` tells the
-    manager; `cache` holds the folders."""
+    """The policy versions of one agent, `owner`; `cache` holds the folders."""
 
     def __init__(
         self,
         cache: Path,
+        owner: HasWeights,
         *,
-        serve: Callable[[Path, Weights, Check], Awaitable[LoadReport | None]],
-        is_serving: Callable[[], bool],
-        why_disk: Callable[[], str],
-        send: Callable[[Frame], None],
         fetch_timeout_s: float,
         bind: str | None = None,
         ports: str | None = None,
         codec: str = "",
         starts: int | None = ENGINE_STARTS,
-        monotonic: Callable[[], float] = time.monotonic,
+        clock: Clock = time,
     ) -> None:
         """`starts` is how many starts of the engine in a row may fail, None for any number. `bind` and `ports` are this
         machine's settings and override the manager's. `codec` is the user's codec that may be imported here."""
@@ -98,12 +89,9 @@ class AgentWeights:
         """The version that the engine serves; -1 if none."""
         self.checksum = ""
         self._root = cache
-        self._serve = serve
-        self._is_serving = is_serving
-        self._why_disk = why_disk
-        self._send = send
+        self._owner = owner
         self._fetch_timeout_s = fetch_timeout_s
-        self._now = monotonic
+        self._clock = clock
         self._plane = WeightsSpec()
         self._bind, self._ports, self._codec = bind, ports, codec
         self._loading = asyncio.Lock()
@@ -172,8 +160,11 @@ class AgentWeights:
         async with self._loading:
             if self._wanted is not weights:
                 return  # a newer version was published meanwhile
-            began = self._now()
-            if self._is_serving() and (self.version, self.checksum) == (weights.version, weights.checksum):
+            began = self._clock.monotonic()
+            if self._owner.is_serving and (self.version, self.checksum) == (
+                weights.version,
+                weights.checksum,
+            ):
                 self._tell_loaded(weights)  # again: the last word may have been lost with its connection
                 return
             try:
@@ -201,10 +192,10 @@ class AgentWeights:
             self._tell_loaded(
                 weights,
                 fetch_s=round(came - began, 4),
-                load_s=round(self._now() - came, 4),
+                load_s=round(self._clock.monotonic() - came, 4),
                 pause_s=round(report.pause_s, 4) if report is not None else 0.0,
                 how=report.how if report is not None else "start",
-                note=(report.why_disk if report is not None else self._why_disk())[:1000],
+                note=(report.why_disk if report is not None else self._owner.why_disk)[:1000],
                 fetched=_told(fetched),
                 way=fetched.way,
                 codec=_codec_of(fetched),
@@ -217,19 +208,21 @@ class AgentWeights:
         `_fetch` and `serve` do."""
         self._loop = asyncio.get_running_loop()
         fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, key)
-        came = self._now()
+        came = self._clock.monotonic()
         try:
-            report = await self._serve(fetched.files.path, weights, partial(self._check, fetched))
+            report = await self._owner.serve(fetched.files.path, weights, partial(self._check, fetched))
         except WeightMismatch:
             fetched.files.is_verified = False
             fetched = await self._loop.run_in_executor(None, self._fetch, weights, url, key, True)
-            came = self._now()
-            report = await self._serve(fetched.files.path, weights, partial(self._check, fetched))
+            came = self._clock.monotonic()
+            report = await self._owner.serve(fetched.files.path, weights, partial(self._check, fetched))
         return fetched, came, report
 
     def _tell_loaded(self, weights: Weights, **told: Any) -> None:
         known: dict[str, Any] = {"fetch_s": 0.0, "load_s": 0.0, **told}
-        self._send(Loaded(version=weights.version, checksum=weights.checksum, source=self.source, **known))
+        self._owner.tell(
+            Loaded(version=weights.version, checksum=weights.checksum, source=self.source, **known)
+        )
 
     def _failed(self, weights: Weights, error: BaseException) -> None:
         if isinstance(error, EngineNotStarted):
@@ -239,12 +232,9 @@ class AgentWeights:
             )
         else:
             frame = LoadFailed(version=weights.version, error=f"{type(error).__name__}: {error}"[:4000])
-        self._send(frame)
+        self._owner.tell(frame)
 
     # -- the fetching thread ---------------------------------------------------------------------------
-
-    def _version_wanted(self) -> int:
-        return self._wanted.version if self._wanted is not None else -1
 
     def _fetch(self, weights: Weights, url: str, key: str, verify_links: bool = False) -> Fetched:
         """Fetch the version into this agent's folder and verify it, unless it is linked and that is done when it is
@@ -261,7 +251,7 @@ class AgentWeights:
                 url,
                 plane=self._plane,
                 give_up_s=self._fetch_timeout_s,
-                incident=lambda what, evidence: self._trouble(self._version_wanted(), what, evidence),
+                listener=self,
             )
 
         def superseded() -> bool:
@@ -279,7 +269,7 @@ class AgentWeights:
         if manifest is None:
             manifest = receiver.manifest_of(weights.version, weights.checksum, sources, superseded=superseded)
         serving = self.version if self.version >= 0 else None
-        reads_disk = self._is_serving() and bool(self._why_disk())
+        reads_disk = self._owner.is_serving and bool(self._owner.why_disk)
         fetched = receiver.fetch(
             manifest,
             sources,
@@ -300,11 +290,13 @@ class AgentWeights:
         if checked is None:
             raise WeightMismatch(f"version {version} in {files.path} has other bytes than its manifest says.")
 
-    def _trouble(self, version: int, what: str, evidence: Mapping[str, Any]) -> None:
-        """Tell the manager of trouble with a version; callable from any thread."""
-        frame = FetchFault(version=version, what=what, evidence=json.dumps(dict(evidence))[:4000])
+    def incident(self, kind: str, evidence: dict[str, Any]) -> None:
+        """Tell the manager of trouble with the version that is wanted; callable from any thread."""
+        wanted = self._wanted
+        version = wanted.version if wanted is not None else -1
+        frame = FetchFault(version=version, what=kind, evidence=json.dumps(evidence)[:4000])
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._send, frame)
+            self._loop.call_soon_threadsafe(self._owner.tell, frame)
 
 
 def _codec_of(fetched: Fetched) -> str:

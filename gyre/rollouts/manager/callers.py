@@ -5,12 +5,9 @@ This module must not know about frames, or what callers want.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from aiohttp import web
 
-from gyre.config import JOIN_TOKEN
+from gyre.clock import Clock
 from gyre.errors import Unauthorized
 from gyre.ports.http_gate import Credentials
 from gyre.rollouts.manager.join_tokens import SCHEME, JoinTokens, UnknownToken
@@ -20,29 +17,20 @@ from gyre.store import RolloutStore
 
 
 class Callers:
-    """`token` is the job's own secret, `join_token` the default one of machines that join. `clock` is in seconds since
-    1970, `monotonic` in seconds."""
+    """`token` is the job's own secret, `join_token` the default one of machines that join."""
 
-    def __init__(
-        self,
-        store: RolloutStore,
-        token: str,
-        join_token: str,
-        *,
-        clock: Callable[[], float],
-        monotonic: Callable[[], float],
-    ) -> None:
+    def __init__(self, store: RolloutStore, token: str, join_token: str, clock: Clock) -> None:
         self.tokens = JoinTokens(token, join_token)
-        self.clock = clock
-        self._store = store
-        self._reader = TokenReader(self._rows, self.tokens.update, now=monotonic)
+        self._clock = clock
+        self._reader = TokenReader(store, self.tokens, clock)
 
-    def _rows(self) -> Mapping[str, Mapping[str, Any]]:
-        return self._store.snapshot_rows(JOIN_TOKEN)
+    def clock(self) -> float:
+        """Now, in seconds since 1970."""
+        return self._clock.time()
 
     def load(self) -> None:
         """Read the tokens; runs on the ledger's thread."""
-        self.tokens.update(self._rows())
+        self._reader.load()
 
     async def read(self) -> None:
         """Read the tokens anew, beside the loop."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from aiohttp import web
 
@@ -25,6 +25,11 @@ SEND_LIMIT_BYTES = 256 << 20
 """Most bytes that wait for a peer that does not read; beyond them the connection is cut, and the peer dials again."""
 
 
+class HasMore(Protocol):
+    def read(self, peer: Connection) -> None:
+        """The peer has read something: there is room for more."""
+
+
 @dataclass(eq=False, slots=True)
 class Connection:
     """One connection of a peer. A small frame is written at once if the peer reads; other frames are queued, and a task
@@ -34,8 +39,8 @@ class Connection:
     name: str
     transport: asyncio.BaseTransport | None = None
     send_timeout_s: float = 30.0
-    written: Callable[[Connection], None] | None = None
-    """Called after each queued frame is written: there is room for more."""
+    source: HasMore | None = None
+    """Whose frames wait until there is room for them; it hears of each queued frame that is written."""
     queue: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     waiting_bytes: int = 0
     closing: bool = False
@@ -100,7 +105,7 @@ class Connection:
                 self.cut()
                 return
             self.waiting_bytes -= len(data)
-            if self.written is not None:
-                self.written(self)
+            if self.source is not None:
+                self.source.read(self)
         with contextlib.suppress(ConnectionError, RuntimeError, TimeoutError):
             await asyncio.wait_for(self.socket.close(), 2.0)

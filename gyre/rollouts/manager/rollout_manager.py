@@ -27,6 +27,7 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
+from gyre.clock import Clock
 from gyre.config import JOIN_SCOPE
 from gyre.errors import GyreError, Unauthorized
 from gyre.ports.bounds import PortBounds
@@ -39,7 +40,7 @@ from gyre.rollouts.manager.front import Front
 from gyre.rollouts.manager.join_tokens import UnknownToken
 from gyre.rollouts.manager.refusals import no_such_route
 from gyre.rollouts.manager.sessions.front import SessionFront
-from gyre.rollouts.manager.shell import PlaneShell
+from gyre.rollouts.manager.shell import HearsOfPlane, PlaneShell
 from gyre.rollouts.manager.sockets import connected, first_frame, websocket
 from gyre.rollouts.manager.trainer_front import TrainerFront
 from gyre.rollouts.plane.events import (
@@ -89,8 +90,7 @@ def fronts_of(settings: ManagerSettings) -> Sequence[type[Front]]:
 
 class RolloutManager:
     """The rollout manager of one job. `term` fences older managers. `token` is the job's own secret, with which its
-    processes dial; `join_token` the default one of machines that join. `on_event(kind, fields)` is called for events
-    that people should know: instances that join and go, quarantined samples. `clock` is in seconds since 1970."""
+    processes dial; `join_token` the default one of machines that join. Its `owner` hears of what happens."""
 
     def __init__(
         self,
@@ -100,16 +100,15 @@ class RolloutManager:
         token: str,
         join_token: str = "",
         settings: ManagerSettings | None = None,
-        on_event: Callable[[str, dict[str, Any]], None] = lambda kind, fields: None,
-        on_fatal: Callable[[BaseException], None] = lambda error: None,
-        monotonic: Callable[[], float] = time.monotonic,
-        clock: Callable[[], float] = time.time,
+        owner: HearsOfPlane | None = None,
+        clock: Clock = time,
         bounds: PortBounds | None = None,
     ) -> None:
         settings = settings or ManagerSettings()
+        self._owner = owner or HearsOfPlane()
         kinds = fronts_of(settings)
         key = weights_key(token)
-        self.callers = Callers(store, token, join_token, clock=clock, monotonic=monotonic)
+        self.callers = Callers(store, token, join_token, clock)
         self.shell = PlaneShell(
             store,
             settings,
@@ -117,15 +116,14 @@ class RolloutManager:
             term=term,
             weights_key=key,
             urgent_commit_s=min(kind.urgent_commit_s(settings) for kind in kinds),
-            on_event=on_event,
-            monotonic=monotonic,
+            owner=self._owner,
+            clock=clock,
         )
         self.plane = plane = self.shell.plane
         self.groups, self.links, self.versions = plane.groups, plane.links, plane.versions
         self.fronts = [kind(self.shell, self.callers, weights_key=key) for kind in kinds]
         self.shell.fronts = self.fronts
         self._dials = RateLimit(DIALS_AT_ONCE, DIALS_S)
-        self._on_fatal = on_fatal
         self._bounds = bounds or max((kind.bounds for kind in kinds), key=_size)
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.AppRunner | None = None
@@ -172,7 +170,7 @@ class RolloutManager:
             self._runner.server,  # type: ignore[arg-type]  # it makes a protocol for a connection
             bounds,
             tls=tls,
-            is_proven=self.callers.is_proven,
+            tokens=self.callers,
             websockets=WEBSOCKETS,
         )
         self._listener.start()
@@ -243,7 +241,7 @@ class RolloutManager:
         except (asyncio.CancelledError, SystemExit):
             raise
         except BaseException as error:
-            self._on_fatal(error)
+            self._owner.fail(error)
 
     async def _token_loop(self) -> None:
         """Every so often: who joined with a token that is revoked or has expired is cut."""

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from gyre.clock import Clock
 from gyre.errors import StoreError
 from gyre.rollouts.core_usage import CoreUsage
 from gyre.rollouts.manager.connections import Connection
@@ -51,9 +52,18 @@ CHECKPOINT_EVERY_S = 0.5
 """At two hundred commits a second the store's log has a thousand pages by then, SQLite's own measure."""
 
 
+class HearsOfPlane:
+    """Who has a rollout manager. Overrides what it wants to hear."""
+
+    def event(self, kind: str, fields: dict[str, Any]) -> None:
+        """What people should know: instances that join and go, quarantined samples."""
+
+    def fail(self, error: BaseException) -> None:
+        """This manager's work has ended by a failure. It is to be started again: the ledger has everything."""
+
+
 class PlaneShell:
-    """`on_event(kind, fields)` is called for events that people should know; `monotonic` is the clock, in seconds. The
-    `fronts` serve those that wait for requests."""
+    """Its `owner` hears of events. The `fronts` serve those that wait for requests."""
 
     def __init__(
         self,
@@ -64,15 +74,15 @@ class PlaneShell:
         term: int,
         weights_key: str,
         urgent_commit_s: float,
-        on_event: Callable[[str, dict[str, Any]], None],
-        monotonic: Callable[[], float],
+        owner: HearsOfPlane,
+        clock: Clock,
     ) -> None:
-        self.now = monotonic
+        self.now = clock.monotonic
         self.plane = Plane(
             settings,
             requesters,
             epoch=term,
-            now=monotonic(),
+            now=clock.monotonic(),
             weights_key=weights_key,
             node=socket.gethostname(),
         )
@@ -86,7 +96,7 @@ class PlaneShell:
             urgent_s=urgent_commit_s,
         )
         self._term = term
-        self._on_event = on_event
+        self._owner = owner
         self._cores = CoreUsage() if settings.pools and settings.on_cores else None
 
     # -- events and instructions --------------------------------------------------------------------
@@ -117,7 +127,7 @@ class PlaneShell:
 
     def _report(self, one: ReportEvent) -> None:
         try:
-            self._on_event(one.kind, one.fields)
+            self._owner.event(one.kind, one.fields)
         except Exception as error:  # the listener may fail in any way on what a peer sent
             print(f"the event {one.kind} could not be told: {error!r}"[:1000], file=sys.stderr, flush=True)
 

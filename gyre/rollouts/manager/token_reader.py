@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
-from typing import Any
 
+from gyre.clock import Clock
+from gyre.config import JOIN_TOKEN
 from gyre.errors import StoreError
+from gyre.rollouts.manager.join_tokens import JoinTokens
+from gyre.store import RolloutStore
 
 AGAIN_S = 0.1
 """Between two reads that somebody waits for. A read takes about a millisecond of the store."""
@@ -23,28 +25,27 @@ WITHIN_S = 10.0
 
 
 class TokenReader:
-    """`read` returns the rows, on a thread of its own, and `update` takes them in. `now` is monotonic."""
+    """Reads the rows of `store` into `tokens`."""
 
-    def __init__(
-        self,
-        read: Callable[[], Mapping[str, Mapping[str, Any]]],
-        update: Callable[[Mapping[str, Mapping[str, Any]]], None],
-        *,
-        now: Callable[[], float],
-    ) -> None:
-        self._read = read
-        self._update = update
-        self._now = now
+    def __init__(self, store: RolloutStore, tokens: JoinTokens, clock: Clock) -> None:
+        self._store = store
+        self._tokens = tokens
+        self._clock = clock
         self._next: asyncio.Task[None] | None = None
         """The read that has not begun."""
         self._begun: set[asyncio.Task[None]] = set()
         self._began_at = float("-inf")
 
+    def load(self) -> None:
+        """Read in this thread. Raises StoreError."""
+        self._tokens.update(self._store.snapshot_rows(JOIN_TOKEN))
+
     async def read(self) -> None:
-        """Read now. A store that does not answer changes nothing: what is known holds until the next read."""
-        self._began_at = self._now()
+        """Read now, on a thread of its own. A store that does not answer changes nothing: what is known holds until the
+        next read."""
+        self._began_at = self._clock.monotonic()
         with contextlib.suppress(StoreError):
-            self._update(await asyncio.to_thread(self._read))
+            self._tokens.update(await asyncio.to_thread(self._store.snapshot_rows, JOIN_TOKEN))
 
     async def anew(self) -> None:
         """Wait for a read that begins after this call; many callers share one. Returns in time without one, too."""
@@ -61,6 +62,6 @@ class TokenReader:
             task.cancel()
 
     async def _later(self) -> None:
-        await asyncio.sleep(max(0.0, self._began_at + AGAIN_S - self._now()))
+        await asyncio.sleep(max(0.0, self._began_at + AGAIN_S - self._clock.monotonic()))
         self._next = None
         await self.read()

@@ -45,7 +45,7 @@ class TrainerFront(Front):
         settings = self.plane.settings
         socket = await websocket(request, self.plane)
         trainer = Connection(
-            socket, "the trainer", request.transport, settings.send_timeout_s, written=self.shell.read
+            socket, "the trainer", request.transport, settings.send_timeout_s, source=self.shell
         )
         async with connected(trainer):
             try:

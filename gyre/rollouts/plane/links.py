@@ -121,6 +121,11 @@ class AgentLinks(dict[str, AgentLink]):
         """Which spares serve, as of the last `admit`."""
         self._groups = groups
 
+    def is_ours(self, name: str) -> bool:
+        """Whether the instance of this name is one of the job's own."""
+        link = self.get(name)
+        return link is not None and link.caller.is_ours
+
     def disconnected(self, link: AgentLink, now: float) -> bool:
         """Note that the link's connection ended. False if the instance has a newer link, which stays as it is."""
         link.connection = None

@@ -14,9 +14,12 @@ This module reads no clock: `now` is an argument. It must not know what an event
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gyre.rollouts.plane.links import AgentLinks
 
 WINDOW_S = 10.0
 EACH = 8
@@ -44,10 +47,10 @@ class _Window:
 
 
 class PeerEvents:
-    """`is_ours(name)` says whether the instance is one of the job's own."""
+    """Of the instances of `links`."""
 
-    def __init__(self, is_ours: Callable[[str], bool]) -> None:
-        self._is_ours = is_ours
+    def __init__(self, links: AgentLinks) -> None:
+        self._links = links
         self._windows: dict[tuple[str, str], _Window] = {}
         """By kind and source, "" for all sources together; in the order of their ends."""
 
@@ -56,7 +59,7 @@ class PeerEvents:
         source = next((str(fields[name]) for name in SOURCE_FIELDS if name in fields), "")
         if not source or kind in NOT_FOLDED:
             return kind, fields
-        everybody = self._window(kind, "", now) if not self._is_ours(source) else None
+        everybody = self._window(kind, "", now) if not self._links.is_ours(source) else None
         if everybody is not None and everybody.told >= ALL_SOURCES:
             _count(everybody, source, fields)
             return None

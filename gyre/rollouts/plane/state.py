@@ -71,7 +71,7 @@ class Plane:
         self.links = AgentLinks(self.groups, settings.wanted)
         self.versions = PolicyVersions()
         self.reports = ReportQueue(self.groups)
-        self.folded = PeerEvents(self._is_ours)
+        self.folded = PeerEvents(self.links)
         self.placing = Placing()
         self.service = Service()
         self.life = Life(looked_at=now)
@@ -107,10 +107,6 @@ class Plane:
     def report_counted(self) -> None:
         """Report what was counted for long enough."""
         self.instructions += [ReportEvent(*event) for event in self.folded.due(self.now)]
-
-    def _is_ours(self, name: str) -> bool:
-        link = self.links.get(name)
-        return link is not None and link.caller.is_ours
 
     def reject(self, peer: Peer, error: FrameError) -> None:
         """Tell the peer the reason, and people once; no other peer notices. Its connection is to end."""

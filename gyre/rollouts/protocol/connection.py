@@ -22,16 +22,17 @@ import contextlib
 import re
 import socket
 import socket as sockets
-import ssl
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import aiohttp
 
+from gyre.clock import Clock
 from gyre.errors import GyreError
 from gyre.rollouts.protocol.codec import MAX_FRAME_BYTES, decode, encode
+from gyre.rollouts.protocol.endpoint import Endpoint
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Frame, Reject
 from gyre.rollouts.protocol.progress import GenerationProgress
@@ -65,10 +66,23 @@ class Refused(GyreError):
     code = "rollouts.refused"
 
 
-class Endpoint(Protocol):
-    """Where the manager is, asked for before each dial: it may have moved. (URL, token); None while unknown."""
+class Dialler(Protocol):
+    """Who has the connection. A GyreError that `welcomed` or `received` raises is a refusal too."""
 
-    def __call__(self) -> tuple[str, str] | None: ...
+    def first_frame(self) -> Frame:
+        """What this end says first."""
+
+    def welcomed(self, frame: Any, url: str, token: str) -> None:
+        """The manager's answer to that; `url` and `token` are those that it was dialled with."""
+
+    async def talk(self) -> None:
+        """Runs as a task from the welcome until the connection ends."""
+
+    def received(self, frame: Frame | GenerationProgress) -> None:
+        """Every frame after the welcome."""
+
+    def refused(self, error: GyreError) -> bool:
+        """Whether to dial again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,41 +99,24 @@ class ConnectionSettings:
 
 
 class ManagerConnection:
-    """Runs from `run` to `stop`, on one event loop.
-
-    `first_frame()` is what this end says first, `welcome` the kind of frame that answers it. `welcomed(frame, url,
-    token)` is called with that answer, then `talk()` runs as a task until the connection ends, and `received(frame)` is
-    told every frame after it. `refused(error)` says whether to dial again; a GyreError that `welcomed` or `received`
-    raises is a refusal too. `tls()`, asked before each dial of an https URL, gives what to trust; None for the
-    machine's own authorities.
-    """
+    """Runs from `run` to `stop`, on one event loop. `welcome` is the kind of frame that answers the owner's first."""
 
     def __init__(
         self,
         endpoint: Endpoint,
         route: str,
+        owner: Dialler,
         *,
-        first_frame: Callable[[], Frame],
         welcome: type[Frame],
-        welcomed: Callable[[Any, str, str], None],
-        talk: Callable[[], Awaitable[None]],
-        received: Callable[[Frame | GenerationProgress], None],
-        refused: Callable[[GyreError], bool],
-        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         settings: ConnectionSettings | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
+        clock: Clock = time,
     ) -> None:
         self.settings = settings or ConnectionSettings()
         self._endpoint = endpoint
         self._route = route
-        self._first_frame = first_frame
+        self._owner = owner
         self._welcome = welcome
-        self._welcomed = welcomed
-        self._talk = talk
-        self._received = received
-        self._refused = refused
-        self._tls = tls
-        self._now = monotonic
+        self._clock = clock
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._stopped = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
@@ -142,16 +139,16 @@ class ManagerConnection:
     async def _keep_connected(self) -> None:
         pause_s = self.settings.redial_first_s
         while not self._stopped.is_set():
-            began, put_off = self._now(), False
+            began, put_off = self._clock.monotonic(), False
             try:
                 await self._once()
             except (aiohttp.ClientError, OSError, TimeoutError):
                 pass  # away or gone: it is dialled again
             except GyreError as error:
-                if not self._refused(error):
+                if not self._owner.refused(error):
                     return
                 put_off = True
-            if self._now() - began > self.settings.redial_max_s:
+            if self._clock.monotonic() - began > self.settings.redial_max_s:
                 pause_s = self.settings.redial_first_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -184,7 +181,7 @@ class ManagerConnection:
     # -- one connection -----------------------------------------------------------------------------
 
     async def _once(self) -> None:
-        where = self._endpoint()
+        where = self._endpoint.where()
         if where is None:
             return
         url, token = where
@@ -200,7 +197,7 @@ class ManagerConnection:
                 watch_acknowledgements(link)
             try:
                 async with socket:
-                    await socket.send_bytes(encode(self._first_frame()))
+                    await socket.send_bytes(encode(self._owner.first_frame()))
                     await self._read(socket, url, token, due)
             finally:
                 if link is not None and socket.close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE:
@@ -213,7 +210,7 @@ class ManagerConnection:
                 max_msg_size=MAX_FRAME_BYTES,
                 compress=0,
                 heartbeat=self.settings.heartbeat_s,
-                ssl=self._tls() or True,
+                ssl=self._endpoint.trust() or True,
             )
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
             raise Refused(
@@ -243,11 +240,11 @@ class ManagerConnection:
                 if isinstance(frame, Reject):
                     raise Refused(frame.message, details={"reason": frame.code})
                 if talking is not None:
-                    self._received(frame)
+                    self._owner.received(frame)
                 elif isinstance(frame, self._welcome):
                     due.reschedule(None)
                     self._socket = socket
-                    self._welcomed(frame, url, token)
+                    self._owner.welcomed(frame, url, token)
                     talking = asyncio.create_task(self._talk_over(socket))
                 else:
                     raise refuse("unexpected", f"{type(frame).__name__} came before {self._welcome.__name__}")
@@ -260,7 +257,7 @@ class ManagerConnection:
 
     async def _talk_over(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         try:
-            await self._talk()
+            await self._owner.talk()
         except (ConnectionError, aiohttp.ClientError):
             pass  # the reading side notices, and the manager is dialled again
         except BaseException:

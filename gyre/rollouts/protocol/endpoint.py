@@ -13,12 +13,55 @@ import contextlib
 import json
 import os
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gyre.rollouts.protocol.credentials import pinned_context, weights_key
 
 ENDPOINT_FILE = "rollouts.json"
+
+
+class Endpoint(Protocol):
+    """Where the manager is, asked before each dial: it may have moved."""
+
+    def where(self) -> tuple[str, str] | None:
+        """URL and token; None while unknown."""
+
+    def trust(self) -> ssl.SSLContext | None:
+        """What to trust of an https URL; None for the machine's own authorities."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedEndpoint:
+    """A manager that stays where it is."""
+
+    url: str
+    token: str
+    context: ssl.SSLContext | None = None
+
+    def where(self) -> tuple[str, str]:
+        return self.url, self.token
+
+    def trust(self) -> ssl.SSLContext | None:
+        return self.context
+
+
+@dataclass(frozen=True, slots=True)
+class JobEndpoint:
+    """What the manager has written into the job's directory."""
+
+    directory: Path
+    joins: bool = False
+    """With the default join token, and not with the job's secret."""
+    context: ssl.SSLContext | None = None
+    """Trusted instead of the certificate that lies there."""
+
+    def where(self) -> tuple[str, str] | None:
+        return read_join_endpoint(self.directory) if self.joins else read_endpoint(self.directory)
+
+    def trust(self) -> ssl.SSLContext | None:
+        return self.context or read_trust(self.directory)
 
 
 def read_endpoint(directory: Path) -> tuple[str, str] | None:

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ import numpy as np
 from gyre.errors import Fenced, GyreError, Unauthorized
 from gyre.rollouts.protocol.codec import checked
 from gyre.rollouts.protocol.connection import ConnectionSettings, ManagerConnection, Refused
+from gyre.rollouts.protocol.endpoint import Endpoint
 from gyre.rollouts.protocol.fields import FrameError, refuse
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
@@ -77,34 +77,42 @@ class CannotGenerate(GyreError):
     code = "rollouts.cannot_generate"
 
 
+class HearsOfRollouts:
+    """Who asks for groups, and is told what comes, on the client's thread. Overrides what it wants to hear."""
+
+    def groups_delivered(self, purpose: str, groups: list[Group]) -> None:
+        """These groups are whole."""
+
+    def failed(self, error: GyreError) -> None:
+        """Fenced where a newer trainer has attached, CannotGenerate for groups that nobody can, Unauthorized once for
+        each token that is not accepted, another one where the connection failed."""
+
+    def samples_finished(self, purpose: str, samples: dict[SampleKey, Sample]) -> None:
+        """These samples have ended, and not yet their groups: they have tokens and ends alone (`unscored`)."""
+
+    def window_changed(self, frame: DevicesReturned | WindowStatus) -> None:
+        """The plane has lent devices, or gives them back."""
+
+    def counted(self, frame: SampleCounts) -> None:
+        """The answer to a pulse."""
+
+
 class RolloutClient:
-    """`endpoint()` gives (URL, token), or None while unknown. `on_groups(purpose, groups)` and `on_error(error)` are
-    called on the client's thread: Fenced where a newer trainer has attached, CannotGenerate for groups that nobody
-    can, Unauthorized once for each token that is not accepted."""
+    """The connection of the trainer `owner` to the rollout manager at `endpoint`."""
 
     def __init__(
         self,
-        endpoint: Callable[[], tuple[str, str] | None],
+        endpoint: Endpoint,
+        owner: HearsOfRollouts,
         *,
         term: int,
-        on_groups: Callable[[str, list[Group]], None],
-        on_error: Callable[[GyreError], None],
-        on_window: Callable[[DevicesReturned | WindowStatus], None] = lambda frame: None,
-        on_finished: Callable[[str, dict[SampleKey, Sample]], None] | None = None,
-        on_underway: Callable[[SampleCounts], None] = lambda frame: None,
-        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        samples_ahead: bool = False,
         connection: ConnectionSettings | None = None,
     ) -> None:
-        """`on_finished(purpose, samples)`, on the client's thread, if samples are wanted before their groups are whole;
-        they have their tokens and ends alone (`unscored`).
-        `on_underway` gets the answer to each pulse, on that thread, too. `tls`, asked before each dial of an https URL:
-        what to trust; None for the machine's own authorities."""
-        self._on_groups = on_groups
-        self._on_error = on_error
-        self._on_window = on_window
-        self._on_finished = on_finished
-        self._on_underway = on_underway
-        self._tls = tls
+        """`samples_ahead` if samples are wanted before their groups are whole."""
+        self._owner = owner
+        self._term = term
+        self._samples_ahead = samples_ahead
         self._lent: LendDevices | ReclaimDevices | None = None
         """Devices that the plane has, or is to give back."""
         self._asked: dict[tuple[str, int], GroupRequest] = {}
@@ -122,13 +130,8 @@ class RolloutClient:
         self._connection = ManagerConnection(
             endpoint,
             "trainer",
-            first_frame=lambda: Attach(protocol=PROTOCOL, term=term, samples_ahead=on_finished is not None),
+            self,
             welcome=Attached,
-            welcomed=self._attached,
-            talk=self._write,
-            received=self._received,
-            refused=self._refused,
-            tls=tls,
             settings=connection or ConnectionSettings(redial_max_s=REDIAL_MAX_S),
         )
         self._thread = threading.Thread(target=self._run, name="gyre-rollout-client", daemon=True)
@@ -204,7 +207,7 @@ class RolloutClient:
 
     def lend(self, frame: LendDevices | ReclaimDevices) -> bool:
         """Lend the trainer's devices, or ask for them. False where no manager is connected; one that comes hears it
-        again. What it answers goes to `on_window`, on the client's thread."""
+        again. What it answers goes to `window_changed`, on the client's thread."""
         with self._lock:
             if not self.connected:
                 return False
@@ -228,48 +231,51 @@ class RolloutClient:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._connection.run())
-            if self._tls() is not None:
+            if self._endpoint.trust() is not None:
                 self._loop.run_until_complete(asyncio.sleep(TLS_CLOSES_S))
         except (
             Exception
         ) as error:  # a defect: without this thread the trainer would wait for samples for ever
             traceback.print_exc()
-            self._on_error(GyreError(f"The connection to the rollout manager broke: {error!r}."))
+            self._owner.failed(GyreError(f"The connection to the rollout manager broke: {error!r}."))
         finally:
             self._loop.close()
 
-    def _refused(self, error: GyreError) -> bool:
+    def first_frame(self) -> Attach:
+        return Attach(protocol=PROTOCOL, term=self._term, samples_ahead=self._samples_ahead)
+
+    def refused(self, error: GyreError) -> bool:
         reason = error.details.get("reason") if isinstance(error, Refused) else None
         if reason == "fenced":
-            self._on_error(Fenced(error.message))
+            self._owner.failed(Fenced(error.message))
             return False
         if reason == "unauthorised":
-            where = self._endpoint()
+            where = self._endpoint.where()
             if where is not None and where != self._unauthorised:
                 self._unauthorised = where
-                self._on_error(Unauthorized(error.message))
+                self._owner.failed(Unauthorized(error.message))
         elif reason == "certificate":
             pass  # of a manager that is being replaced; the next one writes its own beside its address
         else:
             refused = isinstance(error, Refused)
-            self._on_error(FrameError(error.message, details=error.details) if refused else error)
+            self._owner.failed(FrameError(error.message, details=error.details) if refused else error)
         return True
 
-    def _received(self, frame: Frame | GenerationProgress) -> None:
+    def received(self, frame: Frame | GenerationProgress) -> None:
         if isinstance(frame, Done):
             self._groups_came(frame)
         elif isinstance(frame, Failed):
             details = {"purpose": frame.purpose, "ids": list(frame.ids)}
-            self._on_error(CannotGenerate(frame.message, details=details))
+            self._owner.failed(CannotGenerate(frame.message, details=details))
         elif isinstance(frame, Finished):
-            if self._on_finished is not None:
-                self._on_finished(frame.purpose, dict(map(_finished, frame.samples)))
+            if self._samples_ahead:
+                self._owner.samples_finished(frame.purpose, dict(map(_finished, frame.samples)))
         elif isinstance(frame, DevicesReturned | WindowStatus):
             self._window_changed(frame)
         elif isinstance(frame, SampleCounts):
-            self._on_underway(frame)
+            self._owner.counted(frame)
 
-    def _attached(self, frame: Attached, url: str, token: str) -> None:
+    def welcomed(self, frame: Attached, url: str, token: str) -> None:
         """A new connection: everything that is not answered, then the policies. A pinned request goes before them, so
         that no newer policy overtakes it."""
         self._begun = None
@@ -280,7 +286,7 @@ class RolloutClient:
             self._outbox = [*taken, *_requests(list(self._asked.values())), *published, *lent]
         self._wake.set()
 
-    async def _write(self) -> None:
+    async def talk(self) -> None:
         while True:
             with self._lock:
                 frames, self._outbox = self._outbox, []
@@ -299,7 +305,7 @@ class RolloutClient:
             with self._lock:
                 if self._lent is not None and self._lent.window == frame.window:
                     self._lent = None
-        self._on_window(frame)
+        self._owner.window_changed(frame)
 
     def _groups_came(self, frame: Done) -> None:
         try:
@@ -316,7 +322,7 @@ class RolloutClient:
         with self._lock:
             for group in groups:
                 self._asked.pop((frame.purpose, group.id), None)
-        self._on_groups(frame.purpose, groups)
+        self._owner.groups_delivered(frame.purpose, groups)
 
 
 def _finished(told: FinishedSample) -> tuple[SampleKey, Sample]:

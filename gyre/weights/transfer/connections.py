@@ -18,8 +18,8 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
 
+from gyre.clock import Clock
 from gyre.weights.transfer.protocol import PeerConnection
 
 KEPT_S = 100.0
@@ -31,8 +31,8 @@ KEPT_CONNECTIONS = 16
 
 
 class ConnectionPool:
-    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._now = monotonic
+    def __init__(self, *, clock: Clock = time) -> None:
+        self._clock = clock
         self._kept: list[tuple[float, str, PeerConnection]] = []
         """When each connection came, its address, and the connection; oldest first."""
         self._closed = False
@@ -64,7 +64,7 @@ class ConnectionPool:
             if self._closed:
                 late.append(connection)
             else:
-                self._kept.append((self._now(), address, connection))
+                self._kept.append((self._clock.monotonic(), address, connection))
                 late += [connection for _, _, connection in self._kept[:-KEPT_CONNECTIONS]]
                 del self._kept[:-KEPT_CONNECTIONS]
         _close(late)
@@ -77,7 +77,7 @@ class ConnectionPool:
 
     def _expired(self) -> list[PeerConnection]:
         """Under the lock: no longer kept."""
-        since = self._now() - KEPT_S
+        since = self._clock.monotonic() - KEPT_S
         late = [connection for kept, _, connection in self._kept if kept <= since]
         del self._kept[: len(late)]
         return late

@@ -136,7 +136,7 @@ class Fetch:
         self._cuts: dict[int, int] = {}
         """How often each chunk was cut off because it came too slowly."""
         self._scouts = 0
-        self._swarm = Swarm(receiver.address, receiver.may_pull, receiver.random)
+        self._swarm = Swarm(receiver.address, receiver, receiver.random)
         self._idle: dict[Source, list[Transport]] = {}
         lock = threading.RLock()
         self._lock = threading.Condition(lock)
@@ -245,7 +245,7 @@ class Fetch:
         receiver = self.receiver
         told = list(self._sources())
         with self._lock:
-            refused = self._swarm.add(told, receiver.is_here)
+            refused = self._swarm.add(told)
             if self._swarm.peers and not receiver.rates:
                 refused = []  # whoever is on this machine too has an address beside its folder
         for source in refused:

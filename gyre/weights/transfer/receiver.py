@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gyre.errors import Unauthorized
 from gyre.weights.codecs.adaptive import PRIOR, UNKNOWN, Cost, TransportChoice, choose_transport
@@ -93,13 +93,14 @@ class _Asking:
         return first
 
 
-class Receiver:
-    """Fetches versions into `arena`.
+class HearsIncidents(Protocol):
+    def incident(self, kind: str, evidence: dict[str, Any]) -> None:
+        """Something went wrong and was mended: source_lost, source_stalled, chunk_damaged, base_damaged,
+        source_refused, transport_failed, arena_full, superseded, resumed, behind. On any thread."""
 
-    `incident(kind, evidence)` is called, on any thread, for everything that went wrong and was mended: source_lost,
-    source_stalled, chunk_damaged, base_damaged, source_refused, transport_failed, arena_full, superseded, resumed,
-    behind.
-    """
+
+class Receiver:
+    """Fetches versions into `arena`. `listener` hears of incidents; None where nobody wants to."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class Receiver:
         give_up_s: float = 60.0,
         codecs: Sequence[Codec] = ("none", "delta", "planes"),
         forced_codec: Codec | Sequence[Codec] = (),
-        incident: Callable[[str, dict[str, Any]], None] = lambda kind, evidence: None,
+        listener: HearsIncidents | None = None,
         remote: Callable[[str, Callable[[], bool]], Transport] | None = None,
         mooncake: MooncakeEngine | None = None,
         transports: Sequence[str] = ("auto",),
@@ -139,7 +140,7 @@ class Receiver:
             (forced_codec,) if isinstance(forced_codec, str) else tuple(forced_codec)
         )
         self.token = token
-        self.incident = incident
+        self._listener = listener
         self.remote = remote or self._tcp
         self.random = random.Random(seed)
         self.mooncake = mooncake
@@ -162,6 +163,11 @@ class Receiver:
     def close(self) -> None:
         """Close the idle connections to sources; a running fetch closes its own. Safe to call twice."""
         self.connections.close()
+
+    def incident(self, kind: str, evidence: dict[str, Any]) -> None:
+        """As `HearsIncidents.incident`."""
+        if self._listener is not None:
+            self._listener.incident(kind, evidence)
 
     def _tcp(self, address: str, abandoned: Callable[[], bool]) -> Transport:
         return TcpTransport(

@@ -27,8 +27,9 @@ This module reads no clock and starts no thread: `now` is an argument, in second
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from gyre.weights.transfer.chunk_transports import Source
 
@@ -164,29 +165,36 @@ class SwarmPeer:
         return self.is_here or (self.answers and now - self.heard_at <= FRESH_S)
 
 
+class Reaches(Protocol):
+    """Who fetches, as the swarm has it."""
+
+    def may_pull(self, source: Source) -> bool:
+        """Whether a source on another machine can be reached and may be dialled."""
+
+    def is_here(self, source: Source) -> bool:
+        """Whether it is on this machine, and read from there."""
+
+
 class Swarm:
     """The peers of one fetch. `own_address` is this receiver's own, which it does not ask."""
 
-    def __init__(
-        self, own_address: str, may_pull: Callable[[Source], bool], randomness: random.Random
-    ) -> None:
-        """`may_pull(source)` says whether a source on another machine can be reached and may be dialled."""
+    def __init__(self, own_address: str, receiver: Reaches, randomness: random.Random) -> None:
         self.peers: dict[Source, SwarmPeer] = {}
         self._own_address = own_address
-        self._may_pull = may_pull
+        self._receiver = receiver
         self._random = randomness
         self._looked_at = float("-inf")
         self._hungry_at = float("-inf")
         """When a stream last found nothing to ask for."""
 
-    def add(self, sources: Sequence[Source], is_here: Callable[[Source], bool]) -> list[Source]:
+    def add(self, sources: Sequence[Source]) -> list[Source]:
         """Take in the sources that the manager names. Returns those that cannot be asked."""
         refused: list[Source] = []
         for source in sources:
             if source in self.peers or (source.address and source.address == self._own_address):
                 continue
-            here = is_here(source)
-            if here or self._may_pull(source):
+            here = self._receiver.is_here(source)
+            if here or self._receiver.may_pull(source):
                 self.peers[source] = SwarmPeer(source, is_here=here)
             elif source.address:
                 refused.append(source)
@@ -197,7 +205,7 @@ class Swarm:
         known = {source.address for source in self.peers}
         for address in addresses:
             fresh = address and address != self._own_address and address not in known
-            if fresh and self._may_pull(Source(address)) and self._makes_room():
+            if fresh and self._receiver.may_pull(Source(address)) and self._makes_room():
                 self.peers[Source(address)] = SwarmPeer(Source(address), bitfield=0, named=True)
 
     def _makes_room(self) -> bool:

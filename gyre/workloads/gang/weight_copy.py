@@ -118,7 +118,7 @@ class FetchedCopy:
         self._peer = WeightPeer(root or default_root(), of_copy(purpose, directory), key, plane, url=url)
         self.address = self._peer.server.address
         try:
-            receiver = self._peer.receiver(give_up_s=give_up_s, incident=_say)
+            receiver = self._peer.receiver(give_up_s=give_up_s, listener=_Log())
             able = [Source(address, path) for address, path in sources]
             manifest = receiver.manifest_of(version, checksum, lambda: able)
             self.path = receiver.fetch(manifest, lambda: able).files.path
@@ -145,6 +145,9 @@ class FetchedCopy:
         self._peer.close()
 
 
-def _say(kind: str, evidence: dict[str, Any]) -> None:
-    """Write an incident of this fetch, which was mended, into the rank's log."""
-    print(f"{kind} {json.dumps(evidence)[:2000]}", flush=True)
+class _Log:
+    """The rank's."""
+
+    def incident(self, kind: str, evidence: dict[str, Any]) -> None:
+        """Write an incident of this fetch, which was mended."""
+        print(f"{kind} {json.dumps(evidence)[:2000]}", flush=True)

@@ -24,7 +24,7 @@ from gyre.config.sections import EvaluationSettings, WorkloadSettings
 from gyre.errors import GyreError
 from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
+from gyre.rollouts.protocol.endpoint import JobEndpoint
 from gyre.rollouts.protocol.frames import (
     DevicesReturned,
     LendDevices,
@@ -33,7 +33,7 @@ from gyre.rollouts.protocol.frames import (
     WindowStatus,
 )
 from gyre.rollouts.samples import Group, Sample, SampleKey
-from gyre.rollouts.trainer.plane_client import RolloutClient
+from gyre.rollouts.trainer.plane_client import HearsOfRollouts, RolloutClient
 from gyre.workloads.trainer.device_lending import DeviceLending
 from gyre.workloads.trainer.evaluation.held_out import EvaluationKey
 from gyre.workloads.trainer.inbox_messages import (
@@ -100,7 +100,7 @@ class _OpenRequest:
         return [self.delivered[group_id] for group_id in self.ids]
 
 
-class RolloutRequests:
+class RolloutRequests(HearsOfRollouts):
     def __init__(
         self,
         directory: Path,
@@ -126,16 +126,7 @@ class RolloutRequests:
         self.lending: DeviceLending | None = None
         if last_share is not None:
             self.lending = DeviceLending(self, last_share=last_share, now=time.monotonic())
-        self._client = RolloutClient(
-            lambda: read_endpoint(directory),
-            term=term,
-            on_groups=self.groups_delivered,
-            on_error=self.failed,
-            on_window=self.window_changed,
-            on_finished=self.samples_finished if wants_samples else None,
-            on_underway=self.counted,
-            tls=lambda: read_trust(directory),
-        )
+        self._client = RolloutClient(JobEndpoint(directory), self, term=term, samples_ahead=wants_samples)
 
     # -- what the plane says, on the connection's thread ---------------------------------------------
 

@@ -17,7 +17,7 @@ import pytest_asyncio
 from gyre.engines.dialect import EngineInfo, EngineLoad, GenerateRequest, PauseMode, StreamChunk
 from gyre.engines.errors import EngineRefused
 from gyre.engines.http_client import EngineClient
-from gyre.rollouts.agent.join import engine_commands
+from gyre.rollouts.agent.join import EngineCommands
 from gyre.testing.contracts import ContractBroken, check_engine
 from gyre.testing.contracts.engine import CLAUSES
 from tests.engines.conformance import EngineConformance, EngineUnderTest
@@ -215,7 +215,7 @@ async def test_an_engine_that_breaks_a_promise_is_told_which(
 def test_check_engine_goes_through_all_clauses(tmp_path: Path) -> None:
     first = write_tiny_model(tmp_path / "first", seed=1)
     second = write_tiny_model(tmp_path / "second", seed=2)
-    command = engine_commands("embedded", max_running=32, kv_tokens=16384)(first, "1")
+    command = EngineCommands("embedded", max_running=32, kv_tokens=16384).command(first, "1")
     check_engine(command, first=first, second=second)
     with pytest.raises(ContractBroken, match=r"other tokens|second weights gave the tokens of the first"):
         check_engine(command, first=first, second=first)

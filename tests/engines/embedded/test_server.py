@@ -17,7 +17,7 @@ from aiohttp import web
 from gyre.engines.embedded.__main__ import main
 from gyre.engines.embedded.http_server import EngineServer, EngineSettings
 from gyre.engines.process import EngineProcess
-from gyre.rollouts.agent.join import engine_commands
+from gyre.rollouts.agent.join import EngineCommands
 from tests.engines.embedded.tiny import Model, ask, run, write_checkpoint
 from tests.waits import GENEROUS_S
 
@@ -391,9 +391,9 @@ def test_a_model_that_cannot_be_served_is_said_on_stderr(tmp_path, capsys, monke
 async def test_an_engine_that_an_agent_starts_asks_for_a_key_that_others_cannot_read(
     folders: list[Path],
 ) -> None:
-    commands = engine_commands("embedded", max_running=2, kv_tokens=256)
-    command = commands(folders[0], "1")
-    assert command.api_key not in (None, commands(folders[0], "1").api_key), "each start has its own"
+    commands = EngineCommands("embedded", max_running=2, kv_tokens=256)
+    command = commands.command(folders[0], "1")
+    assert command.api_key not in (None, commands.command(folders[0], "1").api_key), "each start has its own"
     assert command.api_key not in " ".join(command.argv)
     async with EngineProcess(command, ready_within_s=GENEROUS_S, stop_within_s=5.0) as engine:
         async with engine.client() as client:

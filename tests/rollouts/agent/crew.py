@@ -6,11 +6,11 @@ import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gyre.engines.process import EngineCommand
 from gyre.rollouts.agent.agent import Agent, AgentSettings
 from gyre.rollouts.protocol.credentials import weights_key
+from tests.rollouts.owners import Commands
 from tests.rollouts.plane import SOON_S, TOKEN, Plane, cut, until
 
 ENGINE = Path(__file__).parents[2] / "engines" / "plane_engine.py"
@@ -26,13 +26,16 @@ class Crew:
         self.away = False
         self.token = TOKEN
 
-    def endpoint(self) -> tuple[str, str] | None:
+    def where(self) -> tuple[str, str] | None:
         return None if self.away else (self.plane.url, self.token)
+
+    def trust(self) -> None:
+        return None
 
     def weights_endpoint(self) -> tuple[str, str]:
         return self.plane.url, weights_key(TOKEN)
 
-    def command(self, name: str, delay: float) -> Any:
+    def commands(self, name: str, delay: float) -> Commands:
         (self.tmp_path / name).mkdir(exist_ok=True)
 
         def made(folder: Path, version: str) -> EngineCommand:
@@ -40,7 +43,7 @@ class Crew:
             argv += ["--host", "{host}", "--port", "{port}", "--say", str(self.tmp_path / name)]
             return EngineCommand((*argv, "--delay", str(delay)))
 
-        return made
+        return Commands(made)
 
     def settings(self, name: str) -> AgentSettings:
         cache = self.tmp_path / "cache"
@@ -51,7 +54,7 @@ class Crew:
 
     def start(self, name: str, delay: float = 0.01, *, base: Path | None = None) -> Agent:
         settings = replace(self.settings(name), base=base)
-        agent = Agent(settings, self.endpoint, self.command(name, delay))
+        agent = Agent(settings, self, self.commands(name, delay))
         self.agents[name] = agent
         self.tasks[name] = asyncio.create_task(agent.run())
         return agent

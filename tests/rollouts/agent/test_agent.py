@@ -24,13 +24,14 @@ from gyre.engines.weight_loading import NO_LOADER
 from gyre.errors import Unauthorized, Unreachable
 from gyre.rollouts.agent.agent import Agent, JobWishes
 from gyre.rollouts.agent.held_samples import HeldSample
-from gyre.rollouts.agent.join import NotTaken, engine_commands, run_agent
+from gyre.rollouts.agent.join import EngineCommands, NotTaken, run_agent
 from gyre.rollouts.plane import leaving, updates
 from gyre.rollouts.protocol.connection import Refused
 from gyre.rollouts.protocol.frames import Publish
 from gyre.rollouts.samples import Group, VersionRun
 from gyre.workloads.gang.weight_source import WeightSource
 from tests.rollouts.agent.crew import Crew
+from tests.rollouts.owners import Commands
 from tests.rollouts.plane import SOON_S, TOKEN, Plane, ScriptedTrainer, live_plane, until, within
 
 
@@ -280,12 +281,12 @@ async def test_an_engine_that_did_not_start_is_told_with_its_last_words_and_forg
     monkeypatch.setattr(updates, "START_FIRST_S", 0.01)
     trainer = await crew.plane.trainer()
     broken = [EngineCommand((sys.executable, "-c", "import no_such_engine"))]
-    works = crew.command("a", 0.01)
-    agent = Agent(
-        crew.settings("a"),
-        crew.endpoint,
-        lambda folder, version: broken.pop() if broken else works(folder, version),
-    )
+    works = crew.commands("a", 0.01)
+
+    def command(folder: Path, version: str) -> EngineCommand:
+        return broken.pop() if broken else works.command(folder, version)
+
+    agent = Agent(crew.settings("a"), crew, Commands(command))
     crew.tasks["a"] = asyncio.create_task(agent.run())
     await trainer.publish(0)
     await crew.serving("a")
@@ -305,14 +306,14 @@ async def test_engines_are_started_as_the_job_wishes_whoever_started_the_agent(c
     crew.plane.change(deterministic=True)
     trainer = await crew.plane.trainer()
     wishes, made = JobWishes(), []
-    commands = engine_commands("sglang", max_running=None, kv_tokens=None, wishes=wishes)
-    works = crew.command("a", 0.01)
+    commands = EngineCommands("sglang", max_running=None, kv_tokens=None, wishes=wishes)
+    works = crew.commands("a", 0.01)
 
     def command(folder: Path, version: str) -> EngineCommand:
-        made.append(commands(folder, version).argv)
-        return works(folder, version)
+        made.append(commands.command(folder, version).argv)
+        return works.command(folder, version)
 
-    agent = Agent(crew.settings("a"), crew.endpoint, command, wishes=wishes)
+    agent = Agent(crew.settings("a"), crew, Commands(command), wishes=wishes)
     crew.tasks["a"] = asyncio.create_task(agent.run())
     await trainer.publish(0)
     await crew.serving("a")
@@ -334,7 +335,7 @@ async def test_an_agent_that_is_nobodys_vertex_gives_up_with_the_last_words(
         raise LookupError("no engine today")
 
     settings = replace(crew.settings("a"), starts=starts)
-    crew.tasks["a"] = asyncio.create_task(Agent(settings, crew.endpoint, command).run())
+    crew.tasks["a"] = asyncio.create_task(Agent(settings, crew, Commands(command)).run())
     await trainer.publish(0)
     await until(
         lambda: len(crew.plane.told("EngineStartFailed")) == 4 if starts is None else crew.tasks["a"].done()
@@ -531,7 +532,7 @@ async def test_a_notice_drains_and_ends_well(crew: Crew, how: str) -> None:
     await trainer.publish(0)
     notice = crew.tmp_path / "notice"
     work = asyncio.create_task(
-        run_agent(crew.settings("a"), crew.endpoint, crew.command("a", 0.01), notice_file=notice)
+        run_agent(crew.settings("a"), crew, crew.commands("a", 0.01), notice_file=notice)
     )
     await crew.serving("a")
     await trainer.ask([0], limit=1000)
@@ -551,16 +552,16 @@ async def test_a_notice_drains_and_ends_well(crew: Crew, how: str) -> None:
 async def test_who_reaches_nobody_says_so(crew: Crew) -> None:
     crew.away = True
     with pytest.raises(Unreachable):
-        await run_agent(crew.settings("a"), crew.endpoint, crew.command("a", 0.01), reach_within_s=0.3)
+        await run_agent(crew.settings("a"), crew, crew.commands("a", 0.01), reach_within_s=0.3)
 
 
 async def test_who_has_the_wrong_token_or_name_says_so(crew: Crew) -> None:
     crew.token = "wrong"
     with pytest.raises(Unauthorized) as unauthorised:
-        await run_agent(crew.settings("a"), crew.endpoint, crew.command("a", 0.01))
+        await run_agent(crew.settings("a"), crew, crew.commands("a", 0.01))
     assert unauthorised.value.exit_code == 3
     crew.token = TOKEN
-    work = asyncio.create_task(run_agent(crew.settings("a"), crew.endpoint, crew.command("a", 0.01)))
+    work = asyncio.create_task(run_agent(crew.settings("a"), crew, crew.commands("a", 0.01)))
     await until(lambda: "a" in crew.plane.manager.links)
     await crew.plane.agent("a")
     with pytest.raises(NotTaken) as refused:

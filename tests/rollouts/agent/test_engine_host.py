@@ -13,6 +13,7 @@ from gyre.engines.errors import EngineNotStarted
 from gyre.rollouts.agent.engine_host import EngineHost
 from gyre.weights.version.manifest import WeightMismatch
 from tests.rollouts.agent.crew import Crew
+from tests.rollouts.owners import EngineOwner
 from tests.rollouts.plane import SOON_S, small_folder, until
 
 
@@ -22,16 +23,7 @@ async def nothing() -> None:
 
 @pytest.fixture
 def host(crew: Crew) -> EngineHost:
-    return EngineHost(
-        crew.command("a", 0.01),
-        ready_within_s=SOON_S,
-        spawn=lambda work: None,
-        recall_all=nothing,
-        changed=lambda version, made: None,
-        lost=lambda: None,
-        died=lambda reason, tail: None,
-        now=time.monotonic,
-    )
+    return EngineHost(crew.commands("a", 0.01), EngineOwner(), ready_within_s=SOON_S, clock=time)
 
 
 async def engine_of(host: EngineHost) -> int:

@@ -11,6 +11,7 @@ from aiohttp import web
 from gyre.engines.errors import EngineError
 from gyre.engines.http_client import EngineClient
 from gyre.rollouts.agent.engine_sleep import fall_asleep, wake_up
+from gyre.testing.clock import VirtualClock
 
 
 class Engine:
@@ -26,6 +27,14 @@ class Engine:
             self.busy -= 1
             return web.Response(status=400, text="pending requests")
         return web.Response(status=self.status)
+
+
+class Hurried(VirtualClock):
+    """A second passes with each look at it."""
+
+    def monotonic(self) -> float:
+        self.advance(1.0)
+        return super().monotonic()
 
 
 @pytest.fixture
@@ -60,8 +69,8 @@ async def test_memory_is_asked_of_an_idle_engine_only(engine: tuple[Engine, Engi
     assert [path for path, _ in fake.asked] == ["/flush_cache"] * 4 + ["/release_memory_occupation"]
 
     fake.asked.clear()
-    fake.busy, clock = 10**9, iter(range(1000))
-    said = await fall_asleep(client, lambda: float(next(clock)))
+    fake.busy = 10**9
+    said = await fall_asleep(client, Hurried())
     assert "pending requests" in said.error
     assert "/release_memory_occupation" not in [path for path, _ in fake.asked]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +45,19 @@ class SilentEngine:
         self.aborted.append(rid)
 
 
+class Owner:
+    version = 0
+
+    def __init__(self) -> None:
+        self.tasks: list[asyncio.Future[Any]] = []
+
+    def spawn(self, work: Awaitable[Any]) -> None:
+        self.tasks.append(asyncio.ensure_future(work))
+
+    def report_soon(self) -> None:
+        pass
+
+
 @pytest.fixture
 def engine() -> SilentEngine:
     return SilentEngine()
@@ -52,17 +66,11 @@ def engine() -> SilentEngine:
 @pytest.fixture
 async def generation(engine: SilentEngine) -> Any:
     """Two slots, which three samples want: the third waits."""
-    tasks: list[asyncio.Future[Any]] = []
+    owner = Owner()
     host: Any = SimpleNamespace(
         client=engine, loader=None, counts_from=-1, adapter="", reads_apart=True, sick=""
     )
-    made = Generation(
-        host,
-        version=lambda: 0,
-        spawn=lambda work: tasks.append(asyncio.ensure_future(work)),
-        report_soon=lambda: None,
-        now=asyncio.get_running_loop().time,
-    )
+    made = Generation(host, owner, clock=time)
     made.batching = PromptBatching(2)
     made.batching.stepped(PASS_S)
     made.batching.passed(PASS_S)
@@ -71,9 +79,9 @@ async def generation(engine: SilentEngine) -> Any:
     await asyncio.sleep(0)
     yield made
     made.end_all("released", "the test is over")
-    for task in tasks:
+    for task in owner.tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*owner.tasks, return_exceptions=True)
 
 
 def given(key: int) -> tuple[Assignment, Prompt]:

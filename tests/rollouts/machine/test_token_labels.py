@@ -9,7 +9,7 @@ engine), with the last (SGLang that reads versions from disk), or by counts in t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ from gyre.rollouts.plane.groups import Given
 from gyre.rollouts.protocol.codec import decode, encode
 from gyre.rollouts.protocol.frames import Assignment, Held, Hello, Prompt
 from gyre.rollouts.protocol.progress import GenerationProgress
+from gyre.testing.clock import VirtualClock
 from tests.examples import examples
 from tests.rollouts.machine.fleet import went_through
 from tests.rollouts.machine.simulated_agents import Rows
@@ -92,13 +93,13 @@ class Agent:
         """Versions that are loaded, and reports."""
         self.reports = Reports(8)
         host: Any = SimpleNamespace(client=None, reads_apart=False)
-        self.generation = Generation(
-            host,
-            version=lambda: self.version,
-            spawn=lambda task: None,
-            report_soon=lambda: None,
-            now=lambda: 0.0,
-        )
+        self.generation = Generation(host, self, clock=VirtualClock())
+
+    def spawn(self, work: Awaitable[Any]) -> None:
+        """Nothing is begun here."""
+
+    def report_soon(self) -> None:
+        """Reports are made when the world wants them."""
 
     @property
     def held(self) -> list[HeldSample]:

@@ -13,10 +13,12 @@ import pytest
 from gyre.rollouts.plane import delivery as delivery_module
 from gyre.rollouts.plane.delivery import Delivery
 from gyre.rollouts.protocol import connection as connection_module
+from gyre.rollouts.protocol.endpoint import FixedEndpoint
 from gyre.rollouts.protocol.fields import FrameError
-from gyre.rollouts.samples import Group, Sample, SampleKey, unpack_groups
+from gyre.rollouts.samples import Group, unpack_groups
 from gyre.rollouts.trainer.plane_client import LONGEST_SAMPLE_TOKENS, RolloutClient
 from tests.rollouts.machine.small_groups import asked, groups_with, report
+from tests.rollouts.owners import Heard, NowhereKnown
 from tests.rollouts.plane import TOKEN, live_plane, small_folder, until
 
 
@@ -62,15 +64,10 @@ async def test_a_group_larger_than_a_frame_arrives_in_parts(
     monkeypatch.setattr(connection_module, "MAX_FRAME_BYTES", 40_000)  # of what the trainer takes
     monkeypatch.setattr(delivery_module, "PORTION_BYTES", 16_000)
     monkeypatch.setattr(delivery_module, "WINDOW_BYTES", 20_000)
-    came: dict[int, Group] = {}
-
-    def on_groups(purpose: str, groups: list[Group]) -> None:
-        came.update({group.id: group for group in groups})
-
+    heard = Heard()
+    came = heard.came
     async with live_plane(tmp_path) as plane:
-        client = RolloutClient(
-            lambda: (plane.url, TOKEN), term=1, on_groups=on_groups, on_error=lambda error: None
-        )
+        client = RolloutClient(FixedEndpoint(plane.url, TOKEN), heard, term=1)
         try:
             folder = small_folder(tmp_path / "v0", 0)
             client.publish(0, folder.checksum, folder.path)
@@ -110,7 +107,7 @@ async def test_a_group_larger_than_a_frame_arrives_in_parts(
 def test_a_sample_that_nobody_can_make_cannot_be_asked_for(
     longest: int, meta: dict[str, int], sentence: str
 ) -> None:
-    client = RolloutClient(lambda: None, term=1, on_groups=lambda *_: None, on_error=lambda error: None)
+    client = RolloutClient(NowhereKnown(), Heard(), term=1)
     try:
         with pytest.raises(FrameError, match=sentence):
             client.request(
@@ -128,24 +125,10 @@ def test_a_sample_that_nobody_can_make_cannot_be_asked_for(
 async def test_a_finished_sample_is_told_ahead_to_a_trainer_that_wants_it_and_delivered_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ahead: dict[tuple[str, SampleKey], Sample] = {}
-    came: dict[int, Group] = {}
-
-    def on_finished(purpose: str, samples: dict[SampleKey, Sample]) -> None:
-        assert not ahead.keys() & {(purpose, key) for key in samples}, "each is announced once"
-        ahead.update({(purpose, key): sample for key, sample in samples.items()})
-
-    def on_groups(purpose: str, groups: list[Group]) -> None:
-        came.update({group.id: group for group in groups})
-
+    heard = Heard()
+    ahead, came = heard.ahead, heard.came
     async with live_plane(tmp_path) as plane:
-        client = RolloutClient(
-            lambda: (plane.url, TOKEN),
-            term=1,
-            on_groups=on_groups,
-            on_error=lambda error: None,
-            on_finished=on_finished,
-        )
+        client = RolloutClient(FixedEndpoint(plane.url, TOKEN), heard, term=1, samples_ahead=True)
         try:
             folder = small_folder(tmp_path / "v0", 0)
             client.publish(0, folder.checksum, folder.path)

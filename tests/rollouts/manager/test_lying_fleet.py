@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gyre.rollouts.manager.connections import Connection
 from gyre.rollouts.manager.rollout_manager import RolloutManager
+from gyre.rollouts.manager.shell import HearsOfPlane
 from gyre.rollouts.plane import peer_events
 from gyre.rollouts.plane.events import AgentGone, AgentSent, PeerRefused, ReportsDue
 from gyre.rollouts.plane.links import AgentLink
@@ -185,7 +186,7 @@ def progress(
     )
 
 
-class World:
+class World(HearsOfPlane):
     """The manager, its virtual clock, a trainer, and the fleet."""
 
     def __init__(self) -> None:
@@ -202,14 +203,22 @@ class World:
                 load_timeout_s=10.0,
                 recall_timeout_s=2.0,
             ),
-            on_event=lambda kind, fields: self.events.append((kind, fields)),
-            monotonic=lambda: self.now,
-            clock=lambda: self.now,
+            owner=self,
+            clock=self,
         )
         self.trainer = Connection(None, "the trainer")  # type: ignore[arg-type]
         self.manager.shell.handle(TrainerDialled(self.trainer, Attach(protocol=PROTOCOL, term=1)))
         self.honest = [Honest(self, name) for name in ("a", "b")]
         self.liar = Liar(self, "liar")
+
+    def event(self, kind: str, fields: dict[str, Any]) -> None:
+        self.events.append((kind, fields))
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
 
     async def publish(self, version: int) -> None:
         frame = Publish(

@@ -154,18 +154,16 @@ async def test_a_sample_goes_on_elsewhere_after_its_tokens_are_committed(plane: 
 
 
 async def test_a_newer_manager_fences_the_older_one(plane: Plane) -> None:
-    fatal: list[BaseException] = []
-    older = plane.manager
-    older._on_fatal = fatal.append
     newer = RolloutManager(plane.store, term=7, token=TOKEN, settings=QUICK)
     await newer.start("127.0.0.1", 0)
     trainer = await plane.trainer()
     await trainer.ask([0])
-    await until(lambda: fatal)
-    assert isinstance(fatal[0], Fenced)
+    await until(lambda: plane.fatal)
+    assert isinstance(plane.fatal[0], Fenced)
     with pytest.raises(Fenced):
         await RolloutManager(plane.store, term=6, token=TOKEN).start("127.0.0.1", 0)
     await newer.stop()
+    plane.fatal.clear()
     plane.manager.groups.take_batch()
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import uvloop
 
-from gyre.engines.process import EngineCommand
-from gyre.errors import GyreError
 from gyre.rollouts.agent.agent import Agent, AgentSettings
 from gyre.rollouts.protocol.connection import ConnectionSettings
+from gyre.rollouts.protocol.endpoint import FixedEndpoint
 from gyre.rollouts.samples import Group
-from gyre.rollouts.trainer.plane_client import RolloutClient
+from gyre.rollouts.trainer.plane_client import HearsOfRollouts, RolloutClient
+from tests.rollouts.owners import Heard, NoCommands, NowhereKnown
 from tests.rollouts.plane import TOKEN, Plane, live_plane, until
 from tests.rollouts.proxy import SwallowingProxy, swallowing_proxy
 
@@ -29,13 +29,10 @@ WATCHFUL = ConnectionSettings(heartbeat_s=QUICK_S, welcome_within_s=10.0)
 
 @contextlib.asynccontextmanager
 async def behind(proxy: SwallowingProxy, folder: Path, settings: ConnectionSettings) -> AsyncIterator[Agent]:
-    def never(model: Path, version: str) -> EngineCommand:
-        raise AssertionError("no policy was published")
-
     agent = Agent(
         AgentSettings(name="a", max_running=1, kv_tokens=1024, cache=folder),
-        lambda: (proxy.url, TOKEN),
-        never,
+        FixedEndpoint(proxy.url, TOKEN),
+        NoCommands(),
         connection=settings,
     )
     task = asyncio.create_task(agent.run())
@@ -50,13 +47,7 @@ async def behind(proxy: SwallowingProxy, folder: Path, settings: ConnectionSetti
 async def trainer_behind(
     proxy: SwallowingProxy, settings: ConnectionSettings
 ) -> AsyncIterator[RolloutClient]:
-    client = RolloutClient(
-        lambda: (proxy.url, TOKEN),
-        term=1,
-        on_groups=lambda purpose, groups: None,
-        on_error=lambda error: None,
-        connection=settings,
-    )
+    client = RolloutClient(FixedEndpoint(proxy.url, TOKEN), HearsOfRollouts(), term=1, connection=settings)
     try:
         yield client
     finally:
@@ -143,12 +134,13 @@ async def test_the_manager_drops_a_trainer_and_an_agent_that_are_silent(plane: P
 
 async def test_a_defect_in_the_clients_thread_is_told() -> None:
     """Nobody else would see it: the trainer would wait for samples for ever."""
-    told: list[GyreError] = []
 
-    def endpoint() -> tuple[str, str]:
-        raise TypeError("a defect")
+    class Defective(NowhereKnown):
+        def where(self) -> None:
+            raise TypeError("a defect")
 
-    client = RolloutClient(endpoint, term=1, on_groups=lambda purpose, groups: None, on_error=told.append)
-    await until(lambda: len(told) == 1)
-    assert "TypeError('a defect')" in told[0].message
+    heard = Heard()
+    client = RolloutClient(Defective(), heard, term=1)
+    await until(lambda: len(heard.errors) == 1)
+    assert "TypeError('a defect')" in heard.errors[0].message
     await asyncio.to_thread(client.close)

@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from ssl import SSLContext
@@ -15,15 +15,15 @@ from ssl import SSLContext
 import aiohttp
 import pytest
 
-from gyre.engines.process import EngineCommand
 from gyre.errors import ConfigError
 from gyre.rollouts.agent.agent import Agent, AgentSettings
 from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.protocol.connection import Refused
 from gyre.rollouts.protocol.credentials import joining_context, pinned_context, server_context
-from gyre.rollouts.protocol.endpoint import read_endpoint, read_trust
-from gyre.rollouts.trainer.plane_client import RolloutClient
+from gyre.rollouts.protocol.endpoint import FixedEndpoint, JobEndpoint, read_endpoint, read_trust
+from gyre.rollouts.trainer.plane_client import HearsOfRollouts, RolloutClient
 from gyre.store import open_store
+from tests.rollouts.owners import NoCommands
 from tests.rollouts.plane import QUICK, TOKEN, until
 from tests.waits import GENEROUS_S
 
@@ -56,15 +56,9 @@ class Secured:
     other: Path
     """A certificate that has nothing to do with it."""
 
-    def endpoint(self) -> tuple[str, str]:
-        return self.url, TOKEN
-
-    def agent(self, name: str, tls: Callable[[], SSLContext | None]) -> Agent:
-        def never(folder: Path, version: str) -> EngineCommand:
-            raise AssertionError("no policy was published")
-
+    def agent(self, name: str, trust: SSLContext | None) -> Agent:
         settings = AgentSettings(name=name, max_running=1, kv_tokens=1024, cache=self.folder)
-        return Agent(settings, self.endpoint, never, tls=tls)
+        return Agent(settings, FixedEndpoint(self.url, TOKEN, trust), NoCommands())
 
 
 @pytest.fixture
@@ -79,18 +73,12 @@ async def secured(tmp_path: Path) -> AsyncIterator[Secured]:
 
 
 async def test_agents_and_trainers_that_trust_the_certificate_get_in(secured: Secured) -> None:
-    contexts: dict[str, Callable[[], SSLContext | None]] = {
-        "by-file": lambda: joining_context(secured.cert),
-        "by-pin": lambda: pinned_context(secured.cert.read_text()),
+    contexts = {
+        "by-file": joining_context(secured.cert),
+        "by-pin": pinned_context(secured.cert.read_text()),
     }
-    tasks = [asyncio.create_task(secured.agent(name, tls).run()) for name, tls in contexts.items()]
-    client = RolloutClient(
-        secured.endpoint,
-        term=1,
-        on_groups=lambda purpose, groups: None,
-        on_error=lambda error: None,
-        tls=contexts["by-pin"],
-    )
+    tasks = [asyncio.create_task(secured.agent(name, trust).run()) for name, trust in contexts.items()]
+    client = RolloutClient(FixedEndpoint(secured.url, TOKEN, contexts["by-pin"]), HearsOfRollouts(), term=1)
     try:
         await until(lambda: secured.manager.links.keys() == contexts.keys() and client.connected)
     finally:
@@ -101,13 +89,9 @@ async def test_agents_and_trainers_that_trust_the_certificate_get_in(secured: Se
 
 
 async def test_who_does_not_trust_it_says_what_to_do_and_sends_no_token(secured: Secured) -> None:
-    for tls in (
-        lambda: None,
-        lambda: joining_context(secured.other),
-        lambda: pinned_context(secured.other.read_text()),
-    ):
+    for trust in (None, joining_context(secured.other), pinned_context(secured.other.read_text())):
         with pytest.raises(Refused, match="not who it should be") as caught:
-            await asyncio.wait_for(secured.agent("a", tls).run(), GENEROUS_S)
+            await asyncio.wait_for(secured.agent("a", trust).run(), GENEROUS_S)
         assert caught.value.details["reason"] == "certificate"
         assert "--ca" in (caught.value.hint or "")
     assert not secured.manager.links
@@ -127,8 +111,8 @@ async def test_the_name_counts_for_who_joins_and_not_for_who_has_the_very_certif
         port = await manager.start("127.0.0.1", 0, server_context(cert, key))
         there = Secured(manager, tmp_path, f"https://127.0.0.1:{port}", cert, cert)
         with pytest.raises(Refused):
-            await asyncio.wait_for(there.agent("a", lambda: joining_context(cert)).run(), GENEROUS_S)
-        task = asyncio.create_task(there.agent("a", lambda: pinned_context(cert.read_text())).run())
+            await asyncio.wait_for(there.agent("a", joining_context(cert)).run(), GENEROUS_S)
+        task = asyncio.create_task(there.agent("a", pinned_context(cert.read_text())).run())
         await until(lambda: "a" in manager.links)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -150,7 +134,7 @@ def test_what_stands_beside_the_address_is_trusted(tmp_path: Path) -> None:
     assert read_endpoint(tmp_path) == ("https://127.0.0.1:1", "t")
     assert read_trust(tmp_path) is None
     (tmp_path / "rollouts.json").write_text(json.dumps({**told, "certificate": cert.read_text()}))
-    context = read_trust(tmp_path)
+    context = JobEndpoint(tmp_path).trust()
     assert context is not None
     assert len(context.get_ca_certs()) == 1
 

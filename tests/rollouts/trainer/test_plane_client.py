@@ -10,14 +10,13 @@ import pytest
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import Done
 from gyre.rollouts.samples import pack_groups
-from gyre.rollouts.trainer.plane_client import RolloutClient
+from gyre.rollouts.trainer.plane_client import HearsOfRollouts, RolloutClient
+from tests.rollouts.owners import NowhereKnown
 
 
 @pytest.fixture
 def client() -> Iterator[RolloutClient]:
-    client = RolloutClient(
-        lambda: None, term=1, on_groups=lambda purpose, groups: None, on_error=lambda error: None
-    )
+    client = RolloutClient(NowhereKnown(), HearsOfRollouts(), term=1)
     yield client
     client.close()
 
@@ -35,4 +34,4 @@ def client() -> Iterator[RolloutClient]:
 )
 def test_groups_that_cannot_be_are_refused(client: RolloutClient, groups: bytes, more: bool) -> None:
     with pytest.raises(FrameError, match=r"done\.groups"):
-        client._received(Done(purpose="train", groups=groups, more=more))
+        client.received(Done(purpose="train", groups=groups, more=more))

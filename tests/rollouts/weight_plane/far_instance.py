@@ -12,10 +12,12 @@ from typing import Any
 import torch
 
 from gyre.config import WeightsSpec
-from gyre.rollouts.agent.policy_loading import AgentWeights, Check
-from gyre.rollouts.protocol.frames import Frame, Loaded, LoadFailed, Weights
+from gyre.rollouts.agent.owner import Check
+from gyre.rollouts.agent.policy_loading import AgentWeights
+from gyre.rollouts.protocol.frames import Loaded, LoadFailed, Weights
 from gyre.weights.version.manifest import WeightMismatch
 from gyre.workloads.gang.weight_source import WeightSource
+from tests.rollouts.owners import WeightsOwner
 
 TOKEN = "t"
 URL = "http://127.0.0.1:1"
@@ -33,7 +35,7 @@ def policy(version: int, *, size: int = 640, dtype: torch.dtype = torch.bfloat16
     return {MATRIX: values.to(dtype), "model.norm.weight": torch.ones(size, dtype=dtype)}
 
 
-class Far:
+class Far(WeightsOwner):
     """A trainer that publishes, and an instance that fetches, as if on two machines unless `path` is told."""
 
     def __init__(
@@ -50,28 +52,20 @@ class Far:
         self.source = WeightSource(
             tmp_path, lambda: (URL, TOKEN), root=tmp_path / "trainer", settings=settings
         )
-        self._has_engine = has_engine
-        self.frames: list[Frame] = []
+        super().__init__()
+        self.is_serving = has_engine
         self.folders: list[Path] = []
-        self.instance = AgentWeights(
-            tmp_path / "instance",
-            serve=self._serve,
-            is_serving=lambda: has_engine,
-            why_disk=lambda: "",
-            send=self.frames.append,
-            fetch_timeout_s=gives_up_s,
-            codec=imports,
-        )
+        self.instance = AgentWeights(tmp_path / "instance", self, fetch_timeout_s=gives_up_s, codec=imports)
         self.instance.settle(theirs or settings)
 
         self.checks: list[Check] = []
         """What the engine was offered instead of its loader's own comparison, with each folder."""
         self.refuses = ""
 
-    async def _serve(self, folder: Path, weights: Weights, check: Check) -> None:
+    async def serve(self, folder: Path, weights: Weights, check: Check) -> None:
         self.folders.append(folder)
         self.checks.append(check)
-        if not self._has_engine:
+        if not self.is_serving:
             await check()  # as is done while an engine starts
         if self.refuses:
             raise WeightMismatch(self.refuses)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,9 +13,12 @@ from gyre.engines.errors import EngineRefused
 from gyre.errors import ConfigError
 from gyre.rollouts import weight_peer
 from gyre.rollouts.agent.agent import Agent, AgentSettings
-from gyre.rollouts.agent.policy_loading import AgentWeights, Check
+from gyre.rollouts.agent.owner import Check
+from gyre.rollouts.agent.policy_loading import AgentWeights
+from gyre.rollouts.protocol.endpoint import FixedEndpoint
 from gyre.rollouts.protocol.frames import FetchFault, Loaded, LoadFailed, Weights
 from gyre.rollouts.weight_peer import where_to_listen
+from tests.rollouts.owners import NoCommands, WeightsOwner
 from tests.rollouts.plane import live_plane
 from tests.rollouts.weight_plane.far_instance import NETWORK, URL, Make, free_ports
 from tests.waits import GENEROUS_S
@@ -71,10 +73,7 @@ def test_an_address_that_this_machine_has_not_is_named(far: Make, bind: str) -> 
 def test_a_machine_that_joins_has_its_own_address_and_ports(tmp_path: Path) -> None:
     one = AgentWeights(
         tmp_path,
-        serve=lambda folder, weights, check: None,  # type: ignore[arg-type, return-value]
-        is_serving=lambda: False,
-        why_disk=lambda: "",
-        send=lambda frame: None,
+        WeightsOwner(),
         fetch_timeout_s=1.0,
         bind="127.0.0.1",
         ports="7100",
@@ -88,15 +87,14 @@ async def test_an_instance_that_cannot_listen_as_the_settings_say_leaves_and_say
         name="a", max_running=1, kv_tokens=1024, cache=tmp_path / "a", bind="198.51.100.7"
     )
 
-    def never(folder: Path, version: str) -> Any:
-        raise AssertionError("no policy was fetched")
-
     async with live_plane(tmp_path) as plane:
         await (await plane.trainer()).publish(0)
         with pytest.raises(
             ConfigError, match=r"weights\.bind: this machine has not the address 198\.51\.100\.7"
         ):
-            await asyncio.wait_for(Agent(settings, lambda: (plane.url, "secret"), never).run(), GENEROUS_S)
+            await asyncio.wait_for(
+                Agent(settings, FixedEndpoint(plane.url, "secret"), NoCommands()).run(), GENEROUS_S
+            )
 
 
 async def test_of_what_was_held_before_nothing_is_left_where_there_is_nothing_new(far: Make) -> None:
@@ -115,18 +113,18 @@ async def test_an_engine_that_rejects_a_version_serves_the_one_before_and_is_off
 ) -> None:
     plane = far()
     assert isinstance(await plane.load(1), Loaded)
-    serve = plane.instance._serve
+    serve = plane.serve
 
     async def reject(folder: Path, weights: Weights, check: Check) -> None:
         raise EngineRefused("the tensor w has another shape.")
 
-    plane.instance._serve = reject
+    plane.serve = reject
     failed = await plane.load(2)
     assert isinstance(failed, LoadFailed)
     assert (failed.version, "another shape" in failed.error) == (2, True)
     assert plane.instance.version == 1
     assert (plane.folders[-1] / "model.safetensors").exists()
-    plane.instance._serve = serve
+    plane.serve = serve
     assert isinstance(await plane.load(3), Loaded)
     assert plane.instance.version == 3
 

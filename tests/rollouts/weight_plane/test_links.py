@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from gyre.engines.weight_loading import LoadableVersion, LoadReport
-from gyre.rollouts.agent.policy_loading import Check
+from gyre.rollouts.agent.owner import Check
 from gyre.rollouts.protocol.frames import FetchFault, Loaded, LoadFailed, Weights
 from gyre.weights.version.arena import VersionFiles
 from gyre.weights.version.manifest import Chunk, WeightMismatch
@@ -62,13 +62,13 @@ def compare(folder: Path) -> None:
 
 def loads_as_the_ranks_do(plane: Far) -> None:
     """Have the instance's engine compare what it loads."""
-    given = plane.instance._serve
+    given = plane.serve
 
     async def serve(folder: Path, weights: Weights, check: Check) -> LoadReport | None:
         compare(folder)
         return await given(folder, weights, check)
 
-    plane.instance._serve = serve
+    plane.serve = serve
 
 
 async def load_here(plane: Far, folder: Path, told: dict[str, Any]) -> Loaded | LoadFailed:

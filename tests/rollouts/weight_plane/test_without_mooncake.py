@@ -14,8 +14,10 @@ from gyre.config import WeightsSpec
 from gyre.errors import ConfigError
 from gyre.rollouts import weight_peer
 from gyre.rollouts.agent.agent import Agent, AgentSettings
+from gyre.rollouts.protocol.endpoint import FixedEndpoint
 from gyre.rollouts.protocol.frames import Loaded
 from gyre.rollouts.weight_peer import check_transports
+from tests.rollouts.owners import NoCommands
 from tests.rollouts.plane import live_plane
 from tests.rollouts.weight_plane.far_instance import NETWORK, TOKEN, URL, Make, free_ports
 from tests.waits import GENEROUS_S
@@ -41,12 +43,11 @@ def test_mooncake_by_name_where_it_is_not_installed_is_one_clear_error(far: Make
 async def test_an_instance_whose_machine_has_no_mooncake_leaves_and_says_why(tmp_path: Path) -> None:
     settings = AgentSettings(name="a", max_running=1, kv_tokens=1024, cache=tmp_path)
 
-    def never(folder: Path, version: str) -> Any:
-        raise AssertionError("no policy was published")
-
     async with live_plane(tmp_path, weights=WeightsSpec(transports=["mooncake"])) as plane:
         with pytest.raises(ConfigError, match="mooncake"):
-            await asyncio.wait_for(Agent(settings, lambda: (plane.url, "secret"), never).run(), GENEROUS_S)
+            await asyncio.wait_for(
+                Agent(settings, FixedEndpoint(plane.url, "secret"), NoCommands()).run(), GENEROUS_S
+            )
 
 
 @pytest.mark.usefixtures("without_mooncake")

@@ -111,7 +111,7 @@ class Door(Front):
         )
         self._publishing = Publishing(
             plane.versions,
-            self._take,
+            self,
             server=server if settings.serves_folders else None,
             plane=PlaneKey(weights_key, plane.settings.weights),
             tokenizer=settings.tokenizer,
@@ -134,8 +134,8 @@ class Door(Front):
     def urgent_commit_s(cls, settings: ManagerSettings) -> float:
         return (settings.door or DoorSettings()).urgent_commit_s
 
-    def _take(self, frame: Publish, model: str) -> None:
-        """Raises FrameError."""
+    def take(self, frame: Publish, model: str) -> None:
+        """Publish a version. Raises FrameError."""
         self.shell.handle(Published(frame, model))
 
     def routes(self) -> list[web.RouteDef]:

@@ -17,9 +17,9 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gyre.config import WeightsSpec
 from gyre.errors import GyreError
@@ -110,7 +110,7 @@ class FolderServer:
         """Serve the folder's chunks; returns the address, host:port. Raises GyreError and OSError."""
         if self._peer is None:
             self._peer = WeightPeer(self._root, self._purpose, self._key, self._weights, url=url)
-        receiver = self._peer.receiver(give_up_s=SERVE_WITHIN_S, incident=lambda what, evidence: None)
+        receiver = self._peer.receiver(give_up_s=SERVE_WITHIN_S)
         receiver.fetch(
             folder.manifest,
             lambda: [Source("", str(folder.path))],
@@ -126,8 +126,13 @@ class FolderServer:
             self._peer.close()
 
 
+class TakesVersions(Protocol):
+    def take(self, frame: Publish, model: str) -> None:
+        """Publish this version of the policy of `model`, a fingerprint. Raises FrameError."""
+
+
 class Publishing:
-    """`take(frame, model)` publishes a version; `server` serves folders, None where that is left to shared disks.
+    """What a client publishes is taken by `owner`; `server` serves folders, None where that is left to shared disks.
     `plane` is for publishers that serve their versions themselves.
     `context_length` bounds what the model takes, None for its own limit. What is published lies below one of
     `folders`, unless there are none."""
@@ -135,7 +140,7 @@ class Publishing:
     def __init__(
         self,
         versions: PolicyVersions,
-        take: Callable[[Publish, str], None],
+        owner: TakesVersions,
         *,
         server: FolderServer | None = None,
         plane: PlaneKey | None = None,
@@ -147,7 +152,7 @@ class Publishing:
         """Of the newest version whose folder could be read."""
         self.url = ""
         self._versions = versions
-        self._take = take
+        self._owner = owner
         self._server = server
         self._plane = plane
         self._tokenizer = tokenizer
@@ -276,7 +281,7 @@ class Publishing:
             frame = checked(
                 Publish, version=version, checksum=checksum, path=path, sources=sources, model=model
             )
-            self._take(frame, frame.model)
+            self._owner.take(frame, frame.model)
         except FrameError as error:
             status = 409 if error.details.get("reason") == "checksum" else 422
             raise refused(status, "policy_refused", error.message) from None
