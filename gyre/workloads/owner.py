@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 
-class Reports(Protocol):
+class HearsEvents(Protocol):
     def report(self, kind: str, **body: Any) -> None:
         """An event for the journal; `kind` is the name of a class in `gyre.failover.events`. From any thread."""
 

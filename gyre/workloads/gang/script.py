@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from gyre.errors import Unreachable
 from gyre.workloads.gang.alignment import align
 from gyre.workloads.gang.gang import Gang, GangLost, Outcome, operator_failed
-from gyre.workloads.owner import Reports, SeesWaits
+from gyre.workloads.owner import HearsEvents, SeesWaits
 from gyre.workloads.vertex.membership import Membership
 from gyre.workloads.vertex.transport import VertexTransport
 
@@ -29,7 +29,7 @@ Arguments = Sequence[tuple[Any, ...]]
 """The positional arguments of each rank."""
 
 
-class HasGangs(Reports, SeesWaits, Protocol):
+class HasGangs(HearsEvents, SeesWaits, Protocol):
     """What the trainer's runtime is to them."""
 
 

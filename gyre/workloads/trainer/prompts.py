@@ -27,7 +27,7 @@ class BringsPrompts(Protocol):
     def held_out_at_most(self, count: int) -> int: ...
 
 
-class Prompts:
+class CheckedPrompts:
     """`vocabulary` is how many tokens the model has, None where that is unknown."""
 
     def __init__(self, source: BringsPrompts, run: RunSpec, vocabulary: int | None) -> None:

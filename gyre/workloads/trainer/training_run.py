@@ -54,7 +54,7 @@ from gyre.workloads.trainer.learning.publishing import ServedPolicies
 from gyre.workloads.trainer.learning.sample_writer import is_own, recorded_steps, sample_writer
 from gyre.workloads.trainer.learning.step_log import MetricsFile, StepLog
 from gyre.workloads.trainer.progress_report import ProgressReport, ShowsProgress
-from gyre.workloads.trainer.prompts import BringsPrompts, Prompts
+from gyre.workloads.trainer.prompts import BringsPrompts, CheckedPrompts
 from gyre.workloads.trainer.retries import Retries
 from gyre.workloads.trainer.rollout_requests import RolloutRequests
 from gyre.workloads.trainer.wait_stats import WaitStats
@@ -90,7 +90,7 @@ class TrainingRun:
         self.devices = JobDevices(self.spec, self._runtime.membership)
         self.flow = self.graph.flow()
         self._expectations = Expectations.of(self.spec, self.graph.leader.role)
-        self._prompts = Prompts(trainer, self.spec.run, self._expectations.vocabulary)
+        self._prompts = CheckedPrompts(trainer, self.spec.run, self._expectations.vocabulary)
         self.groups = GroupState(
             ledger, per_step=self.graph.per_step, vocabulary=self._expectations.vocabulary
         )

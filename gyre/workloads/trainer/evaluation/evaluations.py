@@ -22,7 +22,7 @@ from gyre.graph.flow import Firing, Flow
 from gyre.observe.samples.writer import SampleWriter
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome, operator_failed
-from gyre.workloads.owner import Reports
+from gyre.workloads.owner import HearsEvents
 from gyre.workloads.plain_data import plain
 from gyre.workloads.trainer.evaluation.held_out import EvaluationKey, FiringPart, HeldOutSets
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
@@ -42,7 +42,7 @@ from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.inbox_messages import Inbox
 from gyre.workloads.trainer.job_graph import JobGraph
 from gyre.workloads.trainer.learning.publishing import ServedPolicies
-from gyre.workloads.trainer.prompts import Prompts
+from gyre.workloads.trainer.prompts import CheckedPrompts
 from gyre.workloads.trainer.retries import Retries
 from gyre.workloads.trainer.rollout_requests import RolloutRequests
 from gyre.workloads.vertex.membership import Member
@@ -69,11 +69,11 @@ class Evaluations:
         settings: EvaluationSettings,
         *,
         groups_per_call: int,
-        prompts: Prompts,
+        prompts: CheckedPrompts,
         expectations: Expectations = NOTHING_KNOWN,
         plane: RolloutRequests | None,
         samples: SampleWriter,
-        reports: Reports,
+        reports: HearsEvents,
         inbox: Inbox,
     ) -> None:
         self._graph = graph

@@ -17,7 +17,7 @@ from gyre.graph.elements import Dispatch, Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.job_graph import JobGraph
-from gyre.workloads.trainer.prompts import Prompts
+from gyre.workloads.trainer.prompts import CheckedPrompts
 from gyre.workloads.trainer.retries import Retries
 
 
@@ -43,7 +43,7 @@ class FiringScheduler:
         runners: Mapping[Dispatch, FiringRunner],
         *,
         gangs: StepsOptimizer,
-        prompts: Prompts,
+        prompts: CheckedPrompts,
         own_runners: Mapping[str, FiringRunner] = MappingProxyType({}),
     ) -> None:
         self._graph = graph

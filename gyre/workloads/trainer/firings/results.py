@@ -19,7 +19,7 @@ from gyre.errors import Fenced
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import operator_failed
-from gyre.workloads.owner import Reports
+from gyre.workloads.owner import HearsEvents
 from gyre.workloads.trainer.firings.result_checks import problem_with_groups, problem_with_versions
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.job_graph import JobGraph
@@ -44,7 +44,7 @@ class FiringResults:
         retries: Retries,
         *,
         max_staleness: int,
-        reports: Reports,
+        reports: HearsEvents,
         keeper: KeepsGroups | None,
     ) -> None:
         self._graph = graph

@@ -28,7 +28,7 @@ from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
 from gyre.rollouts.samples import Group, Sample, SampleKey, unscored, with_score
 from gyre.workloads.gang.gang import Outcome, operator_failed, outcome_of
-from gyre.workloads.owner import Reports
+from gyre.workloads.owner import HearsEvents
 from gyre.workloads.trainer.firings.result_checks import NOTHING_KNOWN, Expectations, problem_with_groups
 from gyre.workloads.trainer.firings.results import FiringResults
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
@@ -73,7 +73,7 @@ class SampleScoring:
         results: FiringResults,
         retries: Retries,
         *,
-        reports: Reports,
+        reports: HearsEvents,
         inbox: Inbox,
         expectations: Expectations = NOTHING_KNOWN,
     ) -> None:

@@ -22,10 +22,10 @@ from gyre.observe.samples.writer import SampleWriter
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.staleness import Verdict
-from gyre.workloads.owner import Reports
+from gyre.workloads.owner import HearsEvents
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.groups.micro_batches import NO_GRADIENT
-from gyre.workloads.trainer.prompts import Prompts
+from gyre.workloads.trainer.prompts import CheckedPrompts
 
 EVIDENCE_LENGTH = 4000
 """Characters of the evidence that the event keeps; the ledger has all of it."""
@@ -58,8 +58,8 @@ class Replacements:
         redraw_stale: bool,
         dynamic_sampling: int,
         tokens_discarded: dict[str, int],
-        prompts: Prompts,
-        reports: Reports,
+        prompts: CheckedPrompts,
+        reports: HearsEvents,
         samples: SampleWriter,
     ) -> None:
         self._samples = samples

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from gyre.workloads.gang.learner_gang import LearnerGang
 from gyre.workloads.gang.state_files import sync_folder, write_json
-from gyre.workloads.owner import Reports
+from gyre.workloads.owner import HearsEvents
 from gyre.workloads.trainer.groups.group_state import GroupState
 
 KEPT_CHECKPOINTS = 2
@@ -46,7 +46,7 @@ class Checkpoints:
     """`term` is the trainer's."""
 
     def __init__(
-        self, directory: Path, groups: GroupState, *, term: int, timeout_s: float, reports: Reports
+        self, directory: Path, groups: GroupState, *, term: int, timeout_s: float, reports: HearsEvents
     ) -> None:
         self._root = directory / "checkpoints"
         self._groups = groups

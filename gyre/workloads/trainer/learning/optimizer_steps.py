@@ -18,7 +18,7 @@ from gyre.observe.samples.writer import Logprobs, SampleWriter
 from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.sample_ledger import NOT_FINITE_BATCH
 from gyre.workloads.gang.learner_gang import ActorGang
-from gyre.workloads.owner import Reports
+from gyre.workloads.owner import HearsEvents
 from gyre.workloads.plain_data import plain
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.job_devices import JobDevices
@@ -40,7 +40,7 @@ class OptimizerSteps:
         *,
         role: str,
         discarded: dict[str, int],
-        reports: Reports,
+        reports: HearsEvents,
         log: StepLog,
         samples: SampleWriter,
         devices: JobDevices,

@@ -24,7 +24,7 @@ from typing import Any
 from gyre.errors import OUT_OF_MEMORY
 from gyre.rollouts.trainer.sample_ledger import Passes
 from gyre.workloads.memory.choice import smaller
-from gyre.workloads.owner import Reports
+from gyre.workloads.owner import HearsEvents
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.vertex.membership import Member
 from gyre.workloads.vertex.messages import Failure
@@ -36,7 +36,7 @@ _KEYS = ("pass_tokens", "passes", "recompute")
 class PassSizes:
     """Halves a learner's passes at most `most` times in the job, after activations that its ranks can spare."""
 
-    def __init__(self, groups: GroupState, most: int, reports: Reports) -> None:
+    def __init__(self, groups: GroupState, most: int, reports: HearsEvents) -> None:
         self._groups = groups
         self._most = most
         self._reports = reports

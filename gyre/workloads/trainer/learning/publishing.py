@@ -25,7 +25,7 @@ import msgpack
 from gyre.graph.flow import Firing
 from gyre.workloads.gang.gang import GangLost, Outcome, outcome_of
 from gyre.workloads.gang.learner_gang import ActorGang, Sent
-from gyre.workloads.owner import Reports
+from gyre.workloads.owner import HearsEvents
 from gyre.workloads.protocols import Actor, PublishesModel
 from gyre.workloads.trainer.inbox_messages import Inbox, PublicationAnswered
 from gyre.workloads.trainer.rollout_requests import RolloutRequests
@@ -105,7 +105,7 @@ class ServedPolicies:
         directory: Path,
         transport: VertexTransport,
         *,
-        reports: Reports,
+        reports: HearsEvents,
         inbox: Inbox,
         plane: RolloutRequests | None,
         in_calls: bool,

@@ -33,7 +33,7 @@ from gyre.workloads.gang.gang import GangLost
 from gyre.workloads.gang.learner_gang import ActorGang, LearnerGang
 from gyre.workloads.gang.weight_copy import WeightCopy
 from gyre.workloads.learner.errors import CheckpointMismatch
-from gyre.workloads.owner import Reports
+from gyre.workloads.owner import HearsEvents
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.learning.checkpoints import problem_with
 
@@ -60,7 +60,7 @@ class Recovery:
         takes_weights: bool,
         copies: KnowsCopies,
         checkpoints: HasOlder,
-        reports: Reports,
+        reports: HearsEvents,
         copy_within_s: float = COPY_WITHIN_S,
     ) -> None:
         self._groups = groups

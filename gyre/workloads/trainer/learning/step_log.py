@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from gyre.workloads.owner import Reports
+from gyre.workloads.owner import HearsEvents
 from gyre.workloads.trainer.learning.learning_watch import CODES, LearningWatch, Warned
 from gyre.workloads.trainer.learning.step_line import step_line
 from gyre.workloads.trainer.wait_causes import Shares
@@ -40,7 +40,7 @@ class StepLog:
         earlier: Mapping[int, Mapping[str, Any]],
         steps_planned: int,
         waits: KnowsWaits,
-        reports: Reports,
+        reports: HearsEvents,
     ) -> None:
         self._file = file
         self._watch = watch

@@ -19,7 +19,7 @@ from gyre.store import LedgerStore, open_store
 from gyre.workloads.trainer.firings.firing_scheduler import FiringScheduler
 from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.job_graph import JobGraph
-from gyre.workloads.trainer.prompts import Prompts
+from gyre.workloads.trainer.prompts import CheckedPrompts
 from gyre.workloads.trainer.retries import RETRY_FIRST_S, Retries
 from tests.workloads.toy_policy import toy_spec
 
@@ -58,7 +58,7 @@ class Run:
             self.retries,
             {Dispatch.ONE: self.runner},
             gangs=self,
-            prompts=Prompts(self, RunSpec(), None),  # type: ignore[arg-type]
+            prompts=CheckedPrompts(self, RunSpec(), None),  # type: ignore[arg-type]
         )
 
     def step_optimizer(self, operator: Operator, firing: Firing) -> None:

@@ -20,7 +20,7 @@ from gyre.workloads.trainer.groups.group_state import GroupState
 from gyre.workloads.trainer.groups.micro_batches import NO_GRADIENT
 from gyre.workloads.trainer.groups.replacements import Replacements
 from gyre.workloads.trainer.job_graph import JobGraph
-from gyre.workloads.trainer.prompts import Prompts
+from gyre.workloads.trainer.prompts import CheckedPrompts
 from tests.workloads.reported import Reported
 from tests.workloads.toy_policy import toy_spec
 
@@ -36,7 +36,7 @@ class Source:
     prompt = staticmethod(prompt)
 
 
-PROMPTS = Prompts(Source(), RunSpec(), None)  # type: ignore[arg-type]
+PROMPTS = CheckedPrompts(Source(), RunSpec(), None)  # type: ignore[arg-type]
 
 
 @pytest.fixture
