@@ -248,7 +248,7 @@ def test_counting_needs_no_length_and_draws_nothing() -> None:
         ({"tool_choice": {}}, "tool_choice.type"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
-        ({"stop_sequences": ["x"]}, "stop_sequences"),
+        ({"stop_sequences": ["x", ""]}, "stop_sequences"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
@@ -412,7 +412,7 @@ def test_each_drawn_id_has_its_entry_in_order() -> None:
         (TOKENS, {"sampling_params": 5}, "sampling_params"),
         (TOKENS, {"sampling_params": {"logprobs": 5}}, "sampling_params.logprobs"),
         (TOKENS, {"sampling_params": {"n": 2}}, "sampling_params.n"),
-        (TOKENS, {"sampling_params": {"stop": ["a"]}}, "sampling_params.stop"),
+        (TOKENS, {"sampling_params": {"stop": [1]}}, "sampling_params.stop"),
         (TOKENS, {"features": {"a": 1}}, "features"),
         (COMPLETIONS, {"prompt": "text"}, "prompt"),
         (COMPLETIONS, {"prompt": [[1], [2]]}, "prompt"),

@@ -59,7 +59,7 @@ def test_turns_wait_in_the_order_of_their_groups(restarts: int) -> None:
     for _ in range(restarts):
         world.start()
     samples = [one.samples[0] for one in world.plane.groups.requests.values()]
-    ordered = sorted(samples, key=lambda one: one.placed.order)
+    ordered = sorted(samples, key=lambda one: one.placed.order or ())
     found = [world.ledger.session_of(one.request) for one in ordered]
     named = [(one.purpose, one.group_id) for one in found if one is not None]
     assert named[::2] == named[1::2] == ORDER

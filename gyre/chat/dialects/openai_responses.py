@@ -17,6 +17,7 @@ from gyre.chat.dialects.dialect import (
     checked_choice,
     event,
     longest,
+    stopping,
     token_logprobs,
     unsupported,
 )
@@ -40,7 +41,7 @@ class OpenaiResponses:
         tools = tuple(
             _tool(one, f"tools.{at}") for at, one in enumerate(told.listed("tools", MOST_TOOLS, "tools"))
         )
-        sampling = drawing(told) | longest(told, "max_output_tokens")
+        sampling = drawing(told) | stopping(told) | longest(told, "max_output_tokens")
         request = ChatRequest(
             checked_messages(tuple(messages), "input"),
             tools,

@@ -38,8 +38,8 @@ class Workers:
         self._silence_s = silence_s
         self._seconds = seconds
         self._waiting: dict[tuple[int, bool], list[tuple[tuple[int, int], LedgerSession]]] = {}
-        """By the oldest version that may answer them, and whether they have not begun; each with its place, in the order
-        of these."""
+        """By the oldest version that may answer them, and whether they have not begun; each with its place, in their
+        order."""
         self._queue_of: dict[str, tuple[tuple[int, bool], tuple[int, int]]] = {}
         """The queue of each, and its place there."""
         self._running: dict[str, dict[str, LedgerSession]] = {}
@@ -67,8 +67,8 @@ class Workers:
     def wait(
         self, session: LedgerSession, version: int, place: tuple[int, int], *, first: bool = False
     ) -> None:
-        """Nobody runs it: it is handed out, `first` before those that have not begun, and of either kind in the order of
-        their places, which no two have in common. `version` is the oldest that may answer its turns."""
+        """Nobody runs it: it is handed out, `first` before those that have not begun, and of either kind in the order
+        of their places, which no two have in common. `version` is the oldest that may answer its turns."""
         self.forget(session)
         session.worker = ""
         queue = version, not first

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from gyre.chat.history import TurnHistory, locate
 from gyre.chat.messages import Message, Tool
 from gyre.chat.renderer import Renderer
 from gyre.chat.requests import ChatRequest, said
+from gyre.chat.stop_texts import Stop, stop_of
 from gyre.request_body import RequestRefused, refused
 from gyre.rollouts.plane.session_tree import ROOT, LedgerSession, LedgerTurn
 
@@ -53,12 +55,7 @@ class Conversations:
         """The turn's parent, its prompt int32 `[p]`, its note, and why it begins a branch, "" where it begins none.
         Raises RequestRefused."""
         if self._renderer is None:
-            raise refused(
-                422,
-                "no_renderer",
-                "This job's model has no chat format, so messages cannot be put into tokens.",
-                "Ask with token ids, or give config.chat.",
-            )
+            raise _without_format("messages cannot be put into tokens")
         try:
             return await asyncio.to_thread(self._prompt, self._renderer, session, asked)
         except RequestRefused:
@@ -94,8 +91,11 @@ class Conversations:
         return parent, prompt, msgspec.msgpack.encode(note), why
 
     def stops(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
-        """The end tokens of the model's chat format, beside those that are asked for."""
+        """The end tokens of the model's chat format, beside those that are asked for. Raises RequestRefused for texts
+        that end an answer, where tokens have none."""
         if self._renderer is None:
+            if sampling.get("stop"):
+                raise _without_format("texts cannot end an answer")
             return {}
         own = sampling.get("stop_token_ids") or ()
         return {"stop_token_ids": sorted({*own, *self._renderer.stop_token_ids})}
@@ -106,13 +106,33 @@ class Conversations:
             return Message("assistant")
         note = _note(turn.note) if turn.note else _Note()
         ids = turn.sample.tokens()[0].tolist()
-        parsed = self._renderer.parse(ids, note.tools)
+        parsed, text = self._renderer.parse(ids, note.tools), "".join(self.texts(ids))
+        if (stop := self.stop_of(turn)) is not None:
+            text = self._renderer.text(ids).partition(stop.text)[0]
+            parsed = self._until(stop, parsed, ids, note.tools)
         asked = ChatRequest(
             tools=tuple(note.tools),
             calls_are_read=note.calls_are_read,
             parallel_tool_calls=note.parallel_tool_calls,
         )
-        return said(parsed, asked, "".join(self.texts(ids)), 0, f"{session.id}/{turn.key}")
+        return said(parsed, asked, text, 0, f"{session.id}/{turn.key}")
+
+    def stop_of(self, turn: LedgerTurn) -> Stop | None:
+        """The text that ended the turn; None where none did."""
+        texts = turn.request.sampling.get("stop")
+        if self._renderer is None or not texts:
+            return None
+        return stop_of(turn.sample.tokens()[0].tolist(), texts, self._renderer)
+
+    def _until(self, stop: Stop, parsed: Message, ids: Sequence[int], tools: Sequence[Tool]) -> Message:
+        """The message up to the text that ended it. Where that is in none of its texts, it is in the frame between
+        them, and the tokens before it are read."""
+        assert self._renderer is not None
+        if stop.text in parsed.reasoning:
+            return Message("assistant", "", parsed.reasoning.partition(stop.text)[0])
+        if stop.text in parsed.content:
+            return replace(parsed, content=parsed.content.partition(stop.text)[0])
+        return self._renderer.parse(ids[: stop.before], tools)
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each token."""
@@ -123,3 +143,12 @@ class Conversations:
     def _history(self, session: LedgerSession, turn: LedgerTurn) -> TurnHistory:
         note = _note(turn.note) if turn.note else _Note()
         return TurnHistory(turn.parent, tuple(note.messages), self.message_of(session, turn))
+
+
+def _without_format(why: str) -> RequestRefused:
+    return refused(
+        422,
+        "no_renderer",
+        f"This job's model has no chat format, so {why}.",
+        "Ask with token ids, or give config.chat.",
+    )

@@ -357,6 +357,7 @@ class SessionFront(TrainerFront):
             logprobs=logprobs.tolist(),
             token_texts=self._conversations.texts(ids.tolist()),
             versions=turn.sample.runs,
+            stopped_by=stop.text if (stop := self._conversations.stop_of(turn)) is not None else "",
         )
 
     def _repeats_of(self, session: LedgerSession) -> Repeats:
