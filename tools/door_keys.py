@@ -43,6 +43,10 @@ the ledger, so whoever asks again gets the same bytes. A stream is that of the f
 - **A session refuses what it cannot hold a model to**: `tool_choice: required` or a tool by name, and a schema of the
   answer. No engine draws by a grammar here: they have no tokenizers, and a draw among the allowed tokens alone has other
   log-probs than the policy that is trained. With smolagents, `OpenAIModel(..., tool_choice="auto")`.
+- **`previous_response_id` goes on from an answer of the session**, of whichever manager, and from that one though another says
+  the same. As at OpenAI, `instructions` are of one request: the same ones again go on from the answer's tokens, others begin a
+  branch. An answer of another session, or of a request with `store: false`, is not found (400). `conversation` is refused:
+  nothing outlives its session.
 - **A call that cannot be read is text.** Its arguments are told as the model wrote them, though they be no JSON; to
   Anthropic's clients, whose form wants an object, as `{"unparsed_arguments": "..."}`.
 - **No text becomes a control token**, whoever wrote it: a literal of one in a message, a result or a schema is text.

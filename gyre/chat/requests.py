@@ -37,6 +37,12 @@ class ChatRequest:
     calls_are_read: bool = True
     parallel_tool_calls: bool = True
     prompt_ids: list[int] | None = None
+    after: str = ""
+    """The id of the answer that it goes on from: `messages` are those after it. "" where they are all."""
+    is_instructed: bool = False
+    """The first message is of this request alone: who goes on from its answer says it again, or has none."""
+    is_stored: bool = True
+    """Others may go on from its answer by the id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -346,7 +346,9 @@ def test_what_responses_told_comes_back_as_the_same() -> None:
 @pytest.mark.parametrize(
     ("keys", "param"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"previous_response_id": 1}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"store": "no"}, "store"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),

@@ -30,7 +30,7 @@ _NO_MEDIA = "Conversations are text; leave it out."
 _NO_FRAME = (
     "The job's config.chat says how a conversation is written, so that a path stays one; leave it out."
 )
-_NO_STORE = "A request has its whole conversation; send the messages."
+_NO_STORE = "Nothing outlives its session; send the messages, or previous_response_id."
 _NO_HOSTED = "Tools are run by the agent; leave it out."
 _ONE = "A turn is one answer; send a request for each."
 _CLIENTS = "about the client"
@@ -134,8 +134,16 @@ RESPONSES = _keys(
     _TOOLS,
     _PARALLEL,
     takes(
-        ("input", "the whole conversation: text, or items; what ends it is not the assistant's"),
-        ("instructions", "a system message before it"),
+        (
+            "input",
+            "the whole conversation, or what comes after an earlier answer: text, or items; what ends it is not the "
+            "assistant's",
+        ),
+        ("instructions", "a system message before the conversation, of this request alone"),
+        (
+            "previous_response_id",
+            "an answer of this session that it goes on from; another one is 400 `previous_response_not_found`",
+        ),
         ("model", "any name, which the answer has"),
         ("max_output_tokens", "most tokens of the answer"),
         (
@@ -151,7 +159,10 @@ RESPONSES = _keys(
     passes({}, says=_NO_FRAME)("reasoning"),
     passes("disabled", says=_CUT)("truncation"),
     passes(False, says="The answer comes when it is there; leave it out.")("background"),
-    passes(says=_NO_STORE)("previous_response_id", "conversation", "prompt"),
+    takes(
+        ("store", "false: nothing goes on from the answer by its id; the session has its tokens all the same")
+    ),
+    passes(says=_NO_STORE)("conversation", "prompt"),
     passes(says=_NO_HOSTED)("max_tool_calls", "moderation", "access_programs"),
     passes(says="The answer comes when it is there; leave it out.")("background_options"),
     passes(says=_NO_MEDIA)("image"),

@@ -28,7 +28,7 @@ from gyre.chat.requests import ChatRequest, FinishedTurn
 from gyre.chat.retries import Repeats
 from gyre.chat.stop_texts import Stop
 from gyre.rollouts.manager.door.words import ModelWords
-from gyre.rollouts.manager.sessions.conversations import Conversations
+from gyre.rollouts.manager.sessions.conversations import Conversations, unknown_answer
 from gyre.rollouts.plane.door_ledger import Asked, AskedTurn, DoorLedger, DoorRequest
 from gyre.rollouts.plane.session_tree import ROOT, LedgerSession, LedgerTurn
 
@@ -106,7 +106,10 @@ class Chats:
             prompt = np.array(chat.prompt_ids, np.int32)
             parent, note = conversation.parent_of(prompt), b""
         else:
-            parent, prompt, note, _ = await self._conversations.prompt_of(conversation, chat)
+            before = next((one for one in conversation.turns if one.key == chat.after), None)
+            if chat.after and before is None:
+                raise unknown_answer(chat.after)
+            parent, prompt, note, _ = await self._conversations.prompt_of(conversation, chat, before)
         number = conversation.turns[parent].request.number if parent != ROOT else ROOT
         drawing = {**_DRAWING, **chat.sampling, **self._conversations.stops(chat.sampling)}
         drawing.setdefault("max_new_tokens", _longest(prompt, words))

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.chat.history import TurnHistory, locate
+from gyre.chat.history import BRANCH, GOES_ON, Located, TurnHistory, locate
 from gyre.chat.messages import Message, Tool
 from gyre.chat.renderer import Renderer
 from gyre.chat.requests import ChatRequest, said
@@ -35,6 +35,8 @@ class _Note(msgspec.Struct, array_like=True):
     tools: list[Tool] = []
     calls_are_read: bool = True
     parallel_tool_calls: bool = True
+    is_instructed: bool = False
+    is_stored: bool = True
 
 
 TEMPLATE = "template"
@@ -50,14 +52,15 @@ class Conversations:
         self._renderer = renderer
 
     async def prompt_of(
-        self, session: LedgerSession, asked: ChatRequest
+        self, session: LedgerSession, asked: ChatRequest, before: LedgerTurn | None = None
     ) -> tuple[int, NDArray[np.int32], bytes, str]:
         """The turn's parent, its prompt int32 `[p]`, its note, and why it begins a branch, "" where it begins none.
-        Raises RequestRefused."""
+        `before` is the turn with the answer that `asked` goes on from by its id, None where there is none. Raises
+        RequestRefused."""
         if self._renderer is None:
             raise _without_format("messages cannot be put into tokens")
         try:
-            return await asyncio.to_thread(self._prompt, self._renderer, session, asked)
+            return await asyncio.to_thread(self._prompt, self._renderer, session, asked, before)
         except RequestRefused:
             raise
         except (
@@ -71,11 +74,12 @@ class Conversations:
             ) from error
 
     def _prompt(
-        self, renderer: Renderer, session: LedgerSession, asked: ChatRequest
+        self, renderer: Renderer, session: LedgerSession, asked: ChatRequest, before_it: LedgerTurn | None
     ) -> tuple[int, NDArray[np.int32], bytes, str]:
         turns = list(session.turns)  # a session that is open loses none, so their places are their numbers
-        found = locate([self._history(session, turn) for turn in turns], asked.messages)
-        parent, new, prompt, why = ROOT, tuple(asked.messages), None, found.cause
+        histories = [self._history(session, turn) for turn in turns]
+        messages, found = self._located(turns, histories, asked, before_it)
+        parent, new, prompt, why = ROOT, messages, None, found.cause
         if found.parent != ROOT and turns[found.parent].sample.finish:
             before = turns[found.parent]
             path = before.path()
@@ -87,8 +91,41 @@ class Conversations:
                 prompt = np.concatenate([path, np.array(added, np.int32)])
         if prompt is None:
             prompt = np.array(renderer.render(new, asked.tools), np.int32)
-        note = _Note(list(new), list(asked.tools), asked.calls_are_read, asked.parallel_tool_calls)
+        note = _Note(
+            list(new),
+            list(asked.tools),
+            asked.calls_are_read,
+            asked.parallel_tool_calls,
+            asked.is_instructed and parent == ROOT,
+            asked.is_stored,
+        )
         return parent, prompt, msgspec.msgpack.encode(note), why
+
+    def _located(
+        self,
+        turns: Sequence[LedgerTurn],
+        histories: Sequence[TurnHistory],
+        asked: ChatRequest,
+        before: LedgerTurn | None,
+    ) -> tuple[tuple[Message, ...], Located]:
+        """The whole conversation, and where it goes on. After an answer that is named by its id it does so there,
+        unless the first message of before, which was of that request alone, is another one now."""
+        if before is None:
+            return asked.messages, locate(histories, asked.messages)
+        if not before.note or not before.sample.finish or not _note(before.note).is_stored:
+            raise unknown_answer(asked.after)
+        said: tuple[Message, ...] = ()
+        at = before.number
+        while at != ROOT:
+            said, first = (*histories[at].messages, histories[at].reply, *said), turns[at]
+            at = first.parent
+        own = 1 if _note(first.note).is_instructed else 0
+        new = asked.messages[1:] if asked.is_instructed else asked.messages
+        if said[:own] == asked.messages[: len(asked.messages) - len(new)]:
+            is_inner = any(turn.parent == before.number for turn in turns)
+            return (*said, *new), Located(before.number, new, BRANCH if is_inner else GOES_ON)
+        whole = (*asked.messages[: len(asked.messages) - len(new)], *said[own:], *new)
+        return whole, locate(histories, whole)
 
     def stops(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """The end tokens of the model's chat format, beside those that are asked for. Raises RequestRefused for texts
@@ -151,4 +188,15 @@ def _without_format(why: str) -> RequestRefused:
         "no_renderer",
         f"This job's model has no chat format, so {why}.",
         "Ask with token ids, or give config.chat.",
+    )
+
+
+def unknown_answer(name: str) -> RequestRefused:
+    """In OpenAI's words."""
+    return refused(
+        400,
+        "previous_response_not_found",
+        f"Previous response with id {name[:200]!r} not found: it is none of this session's, or was not stored.",
+        "Send the whole conversation.",
+        param="previous_response_id",
     )
