@@ -681,7 +681,8 @@ def test_every_metric_is_in_its_table_and_no_other() -> None:
     view["progress"] = {"reward": 1.0, "accuracy": 1.0, "tokens_per_s": 1.0, **shares}
     view["incidents"] = [{"cause": "process_died", "scope": "vertex"}]
     since = {"outcomes": {"scored": 2}, "turns": 3, "drawn_again": 0}
-    sessions = {"waiting": 1, "branches": {"template": 1}, "since_start": since}
+    lengths = {"groups": 1, "trained": {"sessions": 1, "tokens": 2.0, "seconds": 3.0}, "drawn": {}}
+    sessions = {"waiting": 1, "branches": {"template": 1}, "since_start": since, "oversampled": lengths}
     door = {"health": {"door": {"key_bytes": {"lab": 4096}}, "sessions": sessions}}
     gpu = {"GPU-a": {"busy": 0.5, "memory_used_bytes": 1.0, "memory_bytes": 2.0}}
     view["vertices"] = [

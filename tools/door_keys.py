@@ -36,8 +36,17 @@ the ledger, so whoever asks again gets the same bytes. A stream is that of the f
   of its calls and by its text; what it thought, keys that a client does not know, blanks at its ends and how arguments
   are spaced do not matter. Who changes more, or leaves messages out, begins a branch: smolagents does so at each turn,
   for it writes calls and results as prose.
-- **A session refuses what it cannot hold a model to**: `tool_choice: required`, a schema of the answer, texts that end
-  an answer. With smolagents, `OpenAIModel(..., tool_choice="auto", stop=REMOVE_PARAMETER)`.
+- **`stop` ends an answer with the token that completes the text**, whichever engine draws: the manager looks at tokens as
+  they come, and tells the engine to stop. The answer is told up to where the text begins; what is trained on, and counted in
+  `usage`, are all drawn tokens up to that one. What an engine drew after it is discarded as `after_stop`. Special tokens are
+  no text: `stop_token_ids` ends at them.
+- **A session refuses what it cannot hold a model to**: `tool_choice: required` or a tool by name, and a schema of the
+  answer. No engine draws by a grammar here: they have no tokenizers, and a draw among the allowed tokens alone has other
+  log-probs than the policy that is trained. With smolagents, `OpenAIModel(..., tool_choice="auto")`.
+- **`previous_response_id` goes on from an answer of the session**, of whichever manager, and from that one though another says
+  the same. As at OpenAI, `instructions` are of one request: the same ones again go on from the answer's tokens, others begin a
+  branch. An answer of another session, or of a request with `store: false`, is not found (400). `conversation` is refused:
+  nothing outlives its session.
 - **A call that cannot be read is text.** Its arguments are told as the model wrote them, though they be no JSON; to
   Anthropic's clients, whose form wants an object, as `{"unparsed_arguments": "..."}`.
 - **No text becomes a control token**, whoever wrote it: a literal of one in a message, a result or a schema is text.

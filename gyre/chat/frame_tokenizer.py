@@ -88,6 +88,14 @@ class FrameTokenizer:
         """What each token adds to a text, and of a special one its name. A part of a character is `\ufffd`."""
         return self._text.written(ids)
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The same, but that a special token is no text."""
+        return self._text.pieces(ids)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What they are written as together, behind other tokens, without special ones."""
+        return self._text.behind(ids)
+
     # -- foreign text -------------------------------------------------------------------------------
 
     @property

@@ -39,7 +39,8 @@ _WRITTEN = ("ok", "unknown_tool")
 class PackagedRenderer:
     """Of a model's folder and the package's settings for it: `name` (`qwen3`, `llama-3`, …), and the fields of its
     template (`enable_thinking`, …). Raises ConfigError where the package is missing, the settings are none of its, or
-    the folder's tokenizer has not the frame's tokens. Each call has the renderer for itself, from any thread."""
+    the folder's tokenizer has not the frame's tokens. From any thread: each call that writes has the renderer for
+    itself."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         package = needed("renderers", "config.chat")
@@ -93,8 +94,14 @@ class PackagedRenderer:
         return Message("assistant", content, found.reasoning_content or "", tuple(calls))
 
     def written(self, ids: Sequence[int]) -> list[str]:
-        with self._lock:
-            return self._tokenizer.written([int(one) for one in ids])
+        """Without the lock: tokens are read as they come, while long conversations are written."""
+        return self._tokenizer.written([int(one) for one in ids])
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return self._tokenizer.pieces([int(one) for one in ids])
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.text([int(one) for one in ids])
 
     def _broken(
         self, messages: Sequence[Message], tools: Sequence[Tool]

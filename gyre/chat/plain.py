@@ -108,6 +108,12 @@ class PlainRenderer:
         """The character of each token; of one that has none its number."""
         return [self._characters.get(int(one), f"<{int(one)}>") for one in ids]
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self._characters.get(int(one), "") for one in ids]
+
+    def text(self, ids: Sequence[int]) -> str:
+        return "".join(self.pieces(ids))
+
     def _message(self, message: Message, tools: Sequence[Tool], *, is_framed: bool) -> list[int]:
         frame = self._frame
         if message.role != "assistant":

@@ -39,5 +39,13 @@ class Renderer(Protocol):
         ...
 
     def written(self, ids: Sequence[int]) -> list[str]:
-        """What each token adds to a text, and of a special token its name."""
+        """What each token adds to a text, of a special token its name, and of a part of a character U+FFFD."""
+        ...
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The same, but that a special token is no text."""
+        ...
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What they are written as together, without special tokens."""
         ...

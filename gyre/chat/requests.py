@@ -24,9 +24,10 @@ class ChatRequest:
     """What a client asks for.
 
     `sampling` has the engine's names, and of these only what was given: max_new_tokens, temperature, top_p, top_k,
-    min_p, stop_token_ids, ignore_eos. `prompt_ids`, int32 `[p]`, is the prompt of a body that has token ids, whose
-    `messages` are empty. `calls_are_read` is false where no part of the answer is to be taken for a call
-    (`tool_choice: "none"`), and `parallel_tool_calls` where it may have one call at most."""
+    min_p, stop_token_ids, ignore_eos; and `stop`, the texts that end the answer. `prompt_ids`, int32 `[p]`, is the
+    prompt of a body that has token ids, whose `messages` are empty. `calls_are_read` is false where no part of the
+    answer is to be taken for a call (`tool_choice: "none"`), and `parallel_tool_calls` where it may have one call at
+    most."""
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Tool, ...] = ()
@@ -40,6 +41,12 @@ class ChatRequest:
     calls_are_read: bool = True
     parallel_tool_calls: bool = True
     prompt_ids: NDArray[np.int32] | None = None
+    after: str = ""
+    """The id of the answer that it goes on from: `messages` are those after it. "" where they are all."""
+    is_instructed: bool = False
+    """The first message is of this request alone: who goes on from its answer says it again, or has none."""
+    is_stored: bool = True
+    """Others may go on from its answer by the id."""
 
     @property
     def wants_prompt(self) -> bool:
@@ -51,10 +58,11 @@ class ChatRequest:
 class FinishedTurn:
     """A finished turn, as the ledger has it: the same one gives the same bytes each time it is told.
 
-    `created` is in whole seconds since 1970. `message` has tool-call ids. `finish` is `stop` or `length`.
-    `prompt_length` counts all tokens before the drawn ones, and `prompt_ids` are these, where `wants_prompt` of the
-    request; `token_ids`, `logprobs` (natural, finite) and, where `logprobs` of the request, `token_texts` are of the
-    drawn ones, in order, each of the same length; `versions` has `[version, start, end]` of runs of these."""
+    `created` is in whole seconds since 1970. `message` has tool-call ids, and ends before the text that ended the
+    answer. `finish` is `stop` or `length`; `stopped_by` is that text, "" where none did. `prompt_length` counts all
+    tokens before the drawn ones, and `prompt_ids` are these, where `wants_prompt` of the request; `token_ids`,
+    `logprobs` (natural, finite) and, where `logprobs` of the request, `token_texts` are of the drawn ones, in order, each
+    of the same length; `versions` has `[version, start, end]` of runs of these."""
 
     id: str
     created: int
@@ -67,6 +75,7 @@ class FinishedTurn:
     logprobs: Sequence[float] = ()
     token_texts: Sequence[str] = ()
     versions: Sequence[Sequence[int]] = ()
+    stopped_by: str = ""
 
 
 def said(parsed: Message, request: ChatRequest, drawn_text: str, turn: int, salt: str) -> Message:

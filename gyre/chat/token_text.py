@@ -68,6 +68,16 @@ class TokenText:
             self._written |= {one: text.removeprefix(alone) for one, text in zip(missing, both, strict=True)}
         return [self._written[one] for one in token_ids]
 
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """The same, but that a special token adds nothing."""
+        names = self.written(token_ids)
+        return ["" if one in self._special else name for one, name in zip(token_ids, names, strict=True)]
+
+    def behind(self, token_ids: Sequence[int]) -> str:
+        """What they add to a text together, without special ones."""
+        before, alone = self._before
+        return self.text([*before, *token_ids], special=False).removeprefix(alone)
+
     def offsets(self, token_ids: Sequence[int], *, special: bool) -> list[int]:
         """Where in the text each token begins, in characters: by what each token adds by itself, so that it is near
         where a decoder writes a token otherwise beside others (GPT-1's). Tokens that are parts of characters begin

@@ -155,7 +155,10 @@ ROWS: tuple[tuple[str, Callable[[EngineKind], object]], ...] = (
     ("a sample's tokens by seed and position alone", lambda kind: _by_seed(kind)),
     *((f"`{key}`", lambda kind, key=key: key in kind.sampling) for key in ("top_p", "top_k")),
     ("`min_p`", lambda kind: "min_p" in kind.sampling if kind.min_p_by_seed else "without `deterministic`"),
-    ("stop tokens (stop strings: the door's own)", lambda kind: "stop_token_ids" in kind.sampling),
+    (
+        "stop tokens (texts that end an answer: the manager's own, in chats)",
+        lambda kind: "stop_token_ids" in kind.sampling,
+    ),
     *((f"pauses `{mode}`", lambda kind, mode=mode: mode in kind.pauses) for mode in _PAUSES),
     ("adapters (`config.lora`)", lambda kind: kind.adapters),
     ("local instances (`rollouts.local`) of a job on GPUs", lambda kind: kind.shares_device),

@@ -132,8 +132,8 @@ def _with_recipe_defaults(spec: JobSpec) -> JobSpec:
 
 def _fit_answers(spec: JobSpec, settings: WorkloadSettings) -> None:
     """A job that does not say how long its answers are has those that fit: what the task's prompts leave of the
-    context, or half of it where the prompts are not known here."""
-    if spec.recipe == FLEET or "max_new_tokens" in settings.sampling.model_fields_set:
+    context, or half of it where the prompts are not known here; and its sessions fill it."""
+    if spec.recipe == FLEET:
         return
     contexts = [rollouts_of(spec, role).context_length for role in spec.roles if is_instance(spec, role)]
     rooms = [spec.rollouts.context_length, *contexts]
@@ -141,6 +141,11 @@ def _fit_answers(spec: JobSpec, settings: WorkloadSettings) -> None:
         rooms.append(settings.model.max_positions)
     room = min((one for one in rooms if one is not None), default=None)
     if room is None:
+        return
+    agent = settings.agent
+    if agent is not None and "max_tokens" not in agent.model_fields_set and room < agent.max_tokens:
+        spec.config = {**spec.config, "agent": {**spec.config["agent"], "max_tokens": room}}
+    if "max_new_tokens" in settings.sampling.model_fields_set:
         return
     task = settings.task
     known = task is not None and task.name == "arithmetic" and settings.data is None and spec.run.data is None

@@ -100,6 +100,27 @@ class _ViewCollector:
         ):
             if is_number(value):
                 yield self._gauge(key, text, (), {(): value}, CounterMetricFamily)
+        yield from self._of_lengths(told.get("oversampled"))
+
+    def _of_lengths(self, told: Any) -> Iterator[Metric]:
+        """Of groups that begin with more sessions than are trained: how long those that are trained are, and all. None
+        where no group did."""
+        if not isinstance(told, dict) or not told.get("groups"):
+            return
+        groups = "groups that began with more sessions than are trained"
+        for key, of, text, kind in (
+            ("gyre_oversampled_sessions", "sessions", f"Sessions of {groups}", CounterMetricFamily),
+            (
+                "gyre_session_tokens",
+                "tokens",
+                f"Mean drawn tokens of a session, of {groups}",
+                GaugeMetricFamily,
+            ),
+            ("gyre_session_seconds", "seconds", f"Mean seconds of a session, of {groups}", GaugeMetricFamily),
+        ):
+            found = {(of_which,): told.get(of_which, {}).get(of) for of_which in ("trained", "drawn")}
+            values = {label: value for label, value in found.items() if is_number(value)}
+            yield self._gauge(key, text, ("of",), values, kind)
 
     def _of_progress(self) -> Iterator[Metric]:
         view, job, progress = self._view, self._view["job"], self._view["progress"]

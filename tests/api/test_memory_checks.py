@@ -263,3 +263,18 @@ def test_a_machine_with_too_little_memory_or_disk_for_checkpoints_is_warned_of(
     assert found(host - 1, disk) == ["roles.actor"]
     assert found(host, disk - 1) == ["run.checkpoint_every"]
     assert not foreseen(job(folder), here=False).findings
+
+
+def agents_job(folder: Path, max_tokens: int) -> dict[str, Any]:
+    """Its turns are of at most 1024 tokens, its sessions of more."""
+    given = job(folder)
+    agent = {"function": "my.agents:solve", "max_tokens": max_tokens}
+    roles = {"actor": {"total": 2}, "rollout": {"total": 2}, "agent": {"total": 2}}
+    return {**given, "config": {**given["config"], "agent": agent}, "roles": roles}
+
+
+def test_a_row_of_a_session_is_as_long_as_the_session(folder: Path) -> None:
+    """And not as one of its turns: a pass has to take the longest row."""
+    assert foreseen(agents_job(folder, 4096)).lines == foreseen(job(folder)).lines
+    with pytest.raises(ConfigError, match=r"for activations; a device has 79\.0 GiB"):
+        foreseen(agents_job(folder, 16384))

@@ -189,3 +189,41 @@ def test_agents_that_leave_engines_idle_are_warned_of() -> None:
     assert f"note: {few}: engines that generate more than 32 samples at once" in plan(agents_job()).output
     for enough in (agents_job(max_running=16), agents_job(8, max_running=64), agents_job(step=8)):
         assert "sessions at once (" not in plan(enough).output
+
+
+def session_job(**agent: Any) -> dict[str, Any]:
+    given = agents_job()
+    given["config"]["agent"] = {"environment": "gyre.agents.calculator:Calculator", **agent}
+    return given
+
+
+def test_a_session_has_to_fit_the_model() -> None:
+    """One that is not said how long it may be fills the context, whatever its turns are."""
+    for context, longest in ((None, 96), (48, 48)):
+        given = session_job()
+        given["rollouts"] = {} if context is None else {"context_length": context}
+        compiled = compile_job(parse_job(given)).spec
+        assert compiled.config["agent"]["max_tokens"] == longest
+        assert compile_job(compiled).spec == compiled
+        assert plan(given).exit_code == 0, plan(given).output
+    told = plan(session_job(max_tokens=97))
+    assert told.exit_code == 2
+    assert (
+        "config.agent.max_tokens: 97 given, which is more than config.model.max_positions, 96." in told.stderr
+    )
+    assert plan(session_job(max_tokens=96)).exit_code == 0
+
+
+def test_a_prompt_has_to_leave_a_session_room(tmp_path: Path) -> None:
+    """Of a prepared data set, and of a file of rows."""
+    data = prepared(tmp_path, ["1+1=", "1+1+1+1+1+1="])
+    rows = write_lines(tmp_path / "rows.jsonl", [{"prompt": "1+1+1+1+1+1=", "answer": "6"}])
+    for source in ({"data": {"path": data}}, {"task": {"name": "rows", "file": str(rows)}}):
+        given = session_job(max_tokens=8)
+        given["run"] = {**given["run"], "evaluate_every": 0}
+        given["config"] = {key: one for key, one in given["config"].items() if key != "task"} | source
+        told = plan(given)
+        assert told.exit_code == 2, told.output
+        assert "config.agent.max_tokens: 8 given, which leaves no room for an answer beside" in told.stderr
+        given["config"]["agent"]["max_tokens"] = 97
+        assert "which is more than config.model.max_positions" in plan(given).stderr

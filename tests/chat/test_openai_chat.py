@@ -98,7 +98,6 @@ def test_a_conversation_is_read_with_its_calls() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"stop": ["Observation:"]},
         {"seed": 1},
         {"n": 2},
         {"logit_bias": {"5": 1}},

@@ -249,7 +249,7 @@ def test_counting_needs_no_length_and_draws_nothing() -> None:
         ({"tool_choice": {}}, "tool_choice.type"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
-        ({"stop_sequences": ["x"]}, "stop_sequences"),
+        ({"stop_sequences": ["x", ""]}, "stop_sequences"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
@@ -347,7 +347,9 @@ def test_what_responses_told_comes_back_as_the_same() -> None:
 @pytest.mark.parametrize(
     ("keys", "param"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"previous_response_id": 1}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"store": "no"}, "store"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
@@ -414,7 +416,7 @@ def test_each_drawn_id_has_its_entry_in_order() -> None:
         (TOKENS, {"sampling_params": 5}, "sampling_params"),
         (TOKENS, {"sampling_params": {"logprobs": 5}}, "sampling_params.logprobs"),
         (TOKENS, {"sampling_params": {"n": 2}}, "sampling_params.n"),
-        (TOKENS, {"sampling_params": {"stop": ["a"]}}, "sampling_params.stop"),
+        (TOKENS, {"sampling_params": {"stop": [1]}}, "sampling_params.stop"),
         (TOKENS, {"features": {"a": 1}}, "features"),
         (COMPLETIONS, {"prompt": "text"}, "prompt"),
         (COMPLETIONS, {"prompt": [[1], [2]]}, "prompt"),

@@ -92,6 +92,24 @@ async def test_a_session_goes_on_from_its_last_turn(plane: FleetPlane) -> None:
     assert newest.parent >= 0
 
 
+async def test_a_text_ends_a_chat_also_of_another_manager(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    first = chatting(plane, USER, stop="+=")
+    (sample,) = await agent.work(1)
+    await agent.say(sample.work.row, TOKENIZER.encode("3+").tolist(), "")
+    await plane.settled()
+    first.cancel()
+    await plane.kill()
+    await plane.start()
+    await agent.back()
+    again = chatting(plane, USER, stop="+=", retry=1)
+    (row,) = agent.samples
+    await agent.say(row, TOKENIZER.encode("=9").tolist(), "")
+    status, told = await again
+    assert status == 200, told
+    assert (told["choices"][0]["message"]["content"], told["usage"]["completion_tokens"]) == ("3", 3)
+
+
 async def test_a_retry_is_of_the_oldest_request_whose_answer_nobody_has(plane: FleetPlane) -> None:
     (agent,) = await plane.serving("a")
     both = [chatting(plane, USER), chatting(plane, USER)]

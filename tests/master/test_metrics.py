@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from gyre.failover import JobPhase
 from gyre.master.metrics import prometheus_text
+from gyre.rollouts.plane.session_lengths import SessionLengths
+from gyre.rollouts.plane.session_tree import LedgerSession
 from tests.doubles.standing_job import StandingJob
 
 
@@ -67,6 +71,38 @@ def test_what_a_key_has_a_fleet_hold_is_told_by_key() -> None:
     assert 'gyre_door_key_bytes{job="small",key="lab"} 4096.0' in text
     assert 'gyre_door_key_bytes{job="small",key="other"} 17.0' in text
     assert "strange" not in text
+
+
+def test_the_lengths_of_sessions_that_are_trained_are_told_beside_all_that_were_drawn() -> None:
+    """As the rollout manager's status has them; nothing where no group began with more than are trained."""
+
+    def sessions(id: str, drawn: int) -> LedgerSession:
+        session = LedgerSession(id, "train", 0, 0, 0, given_at=1.0)
+        sample = SimpleNamespace(length=drawn)
+        session.turns = [SimpleNamespace(sample=sample)]  # type: ignore[list-item]
+        return session
+
+    lengths = SessionLengths()
+    with StandingJob() as job:
+        view = job.view()
+
+    def text() -> str:
+        told = {"waiting": 0, "oversampled": lengths.told()}
+        manager = {**view["vertices"][0], "role": "rollout_manager", "fields": {"health": {"sessions": told}}}
+        return prometheus_text({**view, "vertices": [*view["vertices"], manager]}, now=0.0).decode()
+
+    assert "gyre_session_tokens" not in text()
+    lengths.completed([sessions("a", 10), sessions("b", 20)], [sessions("c", 60)], 5.0)
+    found = text()
+    for key, of, value in (
+        ("gyre_oversampled_sessions_total", "trained", 2.0),
+        ("gyre_oversampled_sessions_total", "drawn", 3.0),
+        ("gyre_session_tokens", "trained", 15.0),
+        ("gyre_session_tokens", "drawn", 30.0),
+        ("gyre_session_seconds", "trained", 4.0),
+        ("gyre_session_seconds", "drawn", 4.0),
+    ):
+        assert f'{key}{{job="small",of="{of}"}} {value}' in found
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -474,22 +474,24 @@ class ScriptedAgent:
             del self.samples[row]
         return self.seq
 
-    async def say(self, row: int, tokens: Sequence[int], end: Literal["stop", "length"] = "stop") -> None:
-        """These are the sample's next tokens, and its last."""
+    async def say(self, row: int, tokens: Sequence[int], end: Literal["stop", "length", ""] = "stop") -> None:
+        """These are the sample's next tokens, and its last unless `end` is ""."""
         self.seq += 1
-        sample = self.samples.pop(row)
+        sample = self.samples.pop(row) if end else self.samples[row]
+        start = len(sample.tokens)
+        sample.tokens += tokens
         assert self.weights is not None
         await self.wire.send(
             GenerationProgress(
                 self.seq,
                 np.array([row], np.uint32),
                 np.array([sample.work.lease], np.uint64),
-                np.array([len(sample.tokens)], np.uint32),
+                np.array([start], np.uint32),
                 np.array([len(tokens)], np.uint32),
                 np.array([self.weights.version], np.int32),
                 np.array(tokens, np.int32),
                 np.full(len(tokens), -0.5, np.float32),
-                [End(row, sample.work.lease, end, "", ())],
+                [End(row, sample.work.lease, end, "", ())] if end else [],
             )
         )
 

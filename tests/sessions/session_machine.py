@@ -598,14 +598,17 @@ def sessions_of(plane: Plane) -> dict[str, Any]:
         for name, one in ledger.sessions.items()
     }
     groups = {
-        one.name: (one.failed, [member.id for member in one.members], one.is_complete)
+        one.name: (one.number, one.failed, [member.id for member in one.members], one.is_complete)
         for one in ledger.by_number.values()
     }
     return {
         "sessions": sessions,
         "groups": groups,
         "pins": sorted(plane.groups.pins.values()),
-        "waiting": sorted(ledger.workers._queue_of),
+        "waiting": {
+            queue: [session.id for _, session in waiting]
+            for queue, waiting in ledger.workers._waiting.items()
+        },
         "running": {worker: sorted(one) for worker, one in ledger.workers._running.items()},
     }
 

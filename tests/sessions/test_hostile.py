@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
+from gyre.chat.packaged import PackagedRenderer
 from gyre.chat.plain import PlainRenderer
 from gyre.config import GENERATE_SCOPE
 from gyre.rollouts.manager.sessions import front as front_module
 from gyre.rollouts.protocol.frames import Failed
 from gyre.store import RolloutStore
 from gyre.workloads.tasks.arithmetic import CharTokenizer
+from tests.chat.tokenizers import small
 from tests.rollouts.plane import SOON_S, ScriptedAgent, until
 from tests.sessions.session_plane import GENERATE, SessionPlane, drawn, generate_body, ids_of, session_plane
 
@@ -269,28 +272,57 @@ async def test_what_a_tool_says_is_text(plane: SessionPlane, text: str) -> None:
 
 
 async def test_megabytes_from_a_tool_are_over_budget(plane: SessionPlane) -> None:
-    agent, (one, _) = await begun(plane)
-    talk = {"model": "policy", "messages": [{"role": "user", "content": "1" * (4 << 20)}]}
-    body = json.dumps(talk).encode()
-    refused(await sent(plane, "POST", f"{one['path']}/v1/chat/completions", body), 422, "budget")
-    await good(plane, agent, one)
+    """Of three agents at once; another one's turn is answered meanwhile."""
+    await plane.asked([0], n=4)
+    agent, (other, *sessions) = await plane.working("a"), await plane.claim(most=4)
+    call = plane.chatting(sessions[0], [{"role": "user", "content": "1="}], [TOOL])
+    (sample,) = await agent.work(1)
+    await agent.say(sample.work.row, TOKENIZER.encode("[1+1]").tolist())
+    said = (await call)[1]["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "1" * (4 << 20)}
+    body = json.dumps(
+        {"model": "policy", "messages": [{"role": "user", "content": "1="}, said, result]}
+    ).encode()
+    asking = [
+        asyncio.create_task(sent(plane, "POST", f"{one['path']}/v1/chat/completions", body))
+        for one in sessions
+    ]
+    await good(plane, agent, other)
+    for answer in await asyncio.gather(*asking):
+        refused(answer, 422, "budget")
+    assert not plane.front._read_bytes
 
 
-async def test_schemas_a_hundred_levels_deep(plane: SessionPlane) -> None:
-    agent, (one, other) = await begun(plane)
+@pytest.mark.parametrize(("levels", "is_taken"), [(100, True), (3000, False)])
+async def test_schemas_a_hundred_levels_deep(tmp_path: Path, levels: int, is_taken: bool) -> None:
+    """A model's frame writes them, or says that it cannot; another session's turn is answered meanwhile."""
     schema: dict[str, Any] = {"type": "string"}
-    for _ in range(100):
+    for _ in range(levels):
         schema = {"type": "object", "properties": {"x": schema}}
     deep = {"type": "function", "function": {"name": "calculator", "parameters": schema}}
-    asking = plane.chatting(one, [{"role": "user", "content": "1="}], [deep])
-    done, _ = await asyncio.wait([asking], timeout=0.3)
-    if done:
-        status, told = asking.result()
-        assert status in (400, 422)
-        assert told["error"]["message"]
-    else:
-        await chatted(plane, agent, asking, "1")
-    await good(plane, agent, other)
+    talk = {"model": "policy", "messages": [{"role": "user", "content": "1="}], "tools": [deep]}
+    renderer = PackagedRenderer(small("qwen3", tmp_path / "model"), {"name": "qwen3"})
+    async with session_plane(tmp_path, renderer=renderer, max_tokens=1 << 20) as plane:
+        agent, (one, other) = await begun(plane)
+        body = msgspec.json.encode(talk) if is_taken else _nested(talk, levels)
+        asking = asyncio.create_task(sent(plane, "POST", f"{one['path']}/v1/chat/completions", body))
+        if is_taken:
+            (sample,) = await agent.work(1)
+            await good(plane, agent, other)
+            await agent.say(sample.work.row, renderer._tokenizer.encode("1<|im_end|>"))
+            status, told = await asking
+            assert (status, told["choices"][0]["message"]["content"]) == (200, "1"), told
+        else:
+            await good(plane, agent, other)
+            refused(await asking, 422, "invalid", "chat")
+        plane.exact()
+
+
+def _nested(talk: dict[str, Any], levels: int) -> bytes:
+    """The JSON of a request whose schema no encoder of this process writes: it is too deep."""
+    schema = '{"type":"object","properties":{"x":' * levels + '{"type":"string"}' + "}}" * levels
+    tool = '{"type":"function","function":{"name":"calculator","parameters":' + schema + "}}"
+    return (json.dumps({**talk, "tools": []})[:-3] + f"[{tool}]}}").encode()
 
 
 async def test_a_template_that_raises_is_a_refusal(plane: SessionPlane, monkeypatch: Any) -> None:
@@ -308,10 +340,12 @@ async def test_a_template_that_raises_is_a_refusal(plane: SessionPlane, monkeypa
 # -- how much -------------------------------------------------------------------------------------------
 
 
-async def test_many_calls_of_one_session_at_once(plane: SessionPlane) -> None:
-    """The same call a thousand times over is one turn, and as many wait as may; other sessions are served."""
+@pytest.mark.parametrize("many", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+async def test_many_calls_of_one_session_at_once(plane: SessionPlane, many: int) -> None:
+    """The same call a thousand times over, or ten thousand, is one turn, and as many wait as may; other sessions are
+    served meanwhile, and what the refused ones took is given back."""
     agent, (one, other) = await begun(plane)
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=200)  # they share the manager's loop here, which has each in turn
     body = json.dumps(generate_body(PROMPT)).encode()
     counts: dict[int, int] = {}
 
@@ -324,13 +358,21 @@ async def test_many_calls_of_one_session_at_once(plane: SessionPlane) -> None:
                 assert (await reply.json())["error"]["code"] == "too_many_open"
 
     async with aiohttp.ClientSession(connector=connector) as http:
-        calls = [asyncio.create_task(call(http)) for _ in range(1000)]
-        await until(lambda: counts.get(429, 0) >= 1000 - front_module.MOST_AT_ONCE)
+        calls = [asyncio.create_task(call(http)) for _ in range(many)]
         (sample,) = await agent.work(1)
+        await good(plane, agent, other)
+        while counts.get(429, 0) < many - front_module.MOST_AT_ONCE:
+            assert await agent.wire.echo()  # neither engine nor worker is silent meanwhile
+            await plane.post("/v1/sessions/beat", {"worker": "w", "sessions": [one["id"], other["id"]]})
+        assert plane.front._asking == {one["id"]: front_module.MOST_AT_ONCE}
+        assert plane.front._read_bytes == front_module.MOST_AT_ONCE * len(body)
         await agent.report({sample.work.row: 3}, {sample.work.row: "stop"})
         await asyncio.gather(*calls)
-    assert counts == {200: front_module.MOST_AT_ONCE, 429: 1000 - front_module.MOST_AT_ONCE}
-    assert plane.manager.groups.account.generated == 3
+    assert counts == {200: front_module.MOST_AT_ONCE, 429: many - front_module.MOST_AT_ONCE}
+    assert plane.manager.groups.account.generated == 3 + 2
+    assert not plane.front._asking
+    assert not plane.front._read_bytes
+    assert not plane.front._waiting
     await good(plane, agent, other)
 
 
@@ -442,3 +484,51 @@ async def test_a_key_runs_its_own_sessions_and_no_others(plane: SessionPlane, mo
     refused(await sent(plane, "POST", f"/v1/sessions/{theirs['id']}/end", end, "other"), 403, "not_yours")
     for _ in range(2):
         assert (await sent(plane, "POST", f"/v1/sessions/{theirs['id']}/end", end, "lab"))[0] == 200
+
+
+async def test_two_agents_with_one_key_have_sessions_of_their_own(
+    plane: SessionPlane, monkeypatch: Any
+) -> None:
+    """What one says that it runs keeps nothing of the other's alive; and what one of them loses the other gets, and
+    keeps, whatever the first says later."""
+    monkeypatch.setattr("gyre.rollouts.plane.session_workers.TAKEN_WITHIN_S", 0.2)
+    row = {
+        "digest": hashlib.sha256(b"lab").hexdigest(),
+        "scopes": [GENERATE_SCOPE],
+        "expires_at": None,
+        "revoked_at": None,
+    }
+    monkeypatch.setattr(RolloutStore, "snapshot_rows", lambda self, kind: {"lab": row})
+    await plane.manager.callers.read()
+    await plane.asked([0], n=2)
+    agent = await plane.working("a")
+
+    async def asks(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return await sent(plane, "POST", path, json.dumps(body).encode(), "lab")
+
+    async def claims(worker: str) -> dict[str, Any]:
+        told = (await asks("/v1/sessions/claim", {"worker": worker, "most": 1, "wait_s": 20}))[1]
+        session: dict[str, Any] = told["sessions"][0]
+        return session
+
+    first, second = await claims("x"), await claims("y")
+    assert first["id"] != second["id"]
+    for _ in range(5):  # x says that it runs both, and y says nothing
+        await asyncio.sleep(0.1)
+        told = (await asks("/v1/sessions/beat", {"worker": "x", "sessions": [first["id"], second["id"]]}))[1]
+        assert told == {"lost": [second["id"]]}
+    await asks("/v1/sessions/beat", {"worker": "y", "sessions": []})
+    again = await claims("x")
+    assert again["id"] == second["id"]
+    body = generate_body(PROMPT)
+    refused(await asks(f"{second['path']}{GENERATE}", body), 410, "lost")
+    refused(
+        await asks(
+            f"/v1/sessions/{second['path'].removeprefix('/s/')}/end", {"outcome": "scored", "reward": 1.0}
+        ),
+        410,
+        "lost",
+    )
+    turn = asyncio.create_task(asks(f"{again['path']}{GENERATE}", body))
+    await drawn(agent, 2)
+    assert (await turn)[0] == 200

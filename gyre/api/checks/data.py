@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gyre.api.checks.findings import JobWarning, Note, elsewhere
+from gyre.api.checks.learning import check_session_length
 from gyre.config import JobSpec
 from gyre.config.sections import DataSettings, WorkloadSettings
 from gyre.errors import ConfigError
@@ -40,7 +41,10 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
     except ConfigError as error:
         key = "" if error.message.startswith("config.") else "config.data: "
         raise ConfigError(f"{key}{error.message}", hint=error.hint) from error
-    yield from _check_lengths(spec, data, settings.sampling.max_new_tokens)
+    if settings.agent is not None:
+        _check_sessions(spec, data, settings.agent.max_tokens)
+    else:
+        yield from _check_lengths(spec, data, settings.sampling.max_new_tokens)
     _check_held_out(spec, data)
     if never := data.never_trained:  # raises where every prompt is held out
         yield JobWarning(f"config.data: {never}.")
@@ -61,7 +65,13 @@ def _check_rows(spec: JobSpec, settings: WorkloadSettings, *, here: bool) -> Ite
     if spec.recipe is not None and spec.run.evaluate_every:
         task.held_out(spec.run.held_out or 1)  # raises where there are fewer
     new, model = settings.sampling.max_new_tokens, settings.model
-    if model is not None and not settings.first_policy and task.longest_prompt + new > model.max_positions:
+    if settings.agent is not None:
+        of = f"the longest prompt of {task.file}, {task.longest_prompt} tokens"
+        room = model.max_positions if model is not None and not settings.first_policy else None
+        check_session_length(
+            settings.agent.max_tokens, task.longest_prompt, of, room, "config.model.max_positions"
+        )
+    elif model is not None and not settings.first_policy and task.longest_prompt + new > model.max_positions:
         raise ConfigError(
             f"config.sampling.max_new_tokens: {new} given, which with the longest prompt of {task.file}, "
             f"{task.longest_prompt} tokens, is more than config.model.max_positions, {model.max_positions}.",
@@ -120,6 +130,24 @@ def _check_lengths(spec: JobSpec, data: PreparedData, longest_answer: int) -> It
                     hint=f"Raise it, lower max_new_tokens, or prepare with --max-prompt-tokens "
                     f"{max(context - longest_answer, 1)}.",
                 )
+
+
+def _check_sessions(spec: JobSpec, data: PreparedData, longest: int) -> None:
+    """Raises ConfigError where a prompt leaves a session of `longest` tokens no room for an answer, or the model or an
+    engine has none for such a session."""
+    from gyre.data.positions import positions_of
+
+    positions = positions_of(spec.config)
+    rooms = [] if positions is None else [(positions.count, positions.where)]
+    for role in spec.roles:
+        context = rollouts_of(spec, role).context_length
+        if is_instance(spec, role) and context is not None:
+            rooms.append((context, f"rollouts.context_length of {role}"))
+    room, key = min(rooms, default=(None, ""))
+    for prepared in data.folders:
+        row, prompt = int(prepared.lengths.argmax()), int(prepared.lengths.max())
+        of = f"row {row} of {prepared.path}, a prompt of {prompt} tokens"
+        check_session_length(longest, prompt, of, room, key)
 
 
 def _check_held_out(spec: JobSpec, data: PreparedData) -> None:

@@ -153,8 +153,25 @@ def _check_lengths(spec: JobSpec, settings: WorkloadSettings) -> None:
             f"{key}: {room} given, which leaves no room for an answer beside {of}.",
             hint=f"Raise it to {prompt + 1} or more.",
         )
-    if prompt + new > room:
+    if settings.agent is not None:
+        check_session_length(settings.agent.max_tokens, prompt, of, room, key)
+    elif prompt + new > room:
         raise ConfigError(
             f"config.sampling.max_new_tokens: {new} given, which with {of} is more than {key}, {room}.",
             hint=f"Give at most {room - prompt}, or raise {key} to {prompt + new}.",
+        )
+
+
+def check_session_length(longest: int, prompt: int, of: str, room: int | None, key: str) -> None:
+    """Raises ConfigError where sessions of at most `longest` tokens have no room for an answer beside `of`, prompts of
+    `prompt` tokens, or are more than the `room` of `key`; None is room for any."""
+    if prompt >= longest:
+        raise ConfigError(
+            f"config.agent.max_tokens: {longest} given, which leaves no room for an answer beside {of}.",
+            hint=f"Raise it to {prompt + 1} or more: a session has its prompt, its answers and what its tools say.",
+        )
+    if room is not None and longest > room:
+        raise ConfigError(
+            f"config.agent.max_tokens: {longest} given, which is more than {key}, {room}.",
+            hint=f"Give at most {room}: a row of a session has as many tokens.",
         )

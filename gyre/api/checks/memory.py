@@ -105,7 +105,7 @@ class _Job:
 
     @property
     def longest(self) -> int:
-        return self.settings.sampling.max_new_tokens
+        return self.settings.longest_answer
 
 
 def foresee(spec: JobSpec, *, here: bool) -> Foreseen:

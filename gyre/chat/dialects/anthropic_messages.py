@@ -22,6 +22,7 @@ from gyre.chat.dialects.dialect import (
     encode,
     event,
     longest,
+    stopping,
 )
 from gyre.chat.dialects.keys import MESSAGES, MESSAGES_TOOL, TOOL_CHOICE, decoded, invalid
 from gyre.chat.messages import Message, Tool, ToolCall
@@ -52,7 +53,7 @@ class AnthropicMessages:
             **_head(reply),
             "content": _blocks(reply.message),
             "stop_reason": _stop_reason(reply),
-            "stop_sequence": None,
+            "stop_sequence": reply.stopped_by or None,
             "usage": _usage(reply, len(reply.token_ids)),
             "policy_versions": [list(one) for one in reply.versions],
         }
@@ -75,7 +76,7 @@ class AnthropicMessages:
         yield event(
             {
                 "type": "message_delta",
-                "delta": {"stop_reason": _stop_reason(reply), "stop_sequence": None},
+                "delta": {"stop_reason": _stop_reason(reply), "stop_sequence": reply.stopped_by or None},
                 "usage": {"output_tokens": len(reply.token_ids)},
                 "policy_versions": [list(one) for one in reply.versions],
             },
@@ -111,7 +112,7 @@ def _read(body: bytes, *, is_counted: bool) -> ChatRequest:
     )
     if not is_counted and not told.has("max_tokens"):
         raise told.wrong("max_tokens", None, "a number: Anthropic's form requires it")
-    sampling = drawing(told) | longest(told, "max_tokens")
+    sampling = drawing(told) | stopping(told, "stop_sequences") | longest(told, "max_tokens")
     are_read, parallel = _choice(told.any("tool_choice"))
     stream, model = told.flag("stream"), told.text("model") or ""
     told.end()
@@ -256,6 +257,8 @@ def _input(arguments: str) -> dict[str, Any]:
 def _stop_reason(reply: FinishedTurn) -> str:
     if reply.finish == "length":
         return "max_tokens"
+    if reply.stopped_by:
+        return "stop_sequence"
     return "tool_use" if reply.message.tool_calls else "end_turn"
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from gyre.chat.dialects.keys import STREAM_OPTIONS
 from gyre.chat.requests import ChatRequest, FinishedTurn
+from gyre.chat.token_text import REPLACEMENT
 from gyre.request_body import MOST_NEW_TOKENS, Body, RequestRefused, refused, shown
 
 MOST_MESSAGES = 4096
@@ -21,6 +22,8 @@ MOST_MESSAGES = 4096
 MOST_TOOLS = 512
 MOST_PARTS = 4096
 """Of one message's content."""
+MOST_STOP_TEXTS, STOP_CHARS = 16, 256
+"""Texts that end an answer, of one request, and their lengths: each is looked for whenever tokens come."""
 
 encode = msgspec.json.Encoder().encode
 
@@ -68,6 +71,25 @@ def checked_choice(choice: Any, path: str = "tool_choice") -> bool:
         path,
         "The engines have no grammars, so that nobody can hold a model to a call: say auto, and reward the call.",
     )
+
+
+def stopping(told: Body, key: str = "stop") -> dict[str, Any]:
+    """`stop`, the texts that end the answer: a list of those that are given, or nothing. Raises ChatRefused."""
+    value = told.any(key)
+    texts = [value] if isinstance(value, str) else [] if value is None else value
+    if (
+        not isinstance(texts, list)
+        or len(texts) > MOST_STOP_TEXTS
+        or not all(
+            isinstance(one, str) and 0 < len(one) <= STOP_CHARS and REPLACEMENT not in one for one in texts
+        )
+    ):
+        raise told.wrong(
+            key,
+            value,
+            f"at most {MOST_STOP_TEXTS} texts of 1 to {STOP_CHARS} characters, none of them U+FFFD",
+        )
+    return {"stop": list(dict.fromkeys(texts))} if texts else {}
 
 
 def longest(told: Body, *keys: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ token_ids = partial(request_body.token_ids, page=PAGE)
 
 _keys = partial(table, server="a session", page=PAGE)
 
-_NO_STOP = "The engines know token ids alone: give stop_token_ids, or cut the text yourself."
+_STOP_TEXTS = "texts that end the answer, of which it has what stands before the first one: one, or a list"
 _NO_GRAMMAR = "The engines have no grammars; leave it out."
 _NO_BIAS = "The engines draw by temperature, top_p, top_k and min_p alone; leave it out."
 _NO_SEED = "The manager gives each turn its seed, so that it goes on the same elsewhere; leave it out."
@@ -30,7 +30,7 @@ _NO_MEDIA = "Conversations are text; leave it out."
 _NO_FRAME = (
     "The job's config.chat says how a conversation is written, so that a path stays one; leave it out."
 )
-_NO_STORE = "A request has its whole conversation; send the messages."
+_NO_STORE = "Nothing outlives its session; send the messages, or previous_response_id."
 _NO_HOSTED = "Tools are run by the agent; leave it out."
 _ONE = "A turn is one answer; send a request for each."
 _CLIENTS = "about the client"
@@ -55,11 +55,11 @@ _ABOUT_CLIENTS = passes(ANYTHING, says=_CLIENTS)(
         "request_id",
     ),
 )
-_ENGINES_LACK = [
+_ALL_BUT_ANTHROPIC = [
     *passes(0, says=_NO_BIAS)("frequency_penalty", "presence_penalty"),
     *passes(1, says=_NO_BIAS)("repetition_penalty"),
     *passes({}, says=_NO_BIAS)("logit_bias"),
-    *passes([], says=_NO_STOP)("stop"),
+    *takes(("stop", _STOP_TEXTS)),
     *passes(0, says=_NO_LENGTH)("min_tokens"),
     *passes(says=_NO_SEED)("seed"),
     *passes(says=_NO_GRAMMAR)("structured_outputs", "guided_json", "guided_regex", "guided_grammar"),
@@ -92,7 +92,7 @@ CHAT = _keys(
         ("stream_options", "`include_usage: true`: the stream's last event has `usage`"),
     ),
     _ABOUT_CLIENTS,
-    _ENGINES_LACK,
+    _ALL_BUT_ANTHROPIC,
     passes(1, says=_ONE)("n"),
     passes(0, says=_NO_OTHERS)("top_logprobs"),
     passes({"type": "text"}, says=_NO_GRAMMAR)("response_format"),
@@ -134,8 +134,16 @@ RESPONSES = _keys(
     _TOOLS,
     _PARALLEL,
     takes(
-        ("input", "the whole conversation: text, or items; what ends it is not the assistant's"),
-        ("instructions", "a system message before it"),
+        (
+            "input",
+            "the whole conversation, or what comes after an earlier answer: text, or items; what ends it is not the "
+            "assistant's",
+        ),
+        ("instructions", "a system message before the conversation, of this request alone"),
+        (
+            "previous_response_id",
+            "an answer of this session that it goes on from; another one is 400 `previous_response_not_found`",
+        ),
         ("model", "any name, which the answer has"),
         ("max_output_tokens", "most tokens of the answer"),
         (
@@ -144,14 +152,17 @@ RESPONSES = _keys(
         ),
     ),
     _ABOUT_CLIENTS,
-    _ENGINES_LACK,
+    _ALL_BUT_ANTHROPIC,
     passes(ANYTHING, says="events are not padded")("stream_options"),
     passes(0, says=_NO_OTHERS)("top_logprobs"),
     passes({}, {"format": {"type": "text"}}, says=_NO_GRAMMAR)("text"),
     passes({}, says=_NO_FRAME)("reasoning"),
     passes("disabled", says=_CUT)("truncation"),
     passes(False, says="The answer comes when it is there; leave it out.")("background"),
-    passes(says=_NO_STORE)("previous_response_id", "conversation", "prompt"),
+    takes(
+        ("store", "false: nothing goes on from the answer by its id; the session has its tokens all the same")
+    ),
+    passes(says=_NO_STORE)("conversation", "prompt"),
     passes(says=_NO_HOSTED)("max_tool_calls", "moderation", "access_programs"),
     passes(says="The answer comes when it is there; leave it out.")("background_options"),
     passes(says=_NO_MEDIA)("image"),
@@ -186,7 +197,7 @@ MESSAGES = _keys(
     passes(ANYTHING, says=_CLIENTS)(
         "cache_control", "inference_geo", "betas", "workspace_id", "user_profile_id", "diagnostics", "speed"
     ),
-    passes([], says=_NO_STOP)("stop_sequences"),
+    takes(("stop_sequences", _STOP_TEXTS)),
     passes(says=_NO_FRAME)("thinking", "output_config"),
     passes(says=_NO_GRAMMAR)("output_format"),
     passes([], says=_NO_HOSTED)("mcp_servers"),
@@ -240,7 +251,7 @@ TOKENS_SAMPLING = _keys(
     "`/inference/v1/generate`, in `sampling_params`",
     _DRAWING,
     _TOKEN_SAMPLING,
-    _ENGINES_LACK,
+    _ALL_BUT_ANTHROPIC,
     passes(1, says=_ONE)("n"),
     passes(ANYTHING, says="the answer is token ids")(
         "skip_special_tokens", "spaces_between_special_tokens", "detokenize", "include_stop_str_in_output"
@@ -264,7 +275,7 @@ COMPLETIONS = _keys(
         ("stream_options", "`include_usage: true`: the stream's last event has `usage`"),
     ),
     _ABOUT_CLIENTS,
-    _ENGINES_LACK,
+    _ALL_BUT_ANTHROPIC,
     passes(1, says=_ONE)("n", "best_of"),
     passes(False, says="Nothing is told of the prompt's tokens; leave it out.")("echo"),
     passes("", says="Answers go on from the prompt; leave it out.")("suffix"),

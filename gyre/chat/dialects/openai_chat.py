@@ -16,6 +16,7 @@ from gyre.chat.dialects.dialect import (
     event,
     includes_usage,
     longest,
+    stopping,
     token_logprobs,
     unsupported,
     usage_of,
@@ -40,7 +41,7 @@ class OpenaiChat:
         tools = tuple(
             _tool(one, f"tools.{at}") for at, one in enumerate(told.listed("tools", MOST_TOOLS, "tools"))
         )
-        sampling = drawing(told) | longest(told, "max_tokens", "max_completion_tokens")
+        sampling = drawing(told) | stopping(told) | longest(told, "max_tokens", "max_completion_tokens")
         stream, usage = told.flag("stream"), includes_usage(told.any("stream_options"))
         request = ChatRequest(
             checked_messages(messages),

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/responses`, without what a server would have to keep: a request has its whole conversation.
+"""OpenAI's `/v1/responses`: a request has its whole conversation, or what comes after an earlier answer of its session.
 
 An assistant's message is several items here: what it thought, what it said, and each of its calls.
 
@@ -17,6 +17,7 @@ from gyre.chat.dialects.dialect import (
     checked_choice,
     event,
     longest,
+    stopping,
     token_logprobs,
     unsupported,
 )
@@ -40,7 +41,7 @@ class OpenaiResponses:
         tools = tuple(
             _tool(one, f"tools.{at}") for at, one in enumerate(told.listed("tools", MOST_TOOLS, "tools"))
         )
-        sampling = drawing(told) | longest(told, "max_output_tokens")
+        sampling = drawing(told) | stopping(told) | longest(told, "max_output_tokens")
         request = ChatRequest(
             checked_messages(tuple(messages), "input"),
             tools,
@@ -50,6 +51,9 @@ class OpenaiResponses:
             LOGPROBS in told.listed("include", MOST_TOOLS, "words"),
             calls_are_read=checked_choice(told.any("tool_choice")),
             parallel_tool_calls=told.flag("parallel_tool_calls", True),
+            after=told.text("previous_response_id") or "",
+            is_instructed=bool(instructions),
+            is_stored=told.flag("store", True),
         )
         told.end()
         return request
@@ -171,6 +175,8 @@ def _head(request: ChatRequest, reply: FinishedTurn) -> dict[str, Any]:
         "instructions": None,
         "metadata": {},
         "parallel_tool_calls": request.parallel_tool_calls,
+        "previous_response_id": request.after or None,
+        "store": request.is_stored,
         "temperature": request.sampling.get("temperature"),
         "top_p": request.sampling.get("top_p"),
         "tool_choice": "auto" if request.calls_are_read else "none",

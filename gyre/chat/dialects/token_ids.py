@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gyre.chat.dialects.dialect import event, includes_usage, longest, usage_of
+from gyre.chat.dialects.dialect import event, includes_usage, longest, stopping, usage_of
 from gyre.chat.dialects.keys import COMPLETIONS, TOKENS, TOKENS_SAMPLING, decoded
 from gyre.chat.requests import ChatRequest, FinishedTurn
 from gyre.request_body import Body, drawing, error_body
@@ -105,7 +105,7 @@ class Completions:
 
 def _sampling(told: Body) -> dict[str, Any]:
     told.whole("logprobs", 0, 0, 1)  # log-probs are of the drawn token alone
-    return drawing(told) | longest(told, "max_tokens")
+    return drawing(told) | stopping(told) | longest(told, "max_tokens")
 
 
 def _head(reply: FinishedTurn) -> dict[str, Any]:

@@ -34,7 +34,8 @@ class AgentRoleSettings(Section):
     max_turns: PositiveInt = 16
     """Turns of a session, after which it is cut off."""
     max_tokens: PositiveInt = 4096
-    """Tokens of a session, those of prompts and tools included, after which it is cut off."""
+    """Tokens of a session, those of prompts and tools included, after which it is cut off: a row that is trained has no
+    more. Where the job does not give it, a smaller context has a smaller one."""
     seconds: Seconds = 600.0
     """Time of a session, after which it is cut off."""
     tool_timeout_s: Seconds = 60.0

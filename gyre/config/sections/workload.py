@@ -105,6 +105,11 @@ class WorkloadSettings(Section):
         return self.first_weights.path or self.model_path
 
     @property
+    def longest_answer(self) -> int:
+        """Most tokens after the prompt in a row: of an answer, or of a session with what tools and users say in it."""
+        return self.sampling.max_new_tokens if self.agent is None else self.agent.max_tokens
+
+    @property
     def norm_length(self) -> float:
         """The constant of `loss_agg_mode: seq-mean-token-sum-norm`."""
         return self.loss.loss_scale_factor or float(self.sampling.max_new_tokens)

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from gyre.request_body import refused
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.requests import INDEX_BITS, InFlightRequest
+from gyre.rollouts.plane.text_stops import STOP
 from gyre.rollouts.protocol.codec import checked
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.protocol.frames import Request
@@ -299,19 +300,20 @@ class DoorLedger:
         meta: dict[str, Any] = {_ID: asked.id, _KEY: owner, _ASKED: asked.digest, _AT: now}
         if asked.turn is not None:
             meta |= {_SESSION: asked.turn.session, _PARENT: asked.turn.parent, _NOTE: asked.turn.note}
-        group_id = _group_id(owner, asked.id)
+        group_id, drawing = _group_id(owner, asked.id), dict(asked.drawing())
+        texts = drawing.pop(STOP, ())
         try:
             frame = checked(
                 Request,
                 purpose=PURPOSE,
                 groups=pack_groups([Group(group_id, asked.prompt_ids, meta)]),
                 n=asked.n,
-                sampling=asked.drawing(),
+                sampling=drawing,
                 seed=0,
                 min_version=asked.wish.at_least,
                 pinned=asked.wish.exact,
             )
-            opened = self._groups.open(frame)
+            opened = self._groups.open(frame, texts)
         except FrameError as error:
             raise refused(422, "invalid", str(error.message)) from None
         if not opened:  # two ids with the same 63 bits of SHA-256

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gyre.chat.stop_texts import Words
 from gyre.rollouts.plane.accounting import TokenAccount
 from gyre.rollouts.plane.admission import PolicyBounds
 from gyre.rollouts.plane.quarantine import (
@@ -47,6 +48,7 @@ from gyre.rollouts.plane.requests import (
     seed_of,
 )
 from gyre.rollouts.plane.sample_store import SampleStore
+from gyre.rollouts.plane.text_stops import STOP
 from gyre.rollouts.protocol.columns import JoinedColumns, lineage
 from gyre.rollouts.protocol.fields import refuse
 from gyre.rollouts.protocol.frames import Assignment, Held, Hello, Keep, Prompt, Request
@@ -72,8 +74,16 @@ Recalled = dict[str, list[tuple[int, int]]]
 
 
 class OpenGroups:
-    def __init__(self, *, epoch: int, vocabulary: int = MOST_TOKENS, most_resets: int = MOST_RESETS) -> None:
-        """Token ids are below `vocabulary`. A sample may be begun anew `most_resets` times."""
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        vocabulary: int = MOST_TOKENS,
+        most_resets: int = MOST_RESETS,
+        words: Words | None = None,
+    ) -> None:
+        """Token ids are below `vocabulary`, and written as `words` say. A sample may be begun anew `most_resets`
+        times."""
         self.placement = Placement()
         self.newest_version = -1
         """No token can come from a newer policy than this."""
@@ -88,7 +98,7 @@ class OpenGroups:
         self.cancelled: list[tuple[str, int, int]] = []
         """(instance, row, lease) of samples to stop, which the caller has not yet stopped and cleared."""
         self._most_resets = most_resets
-        self._store = SampleStore(epoch=epoch, vocabulary=vocabulary)
+        self._store = SampleStore(epoch=epoch, vocabulary=vocabulary, words=words)
         open_instances = OpenInstances(self.placement)
         self._router = Router(self.placement, open_instances)
         self._rebalancing = Rebalancing(self.placement, open_instances, self._router)
@@ -109,8 +119,9 @@ class OpenGroups:
 
     # -- requests -----------------------------------------------------------------------------------
 
-    def open(self, frame: Request) -> list[InFlightRequest]:
-        """Open the groups of the frame that are not known yet. Raises FrameError if nobody could generate them."""
+    def open(self, frame: Request, texts: Sequence[str] = ()) -> list[InFlightRequest]:
+        """Open the groups of the frame that are not known yet; `texts` end their samples. Raises FrameError if nobody
+        could generate them."""
         new: dict[int, Group] = {}
         for group in requested_groups(frame):
             if (frame.purpose, group.id) not in self._by_group:
@@ -120,7 +131,7 @@ class OpenGroups:
         opened = []
         for group in new.values():
             prompt = Group(group.id, group.prompt_ids.astype(np.int32), group.meta)
-            sampling = sampling_of(frame, prompt)
+            sampling = sampling_of(frame, prompt) | ({STOP: list(texts)} if texts else {})
             opened.append(
                 self._begin(
                     GroupRequest(
@@ -528,6 +539,7 @@ class OpenGroups:
             self.placement.load.generated(instance, tokens)
         load = (frame.running, frame.waiting, frame.used_tokens, frame.rate_tokens_s)
         self._reported(instance, frame.seq, load, ended=bool(frame.ends))
+        self._stop(instance)
         given: Given = {}
         if frame.ends:
             on_trial = self._on_trial(instance)
@@ -568,6 +580,15 @@ class OpenGroups:
             self._store.note_record(sample)
             sample.placed.stays = False
             self.placement.try_alone(instance, None)
+
+    def _stop(self, instance: Instance) -> None:
+        """End the samples that a text has ended in what the instance reported; it stops generating them. Their tokens
+        have the versions that it has said so far, of which none is newer than the true one."""
+        stopped, self._store.stopped = self._store.stopped, []
+        for sample in stopped:
+            self.cancelled.append((instance.name, sample.row, sample.lease))
+            self._store.leases.end(sample, instance.incarnation)
+            self._finish(sample, "stop")
 
     def _observe(self, instance: Instance, load: tuple[int, int, int, float]) -> None:
         running, _, used_tokens, rate_tokens_s = load
@@ -648,6 +669,8 @@ class OpenGroups:
             for sample in request.samples:
                 if not sample.finish:
                     self._queue(sample)
+                else:
+                    self._store.text_stops.forget(sample)
 
     # -- looking ------------------------------------------------------------------------------------
 
@@ -697,7 +720,8 @@ def _add_work(given: Given, sample: InFlightSample, instance: Instance) -> None:
     prompts, work = given.setdefault(instance.name, ([], []))  # a prompt is sent once per frame
     if not any(prompt.request_id == request.number for prompt in reversed(prompts)):
         tokens = np.ascontiguousarray(request.group.prompt_ids, dtype="<i4").tobytes()
-        prompts.append(Prompt(request_id=request.number, tokens=tokens, sampling=request.sampling))
+        sampling = {key: value for key, value in request.sampling.items() if key != STOP}
+        prompts.append(Prompt(request_id=request.number, tokens=tokens, sampling=sampling))
     work.append(
         Assignment(
             row=sample.row,

@@ -68,8 +68,9 @@ def dispatch_soon(plane: Plane) -> None:
 
 
 def dispatch(plane: Plane) -> None:
-    """Assign the queued samples to admitted instances."""
+    """Stop what is over, and assign the queued samples to admitted instances."""
     plane.placing.is_due = False
+    cancel_superseded(plane)
     compute_admission(plane)
     if plane.now < plane.placing.hold_until:
         return

@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from gyre.chat.stop_texts import Words
 from gyre.rollouts.plane.accounting import TokenAccount
 from gyre.rollouts.plane.leases import Leases
 from gyre.rollouts.plane.report_checks import check_versions, match, trim
 from gyre.rollouts.plane.requests import FailureRecord, InFlightRequest, InFlightSample
 from gyre.rollouts.plane.sample_rows import SampleRows
+from gyre.rollouts.plane.text_stops import TextStops, cut
 from gyre.rollouts.protocol.columns import ReportColumns
 from gyre.rollouts.protocol.fields import FrameError
 from gyre.rollouts.sample_checks import MOST_TOKENS
@@ -27,15 +29,21 @@ from gyre.rollouts.scheduling.fleet import Instance
 from gyre.rollouts.token_log.records import LeaseRecord, delta_in
 from gyre.rollouts.token_log.write_buffer import WriteBuffer
 
+AFTER_STOP = "after_stop"
+"""Why tokens are discarded that an engine drew after the text that ended their sample: it was stopped too late."""
+
 
 class SampleStore:
-    def __init__(self, *, epoch: int, vocabulary: int = MOST_TOKENS) -> None:
-        """Token ids are below `vocabulary`."""
+    def __init__(self, *, epoch: int, vocabulary: int = MOST_TOKENS, words: Words | None = None) -> None:
+        """Token ids are below `vocabulary`, and written as `words` say."""
         self._vocabulary = vocabulary
         self.account = TokenAccount()
         self.rows = SampleRows()
         self.leases = Leases(self.rows, epoch=epoch)
         self.write_buffer = WriteBuffer()
+        self.text_stops = TextStops(words)
+        self.stopped: list[InFlightSample] = []
+        """Samples that a text has ended, which the caller has not yet ended and cleared."""
         self._granted: dict[int, list[LeaseRecord]] = {}
         """Leases that were folded so far, by their samples' keys."""
 
@@ -46,6 +54,7 @@ class SampleStore:
         request.left = request.n
         for sample in request.samples:
             self.rows.give(sample)
+            self.text_stops.watch(sample)
 
     def remove(self, sample: InFlightSample, *, unused: str = "") -> None:
         """Its group is closed, and nobody has it. `unused` is why nobody uses it, "" where somebody does."""
@@ -56,6 +65,7 @@ class SampleStore:
             self.account.samples_delivered += 1
         else:
             self.account.discarded["withdrawn"] += sample.length
+        self.text_stops.forget(sample)
         self.rows.free(sample)
         self.write_buffer.close_sample(sample.key, self.rows.keys)
 
@@ -78,6 +88,11 @@ class SampleStore:
             if trimmed.columns is None:
                 return 0
             columns = trimmed.columns
+        if kept := self.text_stops.found(columns, self.rows.tokens):
+            whole, columns = columns, cut(columns, kept)
+            self.account.discarded[AFTER_STOP] += len(whole.tokens) - len(columns.tokens)
+            rows = columns.rows[list(kept)].tolist()
+            self.stopped += [one for row in rows if (one := self.rows.samples[row]) is not None]
         self._append(columns)
         return len(columns.tokens)
 
@@ -109,6 +124,8 @@ class SampleStore:
             return False
         if not (matched.mine & (matched.lengths == columns.starts)).all():
             return False
+        if self.text_stops.found(columns, self.rows.tokens):
+            return False
         self.account.generated += len(columns.tokens)
         self._append(columns)
         return True
@@ -127,6 +144,7 @@ class SampleStore:
     def note_finish(self, sample: InFlightSample, kind: str) -> None:
         sample.finish = kind
         sample.request.left -= 1
+        self.text_stops.forget(sample)
         self._note(sample, kind)
         self.write_buffer.finished.append(sample.key)
         if not sample.request.left:

@@ -103,7 +103,8 @@ class SessionEnded(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class SessionGroup:
-    """A requested group whose members are sessions. `number` is below 0, where no request has one."""
+    """A requested group whose members are sessions. `number` is below 0, where no request has one, and the lower the
+    later it was asked for: the ledger has it, so that the oldest go first with the next manager too."""
 
     number: int
     asked: GroupRequest
@@ -190,7 +191,7 @@ class SessionLedger:
                 frame.purpose, prompt, frame.n, sampling, frame.seed, frame.min_version, frame.pinned
             )
             one = self._add(asked)
-            self._groups.keep_session(_GROUP + one.name, request_out(asked))
+            self._groups.keep_session(_GROUP + one.name, _group_out(one))
             one.members = [self._begin(one, index, 0) for index in range(self._members_of(asked))]
             opened.append(one)
         return opened
@@ -249,9 +250,10 @@ class SessionLedger:
         """How many sessions the group begins with. An evaluation has no more than are asked for: its mean is of all."""
         return asked.n if asked.pinned else math.ceil(asked.n * self._settings.oversample)
 
-    def _add(self, asked: GroupRequest) -> SessionGroup:
-        one = SessionGroup(self._next_number, asked)
-        self._next_number -= 1
+    def _add(self, asked: GroupRequest, number: int | None = None) -> SessionGroup:
+        """Under this number, which it had before, or else the next one."""
+        one = SessionGroup(self._next_number if number is None else number, asked)
+        self._next_number = min(self._next_number, one.number) - 1
         self.by_number[one.number] = self._by_name[asked.purpose, asked.group.id] = one
         if asked.pinned:
             self._groups.pins[one.number] = asked.min_version
@@ -261,9 +263,14 @@ class SessionLedger:
         name = f"{one.purpose.replace('/', '.')}-{one.group.id}-{index}-{attempt}"
         session = LedgerSession(name, one.purpose, one.group.id, index, attempt)
         self.sessions[name] = session
-        self.workers.wait(session, one.asked.min_version)
+        self._wait(session)
         self._keep(session)
         return session
+
+    def _wait(self, session: LedgerSession, *, first: bool = False) -> None:
+        """Nobody runs it: it is handed out, the oldest groups first."""
+        one = self.group_with(session)
+        self.workers.wait(session, one.asked.min_version, (-one.number, session.index), first=first)
 
     def _forget(self, session: LedgerSession, *, unused: str) -> list[tuple[str, int, int]]:
         running = self._close_turns(session, session.turns, unused=unused)
@@ -326,7 +333,7 @@ class SessionLedger:
             self._again(session, session.faults, session.losses)
         else:
             self.news.append(session.id)
-            self.workers.wait(session, self.group_with(session).asked.min_version, first=True)
+            self._wait(session, first=True)
             self._keep(session)
 
     # -- turns --------------------------------------------------------------------------------------
@@ -531,10 +538,10 @@ class SessionLedger:
     def restore(self, rows: Mapping[str, bytes], now: float) -> list[LedgerSession]:
         """Restore the committed state, over the groups, which are restored. Who ran a session has time to say that it
         still does. Returns the sessions that infrastructure ended."""
-        for name, body in sorted(rows.items()):
-            if name.startswith(_GROUP):
-                one = self._add(request_in(body))
-                one.members = [_no_session(one, index) for index in range(one.asked.n)]  # or more
+        stored = [_group_in(body) for name, body in rows.items() if name.startswith(_GROUP)]
+        for number, asked in sorted(stored, key=_age):
+            one = self._add(asked, number)
+            one.members = [_no_session(one, index) for index in range(asked.n)]  # or more
         failed = {name.removeprefix(_FAILED): body for name, body in rows.items() if name.startswith(_FAILED)}
         for one in self.by_number.values():
             if one.name in failed:
@@ -549,10 +556,9 @@ class SessionLedger:
         for one in self.complete_groups():
             self.completed(one, now=now)
         there = self.sessions.values()
-        for session in sorted(there, key=lambda one: (not one.claim, one.group_id, one.index)):
+        for session in there:
             if session.outcome is None and not session.worker:
-                wanted = self.group_with(session).asked.min_version
-                self.workers.wait(session, wanted, first=bool(session.claim))
+                self._wait(session, first=bool(session.claim))
         self.workers.back([one for one in there if one.outcome is None and one.worker], now)
         return [one for one in there if one.outcome is SessionOutcome.INFRA_FAULT]
 
@@ -630,6 +636,23 @@ def _turn_id(session: LedgerSession, key: str) -> int:
     """63 bits of what names the turn: its seed depends on nothing else."""
     told = f"{session.id}\0{key}".encode()
     return int.from_bytes(hashlib.sha256(told).digest()[:8], "little") >> 1
+
+
+def _group_out(one: SessionGroup) -> bytes:
+    return bytes(msgpack.packb([one.number, request_out(one.asked)]))
+
+
+def _group_in(body: bytes) -> tuple[int | None, GroupRequest]:
+    """The group's number, None in a row of before these were stored, and what was asked for."""
+    row = msgpack.unpackb(body)
+    return (row[0], request_in(row[1])) if len(row) == 2 else (None, request_in(body))
+
+
+def _age(stored: tuple[int | None, GroupRequest]) -> tuple[int, str, int]:
+    """The oldest first. Groups without a number are older than those with one, and not as many as had none when the
+    first of these was given."""
+    number, asked = stored
+    return -(number or 0), asked.purpose, asked.group.id
 
 
 def _row_out(session: LedgerSession) -> bytes:

@@ -2,7 +2,8 @@
 
 Invariants:
 - *somebody or waits*: a session that has not ended is with one worker, or waits;
-- *begun goes first*: a session that lost its worker is handed out before those that have not begun.
+- *begun goes first*: a session that lost its worker is handed out before those that have not begun, and of either kind
+  those that were asked for first, whichever manager it is.
 
 What a call costs depends on the sessions that it touches, and not on how many there are.
 
@@ -13,8 +14,10 @@ of a session that is released.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from itertools import islice
+from operator import itemgetter
 
 from gyre.rollouts.plane.session_tree import LedgerSession
 
@@ -25,6 +28,8 @@ or has not heard that it was given it."""
 ENDED_WITHIN_S = 60.0
 """After a session's time is over, until it is taken from its agent: for the last turn, and for the grader."""
 
+_PLACE = itemgetter(0)
+
 
 class Workers:
     """A worker that said nothing for `silence_s` has lost its sessions; one may run a session for `seconds`."""
@@ -32,11 +37,11 @@ class Workers:
     def __init__(self, *, silence_s: float, seconds: float) -> None:
         self._silence_s = silence_s
         self._seconds = seconds
-        self._waiting: dict[tuple[int, bool], dict[str, tuple[int, LedgerSession]]] = {}
-        """By the oldest version that may answer them, and whether they have not begun; each with its place, which
-        grows."""
-        self._queue_of: dict[str, tuple[int, bool]] = {}
-        self._places = 0
+        self._waiting: dict[tuple[int, bool], list[tuple[tuple[int, int], LedgerSession]]] = {}
+        """By the oldest version that may answer them, and whether they have not begun; each with its place, in their
+        order."""
+        self._queue_of: dict[str, tuple[tuple[int, bool], tuple[int, int]]] = {}
+        """The queue of each, and its place there."""
         self._running: dict[str, dict[str, LedgerSession]] = {}
         """By worker and id."""
         self._heard: dict[str, float] = {}
@@ -59,21 +64,25 @@ class Workers:
 
     # -- sessions come and go -----------------------------------------------------------------------
 
-    def wait(self, session: LedgerSession, version: int, *, first: bool = False) -> None:
-        """Nobody runs it: it is handed out, `first` before those that have not begun. `version` is the oldest that may
-        answer its turns."""
+    def wait(
+        self, session: LedgerSession, version: int, place: tuple[int, int], *, first: bool = False
+    ) -> None:
+        """Nobody runs it: it is handed out, `first` before those that have not begun, and of either kind in the order
+        of their places, which no two have in common. `version` is the oldest that may answer its turns."""
         self.forget(session)
         session.worker = ""
-        self._places += 1
-        self._queue_of[session.id] = queue = version, not first
-        self._waiting.setdefault(queue, {})[session.id] = self._places, session
+        queue = version, not first
+        self._queue_of[session.id] = queue, place
+        insort(self._waiting.setdefault(queue, []), (place, session), key=_PLACE)
 
     def forget(self, session: LedgerSession) -> None:
         """It is not handed out any more, and nobody is to run it."""
-        queue = self._queue_of.pop(session.id, None)
-        if queue is not None:
-            del self._waiting[queue][session.id]
-            if not self._waiting[queue]:
+        found = self._queue_of.pop(session.id, None)
+        if found is not None:
+            queue, place = found
+            waiting = self._waiting[queue]
+            del waiting[bisect_left(waiting, place, key=_PLACE)]
+            if not waiting:
                 del self._waiting[queue]
         theirs = self._running.get(session.worker)
         if theirs is not None and theirs.pop(session.id, None) is not None and not theirs:
@@ -102,7 +111,7 @@ class Workers:
         newer versions may answer. `at` is in seconds since 1970."""
         self.hear(worker, now)
         queues = [
-            [(is_fresh, place, session) for place, session in islice(waiting.values(), most)]
+            [(is_fresh, place, session) for place, session in islice(waiting, most)]
             for (version, is_fresh), waiting in self._waiting.items()
             if newest is None or version <= newest
         ]
@@ -148,5 +157,5 @@ class Workers:
         return found
 
 
-def _in_order(waiting: tuple[bool, int, LedgerSession]) -> tuple[bool, int]:
+def _in_order(waiting: tuple[bool, tuple[int, int], LedgerSession]) -> tuple[bool, tuple[int, int]]:
     return waiting[:2]

@@ -143,3 +143,9 @@ class ManagerSettings:
     """Where the members of the trainer's groups are sessions, which agents run."""
     tokens_every_s: float = 1.0
     """How often the join tokens are read: a revoked one is good for so long."""
+
+    @property
+    def renderer(self) -> Renderer | None:
+        """What puts messages into tokens, and says what tokens are written as."""
+        asked_by = self.sessions or self.door
+        return asked_by.renderer if asked_by is not None else None

@@ -28,7 +28,7 @@ from gyre.rollouts.plane.instructions import Close, Commit, Instruction, ReportE
 from gyre.rollouts.plane.links import AgentLinks
 from gyre.rollouts.plane.peer_events import PeerEvents
 from gyre.rollouts.plane.peers import Peer
-from gyre.rollouts.plane.placement import Placing
+from gyre.rollouts.plane.placement import Placing, dispatch_soon
 from gyre.rollouts.plane.report_queue import ReportQueue
 from gyre.rollouts.plane.requesters import Requester
 from gyre.rollouts.plane.settings import ManagerSettings
@@ -67,6 +67,7 @@ class Plane:
             epoch=epoch,
             vocabulary=settings.vocabulary,
             most_resets=min(kind.most_resets for kind in requesters),
+            words=settings.renderer,
         )
         self.links = AgentLinks(self.groups, settings.wanted)
         self.versions = PolicyVersions()
@@ -129,6 +130,11 @@ class Plane:
             self.reports.take_in()
         else:
             self.reports.take_in_of(name)
+        if (
+            self.groups.cancelled
+        ):  # a text ended some of their samples, whose engines are stopped when work is given
+            self.commit(Commit.NOW)
+            dispatch_soon(self)
         self._cut_refused()
 
     def _cut_refused(self) -> None:

@@ -47,7 +47,7 @@ def choice_of(
     if shape is not None and room is not None and asked.is_auto:
         found = ranks_of(backend, shape, settings, ranks=ranks, trains=trains, values=values)
         others = beside(context.neighbours, shape, settings, room)
-    longest = settings.sampling.max_new_tokens
+    longest = settings.longest_answer
     choice = choose(asked, found, room, longest=longest, several=ranks > 1 and trains, beside=others)
     choice = replace(choice, by_another=room != own)
     if choice.said:

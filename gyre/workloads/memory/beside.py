@@ -95,7 +95,7 @@ def _model(
     ranks = ranks_of(backend, shape, settings, ranks=one["total"], trains=trains, values=values)
     if recompute is not None:
         ranks = [replace(rank, recompute=recompute) for rank in ranks]
-    longest = settings.sampling.max_new_tokens
+    longest = settings.longest_answer
     tokens = LEAST if section.pass_tokens == "auto" else section.pass_tokens
     part = PassSize.of(max(tokens, longest), longest)
     return need(ranks, part, several=one["total"] > 1 and trains).total

@@ -88,7 +88,7 @@ def refused(session: str) -> Any:
             model="policy", max_tokens=8, messages=ASKED, tools=TOOLS, tool_choice={"type": "any"}
         ),
         lambda: client(session).messages.create(
-            model="policy", max_tokens=8, messages=ASKED, stop_sequences=["x"]
+            model="policy", max_tokens=8, messages=ASKED, stop_sequences=[""]
         ),
         lambda: client("nobody").messages.create(model="policy", max_tokens=8, messages=ASKED),
         lambda: client(session, "wrong").messages.create(model="policy", max_tokens=8, messages=ASKED),

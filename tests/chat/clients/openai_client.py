@@ -142,7 +142,7 @@ def refused(session: str) -> Any:
         lambda: chat(session, seed=1),
         lambda: chat(session, tool_choice="required"),
         lambda: client("nobody").chat.completions.create(model="policy", messages=ASKED),
-        lambda: client(session).responses.create(model="policy", input="a", previous_response_id="resp_1"),
+        lambda: client(session).responses.create(model="policy", input="a", conversation="conv_1"),
         lambda: openai.OpenAI(base_url=f"{URL}/s/{session}/v1", api_key="wrong").models.list(),
         lambda: openai.OpenAI(base_url=f"{URL}/s/{session}/v1", api_key="wrong").chat.completions.create(
             model="policy", messages=ASKED

@@ -1,5 +1,5 @@
-"""What smolagents' agent that calls tools does: see `openai_client`. It is told `tool_choice="auto"` and to send no
-`stop`, for a session refuses both.
+"""What smolagents' agent that calls tools does: see `openai_client`. It is told `tool_choice="auto"`, for a
+session refuses what it says otherwise.
 
     python smolagents_client.py http://127.0.0.1:PORT
 """
@@ -10,7 +10,6 @@ import json
 import sys
 
 from smolagents import OpenAIModel, ToolCallingAgent, tool
-from smolagents.models import REMOVE_PARAMETER
 
 URL = sys.argv[1]
 
@@ -35,7 +34,6 @@ if __name__ == "__main__":
         api_base=f"{URL}/s/agent/v1",
         api_key="secret",
         tool_choice="auto",
-        stop=REMOVE_PARAMETER,
     )
     agent = ToolCallingAgent(tools=[calculator], model=model, verbosity_level=0)
     print(json.dumps(str(agent.run("37*58-9=?"))))

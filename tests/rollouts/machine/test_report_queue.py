@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,19 @@ LIMIT = 40
 VERSION = 2
 
 
-def opened(groups: int = 16) -> OpenGroups:
-    """Open groups whose samples are all given out; the same each time."""
-    open_groups = OpenGroups(epoch=1)
+class Letters:
+    """A text for tokens: a letter each."""
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return [chr(ord("a") + one % 26) for one in ids]
+
+    def text(self, ids: Sequence[int]) -> str:
+        return "".join(self.pieces(ids))
+
+
+def opened(groups: int = 16, stops: Sequence[str] = ()) -> OpenGroups:
+    """Open groups whose samples are all given out; the same each time. `stops` are texts that end them."""
+    open_groups = OpenGroups(epoch=1, words=Letters())
     open_groups.newest_version = VERSION
     open_groups.promote(VERSION)
     for name in INSTANCES:
@@ -46,7 +57,7 @@ def opened(groups: int = 16) -> OpenGroups:
             purpose="train",
             groups=pack_groups([Group(number, np.arange(3, dtype=np.int32)) for number in range(groups)]),
             n=4,
-            sampling={"max_new_tokens": LIMIT},
+            sampling={"max_new_tokens": LIMIT, **({"stop": list(stops)} if stops else {})},
             seed=5,
             min_version=0,
         )
@@ -150,6 +161,29 @@ def test_together_they_do_what_they_do_one_by_one(seed: int) -> None:
     assert restored(together) == restored(one_by_one)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_samples_end_by_their_texts_alike_together_and_one_by_one(seed: int) -> None:
+    draw = random.Random(seed)
+    one_by_one, together = opened(stops=("a", "xy")), opened(stops=("a", "xy"))
+    for turn in range(1, 7):
+        reports = ReportQueue(together)
+        for name in filter(one_by_one.held_by, INSTANCES):
+            report = honest(one_by_one, name, turn, draw)
+            reports.add(name, report)
+            one_by_one.progress(name, report.unfold())
+        reports.take_in()
+        assert not reports.refused
+        assert seen(together) == seen(one_by_one)
+    ended = [sample for sample in together.samples() if sample.finish]
+    assert len(ended) == len(together.cancelled) > 10
+    for sample in together.samples():
+        text = Letters().text(sample.tokens()[0].tolist())
+        assert ("a" in text or "xy" in text) == (sample in ended)
+        assert not {"a", "xy"} & {text[:-1][at : at + size] for at in range(len(text)) for size in (1, 2)}
+    assert together.account.discarded["after_stop"] > 10
+    assert restored(together) == restored(one_by_one)
+
+
 def test_the_seeds_above_try_whatever_can_be_wrong() -> None:
     found = set()
     for seed in range(25):
@@ -173,6 +207,29 @@ def test_the_seeds_above_try_whatever_can_be_wrong() -> None:
         "not_finite",
         "superseded",
     }
+
+
+def honest(open_groups: OpenGroups, name: str, seq: int, draw: random.Random) -> Report:
+    """One to five tokens for each sample that the instance has."""
+    held = sorted(open_groups.held_by(name), key=lambda state: state.row)
+    counts = [draw.randrange(1, 6) for _ in held]
+    total = sum(counts)
+    report = unpack(
+        encode(
+            GenerationProgress(
+                seq,
+                np.array([state.row for state in held], np.uint32),
+                np.array([state.lease for state in held], np.uint64),
+                np.array([state.length for state in held], np.uint32),
+                np.array(counts, np.uint32),
+                np.full(len(held), VERSION, np.int32),
+                np.array([draw.randrange(1000) for _ in range(total)], np.int32),
+                np.full(total, -1.0, np.float32),
+            )
+        )
+    )
+    assert isinstance(report, Report)
+    return report
 
 
 def plain(open_groups: OpenGroups, name: str, seq: int) -> Report:

@@ -26,8 +26,9 @@ from gyre.chat.messages import Message
 from gyre.chat.renderer import Renderer
 from gyre.chat.requests import ChatRequest, FinishedTurn
 from gyre.chat.retries import Repeats
+from gyre.chat.stop_texts import Stop
 from gyre.rollouts.manager.door.words import ModelWords
-from gyre.rollouts.manager.sessions.conversations import Conversations
+from gyre.rollouts.manager.sessions.conversations import Conversations, unknown_answer
 from gyre.rollouts.plane.door_ledger import Asked, AskedTurn, DoorLedger, DoorRequest
 from gyre.rollouts.plane.session_tree import ROOT, LedgerSession, LedgerTurn
 
@@ -105,7 +106,10 @@ class Chats:
             prompt = chat.prompt_ids
             parent, note = conversation.parent_of(prompt), b""
         else:
-            parent, prompt, note, _ = await self._conversations.prompt_of(conversation, chat)
+            before = next((one for one in conversation.turns if one.key == chat.after), None)
+            if chat.after and before is None:
+                raise unknown_answer(chat.after)
+            parent, prompt, note, _ = await self._conversations.prompt_of(conversation, chat, before)
         number = conversation.turns[parent].request.number if parent != ROOT else ROOT
         drawing = {**_DRAWING, **chat.sampling, **self._conversations.stops(chat.sampling)}
         drawing.setdefault("max_new_tokens", _longest(prompt, words))
@@ -149,14 +153,22 @@ class Chats:
             logprobs=view.logprobs.tolist(),
             token_texts=self._conversations.texts(ids) if chat.logprobs else (),
             versions=[[run.version, run.start, run.end] for run in view.versions],
+            stopped_by=stop.text if (stop := self._stop(known)) is not None else "",
         )
 
     def _message(self, known: DoorRequest, chat: ChatRequest) -> Message:
         if chat.prompt_ids is not None or not known.request.samples:
             return Message("assistant")
-        prompt = len(known.request.group.prompt_ids)
-        turn = LedgerTurn(known.request.number, ROOT, known.id, known.request, prompt, known.note)
-        return self._conversations.message_of(LedgerSession(known.session or known.id, "", 0, 0, 0), turn)
+        session = LedgerSession(known.session or known.id, "", 0, 0, 0)
+        return self._conversations.message_of(session, _turn_of(known))
+
+    def _stop(self, known: DoorRequest) -> Stop | None:
+        return self._conversations.stop_of(_turn_of(known)) if known.request.samples else None
+
+
+def _turn_of(known: DoorRequest) -> LedgerTurn:
+    prompt = len(known.request.group.prompt_ids)
+    return LedgerTurn(known.request.number, ROOT, known.id, known.request, prompt, known.note)
 
 
 def _longest(prompt: NDArray[np.int32], words: ModelWords) -> int:

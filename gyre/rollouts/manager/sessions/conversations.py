@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.chat.history import TurnHistory, locate
+from gyre.chat.history import BRANCH, GOES_ON, Located, TurnHistory, locate
 from gyre.chat.messages import Message, Tool
 from gyre.chat.renderer import Renderer
 from gyre.chat.requests import ChatRequest, said
+from gyre.chat.stop_texts import Stop, stop_of
 from gyre.request_body import RequestRefused, refused
 from gyre.rollouts.plane.session_tree import ROOT, LedgerSession, LedgerTurn
 
@@ -33,6 +35,8 @@ class _Note(msgspec.Struct, array_like=True):
     tools: list[Tool] = []
     calls_are_read: bool = True
     parallel_tool_calls: bool = True
+    is_instructed: bool = False
+    is_stored: bool = True
 
 
 TEMPLATE = "template"
@@ -48,19 +52,15 @@ class Conversations:
         self._renderer = renderer
 
     async def prompt_of(
-        self, session: LedgerSession, asked: ChatRequest
+        self, session: LedgerSession, asked: ChatRequest, before: LedgerTurn | None = None
     ) -> tuple[int, NDArray[np.int32], bytes, str]:
         """The turn's parent, its prompt int32 `[p]`, its note, and why it begins a branch, "" where it begins none.
-        Raises RequestRefused."""
+        `before` is the turn with the answer that `asked` goes on from by its id, None where there is none. Raises
+        RequestRefused."""
         if self._renderer is None:
-            raise refused(
-                422,
-                "no_renderer",
-                "This job's model has no chat format, so messages cannot be put into tokens.",
-                "Ask with token ids, or give config.chat.",
-            )
+            raise _without_format("messages cannot be put into tokens")
         try:
-            return await asyncio.to_thread(self._prompt, self._renderer, session, asked)
+            return await asyncio.to_thread(self._prompt, self._renderer, session, asked, before)
         except RequestRefused:
             raise
         except (
@@ -74,11 +74,12 @@ class Conversations:
             ) from error
 
     def _prompt(
-        self, renderer: Renderer, session: LedgerSession, asked: ChatRequest
+        self, renderer: Renderer, session: LedgerSession, asked: ChatRequest, before_it: LedgerTurn | None
     ) -> tuple[int, NDArray[np.int32], bytes, str]:
         turns = list(session.turns)  # a session that is open loses none, so their places are their numbers
-        found = locate([self._history(session, turn) for turn in turns], asked.messages)
-        parent, new, prompt, why = ROOT, tuple(asked.messages), None, found.cause
+        histories = [self._history(session, turn) for turn in turns]
+        messages, found = self._located(turns, histories, asked, before_it)
+        parent, new, prompt, why = ROOT, messages, None, found.cause
         if found.parent != ROOT and turns[found.parent].sample.finish:
             before = turns[found.parent]
             path = before.path()
@@ -90,12 +91,48 @@ class Conversations:
                 prompt = np.concatenate([path, np.array(added, np.int32)])
         if prompt is None:
             prompt = np.array(renderer.render(new, asked.tools), np.int32)
-        note = _Note(list(new), list(asked.tools), asked.calls_are_read, asked.parallel_tool_calls)
+        note = _Note(
+            list(new),
+            list(asked.tools),
+            asked.calls_are_read,
+            asked.parallel_tool_calls,
+            asked.is_instructed and parent == ROOT,
+            asked.is_stored,
+        )
         return parent, prompt, msgspec.msgpack.encode(note), why
 
+    def _located(
+        self,
+        turns: Sequence[LedgerTurn],
+        histories: Sequence[TurnHistory],
+        asked: ChatRequest,
+        before: LedgerTurn | None,
+    ) -> tuple[tuple[Message, ...], Located]:
+        """The whole conversation, and where it goes on. After an answer that is named by its id it does so there,
+        unless the first message of before, which was of that request alone, is another one now."""
+        if before is None:
+            return asked.messages, locate(histories, asked.messages)
+        if not before.note or not before.sample.finish or not _note(before.note).is_stored:
+            raise unknown_answer(asked.after)
+        said: tuple[Message, ...] = ()
+        at = before.number
+        while at != ROOT:
+            said, first = (*histories[at].messages, histories[at].reply, *said), turns[at]
+            at = first.parent
+        own = 1 if _note(first.note).is_instructed else 0
+        new = asked.messages[1:] if asked.is_instructed else asked.messages
+        if said[:own] == asked.messages[: len(asked.messages) - len(new)]:
+            is_inner = any(turn.parent == before.number for turn in turns)
+            return (*said, *new), Located(before.number, new, BRANCH if is_inner else GOES_ON)
+        whole = (*asked.messages[: len(asked.messages) - len(new)], *said[own:], *new)
+        return whole, locate(histories, whole)
+
     def stops(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
-        """The end tokens of the model's chat format, beside those that are asked for."""
+        """The end tokens of the model's chat format, beside those that are asked for. Raises RequestRefused for texts
+        that end an answer, where tokens have none."""
         if self._renderer is None:
+            if sampling.get("stop"):
+                raise _without_format("texts cannot end an answer")
             return {}
         own = sampling.get("stop_token_ids") or ()
         return {"stop_token_ids": sorted({*own, *self._renderer.stop_token_ids})}
@@ -106,13 +143,33 @@ class Conversations:
             return Message("assistant")
         note = _note(turn.note) if turn.note else _Note()
         ids = turn.sample.tokens()[0].tolist()
-        parsed = self._renderer.parse(ids, note.tools)
+        parsed, text = self._renderer.parse(ids, note.tools), "".join(self.texts(ids))
+        if (stop := self.stop_of(turn)) is not None:
+            text = self._renderer.text(ids).partition(stop.text)[0]
+            parsed = self._until(stop, parsed, ids, note.tools)
         asked = ChatRequest(
             tools=tuple(note.tools),
             calls_are_read=note.calls_are_read,
             parallel_tool_calls=note.parallel_tool_calls,
         )
-        return said(parsed, asked, "".join(self.texts(ids)), 0, f"{session.id}/{turn.key}")
+        return said(parsed, asked, text, 0, f"{session.id}/{turn.key}")
+
+    def stop_of(self, turn: LedgerTurn) -> Stop | None:
+        """The text that ended the turn; None where none did."""
+        texts = turn.request.sampling.get("stop")
+        if self._renderer is None or not texts:
+            return None
+        return stop_of(turn.sample.tokens()[0].tolist(), texts, self._renderer)
+
+    def _until(self, stop: Stop, parsed: Message, ids: Sequence[int], tools: Sequence[Tool]) -> Message:
+        """The message up to the text that ended it. Where that is in none of its texts, it is in the frame between
+        them, and the tokens before it are read."""
+        assert self._renderer is not None
+        if stop.text in parsed.reasoning:
+            return Message("assistant", "", parsed.reasoning.partition(stop.text)[0])
+        if stop.text in parsed.content:
+            return replace(parsed, content=parsed.content.partition(stop.text)[0])
+        return self._renderer.parse(ids[: stop.before], tools)
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each token."""
@@ -123,3 +180,23 @@ class Conversations:
     def _history(self, session: LedgerSession, turn: LedgerTurn) -> TurnHistory:
         note = _note(turn.note) if turn.note else _Note()
         return TurnHistory(turn.parent, tuple(note.messages), self.message_of(session, turn))
+
+
+def _without_format(why: str) -> RequestRefused:
+    return refused(
+        422,
+        "no_renderer",
+        f"This job's model has no chat format, so {why}.",
+        "Ask with token ids, or give config.chat.",
+    )
+
+
+def unknown_answer(name: str) -> RequestRefused:
+    """In OpenAI's words."""
+    return refused(
+        400,
+        "previous_response_not_found",
+        f"Previous response with id {name[:200]!r} not found: it is none of this session's, or was not stored.",
+        "Send the whole conversation.",
+        param="previous_response_id",
+    )

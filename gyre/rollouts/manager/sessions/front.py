@@ -40,7 +40,7 @@ from gyre.ports.bounds import PortBounds
 from gyre.request_body import RequestRefused, error_body, refused
 from gyre.rollouts.manager.callers import Callers
 from gyre.rollouts.manager.sessions.chat_http import SESSION_PATH, retries_of, streamed
-from gyre.rollouts.manager.sessions.conversations import Conversations
+from gyre.rollouts.manager.sessions.conversations import Conversations, unknown_answer
 from gyre.rollouts.manager.shell import PlaneShell
 from gyre.rollouts.manager.trainer_front import TrainerFront
 from gyre.rollouts.plane.peers import Caller
@@ -305,7 +305,9 @@ class SessionFront(TrainerFront):
             parent, note = session.parent_of(prompt), b""
             why = "retokenised" if parent == ROOT and session.turns else ""
         else:
-            parent, prompt, note, why = await self._conversations.prompt_of(session, asked)
+            parent, prompt, note, why = await self._conversations.prompt_of(
+                session, asked, _turn_before(session, asked)
+            )
         sampling = {**asked.sampling, **self._conversations.stops(asked.sampling)}
         before = len(session.turns)
         self.shell.handle(
@@ -345,7 +347,7 @@ class SessionFront(TrainerFront):
     def _reply(self, session: LedgerSession, turn: LedgerTurn, asked: ChatRequest) -> FinishedTurn:
         ids, logprobs = turn.sample.tokens()
         return FinishedTurn(
-            id=f"{session.id}-{turn.number}",
+            id=_answer_id(session, turn),
             created=int(session.began_at or 0),
             model=asked.model or self._settings.model,
             message=self._conversations.message_of(session, turn)
@@ -358,6 +360,7 @@ class SessionFront(TrainerFront):
             logprobs=logprobs.tolist(),
             token_texts=self._conversations.texts(ids.tolist()) if asked.logprobs else (),
             versions=turn.sample.runs,
+            stopped_by=stop.text if (stop := self._conversations.stop_of(turn)) is not None else "",
         )
 
     def _repeats_of(self, session: LedgerSession) -> Repeats:
@@ -450,6 +453,21 @@ class SessionFront(TrainerFront):
                 return _refusal(error, dialect)
 
         return handle
+
+
+def _answer_id(session: LedgerSession, turn: LedgerTurn) -> str:
+    return f"{session.id}-{turn.number}"
+
+
+def _turn_before(session: LedgerSession, asked: ChatRequest) -> LedgerTurn | None:
+    """The turn whose answer has the id that the request goes on from; None where it names none. Raises
+    RequestRefused."""
+    if not asked.after:
+        return None
+    for turn in session.turns:
+        if _answer_id(session, turn) == asked.after:
+            return turn
+    raise unknown_answer(asked.after)
 
 
 def _named(text: str) -> tuple[str, int | None]:
