@@ -61,8 +61,8 @@ class FinishedTurn:
     `created` is in whole seconds since 1970. `message` has tool-call ids, and ends before the text that ended the
     answer. `finish` is `stop` or `length`; `stopped_by` is that text, "" where none did. `prompt_length` counts all
     tokens before the drawn ones, and `prompt_ids` are these, where `wants_prompt` of the request; `token_ids`,
-    `logprobs` (natural, finite) and, where `logprobs` of the request, `token_texts` are of the drawn ones, in order, each
-    of the same length; `versions` has `[version, start, end]` of runs of these."""
+    `logprobs` (natural, finite) and, where `logprobs` of the request, `token_texts` are of the drawn ones, in order,
+    each of the same length; `versions` has `[version, start, end]` of runs of these."""
 
     id: str
     created: int
