@@ -44,7 +44,7 @@ from gyre.failover.events import (
 from gyre.graph import is_instance
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
 from gyre.master.disk_watch import DiskWatch
-from gyre.master.evidence import death, last_words_of, new_memory_kills
+from gyre.master.evidence import death_of, last_words_of
 from gyre.master.growth_demand import GrowthDemand
 from gyre.master.job_context import JobContext
 from gyre.master.master_api import LastReport
@@ -419,13 +419,15 @@ class DiagnosisManager:
                 report = read_report(answer)
             except ProcessDied as error:
                 last = plain_fields(self.telemetry.get(address.vertex, {}), limit=EVIDENCE_LIMIT)
-                kills = 0
-                if not error.node_lost:
-                    node = self._scheduler.node_of(address)
-                    kills = await new_memory_kills(self._cluster, node, memory_kills)
-                cause, said = death(error, kills)
-                words = await last_words_of(self._directory / "logs", address)
-                await self._lost(address, cause, {"error": said, **words, "last_report": last})
+                cause, evidence = await death_of(
+                    address,
+                    error,
+                    self._cluster,
+                    self._scheduler.node_of(address),
+                    memory_kills,
+                    self._directory / "logs",
+                )
+                await self._lost(address, cause, {**evidence, "last_report": last})
                 return
             except NotAnswering:
                 # `look` measures the silence; this loop only asks again.
