@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gyre.config import JobSpec
+from gyre.config.estimators import ESTIMATORS
 from gyre.config.sections import HELD_OUT, LossSettings
 from gyre.errors import UserCodeError
 from gyre.graph import local_roles, pools_of
@@ -26,7 +27,6 @@ from gyre.rollouts.samples import Group
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
 from gyre.rollouts.trainer.staleness import StalenessPolicy
-from gyre.workloads.algorithms.advantages import GROUP_ESTIMATORS
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.gang.gang import operator_failed
 from gyre.workloads.runtime import TrainerRuntime
@@ -450,5 +450,6 @@ def compares_in_group(config: Mapping[str, Any]) -> bool:
     """Whether a sample's baseline are the others of its group. (A learner of the user's own may have any `loss`.)"""
     loss, sampling = config.get("loss") or {}, config.get("sampling") or {}
     default = LossSettings.model_fields["adv_estimator"].default
-    alone = isinstance(sampling, dict) and sampling.get("n") == 1  # then `rloo` takes the rewards as they are
-    return isinstance(loss, dict) and not alone and loss.get("adv_estimator", default) in GROUP_ESTIMATORS
+    alone = isinstance(sampling, dict) and sampling.get("n") == 1  # then one takes the rewards as they are
+    own = ESTIMATORS.get(loss.get("adv_estimator", default)) if isinstance(loss, dict) else None
+    return own is not None and own.compares and not alone
