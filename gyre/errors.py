@@ -35,7 +35,8 @@ allocation that a device or the host had no memory for, which no class of ours r
 NO_SPACE = "no_space"
 """Code of a write that failed because its disk, or the user's share of it, is full; no class of ours raises it."""
 
-_NO_SPACE_SAID = ("No space left on device", "Disk quota exceeded", "database or disk is full")
+NO_SPACE_SAID = ("No space left on device", "Disk quota exceeded", "database or disk is full")
+"""The words of a process, of a library or of the operating system for it."""
 
 
 class GyreError(Exception):
@@ -79,12 +80,12 @@ def is_configuration(code: str) -> bool:
 
 def is_no_space(code: str) -> bool:
     """Whether the code is of a write that failed for want of room on a disk."""
-    return code in (NO_SPACE, StoreFull.code)
+    return code in NO_SPACE_CODES
 
 
 def says_no_space(text: str) -> bool:
     """Whether the words of a process, of a library or of the operating system say that a disk has no room."""
-    return any(sign in text for sign in _NO_SPACE_SAID)
+    return any(sign in text for sign in NO_SPACE_SAID)
 
 
 class StoreError(GyreError):
@@ -103,6 +104,9 @@ class StoreCorrupt(StoreError):
 
 class StoreFull(StoreError):
     code = "store.full"
+
+
+NO_SPACE_CODES = (NO_SPACE, StoreFull.code)
 
 
 class StoreLost(StoreError):

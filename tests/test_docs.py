@@ -47,7 +47,7 @@ from gyre.config.plugins import KINDS
 from gyre.config.sections import WorkloadSettings
 from gyre.config.yaml_text import read_yaml
 from gyre.failover import Cause, JobPhase, Scope, commands, events
-from gyre.failover.handlers import repair
+from gyre.failover.causes import CAUSES
 from gyre.failover.state import Reason
 from gyre.graph import RECIPES, EdgeKind
 from gyre.store.tables import VERSION_TABLE, metadata
@@ -754,7 +754,8 @@ def test_every_reason_why_a_job_fails_is_listed() -> None:
     said = OPERATIONS.read_text().split("A job that ended as `failed`")[1].split("## Going on")[0]
     written = "".join(file.read_text() for file in (ROOT / "gyre/failover/handlers").glob("*.py"))
     ends = set(re.findall(r"JobPhase\.FAILED,\s+reason=Reason\.(\w+)", written))
-    ends |= {reason.name for reason in (*repair.REASONS.values(), Reason.USER_CODE, Reason.BUDGET_SPENT)}
+    ends |= {one.ends_by.name for one in CAUSES.values() if one.ends_by is not None}
+    ends |= {Reason.USER_CODE.name, Reason.BUDGET_SPENT.name}
     assert len(ends) > 5
     assert {Reason[name].value for name in ends} <= set(re.findall(r"`(\w+)`", said))
 

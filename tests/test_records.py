@@ -12,12 +12,14 @@ import pytest
 
 from gyre.api.checks.engines import check as check_engines
 from gyre.config import parse_job
+from gyre.config.estimators import ESTIMATORS
 from gyre.config.plugins import BACKEND, ENGINE
 from gyre.engines.kind import EngineKind, markdown_table
 from gyre.errors import ConfigError
 from gyre.graph import compile_job
 from gyre.graph.backends import back_ends
 from gyre.rollouts.engines import engines
+from gyre.workloads.algorithms.advantages import GROUP_ESTIMATORS
 
 ROOT = Path(__file__).parents[1]
 GYRE = ROOT / "gyre"
@@ -59,6 +61,28 @@ def test_no_engine_and_no_back_end_is_compared_by_name() -> None:
 def test_the_rule_finds_a_name() -> None:
     file = GYRE / "engines/sglang/kind.py"
     assert any("'sglang'" in line for line in named_in(file))
+
+
+def compared_in(text: str) -> list[str]:
+    """The estimators whose names a module compares."""
+    return [
+        str(one.value)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Compare)
+        for one in ast.walk(node)
+        if isinstance(one, ast.Constant) and one.value in ESTIMATORS
+    ]
+
+
+def test_no_estimator_is_compared_by_name() -> None:
+    found = {str(file.relative_to(GYRE)): compared_in(file.read_text()) for file in GYRE.rglob("*.py")}
+    assert not {file: names for file, names in found.items() if names}, "ask LossSettings.estimator"
+    assert compared_in('if loss.adv_estimator in ("grpo", "rloo"): pass') == ["grpo", "rloo"]
+
+
+def test_each_estimator_has_a_formula() -> None:
+    assert {name for name, one in ESTIMATORS.items() if one.compares} == {*GROUP_ESTIMATORS}
+    assert all(one.compares != one.by_values for one in ESTIMATORS.values())
 
 
 @pytest.mark.parametrize("place", MAY)

@@ -15,6 +15,7 @@ Pure: `now` is an argument.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gyre.api.terminal.formats import efficiency_words
@@ -31,32 +32,73 @@ _NOTHING_EVER = "The rollout manager never counted anything."
 _NO_PLANE = "This job has no rollout manager, so nobody counts the tokens that are generated."
 
 
+@dataclass(kw_only=True)
+class PromptTotals:
+    """Groups. `drawn` = `trained` + `dropped` + `in_flight` + `lost`."""
+
+    drawn: int
+    trained: int
+    dropped: int
+    in_flight: int
+    lost: int
+    twice: int
+
+
+@dataclass(kw_only=True)
+class TokenTotals:
+    """`generated` = `delivered` + `in_flight` + `discarded` + `missing`, all of one moment; null where no rollout
+    manager has counted. `told` says what the count is of, `waiting` how what is in flight is called. `not_trained` are
+    those that the trainer left out after their delivery, by reason."""
+
+    generated: int | None
+    delivered: int | None
+    in_flight: int | None
+    waiting: str
+    told: str
+    discarded: dict[str, int]
+    missing: int | None
+    not_trained: dict[str, int]
+
+
+@dataclass(kw_only=True)
+class PoolPrice:
+    role: str
+    instances: int
+    price_per_hour: float
+    price_per_million_tokens: float | None
+
+
 def account_of(
     view: View, audit: Mapping[str, Any], committed: Callable[[], Mapping[str, Any] | None], *, now: float
 ) -> dict[str, Any]:
-    """`prompts`, `tokens`, `money` of the pools and `cost`, all of them, `audit` too (a `LedgerAudit`), as plain data.
-    `committed` gives the plane's account as the store has it (`MasterApi.plane_account`), and is asked where no manager
-    runs. `tokens` has nulls where none has ever counted. `cost` has what the job costs in words, as `gyre show` has it,
-    until `now` (seconds since 1970) or its end; it is empty where the job has no prices."""
+    """`prompts` (a `PromptTotals`), `tokens` (a `TokenTotals`), `money` (a `PoolPrice` for each pool) and `cost`, all
+    of them, `audit` too (a `LedgerAudit`), as plain data. `committed` gives the plane's account as the store has it
+    (`MasterApi.plane_account`), and is asked where no manager runs. `tokens` has nulls where none has ever counted.
+    `cost` has what the job costs in words, as `gyre show` has it, until `now` (seconds since 1970) or its end; it is
+    empty where the job has no prices."""
     counts = audit["counts"]
     lost = sum(last - first + 1 for first, last in audit["gaps"])
     return {
-        "prompts": {
-            "drawn": audit["cursor"],
-            "trained": counts["trained"],
-            "dropped": counts["dropped"],
-            "in_flight": counts["queued"] + counts["done"],
-            "lost": lost,
-            "twice": len(audit["duplicates"]),
-        },
-        "tokens": _tokens(view, committed) | {"not_trained": dict(audit["discarded"])},
+        "prompts": vars(
+            PromptTotals(
+                drawn=audit["cursor"],
+                trained=counts["trained"],
+                dropped=counts["dropped"],
+                in_flight=counts["queued"] + counts["done"],
+                lost=lost,
+                twice=len(audit["duplicates"]),
+            )
+        ),
+        "tokens": vars(_tokens(view, committed, not_trained=dict(audit["discarded"]))),
         "money": [
-            {
-                "role": role,
-                "instances": pool.get("instances", 0),
-                "price_per_hour": pool.get("price_per_hour", 0.0),
-                "price_per_million_tokens": pool.get("price_per_million_tokens"),
-            }
+            vars(
+                PoolPrice(
+                    role=role,
+                    instances=pool.get("instances", 0),
+                    price_per_hour=pool.get("price_per_hour", 0.0),
+                    price_per_million_tokens=pool.get("price_per_million_tokens"),
+                )
+            )
             for role, pool in pools_of_view(view).items()
         ],
         "cost": [
@@ -86,8 +128,9 @@ def lines_of(account: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _tokens(view: View, committed: Callable[[], Mapping[str, Any] | None]) -> dict[str, Any]:
-    """`waiting` are the words for what is in flight, `told` says what the count is of."""
+def _tokens(
+    view: View, committed: Callable[[], Mapping[str, Any] | None], *, not_trained: dict[str, int]
+) -> TokenTotals:
     ended = JobPhase(view["job"]["phase"]).ended
     said: Any = None if ended else _said(view)
     told = _RUNS
@@ -98,15 +141,16 @@ def _tokens(view: View, committed: Callable[[], Mapping[str, Any] | None]) -> di
         told = (_NOTHING_EVER if ended else _NOTHING) if has_plane else _NO_PLANE
     account = said if isinstance(said, Mapping) else {}
     discarded = account.get("discarded")
-    return {
-        "generated": account.get("generated"),
-        "delivered": account.get("delivered"),
-        "in_flight": account.get("in_flight"),
-        "waiting": "in flight when the job ended" if ended else "in flight",
-        "discarded": dict(discarded) if isinstance(discarded, Mapping) else {},
-        "missing": account.get("missing"),
-        "told": told,
-    }
+    return TokenTotals(
+        generated=account.get("generated"),
+        delivered=account.get("delivered"),
+        in_flight=account.get("in_flight"),
+        waiting="in flight when the job ended" if ended else "in flight",
+        told=told,
+        discarded=dict(discarded) if isinstance(discarded, Mapping) else {},
+        missing=account.get("missing"),
+        not_trained=not_trained,
+    )
 
 
 def _said(view: View) -> Mapping[str, Any] | None:

@@ -31,6 +31,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
+from gyre.config.estimators import ESTIMATORS
 from gyre.errors import ConfigError, nearest
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -84,7 +85,7 @@ class PluginKind:
 
 LOSS = PluginKind("loss", "config.loss.loss_mode", "gyre.losses", ("vanilla",))
 ADVANTAGE = PluginKind(
-    "advantage estimator", "config.loss.adv_estimator", "gyre.advantages", ("grpo", "dr_grpo", "rloo", "gae")
+    "advantage estimator", "config.loss.adv_estimator", "gyre.advantages", tuple(ESTIMATORS)
 )
 RECIPE = PluginKind("recipe", "recipe", "gyre.recipes", ("grpo", "dr_grpo", "dapo", "rloo", "ppo", "fleet"))
 TASK = PluginKind("task", "config.task.name", "gyre.tasks", ("arithmetic", "rows"))

@@ -116,9 +116,10 @@ def check_integrations(spec: JobSpec) -> None:
 def _check_losses(spec: JobSpec, settings: WorkloadSettings) -> None:
     """Check that every term of the loss has the role that it needs."""
     loss = settings.loss
-    if loss.adv_estimator == "gae" and "critic" not in spec.roles:
+    if loss.estimator is not None and loss.estimator.by_values and "critic" not in spec.roles:
         raise GraphError(
-            f"config.loss.adv_estimator: 'gae' needs the values of a critic, which recipe {spec.recipe!r} has not.",
+            f"config.loss.adv_estimator: {loss.adv_estimator!r} needs the values of a critic, which recipe "
+            f"{spec.recipe!r} has not.",
             hint='Take the recipe "ppo".',
         )
     if "reference" not in spec.roles and settings.lora is None:
@@ -138,11 +139,13 @@ def trains_by_section(spec: JobSpec) -> bool:
 
 def _check_groups(spec: JobSpec, settings: WorkloadSettings) -> None:
     """Check that the samples of a group can differ in their advantage."""
-    estimator = settings.loss.adv_estimator
-    if settings.sampling.n == 1 and estimator in ("grpo", "dr_grpo") and trains_by_section(spec):
+    name, estimator = settings.loss.adv_estimator, settings.loss.estimator
+    if estimator is None or not estimator.compares or estimator.alone:
+        return
+    if settings.sampling.n == 1 and trains_by_section(spec):
         raise GraphError(
-            f"config.sampling.n: 1 given, but {estimator} compares the samples of a group: with one sample every "
-            "advantage is 0, and nothing is learnt.",
+            f"config.sampling.n: 1 given, but {name} compares the samples of a group: with one sample every advantage "
+            "is 0, and nothing is learnt.",
             hint="Give 2 or more, 8 for example; or take the recipe ppo, whose baseline is a critic.",
         )
 

@@ -44,9 +44,10 @@ from gyre.failover.events import (
 from gyre.graph import is_instance
 from gyre.master.cluster import Address, Cluster, NotAnswering, ProcessDied
 from gyre.master.disk_watch import DiskWatch
-from gyre.master.evidence import death, last_words_of, new_memory_kills
+from gyre.master.evidence import death_of, last_words_of
 from gyre.master.growth_demand import GrowthDemand
 from gyre.master.job_context import JobContext
+from gyre.master.master_api import LastReport
 from gyre.master.owner import HearsFaults
 from gyre.master.vertex_reports import EVIDENCE_LIMIT, Unreadable, event_of, read_report, refused
 from gyre.master.vertex_scheduler import Scheduler
@@ -154,7 +155,7 @@ class DiagnosisManager:
         self._step_due_at = 0.0
         self._examinations: set[asyncio.Task[None]] = set()
         self.telemetry: dict[str, dict[str, Any]] = {}
-        """The last report of each vertex, by id: version, busy, fields. Readable from any thread."""
+        """The `LastReport` of each vertex, by id. Readable from any thread."""
 
     def follow(self, state: JobState) -> None:
         """Watch exactly the vertices that run in this state. The trainer's last report is kept when the trainer ends
@@ -418,13 +419,15 @@ class DiagnosisManager:
                 report = read_report(answer)
             except ProcessDied as error:
                 last = plain_fields(self.telemetry.get(address.vertex, {}), limit=EVIDENCE_LIMIT)
-                kills = 0
-                if not error.node_lost:
-                    node = self._scheduler.node_of(address)
-                    kills = await new_memory_kills(self._cluster, node, memory_kills)
-                cause, said = death(error, kills)
-                words = await last_words_of(self._directory / "logs", address)
-                await self._lost(address, cause, {"error": said, **words, "last_report": last})
+                cause, evidence = await death_of(
+                    address,
+                    error,
+                    self._cluster,
+                    self._scheduler.node_of(address),
+                    memory_kills,
+                    self._directory / "logs",
+                )
+                await self._lost(address, cause, {**evidence, "last_report": last})
                 return
             except NotAnswering:
                 # `look` measures the silence; this loop only asks again.
@@ -457,11 +460,7 @@ class DiagnosisManager:
             ticks=report.ticks,
             progressed_at=now - report.still_s,
         )
-        self.telemetry[address.vertex] = {
-            "version": report.version,
-            "busy": report.busy,
-            "fields": report.fields,
-        }
+        self.telemetry[address.vertex] = vars(LastReport(report.version, report.busy, report.fields))
         if address.vertex == _TRAINER and (self._context.state.attempts or now >= self._step_due_at):
             self._step_due_at = now + STEP_EVERY_S
             self._submit_step()

@@ -8,7 +8,6 @@ Invariants of its last words, which are the end of its log with its engine's out
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 
 from gyre.engines.last_words import clean
@@ -29,19 +28,19 @@ def waiting(address: Address, lack: CannotPlace) -> VertexWaitsForRoom:
     )
 
 
-def lost(
-    address: Address,
-    error: ProcessDied | NotAnswering,
-    node: str = "",
-    *,
-    memory_kills: int = 0,
-    last_words: Mapping[str, str] | None = None,
-) -> VertexLost:
-    if isinstance(error, ProcessDied):
-        cause, said = death(error, memory_kills)
-        evidence = {"error": said, **(last_words or {})}
-        return VertexLost(address.vertex, address.incarnation, cause, evidence, node=node)
-    return VertexLost(address.vertex, address.incarnation, Cause.SILENT, {"error": str(error)}, node=node)
+def lost(address: Address, error: ProcessDied | NotAnswering) -> VertexLost:
+    """One that never came up, so that it has said nothing."""
+    cause, said = death(error, 0) if isinstance(error, ProcessDied) else (Cause.SILENT, str(error))
+    return VertexLost(address.vertex, address.incarnation, cause, {"error": said})
+
+
+async def death_of(
+    address: Address, error: ProcessDied, cluster: Cluster, node: str, before: MemoryKills | None, logs: Path
+) -> tuple[Cause, dict[str, str]]:
+    """Why a process on `node` is gone, and the evidence. `before` are the kills of when it was last heard."""
+    kills = 0 if error.node_lost else await new_memory_kills(cluster, node, before)
+    cause, said = death(error, kills)
+    return cause, {"error": said, **await last_words_of(logs, address)}
 
 
 def death(error: ProcessDied, memory_kills: int) -> tuple[Cause, str]:

@@ -9,9 +9,19 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Incident = Mapping[str, Any]
+
+
+@dataclass
+class IncidentEnd:
+    """What is shown of an incident's end beside its record."""
+
+    recovery_s: float | None = None
+    came_to: str = ""
+    """The outcome in words: a call that is made again, and the job's own code that raised, have not recovered."""
 
 
 def has_recovered(incident: Incident) -> bool:

@@ -7,9 +7,8 @@ The view of a job is plain data with these keys; the records are those of `gyre.
 
     job        a JobRecord, and steps_asked. While the store is out of reach, its reason is `store_lost`
     master     pid, epoch, url, node, answering
-    vertices   a list of VertexRecords, and of each version (of the weights it serves, or null), busy (operator or ""),
-               fields (its own report)
-    incidents  a list of Incidents, oldest first, and of each recovery_s; came_to says in words how it ended
+    vertices   a list of VertexRecords, and of each its LastReport
+    incidents  a list of Incidents, oldest first, and of each its IncidentEnd
     progress   what the trainer last reported: step, steps, version, reward, accuracy, accuracy_first,
                tokens_per_s, times (of each role, the share of recent time by activity), waits (those of
                them that are waits, "role waits for role (activity)" → 0 to 1), …
@@ -28,7 +27,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, cast
 
 from sqlalchemy import make_url
@@ -39,7 +38,7 @@ from gyre.failover import JobState, JoinToken, MachineRecord, VertexPhase
 from gyre.failover.state import JobRecord, fields_of
 from gyre.graph import NodeCapacity
 from gyre.logs.reading import LogQuery
-from gyre.master.incident_words import came_to
+from gyre.master.incident_words import IncidentEnd, came_to
 from gyre.master.session_words import sessions_sentence
 from gyre.observe.efficiency import SPEEDS, STORE_LOST, makes_steps
 from gyre.observe.samples.query import SampleReader
@@ -47,6 +46,35 @@ from gyre.redaction import HIDDEN, Secrets
 from gyre.workloads.trainer.bottleneck import bottleneck_of
 
 View = dict[str, Any]
+
+
+@dataclass
+class LastReport:
+    """What a vertex last said: the version of the weights that it serves, the operator that it runs ("" for none), and
+    its own report."""
+
+    version: int | None = None
+    busy: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class MachineView:
+    """A machine of the cluster, by Ray's id. `cpu`, `gpu` and `memory_bytes` are what the job may use of it; `there` is
+    false for one that has gone and of which something is remembered. `deaths` are those that count; until
+    `left_until`, and while it is `draining`, nobody new is placed there. `found` is what its pre-flight found wrong."""
+
+    id: str
+    ip: str
+    there: bool
+    cpu: float
+    gpu: float
+    memory_bytes: int
+    vertices: list[str]
+    deaths: int
+    left_until: float | None = None
+    found: str = ""
+    draining: str = ""
 
 
 class MasterApi(Protocol):
@@ -156,9 +184,7 @@ class MasterApi(Protocol):
 
 
 def nodes_of(state: JobState, there: Sequence[NodeCapacity], *, now: float) -> list[dict[str, Any]]:
-    """Machines as plain data, those that are there and those that the job remembers something of: `id`, `ip`, `there`;
-    `cpu`, `gpu` and `memory_bytes`, which are what the job may use; `vertices` that stand there; `deaths` there that
-    count; `left_until`, a time, or null; `found`, what its pre-flight found wrong; `draining`, the reason, or ""."""
+    """`MachineView`s as plain data, of those that are there and those that the job remembers something of."""
     capacities = {node.node_id: node for node in there}
     standing: dict[str, list[str]] = {}
     for vertex in state.vertices.values():
@@ -168,19 +194,21 @@ def nodes_of(state: JobState, there: Sequence[NodeCapacity], *, now: float) -> l
     for name in [*capacities, *(name for name in state.machines if name not in capacities)]:
         node, known = capacities.get(name), state.machines.get(name) or MachineRecord(name)
         out.append(
-            {
-                "id": name,
-                "ip": node.ip if node else "",
-                "there": node is not None,
-                "cpu": node.cpu if node else 0.0,
-                "gpu": node.gpu if node else 0.0,
-                "memory_bytes": node.memory_bytes if node else 0,
-                "vertices": standing.get(name, []),
-                "deaths": len(known.deaths),
-                "left_until": known.left_until if known.left_until > now else None,
-                "found": known.found,
-                "draining": known.draining,
-            }
+            vars(
+                MachineView(
+                    id=name,
+                    ip=node.ip if node else "",
+                    there=node is not None,
+                    cpu=node.cpu if node else 0.0,
+                    gpu=node.gpu if node else 0.0,
+                    memory_bytes=node.memory_bytes if node else 0,
+                    vertices=standing.get(name, []),
+                    deaths=len(known.deaths),
+                    left_until=known.left_until if known.left_until > now else None,
+                    found=known.found,
+                    draining=known.draining,
+                )
+            )
         )
     return out
 
@@ -190,8 +218,8 @@ ENGINES_OF = "rollout_manager"
 
 
 def engines_of(view: View) -> list[dict[str, Any]]:
-    """What the rollout manager last said of each instance: its state, the limits in force and why, and how weights come
-    to it (`gyre.rollouts.plane.status`). Empty where there is no rollout plane, or it has not reported."""
+    """What the rollout manager last said of each instance: an `EngineStatus` of `gyre.rollouts.plane.reported`. Empty
+    where there is no rollout plane, or it has not reported."""
     found = plane_of(view).get("instances")
     if not isinstance(found, list):
         return []
@@ -199,8 +227,7 @@ def engines_of(view: View) -> list[dict[str, Any]]:
 
 
 def pools_of_view(view: View) -> dict[str, dict[str, Any]]:
-    """What the rollout manager last said of each pool with a price, by role: `instances`, `price_per_hour`, and
-    `rate_tokens_s` and `price_per_million_tokens` while it generates."""
+    """What the rollout manager last said of each pool with a price, a `PoolStatus`, by role."""
     found = plane_of(view).get("pools")
     return (
         {role: one for role, one in found.items() if isinstance(one, dict)} if isinstance(found, dict) else {}
@@ -228,8 +255,8 @@ def lacks(view: Mapping[str, Any]) -> str:
 
 
 def door_of(view: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the rollout manager last said of a fleet's door (`Door.status`, and its `url`); None of another job, and
-    before it has reported."""
+    """What the rollout manager last said of a fleet's door (a `DoorStatus`); None of another job, and before it
+    has reported."""
     door = plane_of(dict(view)).get("door")
     return door if isinstance(door, dict) else None
 
@@ -241,8 +268,8 @@ def door_url(view: Mapping[str, Any]) -> str:
 
 
 def sessions_of(view: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the rollout manager last said of the sessions of a job with agents (`SessionFront.status`), and all of it in
-    a `sentence`; None of another job, before it has reported, and where the job has ended: then there are none."""
+    """What the rollout manager last said of the sessions of a job with agents (a `SessionsStatus`), and all of it in a
+    `sentence`; None of another job, before it has reported, and where the job has ended: then there are none."""
     sessions = plane_of(dict(view)).get("sessions")
     if view["job"]["ended_at"] or not isinstance(sessions, dict):
         return None
@@ -309,18 +336,10 @@ def _job(state: JobState, disks: JobRecord, store_error: str, asked: int | None)
 
 
 def _vertices(state: JobState, telemetry: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    found = []
-    for record in state.vertices.values():
-        seen = telemetry.get(record.id, {})
-        found.append(
-            {
-                **fields_of(record),
-                "version": seen.get("version"),
-                "busy": seen.get("busy", ""),
-                "fields": seen.get("fields", {}),
-            }
-        )
-    return found
+    return [
+        {**fields_of(record), **vars(LastReport(**telemetry.get(record.id, {})))}
+        for record in state.vertices.values()
+    ]
 
 
 def _incidents(state: JobState) -> list[dict[str, Any]]:
@@ -329,8 +348,7 @@ def _incidents(state: JobState) -> list[dict[str, Any]]:
         {
             **fields_of(incident),
             "region": list(incident.region),
-            "recovery_s": incident.recovery_s,
-            "came_to": came_to(fields_of(incident)),
+            **vars(IncidentEnd(incident.recovery_s, came_to(fields_of(incident)))),
         }
         for incident in state.incidents.values()
     ]

@@ -36,7 +36,7 @@ from gyre.master.cluster import (
     ProcessDied,
     Spawned,
 )
-from gyre.master.evidence import last_words_of, lost, new_memory_kills, waiting
+from gyre.master.evidence import death_of, lost, waiting
 from gyre.master.fitted_plans import Fitted, FittedPlans
 from gyre.master.job_context import JobNow
 from gyre.master.places import Places
@@ -230,11 +230,16 @@ class Scheduler:
                 address, self._job.epoch, binding, timeout_s=self._spec.roles[role].setup_timeout_s
             )
         except ProcessDied as error:
-            kills = await new_memory_kills(self._cluster, spawned.node, spawned.memory_kills)
-            words = await last_words_of(self._directory / "logs", address)
-            return lost(
-                address, error, self.plans.to_blame(spawned.node), memory_kills=kills, last_words=words
+            cause, evidence = await death_of(
+                address,
+                error,
+                self._cluster,
+                spawned.node,
+                spawned.memory_kills,
+                self._directory / "logs",
             )
+            node = self.plans.to_blame(spawned.node)
+            return VertexLost(address.vertex, address.incarnation, cause, evidence, node=node)
         except NotAnswering:
             limit = self._spec.roles[role].setup_timeout_s
             return VertexLost(

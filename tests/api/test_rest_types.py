@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from gyre.api import account
 from gyre.api.rest import schemas
 from gyre.failover import evaluation, state
+from gyre.master.incident_words import IncidentEnd
+from gyre.master.master_api import LastReport, MachineView
+from gyre.rollouts.plane import reported
 from tests.doubles.standing_job import StandingJob
 from tools.rest_types import written
 
@@ -52,7 +56,18 @@ def test_a_jobs_view_has_no_key_that_is_not_listed(shared_job: StandingJob) -> N
         (state.TrainingRecord, schemas.Training, set()),
         (state.LearningWarning, schemas.LearningWarningSchema, {"holds"}),  # those that hold are told
         (state.JoinToken, schemas.JoinTokenSchema, {"digest"}),  # it is nobody's business
+        (LastReport, schemas.VertexSchema, set()),
+        (IncidentEnd, schemas.IncidentSchema, set()),
+        (MachineView, schemas.Machine, set()),
+        (reported.EngineStatus, schemas.EngineSchema, {*schemas.ENGINES_OWN}),
+        (reported.PoolStatus, schemas.PoolSchema, set()),
+        (reported.DoorStatus, schemas.DoorSchema, {*schemas.DOORS_OWN}),
+        (reported.RequestCounts, schemas.DoorRequests, set()),
+        (reported.SessionsStatus, schemas.SessionsSchema, {*schemas.SESSIONS_OWN}),
+        (reported.SessionTotals, schemas.SessionCountsSchema, set()),
+        (account.PromptTotals, schemas.PromptAccountSchema, set()),
+        (account.TokenTotals, schemas.TokenAccountSchema, set()),
     ],
 )
-def test_what_the_state_has_is_listed(record: Any, schema: type[BaseModel], elsewhere: set[str]) -> None:
+def test_what_a_record_has_is_listed(record: Any, schema: type[BaseModel], elsewhere: set[str]) -> None:
     assert {one.name for one in fields(record)} - schema.model_fields.keys() == elsewhere

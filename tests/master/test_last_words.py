@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from gyre.failover import Cause
 from gyre.master import evidence
-from gyre.master.cluster import Address, ProcessDied
-from gyre.master.evidence import BYTES, LINES, last_words_of, lost
+from gyre.master.cluster import Address, Cluster, ProcessDied
+from gyre.master.evidence import BYTES, LINES, death_of, last_words_of
+
+NOT_ASKED = cast(Cluster, None)
+"""Without a count of before nobody is asked for the kernel's kills."""
 
 
 async def test_the_last_lines_of_that_process_alone(tmp_path: Path) -> None:
@@ -45,6 +50,10 @@ async def test_a_folder_that_does_not_answer_has_none(
     assert await last_words_of(tmp_path, Address("rollout-0", 1)) == {}
 
 
-def test_a_start_that_died_has_them_in_its_evidence() -> None:
-    event = lost(Address("actor-0", 1), ProcessDied("killed"), last_words={"last_words": "so it said"})
-    assert event.evidence["last_words"] == "so it said"
+async def test_a_death_has_them_in_its_evidence_beside_its_cause(tmp_path: Path) -> None:
+    (tmp_path / "actor-0.1.log").write_text("so it said\n")
+    cause, told = await death_of(
+        Address("actor-0", 1), ProcessDied("killed"), NOT_ASKED, "there", None, tmp_path
+    )
+    assert cause is Cause.DIED
+    assert told == {"error": "killed", "last_words": "so it said"}

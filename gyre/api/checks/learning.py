@@ -33,12 +33,13 @@ def check(spec: JobSpec, *, here: bool) -> Iterator[str]:
         )
     if not trains_by_section(spec):
         return
-    if sampling.n == 1 and loss.adv_estimator == "rloo":
+    estimator = loss.estimator
+    if sampling.n == 1 and estimator is not None and estimator.alone:
         yield (
-            "config.sampling.n: 1 given, so there are no other samples for rloo's baseline, which is 0: it is plain "
-            "REINFORCE. Give 2 or more."
+            f"config.sampling.n: 1 given, so there are no other samples for {loss.adv_estimator}'s baseline, which is "
+            "0: it is plain REINFORCE. Give 2 or more."
         )
-    if sampling.temperature == 0 and sampling.n > 1 and loss.adv_estimator in ("grpo", "dr_grpo", "rloo"):
+    if sampling.temperature == 0 and sampling.n > 1 and estimator is not None and estimator.compares:
         problem = (
             f"config.sampling.temperature: 0 given, so the {sampling.n} samples of a group are equal, earn the same, "
             f"and have no advantage by {loss.adv_estimator}: nothing is learnt."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,16 +15,17 @@ from gyre.api.cli.completion import roles as role_names
 from gyre.api.cli.context import CliContext, verb
 from gyre.api.cli.output import moment, remark, say, write_json, write_json_line, write_table
 from gyre.api.terminal.formats import duration, incident_message, local_time, number, one_line, times_of
-from gyre.api.terminal.text_tables import Column
+from gyre.api.terminal.text_tables import Column, rows_of
 from gyre.errors import GyreError
 from gyre.master.incident_words import came_to, has_recovered
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gyre.api.reader import JobReader
     from gyre.failover.evaluation import Shown
     from gyre.logs.reading import LogQuery
+    from gyre.rollouts.plane.reported import EngineColumn
 
 LOG_POLL_S = 0.5
 IMPORTANT = ("reward_mean", "loss", "grad_norm", "kl", "entropy", "completion_tokens_mean")
@@ -49,36 +51,6 @@ SHOWN_NODE = 12
 """Characters shown of a node's id, whose 56 digits are for programs."""
 
 FACT_COLUMNS = (Column("", least=8), Column("", least=24, wraps=True))
-VERTEX_COLUMNS = (
-    Column("VERTEX"),
-    Column("PHASE"),
-    Column("REASON", dispensable=5),
-    Column("PID", dispensable=3),
-    Column("NODE", dispensable=6),
-    Column("VERSION", dispensable=4),
-    Column("BUSY", least=8, dispensable=1),
-    Column("RESTARTS", dispensable=1),
-    Column("FOR", dispensable=2),
-    Column("MESSAGE", least=20, dispensable=1),
-)
-ENGINE_COLUMNS = (
-    Column("ENGINE"),
-    Column("STATE", dispensable=3),
-    Column("VERSION", dispensable=4),
-    Column("RUNNING", dispensable=1),
-    Column("KV TOKENS", dispensable=2),
-    Column("NOT ADMITTED", dispensable=5),
-    Column("LIMITS AND WAYS", least=32, wraps=True),
-)
-INCIDENT_COLUMNS = (
-    Column("INCIDENT"),
-    Column("AT", dispensable=3),
-    Column("CAUSE", least=12),
-    Column("DECISION", least=16, dispensable=4),
-    Column("OUTCOME", dispensable=1),
-    Column("AFTER", dispensable=2),
-    Column("MESSAGE", least=32),
-)
 
 
 @verb()
@@ -143,7 +115,7 @@ def show_view(
     _show_vertices(view["vertices"])
     _show_evaluations(view.get("evaluations") or {})
     _show_engines(view)
-    _show_incidents(view["incidents"])
+    _table_of(INCIDENT_COLUMNS, view["incidents"][-SHOWN_INCIDENTS:])
     if view["job"]["error"]:
         click.echo()
         say(view["job"]["error"].rstrip())
@@ -231,33 +203,15 @@ def _learning_rows(view: dict[str, Any], steps: Sequence[Mapping[str, Any]] | No
 
 
 def _show_vertices(vertices: list[dict[str, Any]]) -> None:
-    now = time.time()
-    _table_of(
-        VERTEX_COLUMNS,
-        [
-            (
-                vertex["id"],
-                vertex["phase"],
-                vertex["reason"],
-                vertex["pid"] or "",
-                vertex["node"][:SHOWN_NODE],
-                vertex["version"],
-                vertex["busy"],
-                vertex["restarts"] or "",
-                duration(now - vertex["since"]),
-                one_line(_message_of(vertex, now)),
-            )
-            for vertex in vertices[:SHOWN_VERTICES]
-        ],
-    )
+    _table_of(VERTEX_COLUMNS, vertices[:SHOWN_VERTICES])
     _remark_on_more(vertices)
 
 
-def _table_of(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> None:
-    """The table below an empty line; nothing where it has no row."""
-    if rows:
+def _table_of(columns: Sequence[Column], items: Sequence[Mapping[str, Any]]) -> None:
+    """The table below an empty line; nothing where there is no item."""
+    if items:
         click.echo()
-        write_table(columns, rows)
+        write_table(columns, rows_of(columns, items, time.time()))
 
 
 def _remark_on_more(all_of_them: Sequence[Any]) -> None:
@@ -265,14 +219,34 @@ def _remark_on_more(all_of_them: Sequence[Any]) -> None:
         remark(f"… and {more} more; --json has them all.")
 
 
-def _message_of(vertex: dict[str, Any], now: float) -> str:
+def _if_any(key: str) -> Callable[[Mapping[str, Any], float], Any]:
+    """A number, and nothing for 0."""
+    return lambda item, now: item[key] or ""
+
+
+def _message_of(vertex: Mapping[str, Any], now: float) -> str:
     if vertex.get("no_room"):
-        return f"waits for room for {duration(now - vertex['no_room_since'])}: {vertex['no_room']}"
+        waited = duration(now - vertex["no_room_since"])
+        return one_line(f"waits for room for {waited}: {vertex['no_room']}")
     said, alarms = str(vertex["message"]), vertex.get("false_alarms", 0)
     if vertex.get("silent"):
         said = f"{vertex['silent']}: reports nothing for {duration(now - vertex['silent_since'])}"
     counted = f"{alarms} false alarm{'s' if alarms > 1 else ''}" if alarms else ""
-    return "; ".join(filter(None, (said, counted)))
+    return one_line("; ".join(filter(None, (said, counted))))
+
+
+VERTEX_COLUMNS = (
+    Column("VERTEX", cell="id"),
+    Column("PHASE", cell="phase"),
+    Column("REASON", dispensable=5, cell="reason"),
+    Column("PID", dispensable=3, cell=_if_any("pid")),
+    Column("NODE", dispensable=6, cell=lambda vertex, now: vertex["node"][:SHOWN_NODE]),
+    Column("VERSION", dispensable=4, cell="version"),
+    Column("BUSY", least=8, dispensable=1, cell="busy"),
+    Column("RESTARTS", dispensable=1, cell=_if_any("restarts")),
+    Column("FOR", dispensable=2, cell=lambda vertex, now: duration(now - vertex["since"])),
+    Column("MESSAGE", least=20, dispensable=1, cell=_message_of),
+)
 
 
 def _pools(view: dict[str, Any]) -> list[tuple[str, str]]:
@@ -290,27 +264,22 @@ def _pools(view: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _show_engines(view: dict[str, Any]) -> None:
     from gyre.master.master_api import engines_of
+    from gyre.rollouts.plane.reported import ENGINE_COLUMNS
 
     engines = engines_of(view)
-    _table_of(
-        ENGINE_COLUMNS,
-        [
-            (
-                engine["instance"],
-                engine.get("state", ""),
-                engine.get("version", ""),
-                f"{engine.get('running', 0)}/{engine.get('max_running', 0)}",
-                f"{engine.get('kv_used_tokens', 0)}/{engine.get('kv_tokens', 0)}",
-                engine.get("not_admitted", ""),
-                _limits_and_ways(engine),
-            )
-            for engine in engines[:SHOWN_VERTICES]
-        ],
-    )
+    ways = Column("LIMITS AND WAYS", least=32, wraps=True, cell=_limits_and_ways)
+    _table_of([*map(_engine_column, ENGINE_COLUMNS), ways], engines[:SHOWN_VERTICES])
     _remark_on_more(engines)
 
 
-def _limits_and_ways(engine: dict[str, Any]) -> str:
+def _engine_column(one: EngineColumn) -> Column:
+    def part(engine: Mapping[str, Any], now: float) -> str:
+        return f"{engine.get(one.key, 0)}/{engine.get(one.of, 0)}"
+
+    return Column(one.title, dispensable=one.dispensable, cell=part if one.of else one.key)
+
+
+def _limits_and_ways(engine: Mapping[str, Any], now: float) -> str:
     """Which limits are in force and why, and how weights come to the engine."""
     parts = [str(engine.get("limits_why") or "")]
     if engine.get("loads_why"):
@@ -328,19 +297,22 @@ def _show_evaluations(evaluations: dict[str, list[dict[str, Any]]]) -> None:
     """Of each held-out set the first result and the newest; an older master reports none."""
     from gyre.failover.evaluation import SHOWN
 
-    shown = {name: one for name, one in SHOWN.items() if one.column}
-    heads = [Column(one.title.upper(), dispensable=one.dispensable) for one in shown.values()]
+    columns = [
+        Column(
+            shown.title.upper(),
+            dispensable=shown.dispensable,
+            cell=partial(_evaluated, name, shown),
+        )
+        for name, shown in SHOWN.items()
+        if shown.column
+    ]
     _table_of(
-        [Column("HELD OUT"), Column("VERSION"), *heads],
-        [
-            (name, row["version"], *(_evaluated(row, key, one) for key, one in shown.items()))
-            for name, rows in evaluations.items()
-            for row in [*rows[:1], *rows[1:][-SHOWN_EVALUATIONS:]]
-        ],
+        [Column("HELD OUT", cell="set"), Column("VERSION", cell="version"), *columns],
+        [row for rows in evaluations.values() for row in [*rows[:1], *rows[1:][-SHOWN_EVALUATIONS:]]],
     )
 
 
-def _evaluated(row: dict[str, Any], name: str, shown: Shown) -> str:
+def _evaluated(name: str, shown: Shown, row: Mapping[str, Any], now: float) -> str:
     """A number of an evaluation. Several are named; of those by k none are shown where the only k is 1, where it is
     the mean."""
     form = "{:.1%}".format if shown.form == "share" else number
@@ -352,29 +324,25 @@ def _evaluated(row: dict[str, Any], name: str, shown: Shown) -> str:
     return "" if value is None else f"{form(value)}{by}"
 
 
-def _show_incidents(incidents: list[dict[str, Any]]) -> None:
-    now = time.time()
-    _table_of(
-        INCIDENT_COLUMNS,
-        [
-            (
-                incident["vertex"],
-                moment(incident["at"], now),
-                _cause(incident),
-                incident["decision"],
-                came_to(incident),
-                duration(incident["recovery_s"]) if has_recovered(incident) else "",
-                incident_message(incident),
-            )
-            for incident in incidents[-SHOWN_INCIDENTS:]
-        ],
-    )
-
-
-def _cause(incident: dict[str, Any]) -> str:
+def _cause(incident: Mapping[str, Any], now: float) -> str:
     """Returns the cause, with a remark if the fault lies in the job's own code and the cause does not say so."""
     own = incident["user_code"] and incident["cause"] != "user_code"
     return f"{incident['cause']} (user code)" if own else str(incident["cause"])
+
+
+def _recovered_after(incident: Mapping[str, Any], now: float) -> str:
+    return duration(incident["recovery_s"]) if has_recovered(incident) else ""
+
+
+INCIDENT_COLUMNS = (
+    Column("INCIDENT", cell="vertex"),
+    Column("AT", dispensable=3, cell=lambda incident, now: moment(incident["at"], now)),
+    Column("CAUSE", least=12, cell=_cause),
+    Column("DECISION", least=16, dispensable=4, cell="decision"),
+    Column("OUTCOME", dispensable=1, cell=lambda incident, now: came_to(incident)),
+    Column("AFTER", dispensable=2, cell=_recovered_after),
+    Column("MESSAGE", least=32, cell=lambda incident, now: incident_message(incident)),
+)
 
 
 @verb()

@@ -1,4 +1,5 @@
-"""Types of answers whose fields are a record's: the record names each field once, and its docstring goes with it.
+"""Types of answers whose fields are a record's, or several records': a record names each field once, and its docstrings
+go with it, its own where the class has none.
 
     class Vertex(Out, of=VertexRecord, without=("avoids",)):
         busy: str = ""
@@ -28,7 +29,7 @@ else:
 
 
 class FromRecord(ModelMetaclass):
-    """Adds the fields of the record `of`, but those in `without`, to those of the class."""
+    """Adds the fields of `of`, a record or several, but those in `without`, to those of the class."""
 
     def __new__(
         mcs,
@@ -36,19 +37,23 @@ class FromRecord(ModelMetaclass):
         bases: tuple[type, ...],
         namespace: dict[str, Any],
         *,
-        of: type | None = None,
+        of: type | tuple[type, ...] = (),
         without: tuple[str, ...] = (),
         **more: Any,
     ) -> Any:
-        if of is not None:
-            own = namespace.get("__annotations__", {})
-            there = {*own, *without}.union(*(getattr(base, "model_fields", ()) for base in bases))
-            taken = [one for one in fields(of) if one.name not in there]
-            types, docs = get_type_hints(of), docs_of(of)
-            namespace["__annotations__"] = {one.name: _answered(types[one.name]) for one in taken} | own
+        own = namespace.get("__annotations__", {})
+        there = {*own, *without}.union(*(getattr(base, "model_fields", ()) for base in bases))
+        found: dict[str, Any] = {}
+        for record in of if isinstance(of, tuple) else (of,):
+            taken = [one for one in fields(record) if one.name not in there]
+            types, docs = get_type_hints(record), docs_of(record)
+            namespace = {"__doc__": docs.get("")} | namespace
+            found |= {one.name: _answered(types[one.name]) for one in taken}
             namespace |= {
                 one.name: _default(one, docs.get(one.name, one.metadata.get("meaning"))) for one in taken
             }
+        if found:
+            namespace["__annotations__"] = found | own
         return super().__new__(mcs, name, bases, namespace, **more)
 
 
@@ -66,10 +71,11 @@ def _default(one: Field[Any], doc: str | None) -> Any:
 
 
 def docs_of(record: type) -> dict[str, str]:
-    """The docstrings below a class's fields, by name."""
+    """The docstrings below a class's fields, by name, and its own, where it has one, as ""."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
     assert isinstance(tree, ast.ClassDef)
-    return {
+    own = ast.get_docstring(tree)
+    return ({"": own} if own else {}) | {
         field.target.id: inspect.cleandoc(str(said.value.value))
         for field, said in pairwise(tree.body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)

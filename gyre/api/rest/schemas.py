@@ -15,12 +15,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from typing_extensions import TypeAliasType
 
+from gyre.api import account
 from gyre.api.rest.records import FromRecord
 from gyre.api.runs import GroupedRuns
 from gyre.failover import state
 from gyre.failover.evaluation import Evaluation as EvaluationRecord
 from gyre.graph.elements import Edge, EdgeKind
+from gyre.master.incident_words import IncidentEnd
+from gyre.master.master_api import LastReport, MachineView
 from gyre.observe.run_lines import RunSummary
+from gyre.rollouts.plane import reported
 
 _NUMBER = {"anyOf": [{"type": "number"}, {"type": "null"}]}
 Step = TypeAliasType(
@@ -140,13 +144,9 @@ class Master(Out):
     answering: bool
 
 
-class VertexSchema(Out, of=state.VertexRecord, without=VERTEXS_OWN):
+class VertexSchema(Out, of=(state.VertexRecord, LastReport), without=VERTEXS_OWN):
     """One instance of a role. `version`: of the weights that it serves; `busy`: the operator that it runs; `fields`:
     its own report."""
-
-    version: int | None = None
-    busy: str = ""
-    fields: dict[str, Any] = Field(default_factory=dict)
 
 
 class GraphEdge(Out, of=Edge):
@@ -194,127 +194,44 @@ class VertexList(BaseModel):
     vertices: list[VertexSchema]
 
 
-class EngineSchema(Out):
-    """One instance of the rollout plane, as the rollout manager last said. `not_admitted`: why it is given no samples;
-    `limits_why`: where `max_running` and `kv_tokens` come from; `loads`: how weights last came into the engine
-    (`loader`, `disk`, or `start` of the engine), and `loads_why` why not by the loader; `transfer_why`: why by this
-    transport and codec."""
-
-    instance: str
-    engine: str = ""
-    node: str = ""
-    state: str = ""
-    version: int = -1
-    not_admitted: str = ""
-    samples: int = 0
-    running: int = 0
-    rate_tokens_s: float = 0.0
-    max_running: int = 0
-    kv_used_tokens: int = 0
-    kv_tokens: int = 0
-    limits_why: str = ""
-    loads: str = ""
-    loads_why: str = ""
-    transport: str = ""
-    codec: str = ""
-    transfer_why: str = ""
-    tokens: int | None = None
-    """Generated since it came; null where that is not known, as below."""
-    silent_s: float | None = None
-    """Since it was last heard of."""
+ENGINES_OWN = ("incarnation", "pid", "checksum", "source")
+DOORS_OWN = ("kept_tokens", "key_bytes")
+SESSIONS_OWN = ("oversampled",)
+"""What the rollout manager reports besides: an answer does not promise it."""
 
 
-class Machine(Out):
-    """A machine of the cluster, by Ray's id. `cpu`, `gpu` and `memory_bytes` are what the job may use of it; `there` is
-    false for one that has gone and of which something is remembered. `deaths` are those that count; until
-    `left_until`, and while it is `draining`, nobody new is placed there. `found` is what its pre-flight found wrong."""
+class EngineSchema(Out, of=reported.EngineStatus, without=ENGINES_OWN): ...
 
-    id: str
-    ip: str
-    there: bool
-    cpu: float
-    gpu: float
-    memory_bytes: int
-    vertices: list[str]
-    deaths: int
-    left_until: float | None = None
-    found: str = ""
-    draining: str = ""
+
+class Machine(Out, of=MachineView): ...
 
 
 class MachineList(BaseModel):
     nodes: list[Machine]
 
 
-class PoolSchema(Out):
-    """A role of instances that has its own price. `price_per_hour` is for one instance, in the user's currency.
-    `rate_tokens_s` is the rate of one instance, measured on those that generate; it gives `price_per_million_tokens`.
-    The last two are null while none generates."""
-
-    instances: int = 0
-    price_per_hour: float = 0.0
-    rate_tokens_s: float | None = None
-    price_per_million_tokens: float | None = None
+class PoolSchema(Out, of=reported.PoolStatus): ...
 
 
-class DoorOfKey(Out):
-    answered: int = 0
-    failed: int = 0
-    tokens: int = 0
+class DoorOfKey(Out, of=reported.KeyCounts): ...
 
 
-class DoorRequests(DoorOfKey):
-    """What came of requests since the fleet's manager started. Of the recent ones half were answered within `median_s`
-    and 95 % within `slow_s`, null before the first."""
-
-    median_s: float | None = None
-    slow_s: float | None = None
+class DoorRequests(Out, of=reported.RequestCounts):
     keys: dict[str, DoorOfKey] = Field(default_factory=dict)
 
 
-class DoorSchema(Out):
-    """The door of a fleet. `open` requests are not answered yet, and `kept` ones can be asked for again."""
-
-    url: str = ""
-    open: int = 0
-    kept: int = 0
-    waiting: int = 0
+class DoorSchema(Out, of=reported.DoorStatus, without=DOORS_OWN):
     requests: DoorRequests = Field(default_factory=DoorRequests)
 
 
-class SessionFaultSchema(Out):
-    """An attempt at a rollout that infrastructure ended: which, and what was said."""
-
-    session: str
-    reason: str = ""
+class SessionFaultSchema(Out, of=reported.SessionFault): ...
 
 
-class SessionCountsSchema(Out):
-    """What came of sessions since the rollout manager started: how many ended how, turns that were answered, attempts
-    that were begun in the place of others, and the newest faults, the newest first."""
-
-    outcomes: dict[str, int] = Field(default_factory=dict)
-    turns: int = 0
-    drawn_again: int = 0
+class SessionCountsSchema(Out, of=reported.SessionTotals):
     faults: list[SessionFaultSchema] = Field(default_factory=list)
 
 
-class SessionsSchema(Out):
-    """The sessions of a job with agents. Of those that are `running` some are `at_engine`, the others `with_agent`;
-    those that `ended` are of groups that are not stored yet, and `turns` of all that are there. `branches`: turns that
-    began anew, by why, since the manager started. `pause_s` is above 0 while one is handed out at a time. `sentence`
-    says all of it."""
-
-    waiting: int = 0
-    running: int = 0
-    at_engine: int = 0
-    with_agent: int = 0
-    ended: int = 0
-    turns: int = 0
-    workers: int = 0
-    failed_groups: int = 0
-    pause_s: float = 0.0
-    branches: dict[str, int] = Field(default_factory=dict)
+class SessionsSchema(Out, of=reported.SessionsStatus, without=SESSIONS_OWN):
     since_start: SessionCountsSchema = Field(default_factory=SessionCountsSchema)
     sentence: str
 
@@ -326,12 +243,8 @@ class EngineList(BaseModel):
     sessions: SessionsSchema | None = None
 
 
-class IncidentSchema(Out, of=state.Incident):
+class IncidentSchema(Out, of=(state.Incident, IncidentEnd)):
     """One thing that went wrong: evidence, culprit, decision, outcome."""
-
-    recovery_s: float | None = None
-    came_to: str = ""
-    """The outcome in words: a call that is made again, and the job's own code that raised, have not recovered."""
 
 
 class IncidentList(BaseModel):
@@ -514,37 +427,13 @@ class Metrics(BaseModel):
     progress: dict[str, Any]
 
 
-class PromptAccountSchema(Out):
-    """Groups. `drawn` = `trained` + `dropped` + `in_flight` + `lost`."""
-
-    drawn: int
-    trained: int
-    dropped: int
-    in_flight: int
-    lost: int
-    twice: int
+class PromptAccountSchema(Out, of=account.PromptTotals): ...
 
 
-class TokenAccountSchema(Out):
-    """`generated` = `delivered` + `in_flight` + `discarded` + `missing`, all of one moment; null where no rollout
-    manager has counted. `told` says what the count is of, `waiting` how what is in flight is called. `not_trained` are
-    those that the trainer left out after their delivery, by reason."""
-
-    generated: int | None
-    delivered: int | None
-    in_flight: int | None
-    waiting: str
-    told: str
-    discarded: dict[str, int]
-    missing: int | None
-    not_trained: dict[str, int]
+class TokenAccountSchema(Out, of=account.TokenTotals): ...
 
 
-class Price(Out):
-    role: str
-    instances: int
-    price_per_hour: float
-    price_per_million_tokens: float | None
+class Price(Out, of=account.PoolPrice): ...
 
 
 class CostLine(BaseModel):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gyre.api.terminal.formats import duration, incident_message, one_line, sparkline
 from gyre.api.terminal.run_end import held_out, ran_for, warning_lines
 from gyre.api.terminal.run_history import RunHistory
-from gyre.api.terminal.text_tables import COLOURS, Column, table
+from gyre.api.terminal.text_tables import COLOURS, Column, rows_of, table
 from gyre.master.incident_words import came_to, has_recovered
 from gyre.master.master_api import lacks, sessions_of
 from gyre.master.session_words import sessions_fact
@@ -53,12 +53,6 @@ VERTEX_COLUMNS = (
     Column("PID", dispensable=2),
     Column("STATE", least=22),
     Column("DOING", least=8),
-)
-INCIDENT_COLUMNS = (
-    Column("INCIDENTS", least=11),
-    Column("CAUSE", least=12),
-    Column("TOOK", least=6, dispensable=1),
-    Column("MESSAGE", least=16),
 )
 
 
@@ -273,13 +267,16 @@ def _incidents(view: View, shown: int, width: int) -> Table:
     name, *others = INCIDENT_COLUMNS
     if shown < len(incidents):
         name = replace(name, name=f"INCIDENTS ({len(incidents)})")
-    rows = [
-        (
-            incident["vertex"],
-            incident["cause"],
-            duration(incident["recovery_s"]) if has_recovered(incident) else came_to(incident),
-            incident_message(incident) or incident["decision"],
-        )
-        for incident in incidents[-shown:]
-    ]
-    return table((name, *others), rows, width)
+    return table((name, *others), rows_of(INCIDENT_COLUMNS, incidents[-shown:]), width)
+
+
+def _took(incident: View, now: float) -> str:
+    return duration(incident["recovery_s"]) if has_recovered(incident) else came_to(incident)
+
+
+INCIDENT_COLUMNS = (
+    Column("INCIDENTS", least=11, cell="vertex"),
+    Column("CAUSE", least=12, cell="cause"),
+    Column("TOOK", least=6, dispensable=1, cell=_took),
+    Column("MESSAGE", least=16, cell=lambda one, now: incident_message(one) or one["decision"]),
+)

@@ -7,7 +7,7 @@ pipe or a file, keeps everything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,18 @@ class Column:
     """Its cells are wrapped between words instead of cut."""
     dispensable: int = 0
     """0 is never left out; of the others the greatest goes first."""
+    cell: Callable[[Mapping[str, Any], float], Any] | str = ""
+    """Its cell of an item and the time, for `rows_of`: what the item has under this key, or what the function gives."""
+
+
+def rows_of(
+    columns: Sequence[Column], items: Sequence[Mapping[str, Any]], now: float = 0.0
+) -> list[list[Any]]:
+    """A row for each item; `now` in seconds since 1970, where a column has spans of time."""
+    return [
+        [item.get(one.cell) if isinstance(one.cell, str) else one.cell(item, now) for one in columns]
+        for item in items
+    ]
 
 
 def fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> dict[int, int]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
+from gyre.config.estimators import ESTIMATORS, Estimator
 from gyre.config.plugins import ADVANTAGE, LOSS, AdvantageName, LossName
 from gyre.config.sections.section import Section
 
@@ -67,6 +68,11 @@ class LossSettings(Section):
     trainer's own log-probs before the step; without, to the engine's."""
     cliprange_value: Annotated[float, Field(gt=0)] = 0.5
     """How far a critic's value may move from what it was, in the clipped value loss."""
+
+    @property
+    def estimator(self) -> Estimator | None:
+        """The record of `adv_estimator`; None for the user's own."""
+        return ESTIMATORS.get(self.adv_estimator)
 
     @property
     def needs_reference(self) -> bool:

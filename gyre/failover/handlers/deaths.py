@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from gyre.config import TRAINER
-from gyre.errors import NOT_FINITE, OUT_OF_MEMORY, is_configuration, is_no_space
+from gyre.errors import is_configuration
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.budget import NO_STEP_JOB, NO_STEP_VERTEX
+from gyre.failover.causes import as_told, cause_of_code
 from gyre.failover.draft import Draft
 from gyre.failover.handlers import full_disk, machines
 from gyre.failover.handlers.repair import Rung, give_up, pay, repair
@@ -81,7 +82,7 @@ def trainer_failed(
 def _fault_of(event: e.VertexStartFailed | e.TrainerFailed, otherwise: Cause) -> Fault:
     """What failed: the user's code, or Gyre's for the cause `otherwise`."""
     evidence = {"error": event.error, "traceback": event.traceback, **_place_of(event)}
-    if is_no_space(event.code):
+    if cause_of_code(event.code) is Cause.DISK_FULL:
         return Fault(Cause.DISK_FULL, evidence)
     return Fault(Cause.USER_CODE if event.user_code else otherwise, evidence, event.user_code)
 
@@ -90,8 +91,8 @@ def _blame(
     layout: JobLayout, draft: Draft, record: VertexRecord, node: str, fault: Fault, now: float
 ) -> None:
     """Count the death against its machine, unless a full disk is to blame."""
-    if not full_disk.is_in_the_way(draft, now) and not full_disk.of_a_full_disk(fault):
-        machines.blame(layout, draft, record, node, fault, now)
+    if not full_disk.is_in_the_way(draft, now):
+        machines.blame(layout, draft, record, node, as_told(fault), now)
 
 
 def _place_of(event: e.VertexStartFailed | e.TrainerFailed | e.OperatorFailed) -> dict[str, str]:
@@ -131,15 +132,12 @@ def operator_failed(
     }
     if is_configuration(event.code):
         return _configured_wrong(draft, record, now, Fault(Cause.CONFIG, evidence))
-    if event.code == NOT_FINITE:
+    said = cause_of_code(event.code)
+    if said is Cause.NOT_FINITE:
         # The trainer has skipped as many batches as it may. From the same state the same batch gives the same again.
         return give_up(draft, record, now, Fault(Cause.NOT_FINITE, evidence), "the gradient is not finite")
     gang = len(layout.regions(record.id)) > 1
-    retried = Cause.USER_CODE if event.user_code else Cause.CALL_FAILED
-    if event.code == OUT_OF_MEMORY:
-        retried = Cause.OUT_OF_MEMORY
-    if is_no_space(event.code):
-        retried = Cause.DISK_FULL
+    retried = said or (Cause.USER_CODE if event.user_code else Cause.CALL_FAILED)
     fault, again = Fault(retried, evidence, event.user_code), f"call {event.operator} again"
     if (not gang or event.user_code) and full_disk.is_in_the_way(draft, now):
         if event.attempt <= 1:

@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gyre.config import Budget
-from gyre.errors import says_no_space
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.draft import Draft
 from gyre.failover.handlers.ending import end_job
 from gyre.failover.incidents import Fault
 from gyre.failover.layout import JobLayout
-from gyre.failover.state import Cause, JobPhase, JobRecord, Reason, VertexRecord
+from gyre.failover.state import JobPhase, JobRecord, Reason, VertexRecord
 
 DISK_TIMER = "disk/"
 """Prefix of the timers that end the waiting; since when the disk is full and its key follow."""
@@ -81,14 +80,6 @@ def lack_of_disk(job: JobRecord) -> str:
 
 def in_mib(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:.1f} MiB"
-
-
-def of_a_full_disk(fault: Fault) -> bool:
-    """Whether what failed says itself that a disk has no room."""
-    if fault.cause is Cause.DISK_FULL:
-        return True
-    told = (fault.evidence.get(key, "") for key in ("error", "traceback", "reason"))
-    return any(says_no_space(str(text)) for text in told)
 
 
 def is_in_the_way(draft: Draft, now: float, *, over_s: float = 0.0) -> bool:

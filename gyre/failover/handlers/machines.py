@@ -20,6 +20,7 @@ from gyre.errors import Conflict, NotFound, nearest
 from gyre.failover import commands as c
 from gyre.failover import events as e
 from gyre.failover.budget import within
+from gyre.failover.causes import record_of
 from gyre.failover.draft import Draft
 from gyre.failover.handlers.repair import restart
 from gyre.failover.incidents import Fault, open_incident
@@ -36,18 +37,13 @@ from gyre.failover.state import (
 )
 from gyre.failover.vertices import announce
 
-MACHINES_FAULT = frozenset(
-    {Cause.DIED, Cause.SILENT, Cause.UNHEALTHY, Cause.START_FAILED, Cause.ENGINE_START_FAILED}
-)
-"""The deaths that may be a machine's fault. An exception in the user's code is none."""
-
 LONGEST_S = 3600.0
 """A machine is left alone for so long at most."""
 
 
 def blame(layout: JobLayout, draft: Draft, record: VertexRecord, node: str, fault: Fault, now: float) -> None:
     """Count a death on a machine, and have the machine left alone if it is one too many."""
-    if not node or fault.user_code or fault.cause not in MACHINES_FAULT:
+    if not node or fault.user_code or not record_of(fault.cause).blames_machine:
         return
     budget = layout.spec.failover.machine
     machine = draft.machines.get(node) or MachineRecord(node)

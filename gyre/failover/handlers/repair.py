@@ -8,12 +8,12 @@ progress.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from gyre.config import SPARE_ROLLOUT, TRAINER, Budget
 from gyre.failover import commands as c
 from gyre.failover.budget import affordable, backoff_s, within
+from gyre.failover.causes import as_told, record_of
 from gyre.failover.draft import Draft
 from gyre.failover.handlers import full_disk
 from gyre.failover.handlers.ending import end_job, stop_all
@@ -26,14 +26,6 @@ from gyre.graph import is_instance
 
 SAID_CHARS = 500
 """Characters of what failed said that the job's message begins with; the whole is in the job's error."""
-
-
-REASONS = {
-    Cause.CONFIG: Reason.CONFIG,
-    Cause.NOT_FINITE: Reason.NOT_FINITE,
-    Cause.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
-}
-"""The reasons of jobs that ended by a cause that says more than that budgets are spent."""
 
 
 class Rung(NamedTuple):
@@ -61,8 +53,7 @@ def repair(
         draft.move(record.id, VertexPhase.STOPPING, now, reason=draft.job.reason)
         return [c.StopVertex(record.id, record.incarnation)]
     region = sorted(vertex for vertex in layout.regions(record.id) if is_wanted(draft, vertex))
-    if full_disk.of_a_full_disk(fault):
-        fault = replace(fault, cause=Cause.DISK_FULL, user_code=False)
+    fault = as_told(fault)
     rungs = list(ladder) or _ladder_of(layout, record, region, fault)
     excused = _excused(layout, draft, record, now, fault)
     if excused is not None:
@@ -295,7 +286,8 @@ def give_up(
         draft,
         now,
         outcome=JobPhase.FAILED,
-        reason=REASONS.get(fault.cause, Reason.USER_CODE if fault.user_code else Reason.BUDGET_SPENT),
+        reason=record_of(fault.cause).ends_by
+        or (Reason.USER_CODE if fault.user_code else Reason.BUDGET_SPENT),
         message=f"{said} ({who}: {why})",
         error="" if complete else traceback or error,
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 from gyre.engines.dialect import GenerateRequest, SamplingParams, StreamChunk
 from gyre.engines.errors import EngineProtocolError
 from gyre.rollouts.protocol.columns import lineage
+from gyre.rollouts.protocol.fields import check_sampling
 from gyre.rollouts.protocol.progress import EndKind
-
-_SAMPLING_KEYS = {entry.name for entry in fields(SamplingParams)}
 
 
 @dataclass(eq=False, slots=True)
@@ -182,8 +181,10 @@ def request_id(lease: int) -> str:
 
 
 def engine_request(held: HeldSample, cache_key: str = "", chunk_tokens: int = 0) -> GenerateRequest:
-    """The request for the rest of a sample, after all tokens that it has; `chunk_tokens` as in GenerateRequest."""
-    sampling = {key: value for key, value in held.sampling.items() if key in _SAMPLING_KEYS}
+    """The request for the rest of a sample, after all tokens that it has; `chunk_tokens` as in GenerateRequest. Raises
+    FrameError for sampling that an engine cannot be told."""
+    check_sampling(held.sampling)
+    sampling = dict(held.sampling)
     sampling["max_new_tokens"] -= held.start + held.made
     sampling["stop_token_ids"] = tuple(sampling.get("stop_token_ids") or ())
     return GenerateRequest(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gyre.philox import word, words
 from gyre.rollouts.plane.token_table import TokenTable
-from gyre.rollouts.protocol.fields import refuse
+from gyre.rollouts.protocol.fields import check_sampling, refuse
 from gyre.rollouts.protocol.frames import Request
 from gyre.rollouts.samples import Group, GroupRequest, InstanceRun, Sample, VersionRun, unpack_groups
 from gyre.rollouts.scheduling.fleet import PlacedSample
@@ -257,6 +257,7 @@ def requested_groups(frame: Request) -> list[Group]:
         groups = unpack_groups(frame.groups)
     except ValueError as error:
         raise refuse("invalid", f"request.groups: {error}") from None
+    check_sampling(frame.sampling)
     limit = frame.sampling.get("max_new_tokens")
     if type(limit) is not int or limit < 1:
         raise refuse("invalid", f"request.sampling.max_new_tokens: {limit!r:.40}, expected a positive number")

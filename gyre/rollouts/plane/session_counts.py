@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
+from gyre.rollouts.plane.reported import SessionFault, SessionTotals
 from gyre.rollouts.plane.session_tree import SessionOutcome
 
 FAULTS_KEPT, REASON_SHOWN = 5, 300
@@ -31,9 +32,12 @@ class SessionCounts:
             self.faults.append((session, reason[:REASON_SHOWN]))
 
     def status(self) -> dict[str, Any]:
-        return {
-            "outcomes": {str(outcome): self.outcomes[outcome] for outcome in SessionOutcome},
-            "turns": self.turns,
-            "drawn_again": self.drawn_again,
-            "faults": [{"session": session, "reason": reason} for session, reason in reversed(self.faults)],
-        }
+        """A `SessionTotals`."""
+        return vars(
+            SessionTotals(
+                outcomes={str(outcome): self.outcomes[outcome] for outcome in SessionOutcome},
+                turns=self.turns,
+                drawn_again=self.drawn_again,
+                faults=[vars(SessionFault(*fault)) for fault in reversed(self.faults)],
+            )
+        )

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from gyre.request_body import RequestRefused, refused
 from gyre.rollouts.plane.groups import OpenGroups
+from gyre.rollouts.plane.reported import SessionsStatus
 from gyre.rollouts.plane.requests import InFlightRequest, requested_groups, sampling_of
 from gyre.rollouts.plane.session_breaker import Breaker
 from gyre.rollouts.plane.session_counts import SessionCounts
@@ -601,22 +602,24 @@ class SessionLedger:
         return news
 
     def status(self) -> dict[str, Any]:
-        """How many sessions wait for an agent, run, or have ended, and what their turns wait for."""
+        """A `SessionsStatus` but for its branches, which the front counts."""
         running, waiting = self.workers.running, self.workers.waiting
         at_engine = len({session.id for session in self._open.values() if session.worker})
-        return {
-            "waiting": waiting,
-            "running": running,
-            "at_engine": at_engine,
-            "with_agent": running - at_engine,
-            "ended": len(self.sessions) - running - waiting,
-            "turns": len(self._turns),
-            "workers": len(self.workers),
-            "failed_groups": sum(bool(one.failed) for one in self.by_number.values()),
-            "pause_s": self.breaker.pause_s,
-            "since_start": self.counts.status(),
-            "oversampled": self.lengths.told(),
-        }
+        return vars(
+            SessionsStatus(
+                waiting=waiting,
+                running=running,
+                at_engine=at_engine,
+                with_agent=running - at_engine,
+                ended=len(self.sessions) - running - waiting,
+                turns=len(self._turns),
+                workers=len(self.workers),
+                failed_groups=sum(bool(one.failed) for one in self.by_number.values()),
+                pause_s=self.breaker.pause_s,
+                since_start=self.counts.status(),
+                oversampled=self.lengths.told(),
+            )
+        )
 
     def complete_groups(self) -> list[SessionGroup]:
         """Those that are complete."""

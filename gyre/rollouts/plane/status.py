@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from gyre.rollouts.plane.admission import NotAdmitted
 from gyre.rollouts.plane.groups import OpenGroups
 from gyre.rollouts.plane.links import AgentLink
+from gyre.rollouts.plane.reported import EngineStatus, PoolStatus
 from gyre.rollouts.plane.stored_account import account_in
-from gyre.rollouts.protocol.frames import Loaded, SampleCounts
+from gyre.rollouts.protocol.frames import SampleCounts
 from gyre.rollouts.scheduling.fleet import Instance
 from gyre.rollouts.scheduling.pools import token_price
 
@@ -67,30 +68,32 @@ def _queued_for(groups: OpenGroups, here: Sequence[AgentLink], now: float) -> st
 
 
 def instance_status(link: AgentLink, instance: Instance, now: float, *, checksum: str) -> dict[str, Any]:
-    """`checksum` is of the version that it acknowledged; "" where that is not known any more. `not_admitted` says why
-    it is given nothing; "" where it is admitted."""
-    return {
-        "instance": link.name,
-        "incarnation": link.hello.incarnation,
-        "engine": link.hello.engine,
-        "node": link.hello.node,
-        "pid": link.hello.pid,
-        "version": instance.version,
-        "checksum": checksum,
-        "source": link.source,
-        "state": _state(link, instance),
-        "not_admitted": str(link.not_admitted or ""),
-        "samples": len(instance.held),
-        "running": link.running,
-        "tokens": instance.generated_tokens,
-        "rate_tokens_s": round(link.rate_tokens_s, 1),
-        "max_running": instance.max_running,
-        "kv_used_tokens": link.used_tokens,
-        "kv_tokens": instance.kv_tokens,
-        "limits_why": link.limits.why if link.limits is not None else "",
-        **_ways(link.loaded),
-        "silent_s": round(now - link.heard_at, 2),
-    }
+    """An `EngineStatus`; `checksum` is of the version that the instance acknowledged."""
+    status = EngineStatus(
+        instance=link.name,
+        incarnation=link.hello.incarnation,
+        engine=link.hello.engine,
+        node=link.hello.node,
+        pid=link.hello.pid,
+        version=instance.version,
+        checksum=checksum,
+        source=link.source,
+        state=_state(link, instance),
+        not_admitted=str(link.not_admitted or ""),
+        samples=len(instance.held),
+        running=link.running,
+        tokens=instance.generated_tokens,
+        rate_tokens_s=round(link.rate_tokens_s, 1),
+        max_running=instance.max_running,
+        kv_used_tokens=link.used_tokens,
+        kv_tokens=instance.kv_tokens,
+        limits_why=link.limits.why if link.limits is not None else "",
+        silent_s=round(now - link.heard_at, 2),
+    )
+    if (loaded := link.loaded) is not None:
+        status.loads, status.loads_why = loaded.how, loaded.note
+        status.transport, status.codec, status.transfer_why = loaded.way, loaded.codec, loaded.why
+    return vars(status)
 
 
 def rates_by_role(links: Iterable[AgentLink]) -> dict[str, float]:
@@ -103,33 +106,20 @@ def rates_by_role(links: Iterable[AgentLink]) -> dict[str, float]:
 
 
 def pools_status(links: Iterable[AgentLink], prices: Mapping[str, float]) -> dict[str, Any]:
-    """By role with a price: how many instances are connected, what one costs an hour, and what a million tokens cost
-    at the rate of those that generate; None while none does."""
+    """The `PoolStatus` of each role with a price, by its name; its instances are those that are connected."""
     here = [one for one in links if one.connection is not None]
     rates = rates_by_role(here)
     return {
-        role: {
-            "instances": sum(one.role == role for one in here),
-            "price_per_hour": price,
-            "rate_tokens_s": round(rates[role], 1) if role in rates else None,
-            "price_per_million_tokens": (
-                round(token_price(price, rates[role]), 4) if role in rates else None
-            ),
-        }
+        role: vars(
+            PoolStatus(
+                instances=sum(one.role == role for one in here),
+                price_per_hour=price,
+                rate_tokens_s=round(rates[role], 1) if role in rates else None,
+                price_per_million_tokens=round(token_price(price, rates[role]), 4) if role in rates else None,
+            )
+        )
         for role, price in prices.items()
         if price
-    }
-
-
-def _ways(loaded: Loaded | None) -> dict[str, str]:
-    """How weights come to the instance: into its engine (`loads`: loader, disk, or the engine's start) and over the
-    network, and why not otherwise."""
-    return {
-        "loads": loaded.how if loaded is not None else "",
-        "loads_why": loaded.note if loaded is not None else "",
-        "transport": loaded.way if loaded is not None else "",
-        "codec": loaded.codec if loaded is not None else "",
-        "transfer_why": loaded.why if loaded is not None else "",
     }
 
 

@@ -9,12 +9,14 @@ This module must not know which frames there are.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from gyre.errors import GyreError
+from gyre.engines.dialect import SamplingParams
+from gyre.errors import GyreError, nearest
 from gyre.weights.transfer.address import ADDRESS
 
 MAX_LIST = 1 << 18
@@ -60,3 +62,14 @@ Sampling = Annotated[
     Meta(max_length=1000),
 ]
 """By the dialect's names."""
+SAMPLING_KEYS = {one.name for one in fields(SamplingParams)} - {"sampling_seed"}
+"""Those that a request's sampling may have; the seed is each sample's own."""
+
+
+def check_sampling(sampling: Mapping[str, Any]) -> None:
+    """Raises FrameError for a key that no engine is told: what it asks for would be left out, and nobody would see
+    it."""
+    for key in sampling:
+        if key not in SAMPLING_KEYS:
+            near = nearest(key, SAMPLING_KEYS)
+            raise refuse("invalid", f"request.sampling.{key:.100}: no engine is told this key; {near}")

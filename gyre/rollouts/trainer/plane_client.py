@@ -27,7 +27,7 @@ from gyre.errors import Fenced, GyreError, Unauthorized
 from gyre.rollouts.protocol.codec import checked
 from gyre.rollouts.protocol.connection import ConnectionSettings, ManagerConnection, Refused
 from gyre.rollouts.protocol.endpoint import Endpoint
-from gyre.rollouts.protocol.fields import FrameError, refuse
+from gyre.rollouts.protocol.fields import FrameError, check_sampling, refuse
 from gyre.rollouts.protocol.frames import (
     PROTOCOL,
     Attach,
@@ -154,6 +154,7 @@ class RolloutClient:
     ) -> None:
         """Ask for `n` samples of each group. Thread-safe; returns at once. Raises FrameError where it cannot be
         asked."""
+        check_sampling(sampling)
         longest = sampling.get("max_new_tokens")
         if isinstance(longest, int) and longest > LONGEST_SAMPLE_TOKENS:
             raise refuse(

@@ -166,7 +166,7 @@ def returns_of(group: Group, settings: LossSettings) -> list[NDArray[np.float32]
 
 def _of_rollouts(groups: Sequence[Group], settings: LossSettings) -> list[NDArray[np.float32]]:
     """As `advantages_of`, of groups whose samples are rollouts of drawn tokens."""
-    if settings.adv_estimator == "gae":
+    if settings.estimator is not None and settings.estimator.by_values:
         return [gae_of(sample, settings)[0] for group in groups for sample in group.samples]
     totals = [_totals(group, settings) for group in groups]
     if settings.adv_estimator in GROUP_ESTIMATORS:
@@ -260,4 +260,4 @@ def gae_of(sample: Sample, settings: LossSettings) -> tuple[NDArray[np.float32],
 
 
 GROUP_ESTIMATORS = {"grpo": group_normalised, "dr_grpo": mean_only, "rloo": leave_one_out}
-"""Those that compare a sample with the others of its group."""
+"""The formulas of those that compare a sample with the others of its group."""

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from gyre.config import JobSpec
+from gyre.config.estimators import ESTIMATORS
 from gyre.config.sections import LossSettings
 from gyre.graph import local_roles
 from gyre.graph.elements import Dispatch
 from gyre.rollouts.trainer.arrival import ArrivalOrder
 from gyre.rollouts.trainer.sample_ledger import SampleLedger
 from gyre.rollouts.trainer.staleness import StalenessPolicy
-from gyre.workloads.algorithms.advantages import GROUP_ESTIMATORS
 from gyre.workloads.base import WorkloadContext
 from gyre.workloads.runtime import TrainerRuntime
 from gyre.workloads.trainer.evaluation.evaluations import Evaluations
@@ -362,5 +362,6 @@ def compares_in_group(config: Mapping[str, Any]) -> bool:
     """Whether a sample's baseline are the others of its group. (A learner of the user's own may have any `loss`.)"""
     loss, sampling = config.get("loss") or {}, config.get("sampling") or {}
     default = LossSettings.model_fields["adv_estimator"].default
-    alone = isinstance(sampling, dict) and sampling.get("n") == 1  # then `rloo` takes the rewards as they are
-    return isinstance(loss, dict) and not alone and loss.get("adv_estimator", default) in GROUP_ESTIMATORS
+    alone = isinstance(sampling, dict) and sampling.get("n") == 1  # then one takes the rewards as they are
+    own = ESTIMATORS.get(loss.get("adv_estimator", default)) if isinstance(loss, dict) else None
+    return own is not None and own.compares and not alone

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gyre.engines.dialect import StreamChunk
 from gyre.rollouts.agent.held_samples import HeldSample, engine_request
+from gyre.rollouts.protocol.fields import FrameError
 
 
 def held(serves: int = 3, counted: bool = True) -> HeldSample:
@@ -45,6 +46,16 @@ def test_the_engine_is_asked_to_go_on_after_the_last_token_that_is_there() -> No
     assert request.input_ids.tolist() == [1, 2, 3, 7, 8, 9]
     assert request.sampling.max_new_tokens == 7
     assert request.sampling.sampling_seed == 5
+
+
+def test_no_key_of_its_sampling_vanishes_on_the_way_to_the_engine() -> None:
+    sample = held()
+    sample.sampling = {"max_new_tokens": 10, "top_p": 0.5, "min_p": 0.25, "top_k": 3, "ignore_eos": True}
+    said = engine_request(sample).sampling
+    assert (said.top_p, said.min_p, said.top_k, said.ignore_eos) == (0.5, 0.25, 3, True)
+    sample.sampling["repetition_penalty"] = 1.1
+    with pytest.raises(FrameError, match=r"sampling\.repetition_penalty: no engine"):
+        engine_request(sample)
 
 
 def test_tokens_that_waited_to_be_sent_are_the_older_versions_whatever_their_label() -> None:

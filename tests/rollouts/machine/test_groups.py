@@ -137,6 +137,8 @@ def test_stop_tokens_that_are_ignored_end_nothing() -> None:
         (Group(0, np.array([1], np.int32)), {"max_new_tokens": 0}),
         (Group(0, np.array([1], np.int32)), {}),
         (Group(0, np.array([1], np.int32)), {"max_new_tokens": 4, "stop_token_ids": 2}),
+        (Group(0, np.array([1], np.int32)), {"max_new_tokens": 4, "min_tokens": 2}),
+        (Group(0, np.array([1], np.int32)), {"max_new_tokens": 4, "sampling_seed": 2}),
         (Group(0, np.array([1], np.int32), {"max_new_tokens": 0}), {"max_new_tokens": 4}),
         (Group(0, np.array([1], np.int32), {"max_new_tokens": True}), {"max_new_tokens": 4}),
         (Group(0, np.array([1], np.int32), {"max_new_tokens": "9"}), {"max_new_tokens": 4}),
@@ -153,6 +155,12 @@ def test_a_request_that_nobody_can_generate_is_refused_whole(group: Group, sampl
     assert caught.value.details["reason"] == "invalid"
     assert not open_groups.requests
     assert not open_groups.is_dirty
+
+
+def test_a_key_that_no_engine_is_told_is_refused_by_its_name() -> None:
+    asked_for = msgspec.structs.replace(asked(1), sampling={"max_new_tokens": 4, "topp": 0.9})
+    with pytest.raises(FrameError, match=r"request\.sampling\.topp: .*; did you mean 'top_p'\?"):
+        groups_with("a").open(asked_for)
 
 
 def test_impossible_progress_is_refused_and_changes_nothing() -> None:

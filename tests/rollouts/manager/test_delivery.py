@@ -98,14 +98,19 @@ async def test_a_group_larger_than_a_frame_arrives_in_parts(
 
 
 @pytest.mark.parametrize(
-    ("longest", "meta", "sentence"),
+    ("sampling", "meta", "sentence"),
     [
-        (LONGEST_SAMPLE_TOKENS + 1, {}, "max_new_tokens is"),
-        (8, {"max_new_tokens": 0}, "group 0: max_new_tokens is 0, expected a positive integer"),
+        ({"max_new_tokens": LONGEST_SAMPLE_TOKENS + 1}, {}, "max_new_tokens is"),
+        (
+            {"max_new_tokens": 8},
+            {"max_new_tokens": 0},
+            "group 0: max_new_tokens is 0, expected a positive integer",
+        ),
+        ({"max_new_tokens": 8, "temprature": 1.0}, {}, "temprature: .* did you mean 'temperature'"),
     ],
 )
 def test_a_sample_that_nobody_can_make_cannot_be_asked_for(
-    longest: int, meta: dict[str, int], sentence: str
+    sampling: dict[str, float], meta: dict[str, int], sentence: str
 ) -> None:
     client = RolloutClient(NowhereKnown(), Heard(), term=1)
     try:
@@ -114,7 +119,7 @@ def test_a_sample_that_nobody_can_make_cannot_be_asked_for(
                 "train",
                 [Group(0, np.array([1], np.int32), meta)],
                 n=1,
-                sampling={"max_new_tokens": longest},
+                sampling=sampling,
                 seed=1,
                 min_version=0,
             )

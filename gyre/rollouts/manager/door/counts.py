@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gyre.rollouts.plane.door_ledger import DoorRequest
+from gyre.rollouts.plane.reported import KeyCounts, RequestCounts
 
 RECENT = 512
 """Requests whose times are told: what a page shows is of late."""
@@ -41,19 +42,23 @@ class DoorCounts:
                 self._took_s.append(max(now - known.at, 0.0))
 
     def status(self) -> dict[str, Any]:
-        """`median_s` and `slow_s` are None before the first answer."""
+        """A `RequestCounts`."""
         took = sorted(self._took_s)
-        return {
-            "answered": self._answered.total(),
-            "failed": self._failed.total(),
-            "tokens": self._tokens.total(),
-            "median_s": took[len(took) // 2] if took else None,
-            "slow_s": took[min(int(len(took) * SLOW), len(took) - 1)] if took else None,
-            "keys": {
-                key: {"answered": self._answered[key], "failed": self._failed[key], "tokens": tokens}
-                for key, tokens in self._tokens.most_common(KEYS_TOLD)
-            },
-        }
+        return vars(
+            RequestCounts(
+                answered=self._answered.total(),
+                failed=self._failed.total(),
+                tokens=self._tokens.total(),
+                median_s=took[len(took) // 2] if took else None,
+                slow_s=took[min(int(len(took) * SLOW), len(took) - 1)] if took else None,
+                keys={
+                    key: vars(
+                        KeyCounts(answered=self._answered[key], failed=self._failed[key], tokens=tokens)
+                    )
+                    for key, tokens in self._tokens.most_common(KEYS_TOLD)
+                },
+            )
+        )
 
 
 def key_of(owner: str) -> str:

@@ -58,6 +58,7 @@ from gyre.rollouts.plane.events import Published
 from gyre.rollouts.plane.instructions import Answer
 from gyre.rollouts.plane.keys import KeysRequester, RequestDeleted, RequestsAborted, SamplesAsked
 from gyre.rollouts.plane.peers import Caller
+from gyre.rollouts.plane.reported import DoorStatus
 from gyre.rollouts.plane.settings import DoorSettings, ManagerSettings
 from gyre.rollouts.plane.updates import standing
 from gyre.rollouts.protocol.frames import Publish
@@ -206,19 +207,17 @@ class Door(Front):
         self._publishing.close()
 
     def status(self) -> dict[str, Any]:
-        """How many requests are open and kept, the tokens of those that have ended, and what came of all."""
-        return {
-            "door": {
-                "open": self.ledger.open_count,
-                "kept": len(self.ledger),
-                "kept_tokens": self.ledger.kept_tokens,
-                "key_bytes": {
-                    key_of(owner): taken for owner, taken in self.ledger.bytes_of.most_common(KEYS_TOLD)
-                },
-                "waiting": sum(map(len, self._waiting.values())),
-                "requests": self._counts.status(),
-            }
-        }
+        """A `DoorStatus` but for its address, which its vertex knows."""
+        largest = self.ledger.bytes_of.most_common(KEYS_TOLD)
+        door = DoorStatus(
+            open=self.ledger.open_count,
+            kept=len(self.ledger),
+            kept_tokens=self.ledger.kept_tokens,
+            key_bytes={key_of(owner): taken for owner, taken in largest},
+            waiting=sum(map(len, self._waiting.values())),
+            requests=self._counts.status(),
+        )
+        return {"door": vars(door)}
 
     # -- samples ------------------------------------------------------------------------------------
 

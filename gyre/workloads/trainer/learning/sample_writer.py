@@ -22,7 +22,7 @@ from gyre.observe.samples.names import folder_of
 from gyre.observe.samples.texts import Texts
 from gyre.observe.samples.writer import Logprobs, SampleWriter
 from gyre.rollouts.samples import Group
-from gyre.workloads.algorithms.advantages import GROUP_ESTIMATORS, advantages_of
+from gyre.workloads.algorithms.advantages import advantages_of
 from gyre.workloads.gang.learner_gang import ActorGang
 from gyre.workloads.trainer.groups.group_state import GroupState
 
@@ -106,7 +106,7 @@ class _Advantages:
 
     def __call__(self, groups: Sequence[Group]) -> Sequence[Sequence[NDArray[np.float32]] | None]:
         loss = self._settings
-        if loss is None or loss.adv_estimator not in (*GROUP_ESTIMATORS, "gae"):
+        if loss is None or loss.estimator is None:
             return [None] * len(groups)
         try:
             advantages = iter(advantages_of(groups, loss))
