@@ -241,7 +241,10 @@ dlrover = Part(
 
 clients = Part(
     "clients",
-    (Bundle("conversations", _tests("chat"), 120),),
+    (
+        Bundle("conversations", _tests("chat"), 120),
+        Bundle("job", _tests("e2e/test_openai_agent.py"), 150),
+    ),
     limit_s=900,
     select="clients",
     guards="chat, and what a session answers",
