@@ -1,8 +1,10 @@
-"""Tasks of a `verifiers` task set (0.4), played by its harness: the model's turns are the session's.
+"""What was written for `verifiers`: the model's turns are the session's.
 
-The harness asks Gyre's endpoint in its own dialect, as in an evaluation: verifiers relays the requests, and the tokens
-are in Gyre's ledger. verifiers wants other versions of some packages than Gyre's development does (openai below 3):
-give the role `agent` an environment of its own.
+    agent      a task of a task set (0.3, 0.4), played by its harness
+    rollout    a rollout of an environment that `load_environment` makes (up to 0.3): ToolEnv, MultiTurnEnv, and others
+
+verifiers asks Gyre's endpoint in its own dialect, as in an evaluation, and the tokens are in Gyre's ledger. It wants
+other versions of some packages than Gyre's development does (openai below 3): run the job in an environment that has both.
 
 This module must not import verifiers before a session is run.
 """
@@ -16,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from gyre.agents.outcomes import SCORED, TRUNCATED, InfraFault, Outcome
+from gyre.agents.outcomes import SCORED, TRUNCATED, InfraFault, Outcome, PolicyFault
 from gyre.agents.session import Session
 
 
@@ -62,6 +64,32 @@ async def agent(
     return Outcome(kind, float(trace.reward), extras=numbers)
 
 
+async def rollout(
+    session: Session, *, env: str, env_options: dict[str, Any] | None = None, index: str = "index"
+) -> Outcome:
+    """Play row `task[index]` of the environment `env`, a module with `load_environment`, which gets `env_options`. Where
+    the data have no number, the group's is taken; those of held-out prompts, below 0, count the rows of the evaluation.
+    A group's members are scored one by one: rewards that compare them (`score_group`) are not given. An error that ends a
+    rollout is raised; an empty answer, which verifiers takes for one, is the policy's fault."""
+    from openai import AsyncOpenAI
+    from verifiers.legacy.clients import OpenAIChatCompletionsClient
+    from verifiers.legacy.errors import EmptyModelResponseError
+
+    made = _environment(env, orjson.dumps(env_options or {}, option=orjson.OPT_SORT_KEYS))
+    number = int(session.task.get(index, session.claimed.group))
+    rows = made.get_dataset() if number >= 0 else made.get_eval_dataset()
+    row = rows[(number if number >= 0 else -1 - number) % len(rows)]
+    async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as sdk:
+        state = await made.rollout(row, OpenAIChatCompletionsClient(sdk), "policy", {})
+    if (error := state.get("error")) is not None:
+        raise PolicyFault("empty answer") if isinstance(error, EmptyModelResponseError) else error
+    await made.rubric.score_rollout(state)
+    await made.rubric.cleanup(state)
+    numbers = {name: float(value) for name, value in (state.get("metrics") or {}).items()}
+    kind = TRUNCATED if state.get("is_truncated") else SCORED
+    return Outcome(kind, float(state["reward"]), extras=numbers)
+
+
 _MOST_TASKS = 100_000
 """Of a task set that has no end."""
 
@@ -73,3 +101,11 @@ def _tasks(taskset: str, options: bytes) -> list[Any]:
 
     config = taskset_config_type(taskset).model_validate({"id": taskset, **orjson.loads(options)})
     return list(islice(iter(load_taskset(config).load()), _MOST_TASKS))
+
+
+@cache
+def _environment(name: str, options: bytes) -> Any:
+    """The environment, made once a process. `options` are the arguments of its `load_environment`, as JSON."""
+    from verifiers.legacy import load_environment
+
+    return load_environment(name, **orjson.loads(options))
