@@ -1,13 +1,13 @@
-"""An agent that was written for OpenAI's package, trained as it is: it multiplies with a calculator over two or three turns.
+"""An agent on OpenAI's package, trained as it is: it multiplies with a calculator over two or three turns.
 
     pip install openai
     gyre plan examples/openai_agent.py
     gyre run examples/openai_agent.py
 
-The loop knows a base URL and a key, and nothing of Gyre. `solve` gives it those of its session, so that each turn that it
-asks for is drawn by the policy, is in the ledger, and is trained. The model is a tiny one, in which each character is
-a token: from `12*34*5=` it learns to ask for 12*34, then for 0408*5, and to answer with what it was told. Before that,
-it has seen a pupil who forgets to ask in 60 % of the cases.
+The loop knows a base URL and a key, and nothing of Gyre. `solve` gives it those of its session, so that each turn
+that it asks for is drawn by the policy, is in the ledger, and is trained. The model is a tiny one, in which each
+character is a token: from `12*34*5=` it learns to ask for 12*34, then for 0408*5, and to answer with what it was told.
+Before that it has seen a pupil who forgets to ask in 60 % of the cases.
 """
 
 from __future__ import annotations

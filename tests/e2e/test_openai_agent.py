@@ -1,5 +1,5 @@
-"""The example whose agent is a loop on the package `openai`, as a user runs it: the model learns, though the manager that
-draws its turns and the process that runs the loop are killed."""
+"""The example whose agent is a loop on the package `openai`, as a user runs it: the model learns, though the manager
+that has its turns and a process that runs the loop are killed."""
 
 from __future__ import annotations
 

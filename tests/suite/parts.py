@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-_APART = "not sglang and not vllm and not verl and not dlrover and not clients"
+_APART = "not sglang and not vllm and not verl and not dlrover and not clients and not gyms"
 QUICK = f"not slow and not postgres and {_APART}"
 FAST = f"{QUICK} and not landing"
 SLOW = f"(slow or postgres) and {_APART}"
@@ -251,6 +251,15 @@ clients = Part(
     needs=".venv-clients",
 )
 
+gyms = Part(
+    "gyms",
+    (Bundle("environments", _tests("e2e/test_gyms.py"), 400),),
+    limit_s=1800,
+    select="gyms",
+    guards="agents, chat, fleets and the door",
+    needs=".venv-gyms",
+)
+
 fuzz = Part(
     "fuzz",
     (Bundle("a-million", words=("-m", "tests.fuzz", "--n", "1000000"), usual_s=600),),
@@ -275,7 +284,7 @@ search = replace(
 )
 """Other examples each time, ten times as many."""
 
-LONG = (sglang, vllm, verl, dlrover, clients, kill, e2e, ui, properties, layouts, rooms, fuzz, soak)
+LONG = (sglang, vllm, verl, dlrover, clients, gyms, kill, e2e, ui, properties, layouts, rooms, fuzz, soak)
 
 SMOKES = (
     Part(
