@@ -89,10 +89,12 @@ async def rollout(
     row = rows[(number if number >= 0 else -1 - number) % len(rows)]
     async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as sdk:
         state = await made.rollout(row, OpenAIChatCompletionsClient(sdk), "policy", {})
-    if (error := state.get("error")) is not None:
-        raise PolicyFault("empty answer") if isinstance(error, EmptyModelResponseError) else error
-    await made.rubric.score_rollout(state)
+    error = state.get("error")
+    if error is None:
+        await made.rubric.score_rollout(state)
     await made.rubric.cleanup(state)
+    if error is not None:
+        raise PolicyFault("empty answer") if isinstance(error, EmptyModelResponseError) else error
     numbers = {name: float(value) for name, value in (state.get("metrics") or {}).items()}
     kind = TRUNCATED if state.get("is_truncated") else SCORED
     return Outcome(kind, float(state["reward"]), extras=numbers)

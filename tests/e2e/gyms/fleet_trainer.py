@@ -14,7 +14,7 @@ import asyncio
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from verifiers.legacy.clients.renderer_client import RendererClient
 
 from gyre.agents.calculator import CalculatorTask
 
-STEPS, PROMPTS, SAMPLES, HELD_OUT = 8, 32, 8, 128
+STEPS, PROMPTS, SAMPLES, HELD_OUT = 5, 32, 8, 128
 PUPIL_STEPS, PUPIL_BATCH, PUPIL_LR, FORGETS = 120, 128, 4e-3, 0.6
 LR = 1e-3
 WITHIN_S = 120.0
@@ -73,7 +73,7 @@ def new_model() -> Qwen3ForCausalLM:
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=16,
-            max_position_embeddings=64,
+            max_position_embeddings=128,
             tie_word_embeddings=False,
             eos_token_id=[CHARACTERS.eos_id, CLOSE],
             bos_token_id=CHARACTERS.bos_id,
@@ -121,29 +121,38 @@ def save(model: Any, words: PreTrainedTokenizerFast, folder: Path) -> None:
 
 @dataclass
 class Row:
-    """One rollout: its ids, which of them the policy drew, their log-probs as the fleet told them, and its reward."""
+    """What is trained of a rollout: ids, which of them the policy drew, and their log-probs as the fleet told them."""
 
-    ids: list[int]
-    drawn: list[bool]
-    logprobs: list[float]
+    ids: list[int] = field(default_factory=list)
+    drawn: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Rollout:
+    """A turn that does not begin with all tokens of the turn before begins a row: such as one after a `<b>` that the
+    policy drew, which is no text, and so is not in what the client renders next."""
+
     reward: float
+    rows: list[Row]
 
 
-def row_of(output: Any) -> Row:
-    """Raises ValueError where a turn does not begin with the tokens of the turn before."""
-    if output.get("error"):
-        raise RuntimeError(f"a rollout failed: {output['error']}")
-    row = Row([], [], [], float(output["reward"]))
+def rollout_of(output: Any) -> Rollout:
+    """An empty answer ends a rollout by an error, and has no tokens to train; its reward is what the rubric says."""
+    error = output.get("error")
+    if error and error["error"] != "EmptyModelResponseError":
+        raise RuntimeError(f"a rollout failed: {error}")
+    rows = [Row()]
     for step in output["trajectory"]:
-        tokens = step["tokens"]
-        prompt = list(tokens["prompt_ids"])
-        if prompt[: len(row.ids)] != row.ids:
-            raise ValueError(f"{prompt} does not go on from {row.ids}")
+        prompt, drawn = list(step["tokens"]["prompt_ids"]), step["tokens"]["completion_ids"]
+        if prompt[: len(rows[-1].ids)] != rows[-1].ids:
+            rows.append(Row())
+        row = rows[-1]
         added = len(prompt) - len(row.ids)
-        row.ids = [*prompt, *tokens["completion_ids"]]
-        row.drawn += [False] * added + [True] * len(tokens["completion_ids"])
-        row.logprobs += [0.0] * added + list(tokens["completion_logprobs"])
-    return row
+        row.ids = [*prompt, *drawn]
+        row.drawn += [False] * added + [True] * len(drawn)
+        row.logprobs += [0.0] * added + list(step["tokens"]["completion_logprobs"])
+    return Rollout(float(output["reward"]), [row for row in rows if row.ids])
 
 
 class Rollouts:
@@ -161,9 +170,9 @@ class Rollouts:
             )
         )
 
-    async def groups(self, rows: list[Any], samples: int) -> list[list[Row]]:
+    async def groups(self, rows: list[Any], samples: int) -> list[list[Rollout]]:
         outputs = await asyncio.gather(*(self._group(row, samples) for row in rows))
-        return [[row_of(one) for one in group] for group in outputs]
+        return [[rollout_of(one) for one in group] for group in outputs]
 
     async def _group(self, row: Any, samples: int) -> Any:
         sampling = {"temperature": 1.0, "max_tokens": 12}
@@ -173,18 +182,20 @@ class Rollouts:
 
     async def success(self) -> float:
         groups = await self.groups(list(self.environment.get_eval_dataset()), 1)
-        return float(np.mean([row.reward for group in groups for row in group]))
+        return float(np.mean([one.reward for group in groups for one in group]))
 
 
 # -- training ----------------------------------------------------------------------------------------------
 
 
-def update(model: Any, optimizer: Any, groups: list[list[Row]]) -> dict[str, float]:
+def update(model: Any, optimizer: Any, groups: list[list[Rollout]]) -> dict[str, float]:
     """A step of GRPO on policy. Tells the mean reward, and how far the fleet's log-probs are from the trainer's."""
-    rewards = np.array([[row.reward for row in group] for group in groups])
+    rewards = np.array([[one.reward for one in group] for group in groups])
     spread = rewards.std(axis=1, keepdims=True)
-    advantages = ((rewards - rewards.mean(axis=1, keepdims=True)) / (spread + 1e-6)).reshape(-1)
-    rows = [row for group in groups for row in group]
+    scaled = ((rewards - rewards.mean(axis=1, keepdims=True)) / (spread + 1e-6)).reshape(-1)
+    rollouts = [one for group in groups for one in group]
+    rows = [row for one in rollouts for row in one.rows]
+    advantages = np.repeat(scaled, [len(one.rows) for one in rollouts])
     ids = padded([row.ids for row in rows], 0, torch.long)
     mask = padded([row.drawn for row in rows], 0.0, torch.float32)[:, 1:]
     told = padded([row.logprobs for row in rows], 0.0, torch.float32)[:, 1:]
@@ -195,7 +206,7 @@ def update(model: Any, optimizer: Any, groups: list[list[Row]]) -> dict[str, flo
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    return {"reward": float(rewards.mean()), "logprobs_apart": float(apart)}
+    return {"reward": float(rewards.mean()), "rows": len(rows), "logprobs_apart": float(apart)}
 
 
 async def door(http: httpx.AsyncClient, method: str, path: str, body: Any = None) -> Any:
