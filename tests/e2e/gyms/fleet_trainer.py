@@ -29,7 +29,7 @@ from verifiers.legacy.clients.renderer_client import RendererClient
 
 from gyre.agents.calculator import CalculatorTask
 
-STEPS, PROMPTS, SAMPLES, HELD_OUT = 5, 32, 8, 128
+STEPS, PROMPTS, SAMPLES, HELD_OUT = 8, 32, 8, 128
 PUPIL_STEPS, PUPIL_BATCH, PUPIL_LR, FORGETS = 120, 128, 4e-3, 0.6
 LR = 1e-3
 WITHIN_S = 120.0
