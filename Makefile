@@ -7,11 +7,12 @@ VLLM := .venv-vllm
 VERL := .venv-verl
 DLROVER := .venv-dlrover
 CLIENTS := .venv-clients
+GYMS := .venv-gyms
 DOCS := .venv-docs
 
 SUITE := $(BIN)/python -m tests.suite
 
-.PHONY: help install hooks demo test test-long test-all sglang vllm verl dlrover clients soak search fuzz coverage lint types layers docs picture ui ui-check recorded bench clean
+.PHONY: help install hooks demo test test-long test-all sglang vllm verl dlrover clients gyms soak search fuzz coverage lint types layers docs picture ui ui-check recorded bench clean
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -40,7 +41,7 @@ test: install  ## what to run before a commit: the fast tests, and a real job wh
 
 # What has an environment of its own gets it first.
 PART ?= long
-APART := $(if $(filter long,$(PART)),sglang vllm verl dlrover clients,$(filter sglang vllm verl dlrover clients,$(PART)))
+APART := $(if $(filter long,$(PART)),sglang vllm verl dlrover clients gyms,$(filter sglang vllm verl dlrover clients gyms,$(PART)))
 test-long: install $(APART)  ## the long suite, or PART=kill of it; CONTRIBUTING.md has the list of its parts
 	$(BIN)/python -m compileall -q gyre
 	$(SUITE) $(PART) $(if $(ARGS),-- $(ARGS))
@@ -94,6 +95,15 @@ $(CLIENTS)/.installed: constraints-clients.txt
 	rm -r $(CLIENTS)/npm
 	touch $@
 
+# Environments of others, which run in the job's own processes: Gyre is beside them (1.7 GB).
+gyms: $(GYMS)/.installed
+
+$(GYMS)/.installed: constraints-gyms.txt pyproject.toml
+	test -x $(GYMS)/bin/python || $(PYTHON) -m venv $(GYMS)
+	$(GYMS)/bin/python -m pip install --quiet --no-deps -r constraints-gyms.txt
+	$(GYMS)/bin/python -m pip install --quiet --no-deps -e .
+	touch $@
+
 soak: install  ## a job on several machines under random faults for an hour, as root; SOAK_S=600 for ten minutes
 	$(BIN)/python -m tests.soak --out bench/results $(ARGS)
 
@@ -105,7 +115,7 @@ fuzz: install  ## hostile input for every place where bytes of strangers come in
 
 coverage: install  ## lines and branches that `make test` reaches, subprocesses included
 	rm -f .coverage .coverage.*
-	COVERAGE_PROCESS_START=pyproject.toml $(BIN)/python -m pytest --cov=gyre --cov-branch --cov-report=term:skip-covered -m "not slow and not postgres and not vllm and not verl and not dlrover and not clients" $(ARGS)
+	COVERAGE_PROCESS_START=pyproject.toml $(BIN)/python -m pytest --cov=gyre --cov-branch --cov-report=term:skip-covered -m "not slow and not postgres and not vllm and not verl and not dlrover and not clients and not gyms" $(ARGS)
 
 .PHONY: breaks
 breaks: install  ## break the product in one way after another, and say which tests notice; ARGS="--only NAME"
@@ -159,4 +169,4 @@ bench: install  ## every bench that needs no GPU
 	for script in $(filter-out %_gpu.py,$(wildcard bench/*.py)); do $(BIN)/python $$script || exit 1; done
 
 clean:  ## remove environments and caches
-	rm -rf $(VENV) $(SGLANG) $(VLLM) $(VERL) $(DLROVER) $(DOCS) ui/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SGLANG) $(VLLM) $(VERL) $(DLROVER) $(CLIENTS) $(GYMS) $(DOCS) ui/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,6 +3,7 @@ have an environment of their own, for their requirements and Gyre's differ."""
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from gyre.agents import Session
 from gyre.agents.adapters import messages_of, miles, prompt_of, verifiers, verl
 from gyre.agents.adapters.reasoning_gym import ReasoningGym
 from gyre.agents.adapters.skyrl_gym import SkyRlGym
-from gyre.agents.outcomes import outcome_of
+from gyre.agents.outcomes import outcome_of, outcome_of_error
 from gyre.errors import ConfigError
 from tests.agents.manager import Manager
 from tests.agents.test_client import guest
@@ -111,6 +112,66 @@ async def test_a_task_of_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert one.drawn == 1
     assert one.asked[0]["messages"][-1]["content"] == "2+2"
 
+
+ROLLOUTS = {
+    "its row is the group's": ({"group": 4}, ["2+2", "3+3"], ("scored", 1.0)),
+    "a held-out one is of the evaluation": ({"group": -1}, ["5+5", "3+3"], ("scored", 1.0)),
+    "the data say which row": ({"group": 3, "task": {"index": 0}}, ["1+1", "3+3"], ("scored", 1.0)),
+    "its turns are spent": ({"group": 4, "max_turns": 1}, ["2+2"], ("truncated", 0.0)),
+    "an empty answer": ({"group": 2}, [""], ("policy_fault", 0.0)),
+}
+
+
+@pytest.mark.parametrize(("limits", "asked", "end"), ROLLOUTS.values(), ids=ROLLOUTS)
+async def test_a_rollout_of_an_environment_of_verifiers(
+    limits: dict[str, Any],
+    asked: list[str],
+    end: tuple[str, float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a thread that is not the process's first, as in a vertex; the turns are the session's."""
+    pytest.importorskip("verifiers.legacy", reason="verifiers 0.3 is not installed")
+    (tmp_path / "gyre_sums.py").write_text(_ENVIRONMENT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    manager = Manager(lambda messages: messages[-1]["content"].replace("+", "plus"))
+    (one,) = manager.add(**limits)
+    handlers = [signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)]
+    async with guest(tmp_path, manager) as (session, _):
+        try:
+            outcome = outcome_of(await partial(verifiers.rollout, env="gyre_sums")(session))
+        except Exception as error:
+            outcome = outcome_of_error(error)
+    assert (outcome.kind, outcome.reward) == end
+    assert [turn["messages"][-1]["content"] for turn in one.asked] == asked
+    assert [signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)] == handlers
+    if end[0] == "scored":
+        assert outcome.extras == {"right": 1.0, "num_turns": 2.0}
+
+
+_ENVIRONMENT = """
+import verifiers as vf
+from datasets import Dataset
+
+
+class Sums(vf.MultiTurnEnv):
+    async def env_response(self, messages, state, **kwargs):
+        return [{"role": "user", "content": "3+3"}]
+
+
+def right(completion, answer):
+    return float([one.content for one in completion] == [answer, "3+3", "3plus3"])
+
+
+def rows(*questions):
+    return Dataset.from_list([{"question": one, "answer": one.replace("+", "plus")} for one in questions])
+
+
+def load_environment():
+    return Sums(
+        dataset=rows("1+1", "2+2", ""), eval_dataset=rows("5+5"), rubric=vf.Rubric(funcs=[right]), max_turns=2
+    )
+"""
 
 _TASKSET = """
 import verifiers.v1 as vf

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-_APART = "not sglang and not vllm and not verl and not dlrover and not clients"
+_APART = "not sglang and not vllm and not verl and not dlrover and not clients and not gyms"
 QUICK = f"not slow and not postgres and {_APART}"
 FAST = f"{QUICK} and not landing"
 SLOW = f"(slow or postgres) and {_APART}"
@@ -241,11 +241,23 @@ dlrover = Part(
 
 clients = Part(
     "clients",
-    (Bundle("conversations", _tests("chat"), 120),),
+    (
+        Bundle("conversations", _tests("chat"), 120),
+        Bundle("job", _tests("e2e/test_openai_agent.py"), 150),
+    ),
     limit_s=900,
     select="clients",
     guards="chat, and what a session answers",
     needs=".venv-clients",
+)
+
+gyms = Part(
+    "gyms",
+    (Bundle("environments", _tests("e2e/test_gyms.py"), 400),),
+    limit_s=1800,
+    select="gyms",
+    guards="agents, chat, fleets and the door",
+    needs=".venv-gyms",
 )
 
 fuzz = Part(
@@ -272,7 +284,7 @@ search = replace(
 )
 """Other examples each time, ten times as many."""
 
-LONG = (sglang, vllm, verl, dlrover, clients, kill, e2e, ui, properties, layouts, rooms, fuzz, soak)
+LONG = (sglang, vllm, verl, dlrover, clients, gyms, kill, e2e, ui, properties, layouts, rooms, fuzz, soak)
 
 SMOKES = (
     Part(

@@ -26,7 +26,7 @@ def slow_parts_of(path: str) -> list[str]:
     """The parts that run the slow tests of a file: of those with a path that holds it, the one with the longest."""
     held = []
     for part in LONG:
-        if part.select != SLOW and part.name not in ("sglang", "vllm", "verl", "dlrover", "clients"):
+        if part.select != SLOW and part.name not in ("sglang", "vllm", "verl", "dlrover", "clients", "gyms"):
             continue
         bundle = part.bundle_of(path)
         if bundle is not None:
