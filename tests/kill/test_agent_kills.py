@@ -5,10 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gyre.api import RLJobBuilder
+from gyre.api.demo import AGENT_CONFIG
 from gyre.api.home import home
+from gyre.rollouts.plane.stored_account import stored_account
+from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults
 from tests.kill.conftest import Run
 from tests.kill.gate import Gate
@@ -60,3 +65,43 @@ def test_agents_and_the_manager_at_once(start: Callable[..., Run], calm_digest: 
     for victim in run.faults.kill("agent-0", "agent-1", "rollout_manager-0"):
         run.faults.replaced(victim)
     assert run.end(steps=STEPS)["job"]["result"]["digest"] == calm_digest
+
+
+def recovering_job(recovery: str) -> RLJobBuilder:
+    environment = {"environment": "tests.kill.workloads:PacedCalculator", "recovery": recovery}
+    return agent_job(STEPS, gated=True, agent={**AGENT_CONFIG["agent"], **environment})
+
+
+def kill_agents_amid_sessions(run: Run, *steps: int) -> None:
+    """Both agents die after each of these steps, when tools have answered some of their sessions."""
+
+    def under_way(view: dict[str, Any]) -> bool | None:
+        told = ((view.get("rollouts") or {}).get("sessions")) or {}
+        return (told.get("with_agent", 0) > 0 and told.get("turns", 0) > told["with_agent"]) or None
+
+    for step in steps:
+        run.faults.reach_step(step)
+        run.faults.until(under_way, "no session was under way", timeout_s=60.0)
+        for victim in run.faults.kill("agent-0", "agent-1"):
+            run.faults.replaced(victim)
+
+
+def test_environments_go_on_from_their_snapshots(start: Callable[..., Run], calm_digest: str) -> None:
+    run = start(job=recovering_job("snapshot"))
+    kill_agents_amid_sessions(run, 2, 5)
+    run.faults.reach_step(8)
+    run.faults.kill("agent-0", "rollout_manager-0")
+    assert run.end(steps=STEPS)["job"]["result"]["digest"] == calm_digest
+
+
+def test_sessions_that_begin_anew_are_in_the_account(start: Callable[..., Run]) -> None:
+    run = start(job=recovering_job("restart"))
+    kill_agents_amid_sessions(run, 2, 5)
+    run.end(steps=STEPS)  # no prompt is lost, and none trained twice
+    with open_store(run.handle.store_url) as store:
+        account = stored_account(store.rollouts(run.handle.job_id).load())
+    assert account is not None
+    assert account["missing"] == 0
+    assert account["discarded"]["session"] > 0
+    discarded = sum(account["discarded"].values())
+    assert account["generated"] == account["delivered"] + account["in_flight"] + discarded
