@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 
 from gyre.rollouts.plane.session_ledger import SessionLedger
 
-TURN, TOOL, KEPT, END, ENDED = "turn", "tool", "kept", "end", "ended"
+TURN, TOOL, KEPT, TOLD, END, ENDED = "turn", "tool", "kept", "told", "end", "ended"
 """Of an agent: a turn is drawn; all of its sessions are in a tool; a snapshot is kept, and the next turn not asked for;
-the end was sent, and nobody reads the answer; the answer to the end was read."""
+the same, and it takes the manager along; the end was sent, and nobody reads the answer; the answer to the end was
+read."""
 
 KEEPING, WRITTEN = "keeping", "written"
 """Of a manager: it has a snapshot that is not in the ledger; the snapshot is, and its agent was not told."""

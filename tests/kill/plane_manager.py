@@ -50,7 +50,9 @@ def settings_of(directory: Path, kind: Sequence[str]) -> ManagerSettings:
         return replace(SETTINGS, sessions=SESSIONS)
     watch_snapshots(FaultPoints(directory))
     renderer = PlainRenderer(CharTokenizer(ALPHABET + LETTERS))
-    return replace(SETTINGS, sessions=replace(SESSIONS, recovery=kind[1], renderer=renderer, worker_silence_s=SILENCE_S))
+    return replace(
+        SETTINGS, sessions=replace(SESSIONS, recovery=kind[1], renderer=renderer, worker_silence_s=SILENCE_S)
+    )
 
 
 async def serve(directory: Path, term: int, settings: ManagerSettings) -> None:

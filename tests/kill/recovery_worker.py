@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -20,13 +21,13 @@ from urllib.parse import urlsplit
 from zlib import crc32
 
 from gyre.agents import AgentWorker, runner, vertex
-from gyre.agents.client import ClientAnswer, Claimed, SessionClient
+from gyre.agents.client import Claimed, ClientAnswer, SessionClient
 from gyre.agents.environments import EpisodeProgress
 from gyre.agents.outcomes import Outcome
 from gyre.agents.runner import Agent, agent_of
 from gyre.agents.session import CHAT, Session
 from gyre.workloads.base import WorkloadContext
-from tests.kill.fault_points import END, ENDED, KEPT, TOOL, TURN, FaultPoints
+from tests.kill.fault_points import END, ENDED, KEPT, TOLD, TOOL, TURN, FaultPoints
 
 TURNS, TOOL_S, LOOK_S = 4, 0.05, 0.02
 
@@ -107,6 +108,9 @@ class MortalClient(SessionClient):
     async def snapshot(self, session: Claimed, data: bytes) -> None:
         await super().snapshot(session, data)
         note("kept", sum(one["role"] == "assistant" for one in json.loads(data)["messages"]))
+        if Process.points.due(TOLD):  # before the manager can write what it has not written yet
+            os.kill(json.loads((Process.directory / "rollouts.json").read_text())["pid"], signal.SIGKILL)
+            Process.points.die()
         if Process.points.due(KEPT):
             Process.points.die()
 

@@ -12,6 +12,7 @@ import pytest
 from gyre.api import RLJobBuilder
 from gyre.api.demo import AGENT_CONFIG
 from gyre.api.home import home
+from gyre.master.master_api import plane_of
 from gyre.rollouts.plane.stored_account import stored_account
 from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults
@@ -76,8 +77,8 @@ def kill_agents_amid_sessions(run: Run, *steps: int) -> None:
     """Both agents die after each of these steps, when tools have answered some of their sessions."""
 
     def under_way(view: dict[str, Any]) -> bool | None:
-        told = ((view.get("rollouts") or {}).get("sessions")) or {}
-        return (told.get("with_agent", 0) > 0 and told.get("turns", 0) > told["with_agent"]) or None
+        told = plane_of(view).get("sessions") or {"with_agent": 0, "turns": 0}
+        return 0 < told["with_agent"] < told["turns"] or None
 
     for step in steps:
         run.faults.reach_step(step)

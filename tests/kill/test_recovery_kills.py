@@ -8,6 +8,7 @@ process. The first run is what all are compared with.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -21,17 +22,17 @@ import pytest
 from gyre.rollouts.samples import Group
 from gyre.weights.version.model_folder import list_model_folder
 from tests.engines.tiny_model import write_tiny_model
-from tests.kill.fault_points import END, ENDED, KEEPING, KEPT, TOOL, TURN, WRITTEN, FaultPoints
+from tests.kill.fault_points import END, ENDED, KEEPING, KEPT, TOLD, TOOL, TURN, WRITTEN, FaultPoints
 from tests.kill.recovery_worker import TURNS
 from tests.kill.test_rollout_plane import ENVIRONMENT
-from tests.kill.test_session_kills import GROUPS, N, TOKENS, SessionFleet
+from tests.kill.test_session_kills import GROUPS, STARTS_WITHIN_S, TOKENS, N, SessionFleet
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(180)]
 
 WORKER = Path(__file__).with_name("recovery_worker.py")
 
-MIDDLE = {TURN: 20, TOOL: 20, KEPT: 15, END: 3, ENDED: 3, KEEPING: 15, WRITTEN: 15}
-"""At which time that somebody comes to a point they die there: in the middle of the sessions' turns, or of their ends."""
+MIDDLE = {TURN: 20, TOOL: 20, KEPT: 15, TOLD: 15, END: 3, ENDED: 3, KEEPING: 15, WRITTEN: 15}
+"""At which time that somebody comes to a point they die there: in the middle of all turns, or of all ends."""
 
 
 class RecoveryFleet(SessionFleet):
@@ -71,12 +72,12 @@ class RecoveryFleet(SessionFleet):
         self.deliveries.clear()
         self.points.arm(point, MIDDLE[point])
         before = self.begin()
-        victim = self.manager if point in (KEEPING, WRITTEN) else self.workers["w"]
-        assert victim is not None
-        assert victim.wait(60.0) == -9, self.events()[-5:]
-        if victim is self.manager:
+        assert self.manager is not None
+        if point in (KEEPING, WRITTEN, TOLD):
+            assert self.manager.wait(STARTS_WITHIN_S) == -signal.SIGKILL
             self.start_manager()
-        else:
+        if point not in (KEEPING, WRITTEN):
+            assert self.workers["w"].wait(STARTS_WITHIN_S) == -signal.SIGKILL
             self.start_worker()
         return self.whole(before, *discarded)
 
@@ -104,9 +105,6 @@ class RecoveryFleet(SessionFleet):
         (row,) = (one for one in self.calm[group].samples if one.rollout == member)
         return [end - drawn for _, _, drawn, end, _ in row.extras["session.path"]]
 
-    def stop(self) -> None:
-        super().stop()
-
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecoveryFleet]:
@@ -125,7 +123,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecoveryFleet]:
         fleet.stop()
 
 
-@pytest.mark.parametrize("point", [TURN, TOOL, KEPT, END, ENDED])
+@pytest.mark.parametrize("point", [TURN, TOOL, KEPT, TOLD, END, ENDED])
 def test_an_environment_goes_on_from_its_last_snapshot(fleet: RecoveryFleet, point: str) -> None:
     fleet.recover_by("snapshot")
     fleet.ready()

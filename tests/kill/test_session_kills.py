@@ -108,7 +108,9 @@ class SessionFleet(Fleet):
         account = self.status()["account"]
         assert (account["missing"], account["in_flight"]) == (0, 0)
         assert account["generated"] == account["delivered"] + sum(account["discarded"].values())
-        assert set(account["discarded"]) <= {"superseded", *discarded}, "something that was drawn is not trained"
+        assert set(account["discarded"]) <= {"superseded", *discarded}, (
+            "something that was drawn is not trained"
+        )
         came = self.came["train"]
         masked = sum(sample.drawn for group in came.values() for sample in group.samples)
         assert account["delivered"] - before["delivered"] == masked == GROUPS * N * TURNS * TOKENS

@@ -492,9 +492,7 @@ class SessionLedger:
         self._again(session, session.faults + 1)
         return ""
 
-    def _again(
-        self, session: LedgerSession, faults: int, losses: int = 0, turns_at_loss: int = 0
-    ) -> None:
+    def _again(self, session: LedgerSession, faults: int, losses: int = 0, turns_at_loss: int = 0) -> None:
         one = self._by_name[session.purpose, session.group_id]
         self.counts.drawn_again += 1
         self._groups.cancelled += self._forget(session, unused=UNUSED)

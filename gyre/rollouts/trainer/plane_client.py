@@ -73,8 +73,8 @@ PORTION_TOKENS = 1 << 20
 """Most prompt tokens in one Request frame, far below the frame limit."""
 
 MOST_TAKEN = 4096
-"""Groups that are named again to the next manager as taken. One dies with what it has not committed, a tenth of a second
-as a rule, and minutes while its store is away: so many groups are taken in an hour of most jobs."""
+"""Groups that are named again to the next manager as taken. One dies with what it has not committed, of a tenth of a
+second as a rule, and of minutes while its store is away: so many groups are taken in an hour of most jobs."""
 
 
 class CannotGenerate(GyreError):
@@ -284,8 +284,8 @@ class RolloutClient:
             self._on_underway(frame)
 
     def _attached(self, frame: Attached, url: str, token: str) -> None:
-        """A new connection: what was taken, everything that is not answered, then the policies. A pinned request goes before them, so
-        that no newer policy overtakes it."""
+        """A new connection: what was taken, everything that is not answered, then the policies. A pinned request goes
+        before them, so that no newer policy overtakes it."""
         self._begun = None
         with self._lock:
             taken = [
