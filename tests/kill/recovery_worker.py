@@ -106,8 +106,10 @@ class MortalClient(SessionClient):
             await asyncio.sleep(LOOK_S)
 
     async def snapshot(self, session: Claimed, data: bytes) -> None:
+        step = json.loads(data)["turns"]
+        note("sent", step)
         await super().snapshot(session, data)
-        note("kept", sum(one["role"] == "assistant" for one in json.loads(data)["messages"]))
+        note("kept", step)
         if Process.points.due(TOLD):  # before the manager can write what it has not written yet
             os.kill(json.loads((Process.directory / "rollouts.json").read_text())["pid"], signal.SIGKILL)
             Process.points.die()
