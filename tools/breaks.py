@@ -284,6 +284,22 @@ ROLLOUTS = (
         ("tests/sessions/test_hostile.py", "tests/sessions/test_any_order.py"),
     ),
     Break(
+        "killer-that-begins-anew",
+        "A session that kills its workers is never ended where each attempt begins without turns.",
+        "gyre/rollouts/plane/session_ledger.py",
+        "self._again(session, session.faults, session.losses, session.turns_at_loss)",
+        "self._again(session, session.faults)",
+        ("tests/sessions/test_lost_workers.py",),
+    ),
+    Break(
+        "taken-is-told-once",
+        "A manager that died with what it heard of groups that were taken: the next one keeps them for ever.",
+        "gyre/rollouts/trainer/plane_client.py",
+        "for purpose, some in groupby(self._taken, key=itemgetter(0))",
+        "for purpose, some in groupby((), key=itemgetter(0))",
+        ("tests/rollouts/trainer/test_plane_client.py",),
+    ),
+    Break(
         "shared-turn-trained-twice",
         "What two branches of a session have in common is in the mask of both rows.",
         "gyre/rollouts/plane/session_tree.py",

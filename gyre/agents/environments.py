@@ -95,13 +95,13 @@ class Episode:
         kept = self.session.claimed.snapshot if self.snapshots else None
         if kept is None:
             return _messages(await self._call("reset", self.session.task, self.session.seed), "reset")
-        messages, self.progress.reward, state = unpack_snapshot(kept)
+        messages, self.session.turns_made, self.progress.reward, state = unpack_snapshot(kept)
         await self._call("restore", state)
-        self.session.turns_made = sum(one.get("role") == "assistant" for one in messages)
         return messages
 
     async def _keep(self, messages: Messages) -> None:
-        data = pack_snapshot(messages, self.progress.reward, await self._call("snapshot"))
+        state = await self._call("snapshot")
+        data = pack_snapshot(messages, self.session.turns_made, self.progress.reward, state)
         if len(data) > MOST_SNAPSHOT_BYTES:
             raise ValueError(
                 f"the environment's snapshot and its messages have {len(data)} bytes, and {MOST_SNAPSHOT_BYTES} are "
@@ -110,20 +110,27 @@ class Episode:
         await self.session.client.snapshot(self.session.claimed, data)
 
 
-def pack_snapshot(messages: Sequence[Mapping[str, Any]], reward: float, state: bytes) -> bytes:
-    """What is kept of an episode: the conversation, the reward so far, and the environment's own bytes."""
+def pack_snapshot(messages: Sequence[Mapping[str, Any]], turns: int, reward: float, state: bytes) -> bytes:
+    """What is kept of an episode: the conversation, how many turns were made of it (an assistant's message may also be
+    one of `reset`), the reward so far, and the environment's own bytes."""
     if not isinstance(state, bytes | bytearray):
         raise ValueError(f"snapshot() returned a {type(state).__name__}, expected bytes")
     return orjson.dumps(
-        {"messages": list(messages), "reward": reward, "state": base64.b64encode(state).decode()}
+        {
+            "messages": list(messages),
+            "turns": turns,
+            "reward": reward,
+            "state": base64.b64encode(state).decode(),
+        }
     )
 
 
-def unpack_snapshot(data: bytes) -> tuple[Messages, float, bytes]:
+def unpack_snapshot(data: bytes) -> tuple[Messages, int, float, bytes]:
     """The inverse. Raises ValueError for what `pack_snapshot` did not write."""
     try:
         told = orjson.loads(data)
-        return list(told["messages"]), float(told["reward"]), base64.b64decode(told["state"], validate=True)
+        state = base64.b64decode(told["state"], validate=True)
+        return list(told["messages"]), int(told["turns"]), float(told["reward"]), state
     except (KeyError, TypeError, binascii.Error, orjson.JSONDecodeError) as error:
         raise ValueError(f"a snapshot of {len(data)} bytes cannot be read: {error!r:.100}") from error
 

@@ -150,7 +150,8 @@ class Remembering(Async):
 
     async def reset(self, task: Any, seed: int) -> Any:
         resets.append(seed)
-        return await Async.reset(self, task, seed)
+        example = [{"role": "user", "content": "0"}, {"role": "assistant", "content": "one"}]
+        return [*example, *await Async.reset(self, task, seed)]
 
 
 resets: list[int] = []
@@ -159,7 +160,7 @@ resets: list[int] = []
 def test_an_environment_with_snapshots_goes_on_from_the_last_one() -> None:
     resets.clear()
     manager = Manager(lambda messages: f"turn {sum(one['role'] == 'assistant' for one in messages)}")
-    (one,) = manager.add(task={"who": "you"})
+    (one,) = manager.add(task={"who": "you"}, max_turns=6)  # an assistant's message in the prompt is no turn
     keys: dict[str, Any] = {"recovery": "snapshot", "options": {"to": 6}}
 
     async def scenario() -> None:
@@ -181,13 +182,13 @@ def test_an_environment_with_snapshots_goes_on_from_the_last_one() -> None:
     assert (one.ended["outcome"], one.ended["reward"]) == ("scored", 1.5)
     assert (one.drawn, one.claims, len(resets)) == (6, 2, 1)
     said = [message["content"] for message in one.asked[-1]["messages"] if message["role"] == "assistant"]
-    assert said == [f"turn {n}" for n in range(5)]
+    assert said == ["one", *(f"turn {n}" for n in range(1, 6))]
 
 
 def test_a_snapshot_is_read_as_it_was_written_and_anything_else_refused() -> None:
     messages: list[Any] = [{"role": "user", "content": "ä"}]
-    assert unpack_snapshot(pack_snapshot(messages, 0.5, b"\x00\xff")) == (messages, 0.5, b"\x00\xff")
-    for wrong in (b"", b"{}", b"[1]", b'{"messages": 1, "reward": 0, "state": ""}'):
+    assert unpack_snapshot(pack_snapshot(messages, 3, 0.5, b"\x00\xff")) == (messages, 3, 0.5, b"\x00\xff")
+    for wrong in (b"", b"{}", b"[1]", b'{"messages": 1, "turns": 0, "reward": 0, "state": ""}'):
         with pytest.raises(ValueError, match="cannot be read"):
             unpack_snapshot(wrong)
 

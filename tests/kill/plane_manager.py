@@ -1,6 +1,7 @@
-"""A rollout manager as a process of its own: `python plane_manager.py DIR TERM [sessions]`.
+"""A rollout manager as a process of its own: `python plane_manager.py DIR TERM [sessions [RECOVERY]]`.
 
-Where it listens stands in DIR/rollouts.json; what it tells goes to DIR/events.jsonl, a line each.
+Where it listens stands in DIR/rollouts.json; what it tells goes to DIR/events.jsonl, a line each. With a RECOVERY of
+sessions it knows conversations too, and dies where DIR/fault says so (`fault_points`).
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gyre.chat.plain import PlainRenderer
 from gyre.rollouts.manager.rollout_manager import RolloutManager
 from gyre.rollouts.manager.shell import HearsOfPlane
 from gyre.rollouts.plane.settings import ManagerSettings, SessionSettings
 from gyre.store import open_store
+from gyre.workloads.tasks.arithmetic import CharTokenizer
+from tests.kill.fault_points import FaultPoints, watch_snapshots
 
 TOKEN = "secret"
 SETTINGS = ManagerSettings(
@@ -30,6 +35,25 @@ SETTINGS = ManagerSettings(
 )
 
 SESSIONS = SessionSettings(worker_silence_s=1.5, max_tokens=4000)
+
+SILENCE_S = 5.0
+"""An agent that lives asks a manager that was away for long only every 2 s, and must not be taken for one that died."""
+
+ALPHABET = "0123456789[]:"
+LETTERS = "".join(chr(0x4E00 + at) for at in range(496))
+"""With three special tokens they are the 512 of the tiny model: what an agent reads is all that was drawn."""
+
+
+def settings_of(directory: Path, kind: Sequence[str]) -> ManagerSettings:
+    if kind[:1] != ["sessions"]:
+        return SETTINGS
+    if not kind[1:]:
+        return replace(SETTINGS, sessions=SESSIONS)
+    watch_snapshots(FaultPoints(directory))
+    renderer = PlainRenderer(CharTokenizer(ALPHABET + LETTERS))
+    return replace(
+        SETTINGS, sessions=replace(SESSIONS, recovery=kind[1], renderer=renderer, worker_silence_s=SILENCE_S)
+    )
 
 
 async def serve(directory: Path, term: int, settings: ManagerSettings) -> None:
@@ -63,5 +87,5 @@ async def serve(directory: Path, term: int, settings: ManagerSettings) -> None:
 
 
 if __name__ == "__main__":
-    chosen = replace(SETTINGS, sessions=SESSIONS) if sys.argv[3:] == ["sessions"] else SETTINGS
-    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2]), chosen))
+    place = Path(sys.argv[1])
+    asyncio.run(serve(place, int(sys.argv[2]), settings_of(place, sys.argv[3:])))

@@ -5,16 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gyre.api import RLJobBuilder
+from gyre.api.demo import AGENT_CONFIG
 from gyre.api.home import home
+from gyre.master.master_api import plane_of
+from gyre.rollouts.plane.stored_account import stored_account
+from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults
 from tests.kill.conftest import Run
 from tests.kill.gate import Gate
 from tests.kill.jobs import agent_job
 
-pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(480)]
 
 STEPS = 12
 
@@ -60,3 +66,42 @@ def test_agents_and_the_manager_at_once(start: Callable[..., Run], calm_digest: 
     for victim in run.faults.kill("agent-0", "agent-1", "rollout_manager-0"):
         run.faults.replaced(victim)
     assert run.end(steps=STEPS)["job"]["result"]["digest"] == calm_digest
+
+
+def recovering_job(recovery: str) -> RLJobBuilder:
+    environment = {"environment": "tests.kill.workloads:PacedCalculator", "recovery": recovery}
+    return agent_job(STEPS, gated=True, agent={**AGENT_CONFIG["agent"], **environment})
+
+
+def kill_agents_amid_sessions(run: Run, step: int) -> None:
+    """Both agents die after this step, when tools have answered some of their sessions."""
+
+    def under_way(view: dict[str, Any]) -> bool | None:
+        told = plane_of(view).get("sessions") or {"with_agent": 0, "turns": 0}
+        return 0 < told["with_agent"] < told["turns"] or None
+
+    run.faults.reach_step(step)
+    run.faults.until(under_way, "session was under way", timeout_s=60.0)
+    for victim in run.faults.kill("agent-0", "agent-1"):
+        run.faults.replaced(victim)
+
+
+def test_environments_go_on_from_their_snapshots(start: Callable[..., Run], calm_digest: str) -> None:
+    run = start(job=recovering_job("snapshot"))
+    kill_agents_amid_sessions(run, 2)
+    run.faults.reach_step(5)
+    run.faults.kill("agent-0", "rollout_manager-0")
+    assert run.end(steps=STEPS)["job"]["result"]["digest"] == calm_digest
+
+
+def test_sessions_that_begin_anew_are_in_the_account(start: Callable[..., Run]) -> None:
+    run = start(job=recovering_job("restart"))
+    kill_agents_amid_sessions(run, 2)
+    run.end(steps=STEPS)  # no prompt is lost, and none trained twice
+    with open_store(run.handle.store_url) as store:
+        account = stored_account(store.rollouts(run.handle.job_id).load())
+    assert account is not None
+    assert account["missing"] == 0
+    assert account["discarded"]["session"] > 0
+    discarded = sum(account["discarded"].values())
+    assert account["generated"] == account["delivered"] + account["in_flight"] + discarded

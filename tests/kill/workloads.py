@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any
 
+from gyre.agents.calculator import Calculator
+from gyre.agents.environments import Messages
 from gyre.agents.reward import SessionReward
 from gyre.rollouts import Group
 from gyre.workloads import operator
@@ -32,6 +36,21 @@ class PacedSessions(SessionReward):
         time.sleep(self.config["pace_s"])
         wait_at_gate(self, step)
         return super().score(groups)
+
+
+class PacedCalculator(Calculator):
+    """Takes a while for each answer, so that there are sessions with turns at any time; and has snapshots, without
+    which it knows no answer: after `restore` nobody resets it."""
+
+    async def step(self, message: Mapping[str, Any]) -> tuple[Messages, float, bool]:
+        await asyncio.sleep(0.2)
+        return await super().step(message)
+
+    def snapshot(self) -> bytes:
+        return self._answer.encode()
+
+    def restore(self, data: bytes) -> None:
+        self._answer = data.decode()
 
 
 class HungryActor(TorchActor):

@@ -325,13 +325,13 @@ class SessionLedger:
 
     def _release(self, session: LedgerSession) -> None:
         """Its worker has lost it: somebody else gets it, before those that have not begun."""
-        session.losses = session.losses + 1 if len(session.turns) == session.turns_at_loss else 1
-        session.turns_at_loss = len(session.turns)
+        session.losses = session.losses + 1 if len(session.turns) <= session.turns_at_loss else 1
+        session.turns_at_loss = max(len(session.turns), session.turns_at_loss)
         if session.losses > MOST_LOSSES:
             said = f"{MOST_LOSSES} workers were lost in a row while they ran it, the last one was {session.worker}."
             self.end(SessionEnded(session.id, SessionOutcome.INFRA_FAULT, None, said))
         elif self._settings.recovery == "restart" and session.turns:
-            self._again(session, session.faults, session.losses)
+            self._again(session, session.faults, session.losses, session.turns_at_loss)
         else:
             self.news.append(session.id)
             self._wait(session, first=True)
@@ -493,15 +493,15 @@ class SessionLedger:
                 f"Session {session.id} and {session.faults} attempts before it ended by a fault of infrastructure: "
                 f"{session.reason}"
             )
-        self._again(session, session.faults + 1, 0)
+        self._again(session, session.faults + 1)
         return ""
 
-    def _again(self, session: LedgerSession, faults: int, losses: int) -> None:
+    def _again(self, session: LedgerSession, faults: int, losses: int = 0, turns_at_loss: int = 0) -> None:
         one = self._by_name[session.purpose, session.group_id]
         self.counts.drawn_again += 1
         self._groups.cancelled += self._forget(session, unused=UNUSED)
         again = one.members[session.index] = self._begin(one, session.index, session.attempt + 1)
-        again.faults, again.losses = faults, losses
+        again.faults, again.losses, again.turns_at_loss = faults, losses, turns_at_loss
         self._keep(again)
 
     # -- the ledger ---------------------------------------------------------------------------------

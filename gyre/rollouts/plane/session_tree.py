@@ -113,8 +113,10 @@ class LedgerSession:
     faults: int = 0
     """Attempts at this member that infrastructure ended before."""
     losses: int = 0
-    """Workers that it has lost since it had its `turns_at_loss`."""
+    """Workers that it has lost since it had its `turns_at_loss`, those of attempts before it that a worker's loss ended
+    included."""
     turns_at_loss: int = 0
+    """The most turns that it had at one of these losses."""
     turns: list[LedgerTurn] = field(default_factory=list)
     """In the order of their numbers, which have no gaps while it is open."""
     snapshot: bytes = b""
