@@ -81,13 +81,13 @@ class Conversations:
         parent, new, prompt, why = ROOT, tuple(asked.messages), None, found.cause
         if found.parent != ROOT and turns[found.parent].sample.finish:
             before = turns[found.parent]
-            path = before.path()
-            added = renderer.bridge(path.tolist(), before.sample.finish, found.new, asked.tools)
+            ids, drawn = before.prompt_ids, before.sample.tokens()[0]
+            added = renderer.bridge(ids.tolist(), drawn.tolist(), found.new, asked.tools)
             if added is None:
                 why = TEMPLATE
             else:
                 parent, new = before.number, found.new
-                prompt = np.concatenate([path, np.array(added, np.int32)])
+                prompt = np.concatenate([ids, drawn, np.array(added, np.int32)])
         if prompt is None:
             prompt = np.array(renderer.render(new, asked.tools), np.int32)
         note = _Note(list(new), list(asked.tools), asked.calls_are_read, asked.parallel_tool_calls)
@@ -106,7 +106,7 @@ class Conversations:
             return Message("assistant")
         note = _note(turn.note) if turn.note else _Note()
         ids = turn.sample.tokens()[0].tolist()
-        parsed = self._renderer.parse(ids, note.tools)
+        parsed = self._renderer.parse(turn.request.added.tolist(), ids, note.tools)
         asked = ChatRequest(
             tools=tuple(note.tools),
             calls_are_read=note.calls_are_read,
