@@ -201,11 +201,11 @@ sglang = Part(
     "sglang",
     (
         Bundle("job", _tests("sglang/test_job.py"), 300),
-        Bundle("engine", _tests("sglang"), 400),
+        Bundle("engine", _tests("sglang"), 600),
     ),
     limit_s=1800,
     select="sglang",
-    guards="engines, rollouts/agent, weights",
+    guards="engines, rollouts/agent, weights, and the rows of sessions",
     needs=".venv-sglang",
 )
 

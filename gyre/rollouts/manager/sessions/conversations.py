@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.chat.history import TurnHistory, locate
+from gyre.chat.history import CLIENT_EDIT, TurnHistory, locate
 from gyre.chat.messages import Message, Tool
 from gyre.chat.renderer import Renderer
 from gyre.chat.requests import ChatRequest, said
@@ -81,17 +81,32 @@ class Conversations:
         parent, new, prompt, why = ROOT, tuple(asked.messages), None, found.cause
         if found.parent != ROOT and turns[found.parent].sample.finish:
             before = turns[found.parent]
-            ids, drawn = before.prompt_ids, before.sample.tokens()[0]
-            added = renderer.bridge(ids.tolist(), drawn.tolist(), found.new, asked.tools)
-            if added is None:
-                why = TEMPLATE
+            if self._has_other_tools(renderer, turns, before, asked):
+                why = CLIENT_EDIT
             else:
-                parent, new = before.number, found.new
-                prompt = np.concatenate([ids, drawn, np.array(added, np.int32)])
+                ids, drawn = before.prompt_ids, before.sample.tokens()[0]
+                added = renderer.bridge(ids.tolist(), drawn.tolist(), found.new, asked.tools)
+                if added is None:
+                    why = TEMPLATE
+                else:
+                    parent, new = before.number, found.new
+                    prompt = np.concatenate([ids, drawn, np.array(added, np.int32)])
         if prompt is None:
             prompt = np.array(renderer.render(new, asked.tools), np.int32)
         note = _Note(list(new), list(asked.tools), asked.calls_are_read, asked.parallel_tool_calls)
         return parent, prompt, msgspec.msgpack.encode(note), why
+
+    def _has_other_tools(
+        self, renderer: Renderer, turns: Sequence[LedgerTurn], turn: LedgerTurn, asked: ChatRequest
+    ) -> bool:
+        """Whether the turn's path begins otherwise than it would with the request's tools, of which a model's format
+        tells there."""
+        while turn.parent != ROOT:
+            turn = turns[turn.parent]
+        note = _note(turn.note) if turn.note else _Note()
+        if note.tools == list(asked.tools):
+            return False
+        return renderer.render(note.messages, asked.tools) != turn.prompt_ids.tolist()
 
     def stops(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """The end tokens of the model's chat format, beside those that are asked for."""
