@@ -43,6 +43,7 @@ class Family:
     says_with_calls: bool = True
     """An answer may have text and calls."""
     most_calls: int = 2
+    """In an answer: Llama's template takes one, and of GLM's the package joins those that a client sends otherwise."""
     writes_booleans: bool = True
     """As JSON has them: else a call with one cannot be read, by the package, and is text."""
 
@@ -53,7 +54,7 @@ FAMILIES = (
     Family("qwen3.5", "qwen3_5_think.jinja", writes_booleans=False),
     Family("qwen3.6", "qwen3_6.jinja"),
     Family("qwen3.8", "qwen3_8.jinja"),
-    Family("glm-4.5", "glm4moe.jinja", ("<|user|>", "<|observation|>")),
+    Family("glm-4.5", "glm4moe.jinja", ("<|user|>", "<|observation|>"), most_calls=1),
     Family("gemma4", "gemma4_v5.jinja", ("<turn|>", "<|tool_response>"), bos="<bos>", says_with_calls=False),
     Family("nemotron-3.5", "nemotron_3_5_lightning.jinja", thinks_always=True, writes_booleans=False),
     Family(

@@ -388,8 +388,8 @@ async def test_a_request_that_is_asked_again_is_drawn_once(rig: Rig) -> None:
 
 
 async def in_a_long_turn(rig: Rig, client: AsyncOpenAI, messages: list[Any]) -> asyncio.Task[Any]:
-    """A turn that is being drawn, with some tokens in the ledger. No end ends it, so that the next turn has no place
-    behind it: a branch begins there, by the template."""
+    """A turn that is being drawn, with some tokens in the ledger. No end ends it: the next turn goes on behind it where
+    the last token is one, and else begins a branch."""
     turn = asyncio.create_task(ask(client, messages, max_completion_tokens=LONG, extra={"ignore_eos": True}))
 
     def is_drawn() -> bool:
@@ -417,7 +417,6 @@ async def test_a_version_is_loaded_in_a_turn(rig: Rig) -> None:
     versions = [[run.version for run in row.versions] for row in group.samples]
     assert any({0, 1} <= set(one) for one in versions)
     assert all(one[-1] == 1 for one in versions)
-    assert rig.plane.front.branches["template"] == 1
 
 
 async def test_an_engine_is_killed_in_a_turn(rig: Rig) -> None:
@@ -438,9 +437,7 @@ async def test_an_engine_is_killed_in_a_turn(rig: Rig) -> None:
     assert kept == cut.ids[: len(kept)]
     assert len(kept) + len(again.ids) == LONG
     assert made.choices[0].token_ids == kept + again.ids
-    group = await rig.end([session], before)
-    assert len(group.samples) == 2
-    assert rig.plane.front.branches["template"] == 2
+    await rig.end([session], before)
 
 
 def scheduler() -> psutil.Process:

@@ -106,7 +106,8 @@ class Conversations:
         note = _note(turn.note) if turn.note else _Note()
         if note.tools == list(asked.tools):
             return False
-        return renderer.render(note.messages, asked.tools) != turn.prompt_ids.tolist()
+        begins: list[int] = turn.prompt_ids.tolist()
+        return renderer.render(note.messages, asked.tools) != begins
 
     def stops(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """The end tokens of the model's chat format, beside those that are asked for."""
