@@ -241,7 +241,7 @@ dlrover = Part(
 
 clients = Part(
     "clients",
-    (Bundle("conversations", _tests("chat"), 120),),
+    (Bundle("conversations", _tests("chat"), 240),),
     limit_s=900,
     select="clients",
     guards="chat, and what a session answers",
