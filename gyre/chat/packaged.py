@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -58,32 +57,40 @@ class PackagedRenderer:
         """int `[p]`. Raises ChatRefused for messages that the model's template has no place for."""
         with self._lock:
             told, specs = self._broken(messages, tools)
-            return self._render(told, specs)
+            try:
+                ids = self._renderer.render_ids(told, tools=specs, add_generation_prompt=True)
+            except _UNRENDERABLE as error:
+                raise _unrenderable(error) from error
+        return [int(one) for one in ids]
 
     def bridge(
-        self, path_ids: Sequence[int], finish: str, messages: Sequence[Message], tools: Sequence[Tool]
+        self,
+        prompt_ids: Sequence[int],
+        drawn_ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
     ) -> list[int] | None:
         """int `[a]`. None also where the package would change the path: a stop within what was thought, say."""
-        path = [int(one) for one in path_ids]
+        prompt, drawn = [int(one) for one in prompt_ids], [int(one) for one in drawn_ids]
         if not messages or any(one.role == "assistant" for one in messages):
             return None
         with self._lock:
             told, specs = self._broken(messages, tools)
-            start = self._drawn_from(path)
             try:
-                found = self._renderer.bridge_to_next_turn(path[:start], path[start:], told, tools=specs)
+                found = self._renderer.bridge_to_next_turn(prompt, drawn, told, tools=specs)
             except _UNRENDERABLE as error:
                 raise _unrenderable(error) from error
+        path = prompt + drawn
         if found is None or found.token_ids[: len(path)] != path:
             return None
         return [int(one) for one in found.token_ids[len(path) :]]
 
-    def parse(self, drawn_ids: Sequence[int], tools: Sequence[Tool]) -> Message:
+    def parse(self, prompt_ids: Sequence[int], drawn_ids: Sequence[int], tools: Sequence[Tool]) -> Message:
         """A call that cannot be read is content, as the model wrote it: nothing that was drawn vanishes."""
-        drawn = [int(one) for one in drawn_ids]
+        prompt, drawn = [int(one) for one in prompt_ids], [int(one) for one in drawn_ids]
         with self._lock:
             specs = [_spec(one) for one in tools] or None
-            found = self._renderer.parse_response(drawn, tools=specs, prompt_ids=list(self._opening))
+            found = self._renderer.parse_response(drawn, tools=specs, prompt_ids=prompt)
         calls, broken = [], []
         for one in found.tool_calls:
             if one.name and str(one.status) in _WRITTEN:
@@ -111,43 +118,23 @@ class PackagedRenderer:
         self._tokenizer.begin((*texts_of(told), *texts_of(specs)))
         return self._tokenizer.broken(told), self._tokenizer.broken(specs) or None
 
-    def _render(self, told: Any, specs: Any, *, opening: bool = True) -> list[int]:
-        try:
-            ids = self._renderer.render_ids(told, tools=specs, add_generation_prompt=opening)
-        except _UNRENDERABLE as error:
-            raise _unrenderable(error) from error
-        return [int(one) for one in ids]
-
-    @cached_property
-    def _opening(self) -> tuple[int, ...]:
-        """What a prompt ends with, where the assistant begins."""
-        asked = [_wire(Message("user", "a"))]
-        closed = self._render(asked, None, opening=False)
-        return tuple(self._render(asked, None)[len(closed) :])
-
-    def _drawn_from(self, path: list[int]) -> int:
-        """Where in the path its last turn was drawn: behind the last opening."""
-        opening = list(self._opening)
-        size = len(opening)
-        for start in range(len(path) - size, -1, -1):
-            if size and path[start] == opening[0] and path[start : start + size] == opening:
-                return start + size
-        return len(path)
-
     def _check(self) -> None:
         """Raises ConfigError unless the renderer encodes by the tokenizer that it was given, and bridges."""
         literals = " ".join(self._tokenizer.decode([one]) for one in self._stops)
         hostile = _HOSTILE.format(literals)
         counts = []
         for text in ("a", hostile):
-            path = [*self.render((Message("user", text),), ()), self._stops[0]]
-            added = self.bridge(path, "stop", (Message("user", text),), ())
+            asked = (Message("user", text),)
+            prompt = self.render(asked, ())
+            added = self.bridge(
+                prompt, (), asked, ()
+            )  # nothing drawn: where a prompt opens a thought, none may stop in it
             if added is None:
                 raise ConfigError(
                     f"The renderer {self._renderer.config.name!r} writes no turn behind another.",
                     hint="Name a renderer of the model's family in config.chat.",
                 )
-            ids = [*path, *added]
+            ids = [*prompt, *added]
             counts.append(sum(one in self._tokenizer.added_ids for one in ids))
             if text not in self._tokenizer.decode(ids):
                 counts.append(-1)

@@ -80,19 +80,23 @@ class PlainRenderer:
         return ids
 
     def bridge(
-        self, path_ids: Sequence[int], finish: str, messages: Sequence[Message], tools: Sequence[Tool]
+        self,
+        prompt_ids: Sequence[int],
+        drawn_ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
     ) -> list[int] | None:
         """int `[a]`: the end token where the last turn drew none, then the messages. None where one of them is the
         assistant's."""
         if any(one.role == "assistant" for one in messages):
             return None
-        is_open = not path_ids or int(path_ids[-1]) not in self.stop_token_ids
+        is_open = not len(drawn_ids) or int(drawn_ids[-1]) not in self.stop_token_ids
         ids = [self._eos] if is_open else []
         for message in messages:
             ids += self._message(message, tools, is_framed=True)
         return ids
 
-    def parse(self, drawn_ids: Sequence[int], tools: Sequence[Tool]) -> Message:
+    def parse(self, prompt_ids: Sequence[int], drawn_ids: Sequence[int], tools: Sequence[Tool]) -> Message:
         """A call where the drawn text ends with one, and its tool is among `tools`; else the text is all content."""
         frame = self._frame
         drawn = [int(one) for one in drawn_ids]

@@ -27,15 +27,20 @@ class Renderer(Protocol):
         ...
 
     def bridge(
-        self, path_ids: Sequence[int], finish: str, messages: Sequence[Message], tools: Sequence[Tool]
+        self,
+        prompt_ids: Sequence[int],
+        drawn_ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
     ) -> list[int] | None:
-        """What the new messages add after `path_ids`, which are prompt and drawn ids of all turns before, up to where
-        the assistant begins; `finish` (`stop` or `length`) is how the last of them ended. None where the frame has no
-        place for the messages there, so that a branch must begin."""
+        """What the new messages add after a turn of this prompt, which begins with all turns before, that drew
+        `drawn_ids`: up to where the assistant begins, with the close that a turn lacks which was cut. None where the
+        frame has no place for the messages there, so that a branch must begin."""
         ...
 
-    def parse(self, drawn_ids: Sequence[int], tools: Sequence[Tool]) -> Message:
-        """The assistant's message of drawn ids, whatever they are; its calls have no ids."""
+    def parse(self, prompt_ids: Sequence[int], drawn_ids: Sequence[int], tools: Sequence[Tool]) -> Message:
+        """The assistant's message of drawn ids, whatever they are; its calls have no ids. `prompt_ids` is what its turn
+        added before them, at least: some frames open a thought there."""
         ...
 
     def written(self, ids: Sequence[int]) -> list[str]:

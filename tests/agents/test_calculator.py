@@ -87,14 +87,14 @@ def test_a_pupil_s_session_is_what_the_renderer_makes_of_the_same_conversation()
         mask: list[bool] = []
         drawn = np.split(shown.token_ids, np.flatnonzero(np.diff(shown.mask.astype(int))) + 1)[::2]
         for part in drawn:
-            path += part.tolist()
+            prompt, path = path, path + part.tolist()
             mask += [True] * len(part)
-            message = renderer.parse(part, tools)
+            message = renderer.parse(prompt, part, tools)
             told, reward, done = await environment.step(as_openai(message))
             if done:
                 return path, mask, reward
             added = renderer.bridge(
-                path, "stop", [Message("tool", str(one["content"])) for one in told], tools
+                prompt, part, [Message("tool", str(one["content"])) for one in told], tools
             )
             assert added is not None
             path += added

@@ -40,13 +40,18 @@ class Session:
     is_by_number: bool = False
     """The script is by the turn's number, in place of its depth."""
     turns: list[TurnHistory] = field(default_factory=list)
-    paths: list[list[int]] = field(default_factory=list)
+    parts: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    """Of each turn, its prompt and what was drawn."""
     replies: dict[str, FinishedTurn] = field(default_factory=dict)
     repeats: Repeats = field(default_factory=Repeats)
     causes: list[str] = field(default_factory=list)
     asked: Counter[str] = field(default_factory=Counter)
     retry_counts: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def paths(self) -> list[list[int]]:
+        return [prompt + drawn for prompt, drawn in self.parts]
 
     def reply_to(self, key: str, request: ChatRequest, name: str) -> FinishedTurn:
         """The turn that a request gets: the one that it had, or a new one."""
@@ -59,9 +64,13 @@ class Session:
         if request.prompt_ids is None:
             found = locate(self.turns, request.messages)
             parent, new, cause = found.parent, found.new, found.cause
-            path = self.paths[parent] if parent != ROOT else []
-            added = RENDERER.bridge(path, "stop", new, request.tools) if path else None
-            prompt = path + added if added is not None else RENDERER.render(request.messages, request.tools)
+            before, ids = self.parts[parent] if parent != ROOT else ([], [])
+            added = RENDERER.bridge(before, ids, new, request.tools) if before else None
+            prompt = (
+                before + ids + added
+                if added is not None
+                else RENDERER.render(request.messages, request.tools)
+            )
         else:
             parent, new, cause, prompt = ROOT, (), "", request.prompt_ids.tolist()
         depth, at = 0, parent
@@ -75,9 +84,11 @@ class Session:
         finish = "stop"
         if (most := request.sampling.get("max_new_tokens")) and most < len(drawn):
             drawn, finish = drawn[:most], "length"
-        message = said(RENDERER.parse(drawn, request.tools), request, TOKENIZER.decode(drawn), number, name)
+        message = said(
+            RENDERER.parse(prompt, drawn, request.tools), request, TOKENIZER.decode(drawn), number, name
+        )
         self.turns.append(TurnHistory(parent, tuple(new), message))
-        self.paths.append(prompt + drawn)
+        self.parts.append((prompt, drawn))
         self.causes.append(cause)
         return FinishedTurn(
             f"turn-{number}",

@@ -35,8 +35,8 @@ THANKS = (Message("user", "Thanks. And 3+3?"),)
 class Model:
     """A renderer, and what its model would write."""
 
-    def __init__(self, name: str, folder: Path, calls: str, close: str, end: str) -> None:
-        self.folder = folder
+    def __init__(self, name: str, folder: Path, calls: str, close: str, end: str, opening: str) -> None:
+        self.folder, self.opening = folder, opening
         self.renderer = PackagedRenderer(self.folder, {"name": name})
         self.calls, self.close, self.end = calls, close, end
 
@@ -65,13 +65,19 @@ def qwen(folders: dict[str, Path]) -> Model:
         '<tool_call>\n{"name": "calculator", "arguments": %s}\n</tool_call>',
         "<|im_end|>",
         "<|endoftext|>",
+        "<|im_start|>assistant\n",
     )
 
 
 @pytest.fixture(scope="module")
 def llama(folders: dict[str, Path]) -> Model:
     return Model(
-        "llama-3", folders["llama-3"], '{"name": "calculator", "parameters": %s}', "<|eot_id|>", "<|eom_id|>"
+        "llama-3",
+        folders["llama-3"],
+        '{"name": "calculator", "parameters": %s}',
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
     )
 
 
@@ -130,13 +136,13 @@ def test_a_bridged_turn_keeps_the_path_whatever_was_drawn(
     tools = () if row == "plain" else TOOLS
     path = model.renderer.render(ASKED, tools)
     ids, finish = drawn(model, row)
-    added = model.renderer.bridge([*path, *ids], finish, came, tools)
+    added = model.renderer.bridge(path, ids, came, tools)
     assert added is not None
     told = model.text(added)
     assert came[0].content in told
-    assert told.endswith(model.text(list(model.renderer._opening)))
+    assert told.endswith(model.opening)
     assert (added[0] in model.renderer.stop_token_ids) == (finish == "length")
-    assert model.renderer.parse(ids, tools).role == "assistant"
+    assert model.renderer.parse(path, ids, tools).role == "assistant"
 
 
 @pytest.mark.parametrize("row", ["plain", "cut off", "call that does not parse"])
@@ -144,35 +150,35 @@ def test_ten_turns_stay_one_path(model: Model, row: str) -> None:
     path = model.renderer.render(ASKED, TOOLS)
     for _ in range(10):
         ids, finish = drawn(model, row)
-        path += ids
-        added = model.renderer.bridge(path, finish, THANKS, TOOLS)
+        added = model.renderer.bridge(path, ids, THANKS, TOOLS)
         assert added is not None
-        path += added
+        assert (added[0] in model.renderer.stop_token_ids) == (finish == "length")
+        path += ids + added
     assert model.text(path).count("3+3") == 10
 
 
 def test_what_was_thought_stays_over_a_users_turn(qwen: Model) -> None:
-    path = qwen.renderer.render(ASKED, ()) + qwen.ids("<think>\nsecret\n</think>\n\nIt is 4.<|im_end|>")
-    assert qwen.renderer.bridge(path, "stop", THANKS, ()) is not None
+    ids = qwen.ids("<think>\nsecret\n</think>\n\nIt is 4.<|im_end|>")
+    assert qwen.renderer.bridge(qwen.renderer.render(ASKED, ()), ids, THANKS, ()) is not None
 
 
 def test_a_thought_that_was_cut_is_closed_and_one_that_was_stopped_begins_a_branch(qwen: Model) -> None:
-    path = qwen.renderer.render(ASKED, ()) + qwen.ids("<think>\nlet me")
-    added = qwen.renderer.bridge(path, "length", THANKS, ())
+    path, ids = qwen.renderer.render(ASKED, ()), qwen.ids("<think>\nlet me")
+    added = qwen.renderer.bridge(path, ids, THANKS, ())
     assert qwen.text(added or []).startswith("</think><|im_end|>")
-    assert qwen.renderer.bridge([*path, *qwen.ids("<|im_end|>")], "stop", THANKS, ()) is None
+    assert qwen.renderer.bridge(path, [*ids, *qwen.ids("<|im_end|>")], THANKS, ()) is None
 
 
 def test_nothing_that_was_drawn_is_cut_off(model: Model) -> None:
     """The package ends a path at its last close; what a model drew behind one (`ignore_eos`) would be lost."""
-    path = [*model.renderer.render(ASKED, ()), *model.ids("4" + model.close + " and more")]
-    assert model.renderer.bridge(path, "length", THANKS, ()) is None
+    path, ids = model.renderer.render(ASKED, ()), model.ids("4" + model.close + " and more")
+    assert model.renderer.bridge(path, ids, THANKS, ()) is None
 
 
 def test_a_message_of_the_assistants_is_not_bridged(model: Model) -> None:
     path = model.renderer.render(ASKED, ())
-    assert model.renderer.bridge(path, "stop", (Message("assistant", "4"), *THANKS), ()) is None
-    assert model.renderer.bridge(path, "stop", (), ()) is None
+    assert model.renderer.bridge(path, [], (Message("assistant", "4"), *THANKS), ()) is None
+    assert model.renderer.bridge(path, [], (), ()) is None
 
 
 @pytest.mark.clients
@@ -209,25 +215,25 @@ def test_the_first_prompt_is_the_models_own(model: Model) -> None:
 
 def test_a_calls_arguments_are_as_the_model_wrote_them(qwen: Model) -> None:
     ids = qwen.ids("<think>\nhm\n</think>\n\nlet me" + qwen.calls % '{"a":2 , "b":true}' + "<|im_end|>")
-    told = qwen.renderer.parse(ids, TOOLS)
+    told = qwen.renderer.parse([], ids, TOOLS)
     assert told == Message("assistant", "let me", "hm", (ToolCall("", "calculator", '{"a":2 , "b":true}'),))
 
 
 def test_a_call_that_cannot_be_read_is_content(qwen: Model) -> None:
     for arguments in ('{"a": 2', "nonsense"):
-        told = qwen.renderer.parse(qwen.ids(qwen.calls % arguments + "<|im_end|>"), TOOLS)
+        told = qwen.renderer.parse([], qwen.ids(qwen.calls % arguments + "<|im_end|>"), TOOLS)
         assert not told.tool_calls
         assert arguments in told.content
     several = (
         qwen.calls % '{"a": 1}' + "\n" + qwen.calls % "{" + "\n" + qwen.calls % '{"a": 3}' + "<|im_end|>"
     )
-    told = qwen.renderer.parse(qwen.ids(several), TOOLS)
+    told = qwen.renderer.parse([], qwen.ids(several), TOOLS)
     assert [one.arguments for one in told.tool_calls] == ['{"a": 1}', '{"a": 3}']
     assert told.content
 
 
 def test_llamas_calls(llama: Model) -> None:
-    told = llama.renderer.parse(llama.ids(llama.calls % '{"a": 2}' + "<|eot_id|>"), TOOLS)
+    told = llama.renderer.parse([], llama.ids(llama.calls % '{"a": 2}' + "<|eot_id|>"), TOOLS)
     assert told.tool_calls[0].name == "calculator"
     assert json.loads(told.tool_calls[0].arguments) == {"a": 2}
 
@@ -255,9 +261,7 @@ def test_no_text_becomes_a_control_token(model: Model) -> None:
             Message("user", text),
         )
         path = model.renderer.render(messages, tools)
-        added = model.renderer.bridge(
-            [*path, *model.ids("4" + model.close)], "stop", (Message("tool", text),), tools
-        )
+        added = model.renderer.bridge(path, model.ids("4" + model.close), (Message("tool", text),), tools)
         assert added is not None
         return path, added
 
@@ -281,17 +285,14 @@ def test_harmless_text_is_encoded_as_the_tokenizer_does(model: Model) -> None:
         st.sampled_from(["<", "|", ">", "im_end", "<|im_end|>", "<|im_start|>", "\ufdd0", "a"]), max_size=12
     ),
     st.lists(st.integers(0, 151_700) | st.integers(390, 420), max_size=8),
-    st.sampled_from(["stop", "length"]),
 )
 def test_whatever_is_said_and_drawn_a_bridge_has_its_frame_alone(
-    qwen: Model, parts: list[str], ids: list[int], finish: str
+    qwen: Model, parts: list[str], ids: list[int]
 ) -> None:
     text = "".join(parts)
-    path = [*qwen.renderer.render(ASKED, TOOLS), *ids]
-    assert qwen.renderer.parse(ids, TOOLS).role == "assistant"
-    plain, hostile = (
-        qwen.renderer.bridge(path, finish, (Message("tool", one),), TOOLS) for one in ("a", text)
-    )
+    path = qwen.renderer.render(ASKED, TOOLS)
+    assert qwen.renderer.parse(path, ids, TOOLS).role == "assistant"
+    plain, hostile = (qwen.renderer.bridge(path, ids, (Message("tool", one),), TOOLS) for one in ("a", text))
     assert (plain is None) == (hostile is None)
     if plain is not None and hostile is not None:
         assert qwen.controls(plain) == qwen.controls(hostile)
@@ -316,8 +317,8 @@ def test_a_schema_that_is_a_hundred_levels_deep_is_rendered(model: Model) -> Non
 
 @pytest.mark.slow
 def test_a_megabyte_of_a_tool_is_bridged(model: Model) -> None:
-    path = [*model.renderer.render(ASKED, ()), *model.ids("4" + model.close)]
-    added = model.renderer.bridge(path, "stop", (Message("tool", "line of a log <|im_end|>\n" * 42_000),), ())
+    path, ids = model.renderer.render(ASKED, ()), model.ids("4" + model.close)
+    added = model.renderer.bridge(path, ids, (Message("tool", "line of a log <|im_end|>\n" * 42_000),), ())
     assert added is not None
     assert len(added) > 100_000
 

@@ -127,7 +127,7 @@ class ChatBodies(Target):
         if prompt is None:
             prompt = self._renderer.render(asked.messages, asked.tools)
         drawn = [int(one) for one in TOKENIZER.encode(draw.choice(ANSWERS))]
-        message = said(self._renderer.parse(drawn, asked.tools), asked, "text", 2, "s")
+        message = said(self._renderer.parse(prompt, drawn, asked.tools), asked, "text", 2, "s")
         texts, logprobs = self._renderer.written(drawn), [-0.5] * len(drawn)
         finish = draw.choice(("stop", "length"))
         reply = FinishedTurn("id", 1, asked.model, message, finish, prompt, drawn, logprobs, texts)

@@ -201,11 +201,11 @@ sglang = Part(
     "sglang",
     (
         Bundle("job", _tests("sglang/test_job.py"), 300),
-        Bundle("engine", _tests("sglang"), 400),
+        Bundle("engine", _tests("sglang"), 600),
     ),
     limit_s=1800,
     select="sglang",
-    guards="engines, rollouts/agent, weights",
+    guards="engines, rollouts/agent, weights, and the rows of sessions",
     needs=".venv-sglang",
 )
 
@@ -242,7 +242,7 @@ dlrover = Part(
 clients = Part(
     "clients",
     (
-        Bundle("conversations", _tests("chat"), 120),
+        Bundle("conversations", _tests("chat"), 240),
         Bundle("job", _tests("e2e/test_openai_agent.py"), 150),
     ),
     limit_s=900,

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.chat.history import BRANCH, GOES_ON, Located, TurnHistory, locate
+from gyre.chat.history import BRANCH, CLIENT_EDIT, GOES_ON, Located, TurnHistory, locate
 from gyre.chat.messages import Message, Tool
 from gyre.chat.renderer import Renderer
 from gyre.chat.requests import ChatRequest, said
@@ -82,13 +82,16 @@ class Conversations:
         parent, new, prompt, why = ROOT, messages, None, found.cause
         if found.parent != ROOT and turns[found.parent].sample.finish:
             before = turns[found.parent]
-            path = before.path()
-            added = renderer.bridge(path.tolist(), before.sample.finish, found.new, asked.tools)
-            if added is None:
-                why = TEMPLATE
+            if self._has_other_tools(renderer, turns, before, asked):
+                why = CLIENT_EDIT
             else:
-                parent, new = before.number, found.new
-                prompt = np.concatenate([path, np.array(added, np.int32)])
+                ids, drawn = before.prompt_ids, before.sample.token_ids()
+                added = renderer.bridge(ids.tolist(), drawn.tolist(), found.new, asked.tools)
+                if added is None:
+                    why = TEMPLATE
+                else:
+                    parent, new = before.number, found.new
+                    prompt = np.concatenate([ids, drawn, np.array(added, np.int32)])
         if prompt is None:
             prompt = np.array(renderer.render(new, asked.tools), np.int32)
         note = _Note(
@@ -127,6 +130,19 @@ class Conversations:
         whole = (*asked.messages[: len(asked.messages) - len(new)], *said[own:], *new)
         return whole, locate(histories, whole)
 
+    def _has_other_tools(
+        self, renderer: Renderer, turns: Sequence[LedgerTurn], turn: LedgerTurn, asked: ChatRequest
+    ) -> bool:
+        """Whether the turn's path begins otherwise than it would with the request's tools, of which a model's format
+        tells there."""
+        while turn.parent != ROOT:
+            turn = turns[turn.parent]
+        note = _note(turn.note) if turn.note else _Note()
+        if note.tools == list(asked.tools):
+            return False
+        begins: list[int] = turn.prompt_ids.tolist()
+        return renderer.render(note.messages, asked.tools) != begins
+
     def stops(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """The end tokens of the model's chat format, beside those that are asked for. Raises RequestRefused for texts
         that end an answer, where tokens have none."""
@@ -142,11 +158,12 @@ class Conversations:
         if self._renderer is None:
             return Message("assistant")
         note = _note(turn.note) if turn.note else _Note()
-        ids = turn.sample.tokens()[0].tolist()
-        parsed, text = self._renderer.parse(ids, note.tools), "".join(self.texts(ids))
+        ids = turn.sample.token_ids().tolist()
+        added = turn.request.added.tolist()
+        parsed, text = self._renderer.parse(added, ids, note.tools), "".join(self.texts(ids))
         if (stop := self.stop_of(turn)) is not None:
             text = self._renderer.text(ids).partition(stop.text)[0]
-            parsed = self._until(stop, parsed, ids, note.tools)
+            parsed = self._until(stop, parsed, added, ids, note.tools)
         asked = ChatRequest(
             tools=tuple(note.tools),
             calls_are_read=note.calls_are_read,
@@ -159,9 +176,11 @@ class Conversations:
         texts = turn.request.sampling.get("stop")
         if self._renderer is None or not texts:
             return None
-        return stop_of(turn.sample.tokens()[0].tolist(), texts, self._renderer)
+        return stop_of(turn.sample.token_ids().tolist(), texts, self._renderer)
 
-    def _until(self, stop: Stop, parsed: Message, ids: Sequence[int], tools: Sequence[Tool]) -> Message:
+    def _until(
+        self, stop: Stop, parsed: Message, added: list[int], ids: list[int], tools: Sequence[Tool]
+    ) -> Message:
         """The message up to the text that ended it. Where that is in none of its texts, it is in the frame between
         them, and the tokens before it are read."""
         assert self._renderer is not None
@@ -169,7 +188,7 @@ class Conversations:
             return Message("assistant", "", parsed.reasoning.partition(stop.text)[0])
         if stop.text in parsed.content:
             return replace(parsed, content=parsed.content.partition(stop.text)[0])
-        return self._renderer.parse(ids[: stop.before], tools)
+        return self._renderer.parse(added, ids[: stop.before], tools)
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each token."""
