@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gyre.chat.messages import Message
 from gyre.chat.packaged import PackagedRenderer
 from gyre.chat.plain import PlainRenderer
 from gyre.workloads.tasks.arithmetic import CharTokenizer
@@ -53,6 +54,31 @@ async def test_a_tool_is_called_and_its_result_bridged(tmp_path: Path) -> None:
         assert row.mask is not None
         assert TOKENIZER.decode(row.token_ids[row.mask]) == "[12*3]36"
         plane.exact()
+
+
+async def test_a_turns_answer_is_read_once(tmp_path: Path) -> None:
+    """However many turns go on from it: a session of n turns would be read n times over."""
+
+    class Counting(PlainRenderer):
+        reads = 0
+
+        def parse(self, *args: Any) -> Message:
+            self.reads += 1
+            return super().parse(*args)
+
+    renderer = Counting(TOKENIZER)
+    async with session_plane(tmp_path, renderer=renderer) as plane:
+        await plane.asked([0])
+        agent = await plane.working("a")
+        (session,) = await plane.claim()
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "1+1="}]
+        for turn in range(4):
+            told = plane.chatting(session, messages, [CALCULATOR])
+            await drew(agent, f"[{turn}+1]", ends=False)
+            message = (await told)[1]["choices"][0]["message"]
+            call = message["tool_calls"][0]["id"]
+            messages += [message, {"role": "tool", "tool_call_id": call, "content": str(turn + 1)}]
+        assert renderer.reads == 4
 
 
 async def test_a_models_frame_is_bridged_and_a_tools_text_is_text(tmp_path: Path) -> None:

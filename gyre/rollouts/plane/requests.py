@@ -178,7 +178,7 @@ class InFlightSample:
         return self.table.clear(self.row)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class InFlightRequest(GroupRequest):
     """A requested group and its samples in flight. `number` grows with every request, and names the group to
     agents."""

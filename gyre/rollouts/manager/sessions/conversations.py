@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from gyre.chat.renderer import Renderer
 from gyre.chat.requests import ChatRequest, said
 from gyre.chat.stop_texts import Stop, stop_of
 from gyre.request_body import RequestRefused, refused
+from gyre.rollouts.plane.requests import InFlightRequest
 from gyre.rollouts.plane.session_tree import ROOT, LedgerSession, LedgerTurn
 
 
@@ -50,6 +52,8 @@ class Conversations:
 
     def __init__(self, renderer: Renderer | None) -> None:
         self._renderer = renderer
+        self._told: WeakKeyDictionary[InFlightRequest, Message] = WeakKeyDictionary()
+        """What turns that are whole answered, by their requests: each request that goes on from one has it again."""
 
     async def prompt_of(
         self, session: LedgerSession, asked: ChatRequest, before: LedgerTurn | None = None
@@ -74,7 +78,11 @@ class Conversations:
             ) from error
 
     def _prompt(
-        self, renderer: Renderer, session: LedgerSession, asked: ChatRequest, before_it: LedgerTurn | None
+        self,
+        renderer: Renderer,
+        session: LedgerSession,
+        asked: ChatRequest,
+        before_it: LedgerTurn | None = None,
     ) -> tuple[int, NDArray[np.int32], bytes, str]:
         turns = list(session.turns)  # a session that is open loses none, so their places are their numbers
         histories = [self._history(session, turn) for turn in turns]
@@ -157,12 +165,20 @@ class Conversations:
         """What the turn answered, its tool calls with ids of our own."""
         if self._renderer is None:
             return Message("assistant")
+        told = self._told.get(turn.request)
+        if told is None:
+            told = self._read(self._renderer, session, turn)
+            if turn.sample.finish:
+                self._told[turn.request] = told
+        return told
+
+    def _read(self, renderer: Renderer, session: LedgerSession, turn: LedgerTurn) -> Message:
         note = _note(turn.note) if turn.note else _Note()
         ids = turn.sample.token_ids().tolist()
         added = turn.request.added.tolist()
-        parsed, text = self._renderer.parse(added, ids, note.tools), "".join(self.texts(ids))
+        parsed, text = renderer.parse(added, ids, note.tools), "".join(self.texts(ids))
         if (stop := self.stop_of(turn)) is not None:
-            text = self._renderer.text(ids).partition(stop.text)[0]
+            text = renderer.text(ids).partition(stop.text)[0]
             parsed = self._until(stop, parsed, added, ids, note.tools)
         asked = ChatRequest(
             tools=tuple(note.tools),
