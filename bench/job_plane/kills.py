@@ -14,7 +14,7 @@ from job_plane.account import living, rate
 from job_plane.case import Row
 from job_plane.watch import Watch
 
-ENGINES = ("gyre_launch_server", "gyre.engines.embedded")
+ENGINES = ("gyre_launch_server", "gyre_vllm_server", "gyre.engines.embedded")
 """Words in the command lines of engines, which their guards' have too."""
 
 UNDISTURBED_STEPS = 8
