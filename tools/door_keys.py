@@ -51,10 +51,38 @@ the ledger, so whoever asks again gets the same bytes. A stream is that of the f
   Anthropic's clients, whose form wants an object, as `{"unparsed_arguments": "..."}`.
 - **No text becomes a control token**, whoever wrote it: a literal of one in a message, a result or a schema is text.
 - A stream has one event with all that was said. Who needs the tokens as they come asks a [fleet's door](fleet.md).
+- **Tools are a part of the conversation.** A request with others than those that its path began with begins a branch, where
+  the model's frame tells of tools.
 
 Below, what becomes of each key. Null is as if the key were left out. A key that would change what is drawn or told, and
 that is not there, is refused by its name (422 `unsupported`), and so is one that no table has. Keys of a client's
 messages that are not known pass, for clients send back what they got.
+
+## Frames of models
+
+`config.chat` names a renderer of the package `renderers`. A session's tokens, as text, are what the model's own template makes
+of the whole conversation: for the renderers below that is tested, with and without tools, over random conversations, and each
+prompt begins with its parent's tokens, bit for bit. What a template drops of earlier turns is what was thought. A session keeps
+it, so that such a conversation stays one path; who begins a branch has it dropped, as by the template.
+
+| renderer | template of | tokenizer in the test | earlier thoughts in the template |
+| --- | --- | --- | --- |
+| `qwen3` | Qwen3 | the model's | dropped when the user speaks |
+| `qwen3-vl` | Qwen3-VL | Qwen3's | none |
+| `qwen3.5`, `qwen3.6` | Qwen3.5, Qwen3.6 | a small one | dropped when the user speaks |
+| `qwen3.8` | Qwen3.8 | a small one | kept |
+| `glm-4.5` | GLM-4.5 | a small one | dropped when the user speaks |
+| `gemma4` | Gemma 4 | a small one | dropped when the user speaks |
+| `nemotron-3.5` | Nemotron 3.5 | a small one | dropped when the user speaks |
+| `llama-3` | Llama 3.1 | Llama 3's | none |
+| `deepseek-v3` | DeepSeek V3, without tools | the model's | none |
+
+A small tokenizer is one of bytes that has the family's own tokens. Others of the package are taken as they are. Where the package has
+no place for a turn behind another, a branch begins, and `branches` counts it as `template`: after a stop within a thought, after
+what was drawn behind an end (`ignore_eos`), and, by Gemma 4, after a whole call that was cut before its end.
+`gpt-oss` is refused, for it encodes by another tokenizer than the model's folder has. `qwen3.5` and `nemotron-3.5` write
+booleans in a call as `True`, which the package does not read: such a call is text. By `glm-4.5`, of several calls in one answer
+that a branch writes again the package leaves out the newlines between them.
 """  # noqa: E501
 
 

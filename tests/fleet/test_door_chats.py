@@ -12,6 +12,7 @@ import pytest
 
 from gyre.chat.plain import PlainRenderer
 from tests.fleet.fleet_plane import FleetPlane, fleet_plane
+from tests.rollouts.plane import until
 from tests.sessions.test_chats import CALCULATOR, TOKENIZER, drew
 
 CHAT = "/v1/chat/completions"
@@ -115,6 +116,8 @@ async def test_a_retry_is_of_the_oldest_request_whose_answer_nobody_has(plane: F
     both = [chatting(plane, USER), chatting(plane, USER)]
     samples = sorted(await agent.work(2), key=lambda sample: sample.work.request_id)
     again = chatting(plane, USER, retry=1)
+    (door,) = plane.manager.fronts
+    await until(lambda: door.status()["door"]["waiting"] == 3)
     for sample, text in zip(samples, "34", strict=True):
         await agent.say(sample.work.row, [*TOKENIZER.encode(text).tolist(), TOKENIZER.eos_id])
     assert (await again)[1]["choices"][0]["message"]["content"] == "3"

@@ -123,14 +123,17 @@ class ChatBodies(Target):
         before = sum(1 + len(TURNS[at].messages) for at in range(found.parent + 1))
         if before + len(found.new) != len(asked.messages):
             raise Broken("messages of the request are lost")
-        prompt = asked.prompt_ids
-        if prompt is None:
+        if asked.prompt_ids is None:
             prompt = self._renderer.render(asked.messages, asked.tools)
+        else:
+            prompt = asked.prompt_ids.tolist()
         drawn = [int(one) for one in TOKENIZER.encode(draw.choice(ANSWERS))]
         message = said(self._renderer.parse(prompt, drawn, asked.tools), asked, "text", 2, "s")
         texts, logprobs = self._renderer.written(drawn), [-0.5] * len(drawn)
         finish = draw.choice(("stop", "length"))
-        reply = FinishedTurn("id", 1, asked.model, message, finish, prompt, drawn, logprobs, texts)
+        reply = FinishedTurn(
+            "id", 1, asked.model, message, finish, len(prompt), prompt, drawn, logprobs, texts
+        )
         msgspec.json.decode(msgspec.json.encode(dialect.answer(asked, reply)))
         if list(dialect.events(asked, reply)) != list(dialect.events(dialect.read(sent[0]), reply)):
             raise Broken("the same again is told in other bytes")

@@ -158,7 +158,7 @@ def test_the_command_says_it_by_its_status_and_its_last_line(tmp_path: Path) -> 
     ]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=GENEROUS_S * 2)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
+    assert done.stdout.splitlines()[-1] == "3 passed, 0 failed, 0 skipped"
     none = subprocess.run(
         [*words, "-k", "nothing"], cwd=ROOT, capture_output=True, text=True, timeout=GENEROUS_S * 2
     )

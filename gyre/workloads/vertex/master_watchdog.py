@@ -37,7 +37,7 @@ class MasterProcesses:
     def describe(self, pid: int) -> str:
         return describe_process(pid)
 
-    def kill(self, master: ProcessIdentity) -> bool:
+    def end(self, master: ProcessIdentity) -> bool:
         """Whether it was there."""
         return master.signal(signal.SIGKILL)
 
@@ -71,7 +71,7 @@ class MasterWatchdog:
         print(
             f"the master (pid {pid}) is silent for {silent_s:.0f} s; ending it.", file=sys.stderr, flush=True
         )
-        if not self._processes.kill(master):
+        if not self._processes.end(master):
             return None
         return evidence
 

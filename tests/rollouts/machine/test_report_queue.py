@@ -57,10 +57,11 @@ def opened(groups: int = 16, stops: Sequence[str] = ()) -> OpenGroups:
             purpose="train",
             groups=pack_groups([Group(number, np.arange(3, dtype=np.int32)) for number in range(groups)]),
             n=4,
-            sampling={"max_new_tokens": LIMIT, **({"stop": list(stops)} if stops else {})},
+            sampling={"max_new_tokens": LIMIT},
             seed=5,
             min_version=0,
-        )
+        ),
+        stops,
     )
     open_groups.assign()
     return open_groups

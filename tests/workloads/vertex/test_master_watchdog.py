@@ -32,7 +32,7 @@ class Masters(MasterProcesses):
     def activity(self, pid: int) -> Activity | None:
         return self.does
 
-    def kill(self, master: ProcessIdentity) -> bool:
+    def end(self, master: ProcessIdentity) -> bool:
         self.killed.append(master.pid)
         self.alive = not self.dies
         return True
@@ -165,7 +165,7 @@ def test_a_master_that_its_machine_does_not_let_run_has_more_time(
 
 def test_a_guard_whose_signal_comes_too_late_tells_nothing() -> None:
     class Gone(Masters):
-        def kill(self, master: ProcessIdentity) -> bool:
+        def end(self, master: ProcessIdentity) -> bool:
             return False
 
     guard = MasterWatchdog(10.0, Gone([]))
