@@ -17,7 +17,7 @@ ALLOWED_SKIPS: dict[str, str] = {
     r"the extra otel is not installed": (
         "`make install` leaves it out: spans are sent as JSON then, which the tests beside these prove"
     ),
-    r"(skyrl-gym|reasoning-gym|verifiers) is not installed": (
+    r"(skyrl-gym|reasoning-gym|verifiers|verifiers 0\.3) is not installed": (
         "an adapter of a package whose requirements are not Gyre's; it is tried in an environment of its own"
     ),
     r"PostgreSQL chooses by its statistics": "the same test on SQLite proves that the index is there and used",

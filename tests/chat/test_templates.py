@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,14 +54,16 @@ TOOLS = (
 )
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
+def cases(families: Iterable[Family]) -> list[Any]:
+    """Each by the package's rendering, and by the model's own template."""
+    return [
         pytest.param((family, is_real), id=f"{family.name}-{kind}", marks=marks)
         for kind, is_real, marks in (("package", False, ()), ("template", True, pytest.mark.clients))
-        for family in FAMILIES
-    ],
-)
+        for family in families
+    ]
+
+
+@pytest.fixture(scope="module", params=cases(FAMILIES))
 def frame(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Frame:
     family, is_real = request.param
     return Frame(family, tmp_path_factory.mktemp("family"), is_real=is_real)
@@ -306,10 +308,9 @@ def test_a_turn_that_was_cut_anywhere_goes_on(frame: Frame) -> None:
         assert turn.request.added[0] in frame.renderer.stop_token_ids or added.startswith(THOUGHT_ENDS)
 
 
+@pytest.mark.parametrize("frame", cases(one for one in FAMILIES if one.takes_tools), indirect=True)
 def test_other_tools_are_an_edit(frame: Frame) -> None:
     """They stand at the conversation's beginning: the model would be told of those that are gone."""
-    if not frame.family.takes_tools:
-        pytest.skip("it has none")
     talk = Talk(frame, TOOLS)
     told = [Message("user", "What is 2+2?")]
     first = talk.ask(told)
@@ -328,10 +329,9 @@ def test_other_tools_are_an_edit(frame: Frame) -> None:
     talk.check_text(turn)
 
 
+@pytest.mark.parametrize("frame", cases(one for one in FAMILIES if one.thinks), indirect=True)
 def test_a_stop_in_a_thought_begins_a_branch(frame: Frame) -> None:
     """The package has no place for a turn behind it. It is counted as the template's."""
-    if not frame.family.thinks:
-        pytest.skip("it thinks nothing")
     talk = Talk(frame)
     told = [Message("user", "What is 2+2?")]
     first = talk.ask(told)
