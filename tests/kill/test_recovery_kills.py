@@ -45,9 +45,9 @@ class RecoveryFleet(SessionFleet):
         self.ranks = 0
         self.deliveries: list[int] = []
 
-    def on_groups(self, purpose: str, groups: list[Group]) -> None:
+    def groups_delivered(self, purpose: str, groups: list[Group]) -> None:
         self.deliveries += [group.id for group in groups]
-        super().on_groups(purpose, groups)
+        super().groups_delivered(purpose, groups)
 
     def start_manager(self) -> None:
         type(self).manager_kind = ("sessions", self.recovery)
