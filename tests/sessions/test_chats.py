@@ -56,6 +56,29 @@ async def test_a_tool_is_called_and_its_result_bridged(tmp_path: Path) -> None:
         plane.exact()
 
 
+async def test_a_turn_that_was_looked_at_while_it_was_drawn_is_told_whole(tmp_path: Path) -> None:
+    """And with the ids of its prompt, where the client wants them."""
+    async with session_plane(tmp_path, renderer=PlainRenderer(TOKENIZER)) as plane:
+        await plane.asked([0])
+        agent = await plane.working("a")
+        (session,) = await plane.claim()
+        asked = [{"role": "user", "content": "1+1="}]
+        first = plane.chatting(session, asked, return_token_ids=True)
+        (sample,) = await agent.work(1)
+        second = plane.chatting(
+            session, [{"role": "user", "content": "2+2="}]
+        )  # it looks for where it goes on
+        (other,) = await agent.work(1)
+        for one, text in ((sample, "2"), (other, "4")):
+            await agent.say(one.work.row, [*TOKENIZER.encode(text).tolist(), TOKENIZER.eos_id])
+        told = (await first)[1]
+        assert told["choices"][0]["message"]["content"] == "2"
+        prompt = told["prompt_token_ids"]
+        assert TOKENIZER.decode(np.array(prompt)) == "1+1="
+        assert told["usage"]["prompt_tokens"] == len(prompt)
+        assert (await second)[1]["choices"][0]["message"]["content"] == "4"
+
+
 async def test_a_turns_answer_is_read_once(tmp_path: Path) -> None:
     """However many turns go on from it: a session of n turns would be read n times over."""
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from gyre.request_body import RequestRefused
+from gyre.rollouts.plane.session_ledger import TurnAsked
 from tests.sessions.session_plane import SessionPlane, drawn, ids_of, session_plane, until
 
 PROMPT = [7, 8]
@@ -56,6 +59,23 @@ def _bytes(body: object) -> bytes:
     import json
 
     return json.dumps(body).encode()
+
+
+async def test_a_prompt_that_does_not_go_on_from_its_parent_is_refused(plane: SessionPlane) -> None:
+    """Whoever asks: not a token of the path may differ, drawn or not."""
+    await plane.asked([0])
+    agent = await plane.working("a")
+    (session,) = await plane.claim()
+    first = plane.turning(session, PROMPT)
+    assert await drawn(agent, 3) == [1, 2, 3]
+    await first
+    path = np.array([*PROMPT, 1, 2, 3], np.int32)
+    for at in (0, len(path) - 1):
+        other = np.append(path, np.int32(40))
+        other[at] += 1
+        with pytest.raises(RequestRefused, match="does not go on from turn 0"):
+            plane.manager.shell.handle(TurnAsked(session["id"], f"key-{at}", other, {}, 0.0, parent=0))
+    plane.exact()
 
 
 async def test_a_branch_is_a_row_of_the_same_rollout(plane: SessionPlane) -> None:
