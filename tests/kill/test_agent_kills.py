@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gyre.api import RLJobBuilder
 from gyre.api.demo import AGENT_CONFIG
 from gyre.api.home import home
-from gyre.master.master_api import plane_of
 from gyre.rollouts.plane.stored_account import stored_account
 from gyre.store import open_store
 from gyre.testing.processes import ProcessFaults
@@ -68,35 +66,43 @@ def test_agents_and_the_manager_at_once(start: Callable[..., Run], calm_digest: 
     assert run.end(steps=STEPS)["job"]["result"]["digest"] == calm_digest
 
 
-def recovering_job(recovery: str) -> RLJobBuilder:
-    environment = {"environment": "tests.kill.workloads:PacedCalculator", "recovery": recovery}
+def recovering_job(recovery: str, folder: Path) -> RLJobBuilder:
+    environment = {
+        "environment": "tests.kill.workloads:HeldCalculator",
+        "options": {"folder": str(folder)},
+        "recovery": recovery,
+    }
     return agent_job(STEPS, gated=True, agent={**AGENT_CONFIG["agent"], **environment})
 
 
-def kill_agents_amid_sessions(run: Run, step: int) -> None:
-    """Both agents die after this step, when tools have answered some of their sessions."""
-
-    def under_way(view: dict[str, Any]) -> bool | None:
-        told = plane_of(view).get("sessions") or {"with_agent": 0, "turns": 0}
-        return 0 < told["with_agent"] < told["turns"] or None
-
+def kill_agents_amid_sessions(run: Run, step: int, folder: Path) -> None:
+    """Both agents die after this step, when a tool has answered at least one of their sessions, and is to answer
+    again."""
+    held, waits = folder / "held", folder / "waits"
     run.faults.reach_step(step)
-    run.faults.until(under_way, "session was under way", timeout_s=60.0)
-    for victim in run.faults.kill("agent-0", "agent-1"):
+    held.touch()
+    run.gate.open_to(STEPS)  # there are sessions to come
+    run.faults.until(lambda _: waits.exists() or None, "session was under way", timeout_s=60.0)
+    victims = run.faults.kill("agent-0", "agent-1")
+    run.gate.open_to(step + 4)
+    held.unlink()
+    for victim in victims:
         run.faults.replaced(victim)
 
 
-def test_environments_go_on_from_their_snapshots(start: Callable[..., Run], calm_digest: str) -> None:
-    run = start(job=recovering_job("snapshot"))
-    kill_agents_amid_sessions(run, 2)
+def test_environments_go_on_from_their_snapshots(
+    start: Callable[..., Run], calm_digest: str, tmp_path: Path
+) -> None:
+    run = start(job=recovering_job("snapshot", tmp_path))
+    kill_agents_amid_sessions(run, 2, tmp_path)
     run.faults.reach_step(5)
     run.faults.kill("agent-0", "rollout_manager-0")
     assert run.end(steps=STEPS)["job"]["result"]["digest"] == calm_digest
 
 
-def test_sessions_that_begin_anew_are_in_the_account(start: Callable[..., Run]) -> None:
-    run = start(job=recovering_job("restart"))
-    kill_agents_amid_sessions(run, 2)
+def test_sessions_that_begin_anew_are_in_the_account(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start(job=recovering_job("restart", tmp_path))
+    kill_agents_amid_sessions(run, 2, tmp_path)
     run.end(steps=STEPS)  # no prompt is lost, and none trained twice
     with open_store(run.handle.store_url) as store:
         account = stored_account(store.rollouts(run.handle.job_id).load())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from gyre.agents.calculator import Calculator
@@ -14,7 +15,7 @@ from gyre.rollouts import Group
 from gyre.workloads import operator
 from gyre.workloads.rewards import ExactMatchReward
 from gyre.workloads.torch import TorchActor
-from tests.kill.gate import wait_at_gate
+from tests.kill.gate import LOOK_S, wait_at_gate
 
 
 class PacedReward(ExactMatchReward):
@@ -38,19 +39,28 @@ class PacedSessions(SessionReward):
         return super().score(groups)
 
 
-class PacedCalculator(Calculator):
-    """Takes a while for each answer, so that there are sessions with turns at any time; and has snapshots, without
-    which it knows no answer: after `restore` nobody resets it."""
+class HeldCalculator(Calculator):
+    """Answers no second call of a session while the folder has a file `held`, and says that it waits by a file `waits`.
+    It has snapshots, without which it knows no answer: after `restore` nobody resets it."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = Path(folder)
+        self._calls = 0
 
     async def step(self, message: Mapping[str, Any]) -> tuple[Messages, float, bool]:
-        await asyncio.sleep(0.2)
+        self._calls += 1
+        while self._calls > 1 and (self._folder / "held").exists():
+            (self._folder / "waits").touch()
+            await asyncio.sleep(LOOK_S)
         return await super().step(message)
 
     def snapshot(self) -> bytes:
-        return self._answer.encode()
+        return f"{self._calls} {self._answer}".encode()
 
     def restore(self, data: bytes) -> None:
-        self._answer = data.decode()
+        calls, self._answer = data.decode().split()
+        self._calls = int(calls)
 
 
 class HungryActor(TorchActor):
