@@ -85,6 +85,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--prompt-tokens", type=int)
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--groups", type=int, help="groups of 8 in a step")
+    parser.add_argument(
+        "--turns", type=int, default=1, help="of a session: with more than one, agents run the job's"
+    )
     parser.add_argument("--example", default=Case.example, help="of examples/, whose job is run")
     parser.add_argument(
         "--steps", type=int, help="of the job; 60 of the 0.6B with lognormal lengths, else 15"
@@ -136,6 +139,7 @@ def case_of(given: argparse.Namespace) -> Case:
         ranks=given.ranks,
         tensor_parallel=given.tensor_parallel,
         backend=given.backend,
+        turns=given.turns,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from job_plane.load import LONGEST, RandomPrompts
+from job_plane.load import LONGEST, TOOL_TOKENS, RandomPrompts
 
 from gyre.rollouts.samples import Group, Sample, VersionRun
 
@@ -55,11 +55,14 @@ class Case:
     tensor_parallel: int = 1
     backend: str = ""
     """`fsdp` where the example's is another; "": the example's."""
+    turns: int = 1
+    """With more than one, agents run sessions of so many, and `lengths` are those of a turn."""
 
     @property
     def name(self) -> str:
         by = "" if self.example == Case.example else f", {self.example.partition('.')[0]}"
         by += f", {self.backend}" if self.backend else ""
+        by += f", {self.turns} turns" if self.turns > 1 else ""
         if self.ranks > 1:
             by += f", {self.ranks} ranks" + (
                 f" (TP {self.tensor_parallel})" if self.tensor_parallel > 1 else ""
@@ -71,6 +74,10 @@ class Case:
         if self.dry:
             return 48 if self.lengths == "lognormal" else 32
         return LONGEST if self.lengths == "lognormal" else 256
+
+    @property
+    def longest_row(self) -> int:
+        return self.prompt_tokens + self.turns * (self.new_tokens + TOOL_TOKENS)
 
     @property
     def stop_token_ids(self) -> list[int]:
@@ -153,6 +160,17 @@ class Case:
             "checkpoint_every": 10,
             "evaluate_every": 0,
         }
+        if self.turns > 1:
+            # Every group of two steps may be open at once: max_staleness of the example is 1.
+            config["agent"] = {
+                "function": "job_plane.load:random_turns",
+                "options": {"turns": self.turns, "vocab": VOCAB},
+                "max_turns": self.turns,
+                "max_tokens": self.longest_row,
+                "concurrency": self.groups * self.samples,
+            }
+            del config["reward"], spec["roles"]["reward"]
+            spec["roles"]["agent"] = {"total": 2}
         spec["roles"]["rollout"]["total"] = self.engines
         spec["roles"]["actor"]["total"] = self.ranks
         if self.dry:
@@ -164,7 +182,7 @@ class Case:
             spec["device_per_node"] = self.ranks + self.engines
             spec["rollouts"] |= {
                 "engine_args": TRITON,
-                "context_length": max(2048, self.prompt_tokens + self.new_tokens + 8),
+                "context_length": max(2048, self.longest_row + 8),
             }
         return spec
 

@@ -28,8 +28,9 @@ KINDS = {
     "agent": "rollout-",
     "manager": "rollout_manager-",
     "reward": "reward-",
+    "sessions": "agent-",
 }
-"""By kind, what the names of its vertices begin with. An engine is below its agent."""
+"""By kind, what the names of its vertices begin with. An engine is below its agent; `sessions` are run by those."""
 
 USUAL = ("actor", "trainer", "engine", "master", "agent")
 

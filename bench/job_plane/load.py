@@ -1,12 +1,14 @@
-"""What the job of `job_gpu.py` is about: random prompts, lengths of three kinds, a reward by tokens."""
+"""What the job of `job_gpu.py` is about: random prompts, lengths of three kinds, a reward by tokens, an agent."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from gyre.agents import Session
 from gyre.rollouts.samples import Group, Sample
 
 MEDIAN, SIGMA, LONGEST = 482.0, 0.8, 2048
@@ -64,3 +66,22 @@ def even_share(prompt: str, completion: str, meta: Mapping[str, Any]) -> float:
     """The share of even tokens: there is something to learn."""
     tokens = [int(token) for token in completion.split()]
     return sum(token % 2 == 0 for token in tokens) / max(len(tokens), 1)
+
+
+TOOL_TOKENS, TOOL_S, TOOL_SIGMA = 64, 0.5, 0.8
+"""Of what a tool answers, and how long it takes: log-normal, with this median."""
+
+
+async def random_turns(session: Session, *, turns: int, vocab: int) -> float:
+    """An agent (`config.agent.function`): between two turns a tool answers random tokens. Rewarded is the share of even
+    tokens among those that were drawn."""
+    ids, drawn = list(session.prompt_ids), 0
+    even = 0
+    for turn in range(turns):
+        if turn:
+            await session.tool(asyncio.sleep, TOOL_S * session.rng.lognormvariate(0.0, TOOL_SIGMA))
+            ids += [session.rng.randrange(vocab // 2) for _ in range(TOOL_TOKENS)]
+        told = (await session.generate(ids)).token_ids
+        ids += told
+        drawn, even = drawn + len(told), even + sum(token % 2 == 0 for token in told)
+    return even / max(drawn, 1)
