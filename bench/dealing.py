@@ -96,7 +96,7 @@ def real(steps: int) -> list[dict[str, Any]]:
 
     from dealing_real import Fleet
     from dealing_real import alone_s as really_alone_s
-    from rollouts import Child
+    from rollout_plane.child import Child
 
     rows = []
     for case, killed_s, back_s in real_cases():
@@ -112,7 +112,10 @@ def real(steps: int) -> list[dict[str, Any]]:
             with tempfile.TemporaryDirectory(prefix="gyre-bench-") as folder:
                 settings = {"reconnect_grace_s": 0.2}
                 options = {"core": 0, "folder": folder, "events": True, "settings": settings}
-                manager = Child("plane.py", options | {"first_takes_all": name == "before"})
+                manager = Child(
+                    Path(__file__).parent / "rollout_plane/plane.py",
+                    options | {"first_takes_all": name == "before"},
+                )
                 try:
                     fleet = Fleet(case, Path(folder), killed_s=killed_s, back_s=back_s)
                     took = asyncio.run(fleet.run(manager.hear()["port"], steps))

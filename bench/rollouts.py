@@ -33,8 +33,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
+from rollout_plane.child import Child, published
+
+PLANE = Path(__file__).resolve().parent / "rollout_plane"
+
 MANAGER_CORE, LOAD_CORE = 0, 1
 
 RATE = 61.1
@@ -45,54 +47,12 @@ STREAMS = 512
 """Of the baselines of part a, at the same rate each."""
 
 
-class Child:
-    """A process that answers one JSON line to each line."""
-
-    def __init__(self, script: str, options: dict[str, Any], *words: str) -> None:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "rollout_plane" / script), *words, json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-
-    def hear(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.process.args!r:.200} has died: {self.process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def ask(self, line: str) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        return self.hear()
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
 @contextlib.contextmanager
 def plane(load: dict[str, Any], **options: Any) -> Iterator[tuple[Child, Child]]:
     """A manager and its load, running. At the end it says whether a token is missing or came wrong."""
     with tempfile.TemporaryDirectory(prefix="gyre-bench-", dir=SETTINGS.folder) as folder:
         weights = published(Path(folder) / "weights")
-        manager = Child("plane.py", {"core": MANAGER_CORE, "folder": folder, **options})
+        manager = Child(PLANE / "plane.py", {"core": MANAGER_CORE, "folder": folder, **options})
         agents: Child | None = None
         try:
             port = manager.hear()["port"]
@@ -111,7 +71,7 @@ def plane(load: dict[str, Any], **options: Any) -> Iterator[tuple[Child, Child]]
             options["in_flight"] = (
                 options["agents"] * slots if options["slots_limit"] else options["open_groups"] * 8
             )
-            agents = Child("load.py", options)
+            agents = Child(PLANE / "load.py", options)
             agents.hear()
             yield manager, agents
             told = agents.ask("stats")
@@ -123,15 +83,6 @@ def plane(load: dict[str, Any], **options: Any) -> Iterator[tuple[Child, Child]]
             if agents is not None:
                 agents.end()
             manager.end()
-
-
-def published(folder: Path) -> dict[str, str]:
-    """A policy for the simulated engines."""
-    from gyre.weights.version.model_folder import list_model_folder
-
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    return {"path": str(folder), "checksum": list_model_folder(folder, version=0).checksum}
 
 
 def measured(
@@ -195,13 +146,13 @@ def tokens() -> list[Row]:
 
 def relayed(which: str) -> Row:
     """Events of one token each through a relay on the manager's core."""
-    load = Child("relays.py", {"core": LOAD_CORE, "rate": RATE, "streams": STREAMS}, "load")
+    load = Child(PLANE / "relays.py", {"core": LOAD_CORE, "rate": RATE, "streams": STREAMS}, "load")
     relay: subprocess.Popen[Any] | None = None
     child: Child | None = None
     try:
         worker = f"http://127.0.0.1:{load.hear()['port']}"
         if which == "aiohttp":
-            child = Child("relays.py", {"core": MANAGER_CORE, "worker": worker}, "aiohttp")
+            child = Child(PLANE / "relays.py", {"core": MANAGER_CORE, "worker": worker}, "aiohttp")
             port, pid = child.hear()["port"], child.process.pid
         else:
             port = free_port()
@@ -560,5 +511,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
+    sys.path.insert(0, str(PLANE.parents[1]))
     sys.exit(main())

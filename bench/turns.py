@@ -33,15 +33,12 @@ rounds of the two ways follow each other, with nothing cached before:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +46,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
+from rollout_plane.child import child, published  # noqa: E402
 from session_plane.session_case import Case  # noqa: E402
+
+SESSIONS = HERE / "session_plane"
 
 MANAGER_CORE, LOAD_CORE = 0, 1
 RATE = 61.1
@@ -58,63 +58,6 @@ RATE = 61.1
 PY_SPY = str(Path(sys.executable).parent / "py-spy")
 
 Row = dict[str, Any]
-
-
-class Child:
-    """A process of `session_plane/`, which says JSON lines."""
-
-    def __init__(self, script: str, options: Row, under: list[str] | None = None) -> None:
-        words = [*(under or []), sys.executable, str(HERE / "session_plane" / script), json.dumps(options)]
-        environment = {
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        self.process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment
-        )
-
-    def hear(self) -> Row:
-        assert self.process.stdout is not None
-        while (line := self.process.stdout.readline()) and not line.startswith("{"):
-            pass  # py-spy's
-        if not line:
-            raise SystemExit(f"{self.process.args!r:.300} has died: {self.process.wait()}")
-        told: Row = json.loads(line)
-        return told
-
-    def ask(self) -> Row:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self.hear()
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-@contextlib.contextmanager
-def child(script: str, options: Row, under: list[str] | None = None) -> Iterator[Child]:
-    made = Child(script, options, under)
-    try:
-        yield made
-    finally:
-        made.end()
-
-
-def published(folder: Path) -> Row:
-    """A policy for the simulated engines."""
-    from gyre.weights.version.model_folder import list_model_folder
-
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    return {"path": str(folder), "checksum": list_model_folder(folder, version=0).checksum}
 
 
 def measured(what: str, given: argparse.Namespace, case: Case) -> Row:
@@ -127,7 +70,7 @@ def measured(what: str, given: argparse.Namespace, case: Case) -> Row:
             else []
         )
         serving = {**common, "what": what, "core": MANAGER_CORE, "folder": folder}
-        with child("served.py", serving, under if what == "manager" else None) as server:
+        with child(SESSIONS / "served.py", serving, under=under if what == "manager" else ()) as server:
             load = {
                 **common,
                 "core": LOAD_CORE,
@@ -145,7 +88,7 @@ def measured(what: str, given: argparse.Namespace, case: Case) -> Row:
                 "seconds": given.seconds,
                 "drawn_s": tokens[1] / RATE,
             }
-            with child("clients.py", load) as clients:
+            with child(SESSIONS / "clients.py", load) as clients:
                 clients.hear()
                 before = server.ask()
                 clients.hear()
@@ -248,7 +191,7 @@ def main() -> int:
     if given.gpu:
         from session_plane.gpu import compared, table
 
-        results["gpu"] = compared(given, child)
+        results["gpu"] = compared(given)
         print(table(results["gpu"]), flush=True)
     else:
         results["overhead"] = overhead(given)

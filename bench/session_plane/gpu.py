@@ -19,7 +19,10 @@ from typing import Any
 import aiohttp
 import msgspec
 import numpy as np
+from rollout_plane.child import child
 from session_plane.session_case import Case, name_of, session_of
+
+HERE = Path(__file__).resolve().parent
 
 Row = dict[str, Any]
 encode = msgspec.json.Encoder().encode
@@ -81,8 +84,8 @@ async def talk(case: Case, first: int, number: int, ran: Ran, turn: Turn) -> Non
 
 
 class Bench:
-    def __init__(self, given: argparse.Namespace, child: Any, folder: Path, model: Path) -> None:
-        self.given, self._child, self._folder, self._model = given, child, folder, model
+    def __init__(self, given: argparse.Namespace, folder: Path, model: Path) -> None:
+        self.given, self._folder, self._model = given, folder, model
         self._is_small = given.engine == "embedded"
         vocabulary = int(json.loads((model / "config.json").read_text())["vocab_size"])
         drawn = min(given.drawn, 32) if self._is_small else given.drawn
@@ -97,14 +100,14 @@ class Bench:
         serving = {"what": "manager", "core": None, "folder": str(self._folder), "turns": self.case.turns}
         rounds: dict[str, list[Row]] = {"bare": [], "gyre": []}
         with contextlib.ExitStack() as stack:
-            manager = stack.enter_context(self._child("served.py", serving))
+            manager = stack.enter_context(child(HERE / "served.py", serving))
             self._url = f"http://127.0.0.1:{manager.hear()['port']}"
             client = self._trainer()
             stack.callback(client.close)
             self._ask = lambda groups: client.request(
                 "train", groups, n=8, sampling=sampling, seed=1, min_version=0
             )
-            agent = stack.enter_context(self._child("engine.py", self._agent()))
+            agent = stack.enter_context(child(HERE / "engine.py", self._agent()))
             began = time.monotonic()
             where = await asyncio.to_thread(agent.hear)
             ready_s = time.monotonic() - began
@@ -268,7 +271,7 @@ class Bench:
             return decode(read)
 
 
-def compared(given: argparse.Namespace, child: Any) -> Row:
+def compared(given: argparse.Namespace) -> Row:
     if Path(given.gpu).is_dir():
         model = Path(given.gpu)
     else:
@@ -276,7 +279,7 @@ def compared(given: argparse.Namespace, child: Any) -> Row:
 
         model = Model(shape=given.gpu, dry=given.engine == "embedded").model()
     with tempfile.TemporaryDirectory(prefix="gyre-bench-", dir=given.folder) as folder:
-        bench = Bench(given, child, Path(folder), model)
+        bench = Bench(given, Path(folder), model)
         with _log_told(Path(folder) / "engine.log"):
             return asyncio.run(bench.run())
 
