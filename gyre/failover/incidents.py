@@ -74,7 +74,7 @@ def close_incidents(draft: Draft, now: float) -> None:
         members = [draft.vertices[vertex] for vertex in incident.region if is_wanted(draft, vertex)]
         if not members:
             draft.set_incident(replace(incident, outcome="scaled away"))
-        elif incident.cause in (Cause.ENGINE_START_FAILED, Cause.POLICY_NOT_SERVED):
+        elif incident.cause in (Cause.ENGINE_DIED, Cause.ENGINE_START_FAILED, Cause.POLICY_NOT_SERVED):
             continue  # its vertex runs all the time; the engine's start, or the version's service, closes it
         elif all(vertex.phase is VertexPhase.RUNNING for vertex in members):
             draft.set_incident(replace(incident, recovered_at=now, outcome="recovered"))

@@ -26,7 +26,8 @@ class IncidentEnd:
 
 def has_recovered(incident: Incident) -> bool:
     """Whether something of Gyre's or the machines' was lost and is there again."""
-    return incident.get("recovered_at") is not None and not _is_called_again(incident)
+    there = incident.get("recovered_at") is not None
+    return there and not is_own_code(incident) and not _is_called_again(incident)
 
 
 def is_own_code(incident: Incident) -> bool:
@@ -38,7 +39,7 @@ def came_to(incident: Incident) -> str:
     """`recovered`, `open`, `called again`, `restarted`, `scaled away`, …"""
     if incident.get("recovered_at") is None:
         return str(incident["outcome"])
-    if str(incident.get("scope")) == "retry":
+    if _is_called_again(incident):
         return "called again"
     return "restarted" if is_own_code(incident) else "recovered"
 
@@ -57,4 +58,5 @@ def counted(incidents: Sequence[Incident]) -> str:
 
 
 def _is_called_again(incident: Incident) -> bool:
-    return is_own_code(incident) or str(incident.get("scope")) == "retry"
+    """Whether it was over when it was decided: then nothing is repaired, and a call is made again."""
+    return str(incident.get("scope")) == "retry" and incident.get("recovered_at") == incident.get("at")

@@ -181,6 +181,11 @@ SENTENCES: dict[str, tuple[JobState, dict[str, Any], dict[str, Any]]] = {
             "never": "recovered",
         },
     ),
+    "an engine died, and another has started": (
+        state(incidents=(replace(incident(7), cause="engine_died", scope=Scope.RETRY),)),
+        {"progress": LIVE},
+        {"incidents": "1 incident, 1 recovered", "show": "10 s", "never": "called again"},
+    ),
     "a machine died, and code raised": (
         state(incidents=(incident(7), incident(8, outcome="left alone"), *BUG[:1])),
         {"progress": LIVE},

@@ -192,18 +192,45 @@ def deaths(history: History) -> list[Incident]:
     return [one for one in history.state.incidents.values() if one.cause == "engine_died"]
 
 
-def test_each_death_of_an_engine_is_an_incident_with_its_last_words() -> None:
+def died(history: History, words: str, *, others: list[str] | None = None) -> None:
+    details = {} if others is None else {"others": others}
+    told(history, "EngineDied", instance="rollout-1", error="killed", tail="…", words=words, **details)
+
+
+def test_each_death_of_an_engine_is_an_incident_with_its_last_words_until_one_has_started() -> None:
     history = running(2)
-    told(
-        history, "EngineDied", instance="rollout-1", error="killed by SIGKILL", tail="…", words="a\nlast line"
-    )
-    told(history, "EngineDied", instance="rollout-1", error="exit status 1", tail="", words="another")
+    died(history, "a\nlast line", others=["rollout-0"])
+    died(history, "another", others=[])
+    starts(history, "rollout-0")
     first, second = deaths(history)
-    assert (first.vertex, first.outcome, second.outcome) == ("rollout-1", "recovered", "recovered")
-    assert first.evidence == {"error": "killed by SIGKILL", "last_words": "a\nlast line"}
+    assert (first.vertex, first.outcome, second.outcome) == ("rollout-1", "open", "open")
+    assert first.evidence == {"error": "killed", "last_words": "a\nlast line"}
     assert second.evidence["last_words"] == "another"
+    assert first.decision == "start another engine; its samples go on elsewhere"
+    assert second.decision == "start another engine; its samples wait for it"
+    starts(history, "rollout-1")
+    recovered = [one.recovered_at - one.at for one in deaths(history) if one.recovered_at is not None]
+    assert recovered == [3.0, 2.0]
     assert history["rollout-1"].restarts == 0
     assert not differences(fold(coordinator_of(spec_of(2)), history.records), rows_of(history.state))
+
+
+def test_a_death_in_a_journal_of_an_earlier_release_is_still_over_at_once() -> None:
+    history = running(2)
+    died(history, "last line")
+    (death,) = deaths(history)
+    assert (death.outcome, death.recovered_at) == ("recovered", death.at)
+
+
+def test_a_death_is_no_longer_open_when_its_instance_is_scaled_away() -> None:
+    history = running()
+    history.decide(e.ScaleAdvised(MANAGER, 1, "rollout", 1, 2, "Samples wait.", report=1))
+    history.start("rollout-1")
+    died(history, "last line", others=["rollout-0"])
+    for _ in range(3):
+        fails(history, "rollout-1")
+    history.stop_all()
+    assert [one.outcome for one in deaths(history)] == ["scaled away"]
 
 
 def test_a_death_in_a_journal_of_an_earlier_release_is_still_no_incident() -> None:

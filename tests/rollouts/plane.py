@@ -417,10 +417,10 @@ class ScriptedAgent:
             self.weights = await self.wire.expect(Weights)
         await self.loaded(self.weights)
 
-    async def loaded(self, weights: Weights) -> None:
+    async def loaded(self, weights: Weights, how: str = "") -> None:
         self.weights = weights
         await self.wire.send(
-            Loaded(version=weights.version, checksum=weights.checksum, fetch_s=0.0, load_s=0.0)
+            Loaded(version=weights.version, checksum=weights.checksum, fetch_s=0.0, load_s=0.0, how=how)
         )
 
     async def work(self, count: int) -> list[Sample]:

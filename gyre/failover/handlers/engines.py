@@ -1,6 +1,7 @@
 """Decisions about engines that die or do not start: the instance's vertex runs, and the engine beside it does not.
 
-A death is an incident of its own, with the engine's last words, and needs nothing: the agent starts another engine.
+A death is an incident of its own, with the engine's last words, and needs nothing: the agent starts another engine. It is
+open until an engine of the instance has started.
 
 The agent starts its engine again by itself, after pauses; the coordinator counts. All failures in a row of one vertex
 are one incident, whatever process of agent, manager or master lives meanwhile; a start that succeeds closes it and
@@ -87,24 +88,23 @@ def _policy(draft: Draft, event: e.RolloutsChanged, now: float) -> None:
 def _started(draft: Draft, record: VertexRecord, now: float) -> None:
     if draft.uses.get(_key(record.id)):
         draft.set_uses(_key(record.id), ())
-    incident = _open_incident_of(draft, record.id, Cause.ENGINE_START_FAILED)
-    if incident is not None:
-        draft.set_incident(replace(incident, recovered_at=now, outcome="recovered"))
+    for cause in (Cause.ENGINE_START_FAILED, Cause.ENGINE_DIED):
+        while (incident := _open_incident_of(draft, record.id, cause)) is not None:
+            draft.set_incident(replace(incident, recovered_at=now, outcome="recovered"))
 
 
 def _died(draft: Draft, record: VertexRecord, told: dict[str, Any], now: float) -> None:
     if "words" not in told:
         return  # in the journals of earlier releases a death was no incident, and must not become one
     fault = Fault(Cause.ENGINE_DIED, {"error": str(told.get("error", "")), "last_words": str(told["words"])})
-    open_incident(
-        draft,
-        record,
-        now,
-        fault,
-        scope=Scope.RETRY,
-        decision="start another engine; its samples go on elsewhere",
-        recovered=True,
-    )
+    others = told.get("others")
+    if not isinstance(others, list):  # in the journals of earlier releases it was over at once
+        decision = "start another engine; its samples go on elsewhere"
+        open_incident(draft, record, now, fault, scope=Scope.RETRY, decision=decision, recovered=True)
+        return
+    where = "go on elsewhere" if others else "wait for it"
+    decision = f"start another engine; its samples {where}"
+    open_incident(draft, record, now, fault, scope=Scope.RETRY, decision=decision, region=(record.id,))
 
 
 def _start_failed(

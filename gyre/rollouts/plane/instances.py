@@ -163,6 +163,8 @@ def _loaded(plane: Plane, link: AgentLink, frame: Loaded) -> None:
         raise refuse("unknown_version", f"{link.name} loaded version {frame.version}, never published")
     if plane.versions.is_forgotten(frame.version):
         # Its engine took that long to start; it works when it has a newer one.
+        if frame.how == "start":
+            _engine_started(plane, link, frame)
         updates.update(plane, link)
         return
     if not plane.versions.is_known(frame.version, frame.checksum):
@@ -188,9 +190,7 @@ def _loaded(plane: Plane, link: AgentLink, frame: Loaded) -> None:
             what = "weights are loaded from the disk"
             plane.report_event("LoaderFallback", {"instance": link.name, "what": what, "why": frame.note})
     if frame.how == "start":
-        updates.started(plane, link)
-        told = {"instance": link.name, "version": frame.version, "seconds": frame.load_s}
-        plane.report_event("EngineStarted", told)
+        _engine_started(plane, link, frame)
     chosen = plane.versions.way_changed(link.name, frame, plane.now)
     if chosen is not None:
         plane.report_event("TransferChosen", chosen)
@@ -221,20 +221,30 @@ def _load_failed(plane: Plane, link: AgentLink, frame: LoadFailed) -> None:
     told = {"instance": link.name, "version": frame.version, "error": frame.error[:4000]}
     if frame.starting:
         updates.not_started(plane, link)
-        others = sorted(one.name for one in plane.links.values() if _works(plane, one))
         plane.report_event(
             "EngineStartFailed",
             {
                 **told,
                 "said": frame.said[:500],
                 "words": frame.words[:4000],
-                "others": others[:OTHERS_TOLD],
+                "others": _working(plane),
             },
         )
     else:
         plane.report_event("WeightsRefused", told)
     requesters.give_up_pinned(plane, frame)
     placement.dispatch_soon(plane)
+
+
+def _engine_started(plane: Plane, link: AgentLink, frame: Loaded) -> None:
+    updates.started(plane, link)
+    told = {"instance": link.name, "version": frame.version, "seconds": frame.load_s}
+    plane.report_event("EngineStarted", told)
+
+
+def _working(plane: Plane) -> list[str]:
+    """The first of those instances that serve a version, by their names."""
+    return sorted(one.name for one in plane.links.values() if _works(plane, one))[:OTHERS_TOLD]
 
 
 def _works(plane: Plane, link: AgentLink) -> bool:
@@ -253,6 +263,7 @@ def _engine_died(plane: Plane, link: AgentLink, frame: EngineDied) -> None:
             "error": frame.message[:2000],
             "tail": frame.tail[-8000:],
             "words": last_words(frame.tail).text,
+            "others": _working(plane),
         },
     )
     link.loading = None

@@ -227,7 +227,13 @@ async def test_an_engine_that_dies_is_told_with_its_last_words_and_its_samples_g
     assert {one.key for one in early} <= {sample.work.key}
     assert plane.manager.groups.queued == 2 - len(early)
     assert plane.told("EngineDied") == [
-        {"instance": "a", "error": "killed by SIGKILL", "tail": "CUDA error", "words": "CUDA error"}
+        {
+            "instance": "a",
+            "error": "killed by SIGKILL",
+            "tail": "CUDA error",
+            "words": "CUDA error",
+            "others": [],
+        }
     ]
     await agent.loaded(weights)
     given = early + [one.work for one in await agent.work(2 - len(early))]

@@ -134,8 +134,9 @@ async def test_an_instance_whose_engine_starts_for_many_versions_works_when_it_h
         plane.manager.versions.add(
             msgspec.structs.replace(first, version=version, checksum=f"{version:032x}")
         )
-    await agent.loaded(first)
+    await agent.loaded(first, how="start")
     await agent.wire.nothing(Reject)
+    assert [told["instance"] for told in plane.told("EngineStarted")] == ["a"]
     await trainer.publish(newest + 1)
     weights = await agent.wire.expect(Weights)
     while weights.version <= newest:
