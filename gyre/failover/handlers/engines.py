@@ -1,7 +1,7 @@
 """Decisions about engines that die or do not start: the instance's vertex runs, and the engine beside it does not.
 
-A death is an incident of its own, with the engine's last words, and needs nothing: the agent starts another engine. It is
-open until an engine of the instance has started.
+A death is an incident of its own, with the engine's last words, and needs nothing: the agent starts another engine. It
+is open until that has started.
 
 The agent starts its engine again by itself, after pauses; the coordinator counts. All failures in a row of one vertex
 are one incident, whatever process of agent, manager or master lives meanwhile; a start that succeeds closes it and
