@@ -37,6 +37,9 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 _COLLECTIVE_SIGNS = ("connection closed by peer", "connection reset by peer", "broken pipe", "gloo", "nccl")
 
+_MEMORY_SIGNS = ("out of memory", "failed to cuda calloc")
+"""The second is NCCL's, of an allocation of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -131,7 +134,7 @@ def code_of(error: BaseException) -> str:
         return error.code
     # By name: torch raises these, and CUDA's libraries a RuntimeError with such a text; none is imported here.
     out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    told = isinstance(error, RuntimeError) and "out of memory" in _text_of(error).lower()
+    told = isinstance(error, RuntimeError) and any(sign in _text_of(error).lower() for sign in _MEMORY_SIGNS)
     return OUT_OF_MEMORY if out_of_memory or told else ""
 
 

@@ -142,6 +142,10 @@ class OutOfMemoryError(RuntimeError):
         (OutOfMemoryError("tried to allocate 2 GiB"), OUT_OF_MEMORY),
         (MemoryError(), OUT_OF_MEMORY),
         (RuntimeError("CUDA error: out of memory"), OUT_OF_MEMORY),
+        (
+            RuntimeError("unhandled cuda error\nLast error:\nFailed to CUDA calloc async 24 bytes"),
+            OUT_OF_MEMORY,
+        ),
         (NotFinite("the gradient has norm nan."), NOT_FINITE),
         (ValueError("out of memory, says the user"), ""),
         (RuntimeError("no"), ""),
