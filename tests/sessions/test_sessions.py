@@ -10,6 +10,7 @@ import pytest
 
 from gyre.request_body import RequestRefused
 from gyre.rollouts.plane.session_ledger import TurnAsked
+from gyre.rollouts.sample_checks import problem_with_group
 from tests.sessions.session_plane import SessionPlane, drawn, ids_of, session_plane, until
 
 PROMPT = [7, 8]
@@ -90,8 +91,11 @@ async def test_a_branch_is_a_row_of_the_same_rollout(plane: SessionPlane) -> Non
         await drawn(agent, 1)
         await again
     await plane.end(session)
-    rows = (await trainer.groups(1))[0].samples
+    group = (await trainer.groups(1))[0]
+    assert not problem_with_group(group, vocabulary=100), "the trainer takes no such group"
+    rows = group.samples
     assert [row.token_ids.tolist() for row in rows] == [[1, 2, 50, 1], [1, 2, 60, 1]]
+    assert [row.logprobs.tolist() for row in rows] == [[-1.0, -2.0, 0.0, -1.0], [0.0, 0.0, 0.0, -1.0]]
     assert [row.mask.tolist() for row in rows if row.mask is not None] == [
         [True, True, False, True],
         [False, False, False, True],

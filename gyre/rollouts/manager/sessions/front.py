@@ -213,10 +213,9 @@ class SessionFront(TrainerFront):
         reward = None if outcome is SessionOutcome.INFRA_FAULT else _number(told.get("reward"), "reward")
         reason = _sentence(told.get("reason"), "reason")
         self.shell.handle(SessionEnded(name, outcome, reward, reason, _extras(told), claim))
-        session = self.ledger.sessions.get(name)
-        if session is not None:
-            await self._written(session)
-        return _json({"id": name, "outcome": outcome})
+        session = self.ledger.find(name)
+        await self._written(session)
+        return _json({"id": name, "outcome": session.outcome})
 
     async def _snapshot(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         name, claim = _named(request.match_info["session"])
