@@ -94,7 +94,8 @@ class LedgerTurn:
 
 @dataclass(eq=False, slots=True)
 class LedgerSession:
-    """One attempt at one member of a group. `claim` grows each time that it is handed out."""
+    """One attempt at one member of a group. `claim` grows each time that it is handed out, and is of
+    that time, so that it has none of a session that had its name before."""
 
     id: str
     purpose: str

@@ -269,6 +269,7 @@ class SessionFront(TrainerFront):
                 if len(body) > READ_APART_BYTES
                 else dialect.read(body)
             )
+            session = self.ledger.open_session(name, claim)  # it may be somebody else's since
             repeats = self._repeats_of(session)
             key = repeats.key(dialect.path, body, retries_of(request))
             turn = session.turn_of(key) or await self._begin(session, claim, key, asked)
@@ -472,7 +473,7 @@ def _turn_before(session: LedgerSession, asked: ChatRequest) -> LedgerTurn | Non
 def _named(text: str) -> tuple[str, int | None]:
     """A session's id, and the claim that is written behind it."""
     name, dot, claim = text.rpartition(".")
-    if dot and claim.isascii() and claim.isdecimal() and len(claim) < 10:
+    if dot and claim.isascii() and claim.isdecimal() and len(claim) < 16:
         return name, int(claim)
     if not text:
         raise refused(404, "not_found", "No session is named: by the path /s/ID, or the header X-Session-ID.")
