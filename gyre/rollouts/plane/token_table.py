@@ -105,9 +105,9 @@ class TokenTable:
         """int32 `[t]` ids and float32 `[t]` log-probs, as copies of their own."""
         return self.ids(row), self._row_of("_logprobs", row)
 
-    def ids(self, row: int) -> NDArray[np.int32]:
-        """int32 `[t]`, as a copy of its own."""
-        return self._row_of("_ids", row)
+    def ids(self, row: int, since: int = 0) -> NDArray[np.int32]:
+        """int32 `[t - since]`, from this token on, as a copy of its own."""
+        return self._row_of("_ids", row, since)
 
     def runs(self, row: int) -> list[list[int]]:
         """[version, start, end] of the row's tokens."""
@@ -140,7 +140,7 @@ class TokenTable:
             self._resize(size)
         return length
 
-    def _row_of(self, name: str, row: int) -> NDArray[Any]:
+    def _row_of(self, name: str, row: int, since: int = 0) -> NDArray[Any]:
         while True:
             column: NDArray[Any] = getattr(self, name)
             length = int(self.lengths[row])
@@ -149,9 +149,11 @@ class TokenTable:
                 return np.empty(0, column.dtype)
             if length <= PAGE_TOKENS:
                 at = pages[0] * PAGE_TOKENS
-                found = column[at : at + length].copy()
+                found = column[at + since : at + length].copy()
             else:
-                found = column.reshape(-1, PAGE_TOKENS)[pages].reshape(-1)[:length]
+                skipped = since // PAGE_TOKENS
+                parts = column.reshape(-1, PAGE_TOKENS)[pages[skipped:]].reshape(-1)
+                found = parts[since - skipped * PAGE_TOKENS : length - skipped * PAGE_TOKENS]
             if column is getattr(self, name):
                 return found
             # resized by another thread meanwhile: the pages may be those of the new column

@@ -49,6 +49,8 @@ def test_what_was_appended_is_what_is_there(steps):
         ids, logprobs = table.tokens(row)
         assert (ids.dtype, logprobs.dtype) == (np.int32, np.float32)
         assert ids.tolist() == [token for token, _ in tokens]
+        for since in {0, len(ids) // 3, max(0, len(ids) - 1), len(ids)}:
+            assert table.ids(row, since).tolist() == ids[since:].tolist()
         assert (logprobs == -ids.astype(np.float32)).all()
         runs = table.runs(row)
         assert [version for version, start, end in runs for _ in range(end - start)] == [v for _, v in tokens]
