@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gyre.agents import Session
+from gyre.agents.client import Claimed, SessionClient
 from gyre.request_body import RequestRefused
 from gyre.rollouts.plane.session_ledger import SessionEnded, TurnAsked
 from gyre.rollouts.plane.session_tree import SessionOutcome
@@ -156,6 +158,34 @@ async def test_sessions_outlive_their_manager(plane: SessionPlane) -> None:
     await trainer.ask([0], n=2)
     group = (await trainer.groups(1))[0]
     assert [row.token_ids.tolist() for row in group.samples] == [[1, 2, 3], [1, 2, 3]]
+
+
+async def test_equal_requests_are_told_apart_over_a_managers_death(plane: SessionPlane) -> None:
+    """By Gyre's own client, which counts them: an agent that is run again finds the first answer first."""
+    await plane.asked([0])
+    agent = await plane.working("a")
+    client = SessionClient(lambda: (plane.url, "secret"), worker="w")
+
+    async def run(claimed: Claimed, tokens: list[int]) -> list[list[int]]:
+        session, told = Session(claimed, client), []
+        for count in tokens:
+            turn = asyncio.create_task(session.generate(PROMPT))
+            if count:
+                await drawn(agent, count)
+            told.append((await turn).token_ids)
+        return told
+
+    try:
+        (claimed,) = await client.claim(1)
+        assert await run(claimed, [3, 2]) == [[1, 2, 3], [1, 2]]
+        await plane.settled()
+        await plane.kill()
+        await plane.start()
+        await agent.back()
+        assert await run(claimed, [0, 0, 1]) == [[1, 2, 3], [1, 2], [1]]
+        plane.exact()
+    finally:
+        await client.close()
 
 
 async def test_a_silent_worker_loses_its_sessions(tmp_path: Path) -> None:

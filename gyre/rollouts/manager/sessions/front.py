@@ -39,7 +39,7 @@ from gyre.config import GENERATE_SCOPE
 from gyre.ports.bounds import PortBounds
 from gyre.request_body import RequestRefused, error_body, refused
 from gyre.rollouts.manager.callers import Callers
-from gyre.rollouts.manager.sessions.chat_http import SESSION_PATH, retries_of, streamed
+from gyre.rollouts.manager.sessions.chat_http import SESSION_PATH, number_of, retries_of, streamed
 from gyre.rollouts.manager.sessions.conversations import Conversations, unknown_answer
 from gyre.rollouts.manager.shell import PlaneShell
 from gyre.rollouts.manager.trainer_front import TrainerFront
@@ -271,7 +271,7 @@ class SessionFront(TrainerFront):
             )
             session = self.ledger.open_session(name, claim)  # it may be somebody else's since
             repeats = self._repeats_of(session)
-            key = repeats.key(dialect.path, body, retries_of(request))
+            key = repeats.key(dialect.path, body, retries_of(request), number_of(request))
             turn = session.turn_of(key) or await self._begin(session, claim, key, asked)
             await self._until_told(session, turn)
             reply = self._reply(session, turn, asked)
