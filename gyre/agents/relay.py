@@ -86,22 +86,35 @@ class Relay:
         if not hmac.compare_digest(_key_of(request), guest.key.encode()):
             return _refused(401, "unauthorized", "This is not the session's key: take session.api_key.")
         session, path = guest.session, f"/{request.match_info['path']}"
-        body = await request.read()
+        body, key = await request.read(), ""
+        headers = {name: request.headers[name] for name in _PASSED if name in request.headers}
         try:
-            if path.endswith(ASKS) and not _is_repeated(request):
-                session.take_turn()
-            answer = await session.client.ask(
-                request.method,
-                session.claimed.path + path,
-                body,
-                within_s=session.seconds_left,
-                headers={name: request.headers[name] for name in _PASSED if name in request.headers},
-            )
+            if request.method == "POST" and path.endswith(ASKS):
+                is_repeated = _is_repeated(request)
+                if not is_repeated:
+                    session.take_turn()
+                key = session.repeats.key(path, body, is_repeated)
+                answer = await session.ask_turn(path, body, key, headers)
+            else:
+                answer = await session.client.ask(
+                    request.method,
+                    session.claimed.path + path,
+                    body,
+                    within_s=session.seconds_left,
+                    headers=headers,
+                )
         except BudgetSpent as error:
             return _refused(422, "budget", str(error))
         except TimeoutError:
             return _refused(422, "budget", f"session {session.id} has had its time")
-        return _response(answer)
+        response = _response(answer)
+        if key and answer.status < 400:
+            with contextlib.suppress(ConnectionError):  # the SDK has gone, and asks again
+                await response.prepare(request)
+                await response.write_eof()
+            if request.transport is not None and not request.transport.is_closing():
+                session.repeats.left(key)
+        return response
 
 
 def _is_repeated(request: web.Request) -> bool:

@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 
 import orjson
 
-from gyre.agents.client import Claimed, SessionClient, raise_refusal
+from gyre.agents.client import Claimed, ClientAnswer, SessionClient, raise_refusal
 from gyre.agents.outcomes import BudgetSpent, InfraFault, SessionLost, SessionRefused
+from gyre.chat.retries import NUMBER, Repeats
 
 T = TypeVar("T")
 
@@ -81,6 +82,8 @@ class Session:
     """Random numbers of this session: the same ones when it is run again."""
     turns_made: int = 0
     """Turns that this run of it has been given, those from the ledger included."""
+    repeats: Repeats = field(default_factory=Repeats)
+    """Which of its requests are which: a manager that follows on another does not know what was heard."""
     over: bool = False
     """Whether it has ended here: code that is still at it gets no further turn."""
     deadline: float = field(init=False)
@@ -157,14 +160,25 @@ class Session:
 
     async def _turn(self, path: str, body: Mapping[str, Any]) -> Any:
         self.take_turn()
+        data = orjson.dumps(body)
+        key = self.repeats.key(path, data)
         try:
-            answer = await self.client.ask(
-                "POST", self.claimed.path + path, orjson.dumps(body), within_s=self.seconds_left
-            )
+            answer = await self.ask_turn(path, data, key)
         except TimeoutError:
             raise BudgetSpent(f"session {self.id} has had its time") from None
         raise_refusal(answer)
+        self.repeats.left(key)
         return answer.json()
+
+    async def ask_turn(
+        self, path: str, body: bytes, key: str, headers: Mapping[str, str] | None = None
+    ) -> ClientAnswer:
+        """What the manager answers to the request, whose key `repeats` gave. Raises TimeoutError when the session has
+        had its time."""
+        given = {**(headers or {}), NUMBER: key.rpartition("-")[2]}
+        return await self.client.ask(
+            "POST", self.claimed.path + path, body, within_s=self.seconds_left, headers=given
+        )
 
     def take_turn(self) -> None:
         """Count a turn. Raises BudgetSpent where none is left, and SessionLost where it has ended here."""

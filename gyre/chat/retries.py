@@ -18,6 +18,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+NUMBER = "x-gyre-number"
+"""Header of a client that counts by itself: which time in the session it is, from 0, that it asks for these bytes."""
+
 
 class Repeats:
     """The requests of one session. `known` are the keys that are in the ledger, of a manager that begins anew within a
@@ -31,10 +34,14 @@ class Repeats:
             digest, _, number = key.rpartition("-")
             self._numbers[digest] = max(int(number), self._numbers.get(digest, 0))
 
-    def key(self, path: str, body: bytes, retry_count: int = 0) -> str:
+    def key(self, path: str, body: bytes, retry_count: int = 0, number: int | None = None) -> str:
         """The request's key, `DIGEST-NUMBER`. `path` is the route without the session's prefix, `retry_count` what the
-        client says in `x-stainless-retry-count`, 0 where it says nothing."""
+        client says in `x-stainless-retry-count`, 0 where it says nothing; `number` is that of a client that counts by
+        itself, and knows what it heard."""
         digest = hashlib.blake2b(path.encode() + b"\0" + body, digest_size=16).hexdigest()
+        if number is not None:
+            self._numbers[digest] = max(number, self._numbers.get(digest, 0))
+            return f"{digest}-{number}"
         number = self._numbers.setdefault(digest, 0)
         if not retry_count and f"{digest}-{number}" in self._left:
             self._left.discard(f"{digest}-{number}")  # an older number is never asked for again

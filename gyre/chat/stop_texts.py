@@ -33,7 +33,7 @@ class Stop(NamedTuple):
 def first_end(ids: Sequence[int], start: int, texts: Sequence[str], words: Words) -> int | None:
     """How many of `ids` the answer has: up to the first from `start` on with which one of the texts is there; none was
     before. None where it goes on. Costs as much as what is new, and some tokens before it."""
-    since = _since(ids, start, texts, words)
+    since = since_when(ids, start, texts, words)
     pieces = words.pieces(ids[since:])
     joined = "".join(pieces)
     if REPLACEMENT in joined:  # a character of several tokens is in none of the pieces
@@ -54,7 +54,7 @@ def stop_of(ids: Sequence[int], texts: Sequence[str], words: Words) -> Stop | No
     ended by a text."""
     if not ids or not texts:
         return None
-    since = _since(ids, len(ids) - 1, texts, words)
+    since = since_when(ids, len(ids) - 1, texts, words)
     text, without = words.text(ids[since:]), words.text(ids[since:-1])
     if not (found := [one for one in _in(texts, text) if one not in without]):
         return None
@@ -69,9 +69,9 @@ def _in(texts: Sequence[str], text: str) -> list[str]:
     return [one for one in texts if one in text]
 
 
-def _since(ids: Sequence[int], start: int, texts: Sequence[str], words: Words) -> int:
-    """The first token that a text may begin with which no token before `start` ends. A token that is a part of a
-    character is written together with those before it."""
+def since_when(ids: Sequence[int], start: int, texts: Sequence[str], words: Words) -> int:
+    """The first token that a text may begin with which no token before `start` ends; 0 also where it would be one
+    before all of these. A token that is a part of a character is written together with those before it."""
     left = max(len(one.encode()) for one in texts)
     at = start
     while at:

@@ -135,9 +135,11 @@ async def guest(tmp_path: Any, manager: Manager) -> AsyncIterator[tuple[Session,
         yield session, relay
 
 
-async def ask(session: Session, **keys: Any) -> Any:
+async def ask(session: Session, headers: dict[str, str] | None = None, **keys: Any) -> Any:
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, **keys) as sdk:
-        return await sdk.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
+        return await sdk.chat.completions.create(
+            model="policy", messages=[{"role": "user", "content": "hi"}], extra_headers=headers
+        )
 
 
 async def test_an_sdk_asks_through_the_relay_and_never_sees_the_job_s_secret(tmp_path: Any) -> None:
@@ -163,6 +165,32 @@ async def test_an_sdk_that_gives_up_after_two_seconds_outlives_a_manager_that_is
             write_endpoint(tmp_path, {"url": url, "secret": SECRET, "token": "t"})
             assert (await asyncio.wait_for(asking, GENEROUS_S)).choices[0].message.content == "yes"
     assert one.drawn == 1
+
+
+async def test_a_relay_counts_equal_requests_that_an_sdk_has_heard(tmp_path: Any) -> None:
+    """So that no manager has to know what was heard. What an SDK asks again, or nobody heard, is the same request."""
+    manager = Manager()
+    manager.add()
+    numbers: list[str | None] = []
+    handle = manager.handle
+
+    async def heard(method: str, path: str, headers: Any, body: bytes) -> Any:
+        if path.endswith("/completions"):
+            numbers.append({name.lower(): told for name, told in headers.items()}.get("x-gyre-number"))
+        return await handle(method, path, headers, body)
+
+    manager.handle = heard  # type: ignore[method-assign]
+    async with guest(tmp_path, manager) as (session, _):
+        await ask(session)
+        await ask(session)
+        await ask(session, {"x-stainless-retry-count": "1"})
+        manager.latency_s = 0.5
+        with pytest.raises(openai.APITimeoutError):
+            await ask(session, timeout=0.1, max_retries=0)
+        await ask(session)
+        await session.chat([{"role": "user", "content": "another"}])
+        await session.chat([{"role": "user", "content": "another"}])
+    assert numbers == ["0", "1", "1", "2", "2", "0", "1"]
 
 
 async def test_an_sdk_s_refusals_are_known_for_what_they_mean(tmp_path: Any) -> None:

@@ -31,6 +31,17 @@ def test_a_count_of_retries_means_the_same_request_also_where_the_server_thinks_
     assert repeats.key(PATH, b"{}") != first
 
 
+def test_a_client_that_counts_by_itself_says_which_it_is() -> None:
+    """Whatever this server, or one before it, takes for heard."""
+    repeats = Repeats()
+    first = repeats.key(PATH, b"{}")
+    repeats.left(first)
+    assert repeats.key(PATH, b"{}", 1, number=1) == f"{first[:-2]}-1"
+    assert Repeats([f"{first[:-2]}-2"]).key(PATH, b"{}", number=0) == first
+    repeats.left(f"{first[:-2]}-1")
+    assert repeats.key(PATH, b"{}") == f"{first[:-2]}-2"
+
+
 def test_route_and_every_byte_tell_requests_apart() -> None:
     repeats = Repeats()
     asked = [(PATH, b"{}"), (PATH, b"{ }"), ("/v1/messages", b"{}"), (PATH + "\0", b"{}"), (PATH, b"")]

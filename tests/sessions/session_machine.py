@@ -58,6 +58,7 @@ from gyre.rollouts.protocol.frames import (
     Publish,
     Request,
 )
+from gyre.rollouts.sample_checks import problem_with_sample
 from gyre.rollouts.samples import Group, Sample, pack_groups, unpack_groups
 from gyre.rollouts.token_log.write_buffer import WriteBatch
 from gyre.store import RolloutRows
@@ -365,6 +366,7 @@ class SessionWorld:
         count = 0
         used: set[tuple[str, str]] = set()
         for sample in group.samples:
+            assert not (problem := problem_with_sample(sample, vocabulary=None)), problem
             name, rows = self._session_of(purpose, group, sample), self._drawn_runs(group, sample)
             assert rows or sample.mask is not None
             for prompt, tokens, logprobs, versions in rows:

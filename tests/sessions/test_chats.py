@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 from gyre.chat.messages import Message
 from gyre.chat.packaged import PackagedRenderer
 from gyre.chat.plain import PlainRenderer
+from gyre.rollouts.plane.session_tree import ROOT
 from gyre.workloads.tasks.arithmetic import CharTokenizer
 from tests.chat.tokenizers import small
 from tests.rollouts.plane import ScriptedAgent
-from tests.sessions.session_plane import session_plane
+from tests.sessions.session_plane import session_plane, until
 
 TOKENIZER = CharTokenizer("0123456789+-*=[]:")
 CALCULATOR = {
@@ -77,6 +79,56 @@ async def test_a_turn_that_was_looked_at_while_it_was_drawn_is_told_whole(tmp_pa
         assert TOKENIZER.decode(np.array(prompt)) == "1+1="
         assert told["usage"]["prompt_tokens"] == len(prompt)
         assert (await second)[1]["choices"][0]["message"]["content"] == "4"
+
+
+async def test_a_turn_that_ends_while_it_is_looked_at_is_told_whole(tmp_path: Path) -> None:
+    """Another request of its session reads it on a thread meanwhile."""
+
+    class Slow(PlainRenderer):
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def parse(self, *args: Any) -> Message:
+            if not self.begun.is_set():
+                self.begun.set()
+                self.goes_on.wait(60.0)
+            return super().parse(*args)
+
+    renderer = Slow(TOKENIZER)
+    async with session_plane(tmp_path, renderer=renderer) as plane:
+        await plane.asked([0])
+        agent = await plane.working("a")
+        (session,) = await plane.claim()
+        asked = [{"role": "user", "content": "6*7="}]
+        first = plane.chatting(session, asked)
+        (sample,) = await agent.work(1)
+        await agent.say(sample.work.row, TOKENIZER.encode("4").tolist(), end="")
+        await until(lambda: plane.ledger.sessions[session["id"]].turns[0].sample.length)
+        second = plane.chatting(session, [{"role": "user", "content": "2+2="}])
+        await until(renderer.begun.is_set)
+        await agent.say(sample.work.row, [*TOKENIZER.encode("2").tolist(), TOKENIZER.eos_id])
+        reply = (await first)[1]["choices"][0]["message"]
+        assert reply["content"] == "42"
+        renderer.goes_on.set()
+        await drew(agent, "4")
+        await second
+        third = plane.chatting(session, [*asked, reply, {"role": "user", "content": "1"}])
+        await drew(agent, "5")
+        await third
+        assert [turn.parent for turn in plane.ledger.sessions[session["id"]].turns] == [ROOT, ROOT, 0]
+
+
+async def test_what_is_not_to_be_read_as_a_call_is_told_as_it_was_written(tmp_path: Path) -> None:
+    """Characters of several tokens, too, and without the frame's end."""
+    renderer = PackagedRenderer(small("qwen3", tmp_path / "model"), {"name": "qwen3"})
+    said = 'Ü 日本😀 <tool_call>\n{"name": "calculator", "arguments": {"sum":"日本"}}\n</tool_call>'
+    async with session_plane(tmp_path, renderer=renderer) as plane:
+        await plane.asked([0])
+        agent = await plane.working("a")
+        (session,) = await plane.claim()
+        first = plane.chatting(session, [{"role": "user", "content": "?"}], [CALCULATOR], tool_choice="none")
+        (sample,) = await agent.work(1)
+        await agent.say(sample.work.row, renderer._tokenizer.encode(f"{said}<|im_end|>"))
+        assert (await first)[1]["choices"][0]["message"]["content"] == said
 
 
 async def test_a_turns_answer_is_read_once(tmp_path: Path) -> None:

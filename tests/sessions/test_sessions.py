@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gyre.agents import Session
+from gyre.agents.client import Claimed, SessionClient
 from gyre.request_body import RequestRefused
-from gyre.rollouts.plane.session_ledger import TurnAsked
-from tests.sessions.session_plane import SessionPlane, drawn, ids_of, session_plane, until
+from gyre.rollouts.plane.session_ledger import SessionEnded, TurnAsked
+from gyre.rollouts.plane.session_tree import SessionOutcome
+from gyre.rollouts.protocol.frames import GroupsStored
+from gyre.rollouts.sample_checks import problem_with_group
+from tests.sessions.session_machine import SessionWorld
+from tests.sessions.session_plane import (
+    GENERATE,
+    SessionPlane,
+    drawn,
+    generate_body,
+    ids_of,
+    session_plane,
+    until,
+)
 
 PROMPT = [7, 8]
 
@@ -46,19 +62,13 @@ async def test_the_same_request_gets_the_same_bytes(plane: SessionPlane) -> None
     await drawn(agent)
     before = await first
     headers = {"x-stainless-retry-count": "1", "Authorization": "Bearer secret"}
-    from tests.sessions.session_plane import GENERATE, generate_body
-
     async with plane.session().post(
-        f"{plane.url}{session['path']}{GENERATE}", data=_bytes(generate_body(PROMPT)), headers=headers
+        f"{plane.url}{session['path']}{GENERATE}",
+        data=json.dumps(generate_body(PROMPT)).encode(),
+        headers=headers,
     ) as reply:
         assert (reply.status, await reply.json()) == before
     assert plane.manager.groups.account.generated == 3
-
-
-def _bytes(body: object) -> bytes:
-    import json
-
-    return json.dumps(body).encode()
 
 
 async def test_a_prompt_that_does_not_go_on_from_its_parent_is_refused(plane: SessionPlane) -> None:
@@ -90,8 +100,11 @@ async def test_a_branch_is_a_row_of_the_same_rollout(plane: SessionPlane) -> Non
         await drawn(agent, 1)
         await again
     await plane.end(session)
-    rows = (await trainer.groups(1))[0].samples
+    group = (await trainer.groups(1))[0]
+    assert not problem_with_group(group, vocabulary=100), "the trainer takes no such group"
+    rows = group.samples
     assert [row.token_ids.tolist() for row in rows] == [[1, 2, 50, 1], [1, 2, 60, 1]]
+    assert [row.logprobs.tolist() for row in rows] == [[-1.0, -2.0, 0.0, -1.0], [0.0, 0.0, 0.0, -1.0]]
     assert [row.mask.tolist() for row in rows if row.mask is not None] == [
         [True, True, False, True],
         [False, False, False, True],
@@ -147,6 +160,34 @@ async def test_sessions_outlive_their_manager(plane: SessionPlane) -> None:
     assert [row.token_ids.tolist() for row in group.samples] == [[1, 2, 3], [1, 2, 3]]
 
 
+async def test_equal_requests_are_told_apart_over_a_managers_death(plane: SessionPlane) -> None:
+    """By Gyre's own client, which counts them: an agent that is run again finds the first answer first."""
+    await plane.asked([0])
+    agent = await plane.working("a")
+    client = SessionClient(lambda: (plane.url, "secret"), worker="w")
+
+    async def run(claimed: Claimed, tokens: list[int]) -> list[list[int]]:
+        session, told = Session(claimed, client), []
+        for count in tokens:
+            turn = asyncio.create_task(session.generate(PROMPT))
+            if count:
+                await drawn(agent, count)
+            told.append((await turn).token_ids)
+        return told
+
+    try:
+        (claimed,) = await client.claim(1)
+        assert await run(claimed, [3, 2]) == [[1, 2, 3], [1, 2]]
+        await plane.settled()
+        await plane.kill()
+        await plane.start()
+        await agent.back()
+        assert await run(claimed, [0, 0, 1]) == [[1, 2, 3], [1, 2], [1]]
+        plane.exact()
+    finally:
+        await client.close()
+
+
 async def test_a_silent_worker_loses_its_sessions(tmp_path: Path) -> None:
     async with session_plane(tmp_path, worker_silence_s=0.2) as plane:
         await plane.asked([0])
@@ -162,6 +203,54 @@ async def test_a_silent_worker_loses_its_sessions(tmp_path: Path) -> None:
         assert await plane.turn(again, PROMPT) == told
         assert (await plane.end(again))[0] == 200
         plane.exact()
+
+
+async def test_a_body_that_comes_after_its_session_was_handed_on_is_refused(tmp_path: Path) -> None:
+    """It would count for the one who has the session now: as an answer that they have heard."""
+    async with session_plane(tmp_path, worker_silence_s=0.2) as plane:
+        await plane.asked([0])
+        agent = await plane.working("a")
+        (session,) = await plane.claim("slow")
+        first = plane.turning(session, PROMPT)
+        await drawn(agent, 3)
+        told = await first
+        body = json.dumps(generate_body(PROMPT)).encode()
+        is_handed_on = asyncio.Event()
+
+        async def slowly() -> AsyncIterator[bytes]:
+            yield body[:10]
+            await is_handed_on.wait()
+            yield body[10:]
+
+        headers = {"Authorization": "Bearer secret"}
+        url = f"{plane.url}{session['path']}{GENERATE}"
+        late = asyncio.ensure_future(plane.session().post(url, data=slowly(), headers=headers))
+        await until(lambda: plane.front._asking)
+        (again,) = await plane.claim("alive")
+        is_handed_on.set()
+        async with await late as reply:
+            assert (reply.status, (await reply.json())["error"]["code"]) == (410, "lost")
+        assert await plane.turn(again, PROMPT) == told
+        assert plane.manager.groups.account.generated == 3
+
+
+def test_who_ran_a_session_of_a_group_that_is_asked_for_again_has_not_the_new_one() -> None:
+    """Its sessions have the same names."""
+    world = SessionWorld()
+    world.attach()
+    world.publish()
+    for worker in ("late", "w"):
+        world.ask_groups("train", [0], 1, min_version=0, pinned=False)
+        world.claim(worker, 1)
+        world.commit()
+        if worker == "late":
+            world.tell(GroupsStored(purpose="train", ids=[0]))
+            world.pass_time(0.1)
+    late, new = world.witness.claims
+    assert late.session == new.session
+    with pytest.raises(RequestRefused, match="handed to another worker"):
+        world.do(SessionEnded(late.session, SessionOutcome.INFRA_FAULT, None, claim=late.number))
+    world.do(SessionEnded(new.session, SessionOutcome.INFRA_FAULT, None, claim=new.number))
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,17 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from gyre.chat.packaged import PackagedRenderer
 from gyre.chat.plain import PlainRenderer
+from gyre.rollouts.plane.text_stops import TextStops
+from gyre.rollouts.plane.token_table import TokenTable
+from gyre.rollouts.protocol.columns import ReportColumns
 from gyre.rollouts.protocol.frames import Cancel
 from gyre.workloads.tasks.arithmetic import CharTokenizer
 from tests.chat.tokenizers import small
@@ -191,6 +196,55 @@ async def _text(request: Any) -> str:
     async with request as reply:
         text: str = await reply.text()
         return text
+
+
+class LongAnswer:
+    """A sample of which tokens come, and how many of the tokens before them were read."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.table, self.read = TokenTable(1), 0
+        asked = SimpleNamespace(sampling={"stop": texts})
+        self.stops = TextStops(PlainRenderer(TOKENIZER))
+        self.stops.watch(cast(Any, SimpleNamespace(row=0, request=asked)))
+
+    def ids(self, row: int, since: int = 0) -> Any:
+        found = self.table.ids(row, since)
+        self.read += len(found)
+        return found
+
+    @property
+    def lengths(self) -> Any:
+        return self.table.lengths
+
+    def come(self, tokens: list[int]) -> int | None:
+        """How many of them the answer has, None for all."""
+        one, zero = np.ones(1, np.uint32), np.zeros(1, np.uint32)
+        new, logprobs = np.array(tokens, np.int32), np.zeros(len(tokens), np.float32)
+        count, version = one * len(tokens), np.zeros(1, np.int32)
+        columns = ReportColumns(
+            zero, one.astype(np.uint64), self.lengths.copy(), count, version, new, logprobs
+        )
+        found = self.stops.found(columns, cast(TokenTable, self))
+        self.table.append(zero, count, version, new, logprobs)
+        return found.get(0)
+
+
+def test_a_text_is_found_however_long_ago_it_began() -> None:
+    """Tokens that are no text stand within it: more than are looked at at first."""
+    answer = LongAnswer(["12+3"])
+    assert answer.come(ids("9" * 500 + "12")) is None
+    for _ in range(300):
+        assert answer.come([TOKENIZER.eos_id]) is None
+    assert answer.come(ids("+345")) == 2
+
+
+def test_of_a_long_answer_the_end_is_looked_at() -> None:
+    answer = LongAnswer(["12+3"])
+    for _ in range(1000):
+        answer.come(ids("45678901"))
+    before = answer.read
+    answer.come(ids("45678901"))
+    assert answer.read - before < 100
 
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"sum":"12*3"}}\n</tool_call>'

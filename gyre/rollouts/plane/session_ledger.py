@@ -452,9 +452,14 @@ class SessionLedger:
     # -- ends ---------------------------------------------------------------------------------------
 
     def end(self, event: SessionEnded) -> LedgerSession:
-        """The session has ended; the same again changes nothing. Raises RequestRefused."""
+        """The session has ended; the same again changes nothing. One without a drawn token has nothing to train on, and
+        infrastructure ended it. Raises RequestRefused."""
         session = self.find(event.session)
-        told = (event.outcome, event.reward, dict(event.extras))
+        outcome, reward, reason = event.outcome, event.reward, event.reason
+        if outcome is not SessionOutcome.INFRA_FAULT and not session.is_trainable:
+            outcome, reward = SessionOutcome.INFRA_FAULT, None
+            reason = reason or "It ended without a drawn token."
+        told = (outcome, reward, dict(event.extras))
         if session.outcome is not None:
             if told != (session.outcome, session.reward, session.extras):
                 raise refused(
@@ -463,15 +468,11 @@ class SessionLedger:
             return session
         self.open_session(event.session, event.claim)
         session.outcome, session.reward, session.extras = told
-        session.reason, session.snapshot = event.reason[:REASON_CHARS], b""
+        session.reason, session.snapshot = reason[:REASON_CHARS], b""
         self.workers.forget(session)
         self.news.append(session.id)
         unfinished = [turn for turn in session.turns if not turn.sample.finish]
         self._groups.cancelled += self._close_turns(session, unfinished)
-        if session.outcome is not SessionOutcome.INFRA_FAULT and not session.turns:
-            # nothing was drawn, so there is nothing to train on
-            session.outcome, session.reward = SessionOutcome.INFRA_FAULT, None
-            session.reason = session.reason or "It ended without a turn."
         self._keep(session)
         return session
 

@@ -153,7 +153,8 @@ class SessionTrainer(TrainerRequester):
         ended = self.sessions.restore(sessions, plane.now)
         self.delivery.complete(self.sessions.complete_groups())
         for session in ended:
-            self._fault(plane, session)
+            if session.id in self.sessions.sessions:  # its group may have failed by the one before
+                self._fault(plane, session)
 
     def collect(self, plane: Plane, batch: WriteBatch, finished: Sequence[InFlightSample]) -> None:
         """Samples are not told of ahead of their groups: a turn is no sample of the trainer's."""

@@ -94,7 +94,8 @@ class LedgerTurn:
 
 @dataclass(eq=False, slots=True)
 class LedgerSession:
-    """One attempt at one member of a group. `claim` grows each time that it is handed out."""
+    """One attempt at one member of a group. `claim` grows each time that it is handed out, and is of
+    that time, so that it has none of a session that had its name before."""
 
     id: str
     purpose: str
@@ -139,6 +140,11 @@ class LedgerSession:
     def drawn(self) -> int:
         """Tokens that engines drew for it."""
         return sum(turn.sample.length for turn in self.turns)
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether a finished turn of it has drawn tokens."""
+        return any(turn.sample.finish and turn.sample.length for turn in self.turns)
 
     def add(self, turn: LedgerTurn) -> None:
         self.turns.append(turn)
@@ -193,7 +199,8 @@ class LedgerSession:
 
 @dataclass(slots=True)
 class _Row:
-    """A path: `token_ids` int32 `[p + t]`, `logprobs` float32, `mask` bool, with the first turn's prompt."""
+    """A path: `token_ids` int32 `[p + t]`, `logprobs` float32, 0 where `mask`, bool, is false, with the first turn's
+    prompt."""
 
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -296,12 +303,16 @@ def _waits(session: LedgerSession) -> dict[int, float]:
 
 
 def _rows_of(session: LedgerSession) -> list[_Row]:
-    parents = {turn.parent for turn in session.turns}
+    inner: set[int] = set()
+    """Turns after which more was drawn: what an engine ended before it drew anything ends no row."""
+    for turn in reversed(session.turns):
+        if turn.sample.length or turn.number in inner:
+            inner.add(turn.parent)
     covered: set[int] = set()
     waits = _waits(session)
     rows = []
     for leaf in session.turns:
-        if leaf.number not in parents and leaf.sample.length:
+        if leaf.number not in inner and leaf.sample.length:
             rows.append(_row_of(session, leaf, covered, waits))
     return rows
 
@@ -320,9 +331,10 @@ def _row_of(session: LedgerSession, leaf: LedgerTurn, covered: set[int], waits: 
     length = 0
     for turn in reversed(way):
         added, (drawn, told) = turn.request.added, turn.sample.tokens()
+        is_new = turn.number not in covered
         ids += [added, drawn]
-        logprobs += [np.zeros(len(added), np.float32), told]
-        mask += [np.zeros(len(added), np.bool_), np.full(len(drawn), turn.number not in covered)]
+        logprobs += [np.zeros(len(added), np.float32), told if is_new else np.zeros_like(told)]
+        mask += [np.zeros(len(added), np.bool_), np.full(len(drawn), is_new)]
         since = turn.prompt_length
         for version, start, end in turn.sample.runs:
             versions.append(VersionRun(version, length if not start else since + start, since + end))

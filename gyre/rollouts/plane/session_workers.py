@@ -119,7 +119,7 @@ class Workers:
         for session in taken:
             self.forget(session)
             session.worker = worker
-            session.claim += 1
+            session.claim = max(session.claim + 1, int(1000 * at))
             session.given_at = session.seen_at = now
             session.began_at = at if session.began_at is None else session.began_at
             self._give(session, now + session.began_at + self._seconds - at)

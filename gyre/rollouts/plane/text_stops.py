@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from gyre.chat.stop_texts import Words, first_end
+from gyre.chat.stop_texts import Words, first_end, since_when
 from gyre.rollouts.plane.requests import InFlightSample
 from gyre.rollouts.plane.token_table import TokenTable
 from gyre.rollouts.protocol.columns import ReportColumns
 
 STOP = "stop"
 """Key of a request's sampling: the list of its texts."""
+
+LOOKED_AT = 64
+"""Tokens before the new ones that are looked at first: few texts begin before them."""
 
 
 class TextStops:
@@ -45,11 +48,15 @@ class TextStops:
             if (texts := self._texts.get(row)) is None:
                 continue
             first, count = int(columns.counts[:at].sum()), int(columns.counts[at])
-            before = tokens.tokens(row)[0].tolist()
-            ids = before + columns.tokens[first : first + count].tolist()
-            end = first_end(ids, len(before), texts, self._words)
+            length, looked_at = int(tokens.lengths[row]), LOOKED_AT
+            known: list[int] = tokens.ids(row, max(0, length - looked_at)).tolist()
+            while looked_at < length and not since_when(known, len(known), texts, self._words):
+                looked_at *= 2
+                known = tokens.ids(row, max(0, length - looked_at)).tolist()
+            ids = known + columns.tokens[first : first + count].tolist()
+            end = first_end(ids, len(known), texts, self._words)
             if end is not None:
-                found[at] = end - len(before)
+                found[at] = end - len(known)
         return found
 
 

@@ -7,7 +7,8 @@ that the garbage collector would have to look at.
 Invariants:
 - *pages are owned*: each page is free or belongs to one row, and a row has as many as its length needs;
 - *as large as its content*: beyond its first size, at least a quarter of the table's pages is in use;
-- *runs cover*: a row's version runs begin at 0 and each ends where the next begins, the last at the row's length.
+- *runs cover*: a row's version runs begin at 0 and each ends where the next begins, the last at the row's length;
+- *read from any thread*: the tokens of a row that neither grows nor is cleared, whatever one thread does to others.
 
 This module must not know what a sample is.
 """
@@ -102,11 +103,11 @@ class TokenTable:
 
     def tokens(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """int32 `[t]` ids and float32 `[t]` log-probs, as copies of their own."""
-        return self.ids(row), self._row_of(self._logprobs, row)
+        return self.ids(row), self._row_of("_logprobs", row)
 
-    def ids(self, row: int) -> NDArray[np.int32]:
-        """int32 `[t]`, as a copy of its own."""
-        return self._row_of(self._ids, row)
+    def ids(self, row: int, since: int = 0) -> NDArray[np.int32]:
+        """int32 `[t - since]`, from this token on, as a copy of its own."""
+        return self._row_of("_ids", row, since)
 
     def runs(self, row: int) -> list[list[int]]:
         """[version, start, end] of the row's tokens."""
@@ -139,15 +140,23 @@ class TokenTable:
             self._resize(size)
         return length
 
-    def _row_of(self, column: NDArray[Any], row: int) -> NDArray[Any]:
-        length = int(self.lengths[row])
-        pages = self._pages.get(row)
-        if not length or pages is None:
-            return np.empty(0, column.dtype)
-        if length <= PAGE_TOKENS:
-            at = pages[0] * PAGE_TOKENS
-            return column[at : at + length].copy()
-        return column.reshape(-1, PAGE_TOKENS)[pages].reshape(-1)[:length]
+    def _row_of(self, name: str, row: int, since: int = 0) -> NDArray[Any]:
+        while True:
+            column: NDArray[Any] = getattr(self, name)
+            length = int(self.lengths[row])
+            pages = self._pages.get(row)
+            if not length or pages is None:
+                return np.empty(0, column.dtype)
+            if length <= PAGE_TOKENS:
+                at = pages[0] * PAGE_TOKENS
+                found = column[at + since : at + length].copy()
+            else:
+                skipped = since // PAGE_TOKENS
+                parts = column.reshape(-1, PAGE_TOKENS)[pages[skipped:]].reshape(-1)
+                found = parts[since - skipped * PAGE_TOKENS : length - skipped * PAGE_TOKENS]
+            if column is getattr(self, name):
+                return found
+            # resized by another thread meanwhile: the pages may be those of the new column
 
     def _extend(self, row: int, start: int, count: int) -> NDArray[np.int64]:
         """Where in the pages the row's next `count` tokens go."""
@@ -184,16 +193,18 @@ class TokenTable:
 
     def _move_pages(self, size: int) -> None:
         """Have no contents in pages from `size` on."""
-        sources: list[int] = []
-        targets: list[int] = []
-        for row, pages in self._pages.items():
-            for at, page in enumerate(pages):
-                if page >= size:
-                    sources.append(page)
-                    targets.append(self._free.pop())
-                    pages[at] = targets[-1]
-                    if at == len(pages) - 1:
-                        self._next[row] += (targets[-1] - page) * PAGE_TOKENS
+        moved = [
+            (row, at, page, self._free.pop())
+            for row, pages in self._pages.items()
+            for at, page in enumerate(pages)
+            if page >= size
+        ]
+        sources, targets = [source for *_, source, _ in moved], [target for *_, target in moved]
         for column in (self._ids, self._logprobs):
             by_page = column.reshape(-1, PAGE_TOKENS)
             by_page[targets] = by_page[sources]
+        for row, at, source, target in moved:  # after their contents: somebody may be reading the row
+            pages = self._pages[row]
+            pages[at] = target
+            if at == len(pages) - 1:
+                self._next[row] += (target - source) * PAGE_TOKENS

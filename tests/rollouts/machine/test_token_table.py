@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
+from threading import Event, Thread
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,11 +49,42 @@ def test_what_was_appended_is_what_is_there(steps):
         ids, logprobs = table.tokens(row)
         assert (ids.dtype, logprobs.dtype) == (np.int32, np.float32)
         assert ids.tolist() == [token for token, _ in tokens]
+        for since in {0, len(ids) // 3, max(0, len(ids) - 1), len(ids)}:
+            assert table.ids(row, since).tolist() == ids[since:].tolist()
         assert (logprobs == -ids.astype(np.float32)).all()
         runs = table.runs(row)
         assert [version for version, start, end in runs for _ in range(end - start)] == [v for _, v in tokens]
         assert all(one[0] != other[0] for one, other in pairwise(runs))
         assert all(one[2] == other[1] for one, other in pairwise(runs))
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_a_row_is_read_while_the_table_shrinks(attempt):
+    """Its pages move meanwhile."""
+    rows, kept = 2000, 400
+    table = TokenTable(rows + kept)
+    for row in range(rows + kept):
+        one = np.array([row], np.uint32), np.array([PAGE_TOKENS], np.uint32), np.array([0], np.int32)
+        table.append(*one, np.full(PAGE_TOKENS, row, np.int32), np.zeros(PAGE_TOKENS, np.float32))
+    wrong: list[int] = []
+    is_over = Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            wrong.extend(row for row in range(rows, rows + kept) if not (table.ids(row) == row).all())
+
+    reader = Thread(target=read)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        reader.start()
+        for row in range(rows):
+            table.clear(row)
+    finally:
+        is_over.set()
+        reader.join()
+        sys.setswitchinterval(interval_s)
+    assert not wrong
 
 
 def test_a_large_table_takes_its_pages_again_and_gives_them_back():

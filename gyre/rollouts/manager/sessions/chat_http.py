@@ -10,14 +10,24 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
+from gyre.chat.retries import NUMBER
+
 SESSION_PATH = "/s/{session}"
 """Before a dialect's own path: a base URL with a path works with every client."""
 
 
 def retries_of(request: web.Request) -> int:
     """How often the client's SDK has asked before; 0 where it does not say."""
-    told = request.headers.get("x-stainless-retry-count", "0")
-    return int(told) if told.isascii() and told.isdecimal() and len(told) < 5 else 0
+    return _count(request.headers.get("x-stainless-retry-count", "")) or 0
+
+
+def number_of(request: web.Request) -> int | None:
+    """Which of its equal requests it is, of a client that counts them; None where it does not say."""
+    return _count(request.headers.get(NUMBER, ""))
+
+
+def _count(told: str) -> int | None:
+    return int(told) if told.isascii() and told.isdecimal() and len(told) < 5 else None
 
 
 async def streamed(request: web.Request, events: Iterator[bytes]) -> web.StreamResponse:

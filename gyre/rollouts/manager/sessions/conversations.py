@@ -167,8 +167,9 @@ class Conversations:
             return Message("assistant")
         told = self._told.get(turn.request)
         if told is None:
+            is_whole = bool(turn.sample.finish)  # it may become so while it is read
             told = self._read(self._renderer, session, turn)
-            if turn.sample.finish:
+            if is_whole:
                 self._told[turn.request] = told
         return told
 
@@ -176,9 +177,9 @@ class Conversations:
         note = _note(turn.note) if turn.note else _Note()
         ids = turn.sample.token_ids().tolist()
         added = turn.request.added.tolist()
-        parsed, text = renderer.parse(added, ids, note.tools), "".join(self.texts(ids))
+        parsed, text = renderer.parse(added, ids, note.tools), renderer.text(ids)
         if (stop := self.stop_of(turn)) is not None:
-            text = renderer.text(ids).partition(stop.text)[0]
+            text = text.partition(stop.text)[0]
             parsed = self._until(stop, parsed, added, ids, note.tools)
         asked = ChatRequest(
             tools=tuple(note.tools),

@@ -39,7 +39,7 @@ from gyre.config import GENERATE_SCOPE
 from gyre.ports.bounds import PortBounds
 from gyre.request_body import RequestRefused, error_body, refused
 from gyre.rollouts.manager.callers import Callers
-from gyre.rollouts.manager.sessions.chat_http import SESSION_PATH, retries_of, streamed
+from gyre.rollouts.manager.sessions.chat_http import SESSION_PATH, number_of, retries_of, streamed
 from gyre.rollouts.manager.sessions.conversations import Conversations, unknown_answer
 from gyre.rollouts.manager.shell import PlaneShell
 from gyre.rollouts.manager.trainer_front import TrainerFront
@@ -213,10 +213,9 @@ class SessionFront(TrainerFront):
         reward = None if outcome is SessionOutcome.INFRA_FAULT else _number(told.get("reward"), "reward")
         reason = _sentence(told.get("reason"), "reason")
         self.shell.handle(SessionEnded(name, outcome, reward, reason, _extras(told), claim))
-        session = self.ledger.sessions.get(name)
-        if session is not None:
-            await self._written(session)
-        return _json({"id": name, "outcome": outcome})
+        session = self.ledger.find(name)
+        await self._written(session)
+        return _json({"id": name, "outcome": session.outcome})
 
     async def _snapshot(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         name, claim = _named(request.match_info["session"])
@@ -270,8 +269,9 @@ class SessionFront(TrainerFront):
                 if len(body) > READ_APART_BYTES
                 else dialect.read(body)
             )
+            session = self.ledger.open_session(name, claim)  # it may be somebody else's since
             repeats = self._repeats_of(session)
-            key = repeats.key(dialect.path, body, retries_of(request))
+            key = repeats.key(dialect.path, body, retries_of(request), number_of(request))
             turn = session.turn_of(key) or await self._begin(session, claim, key, asked)
             await self._until_told(session, turn)
             reply = self._reply(session, turn, asked)
@@ -473,7 +473,7 @@ def _turn_before(session: LedgerSession, asked: ChatRequest) -> LedgerTurn | Non
 def _named(text: str) -> tuple[str, int | None]:
     """A session's id, and the claim that is written behind it."""
     name, dot, claim = text.rpartition(".")
-    if dot and claim.isascii() and claim.isdecimal() and len(claim) < 10:
+    if dot and claim.isascii() and claim.isdecimal() and len(claim) < 16:
         return name, int(claim)
     if not text:
         raise refused(404, "not_found", "No session is named: by the path /s/ID, or the header X-Session-ID.")

@@ -1,0 +1,101 @@
+"""Ends that leave nothing to train on, or come together with others of their group."""
+
+from __future__ import annotations
+
+from gyre.rollouts.plane.session_ledger import SessionEnded
+from gyre.rollouts.plane.session_tree import SessionOutcome
+from tests.sessions.session_machine import SessionWorld
+from tests.sessions.session_plane import SessionPlane, drawn
+
+PROMPT = [7, 8]
+
+
+def test_a_manager_that_dies_as_several_of_a_group_end_fails_the_group() -> None:
+    """The first of them has had all of its attempts, the other has not."""
+    world = SessionWorld(redraws=1)
+    world.attach()
+    world.publish()
+    world.ask_groups("train", [0], 2, min_version=0, pinned=False)
+    world.commit()
+    world.claim("w", 2)
+    world.commit()
+
+    def fault(index: int) -> None:
+        claim = [one for one in world.witness.claims if one.index == index][-1]
+        world.do(SessionEnded(claim.session, SessionOutcome.INFRA_FAULT, None, "gone", {}, claim.number))
+
+    fault(0)
+    world.commit()
+    world.claim("w", 1)
+    world.commit()
+    fault(0)
+    fault(1)
+    world.begin_commit()
+    assert world.batch is not None
+    world.rows.commit(world.batch)
+    world.start()
+    world.attach()
+    world.ask_groups("train", [0], 2, min_version=0, pinned=False)
+    assert world.witness.failed == {("train", 0)}
+    assert not world.ledger.sessions
+    world.commit()
+    assert world.check_fold()
+
+
+async def test_a_turn_of_no_token_takes_nothing_from_those_before_it(plane: SessionPlane) -> None:
+    trainer = await plane.asked([0])
+    agent = await plane.working("a")
+    (session,) = await plane.claim()
+    first = plane.turning(session, PROMPT)
+    await drawn(agent, 3)
+    await first
+    empty = plane.turning(session, [*PROMPT, 1, 2, 3, 40])
+    (sample,) = await agent.work(1)
+    await agent.report({}, {sample.work.row: "stop"})
+    assert (await empty)[0] == 200
+    assert (await plane.end(session))[0] == 200
+    (row,) = (await trainer.groups(1))[0].samples
+    assert row.token_ids.tolist() == [1, 2, 3]
+
+
+async def test_what_goes_on_after_a_turn_of_no_token_is_one_row(plane: SessionPlane) -> None:
+    trainer = await plane.asked([0])
+    agent = await plane.working("a")
+    (session,) = await plane.claim()
+    empty = plane.turning(session, PROMPT)
+    (sample,) = await agent.work(1)
+    await agent.report({}, {sample.work.row: "length"})
+    await empty
+    second = plane.turning(session, [*PROMPT, 40])
+    await drawn(agent, 2)
+    await second
+    await plane.end(session)
+    group = (await trainer.groups(1))[0]
+    (row,) = group.samples
+    assert (group.prompt_ids.tolist(), row.token_ids.tolist()) == ([*PROMPT, 40], [1, 2])
+
+
+async def test_a_session_of_no_token_is_drawn_again(plane: SessionPlane) -> None:
+    await plane.asked([0])
+    agent = await plane.working("a")
+    (session,) = await plane.claim()
+    empty = plane.turning(session, PROMPT)
+    (sample,) = await agent.work(1)
+    await agent.report({}, {sample.work.row: "stop"})
+    await empty
+    assert (await plane.end(session))[1]["outcome"] == "infra_fault"
+    (again,) = await plane.claim()
+    assert (again["group"], again["attempt"]) == (0, 1)
+    plane.exact()
+
+
+def test_the_same_end_of_a_session_without_a_turn_is_answered_the_same() -> None:
+    world = SessionWorld()
+    world.attach()
+    world.publish()
+    world.ask_groups("train", [0], 1, min_version=0, pinned=False)
+    world.claim("w", 1)
+    (claim,) = world.witness.claims
+    for _ in range(2):
+        world.do(SessionEnded(claim.session, SessionOutcome.SCORED, 1.0, "done", {}, claim.number))
+        assert world.ledger.sessions[claim.session].outcome is SessionOutcome.INFRA_FAULT
