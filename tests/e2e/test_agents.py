@@ -9,11 +9,14 @@ import pytest
 from gyre.api.demo import AGENT_CONFIG, demo_job
 from gyre.testing.processes import ProcessFaults
 from tests.e2e.conftest import Shared
+from tests.kill.jobs import agent_job
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ENDS_WITHIN_S = 280.0
 STEPS = 8
+SESSIONS = 64
+"""Of a step of `agent_job`: 16 prompts, four times each."""
 SAME = ("reward_mean", "loss", "entropy", "grad_norm")
 
 
@@ -28,6 +31,22 @@ def test_kills_of_agents_change_no_number_and_the_model_learns(shared: Shared) -
         [step[name] for name in SAME] for step in undisturbed
     ]
     assert again == accuracies
+
+
+def test_sessions_that_branch_are_trained_once_whoever_dies(shared: Shared) -> None:
+    """A row that shares drawn tokens with another is a row as trainers want it."""
+    agent = {"function": "tests.e2e.workloads:branching", "concurrency": 32, "max_turns": 4, "max_tokens": 60}
+    handle = shared.submit(agent_job(4, agent=agent))
+    faults = ProcessFaults(handle)
+    faults.reach_step(1, timeout_s=200.0)
+    faults.kill("agent-0", "rollout_manager-0")
+    result: Any = handle.wait(ENDS_WITHIN_S)["job"]["result"]
+    assert (result["prompts_lost"], result["trained_twice"]) == (0, 0)
+    steps = [event["body"]["metrics"] for event in handle.events() if event["kind"] == "StepCompleted"]
+    handle.close()
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    assert all(step["samples"] > SESSIONS for step in steps), "no session had two rows"
+    assert all(step["old_kl"] < 1e-9 for step in steps), "what is trained is not what was drawn"
 
 
 def run(

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gyre.agents import Session
+from gyre.agents.calculator import Calculator, called
 from gyre.engines.process import EngineCommand
 from gyre.workloads import BaseTrainer, BaseWorkload
 from tests.kill.gate import wait_at_gate
@@ -139,3 +141,19 @@ class TokenSum(BaseWorkload):
 def engine_that_cannot_start(folder: Path, *, python: str, **others: Any) -> EngineCommand:
     """An engine without the package that it needs."""
     return EngineCommand((python, "-c", "print('loading')\nimport no_such_engine"))
+
+
+async def branching(session: Session) -> float:
+    """Asks twice for what follows the same tool's call, so that two rows of a session have its tokens in common."""
+    calculator = Calculator()
+    messages = [{"role": "user", "content": await calculator.reset(session.task, session.seed)}]
+    reply = await session.chat(messages, tools=Calculator.tools)
+    if not reply.tool_calls:
+        return float(reply.content == session.task["answer"])
+    for guessed in (True, False):
+        results = [
+            {"role": "tool", "tool_call_id": one["id"], "content": "0000" if guessed else called(one)}
+            for one in reply.tool_calls
+        ]
+        last = await session.chat([*messages, reply.message, *results], tools=Calculator.tools)
+    return float(last.content == session.task["answer"])
