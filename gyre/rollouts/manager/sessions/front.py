@@ -509,7 +509,7 @@ def _worker_of(caller: Caller, name: str) -> str:
 
 def _number(value: Any, key: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MOST_NUMBER:
-        raise refused(422, "invalid", f"{key}: {value!r:.40}, expected a finite number.")
+        raise refused(422, "invalid", f"{key}: {value!r:.40}, expected a number below {MOST_NUMBER:g}.")
     return float(value)
 
 
