@@ -208,7 +208,7 @@ class SessionFront(TrainerFront):
     async def _end(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         told = await _object(request)
         name, claim = _named(request.match_info["session"])
-        self._own(caller, name)
+        ended = self._own(caller, name)
         outcome = _outcome(told)
         reward = None if outcome is SessionOutcome.INFRA_FAULT else _number(told.get("reward"), "reward")
         reason = _sentence(told.get("reason"), "reason")
@@ -216,7 +216,7 @@ class SessionFront(TrainerFront):
         session = self.ledger.sessions.get(name)
         if session is not None:
             await self._written(session)
-        return _json({"id": name, "outcome": outcome})
+        return _json({"id": name, "outcome": ended.outcome})  # of one without a turn another than was said
 
     async def _snapshot(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         name, claim = _named(request.match_info["session"])
