@@ -102,7 +102,8 @@ def _number(value: Any, name: str) -> float:
     if number is not None:
         return number
     raise ValueError(
-        f"the agent returned {shown(value)} as {name}, expected a finite number, a mapping with 'reward', or an Outcome"
+        f"the agent returned {shown(value)} as {name}, expected a finite number of float32, a mapping with 'reward', "
+        "or an Outcome"
     )
 
 
