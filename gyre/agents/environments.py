@@ -32,6 +32,7 @@ import orjson
 
 from gyre.agents.outcomes import SCORED, Outcome, PolicyFault
 from gyre.agents.session import Session
+from gyre.rollouts.sample_checks import real_number, shown
 
 MOST_SNAPSHOT_BYTES = 1 << 20
 """What the manager keeps of a session."""
@@ -137,11 +138,14 @@ def unpack_snapshot(data: bytes) -> tuple[Messages, int, float, bytes]:
 
 def _step(returned: Any) -> tuple[Messages, float, bool]:
     try:
-        added, reward, done = returned
-        return _messages(added, "step"), float(reward), bool(done)
+        added, given, done = returned
+        messages, reward = _messages(added, "step"), real_number(given)
+        if reward is None:
+            raise ValueError(f"{shown(given)} is no finite number")
+        return messages, reward, bool(done)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"step() returned {returned!r:.100}, expected messages (or a text), a reward and whether it is "
+            f"step() returned {shown(returned)}, expected messages (or a text), a reward and whether it is "
             f"done: {error}"
         ) from None
 

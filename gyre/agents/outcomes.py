@@ -9,12 +9,12 @@ This module must not know how a session is run, or who is told of its end.
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gyre.errors import GyreError
+from gyre.rollouts.sample_checks import real_number, shown
 from gyre.users_code import said_where
 
 SCORED, TRUNCATED, POLICY_FAULT, INFRA_FAULT = "scored", "truncated", "policy_fault", "infra_fault"
@@ -98,12 +98,12 @@ def outcome_of(returned: Any) -> Outcome:
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, numbers.Real) or hasattr(value, "item"):
-        number = float(value)
-        if math.isfinite(number):
-            return number
+    number = real_number(value)
+    if number is not None:
+        return number
     raise ValueError(
-        f"the agent returned {value!r:.80} as {name}, expected a finite number, a mapping with 'reward', or an Outcome"
+        f"the agent returned {shown(value)} as {name}, expected a finite number of float32, a mapping with 'reward', "
+        "or an Outcome"
     )
 
 

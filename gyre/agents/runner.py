@@ -30,6 +30,7 @@ from gyre.agents.environments import Episode, EpisodeProgress
 from gyre.agents.outcomes import (
     INFRA_FAULT,
     KINDS,
+    MOST_REASON,
     TRUNCATED,
     Outcome,
     SessionLost,
@@ -136,6 +137,8 @@ class SessionRunner:
         self.counts = RunnerCounts()
         self.faults = 0
         """Sessions in a row that ended by the infrastructure's fault."""
+        self._first_pause = 0
+        """How many of them there were when the worker first paused; 0 while it has not."""
         self.last_fault = ""
         self.paused_s = 0.0
         """How long the pause takes that the worker makes now; 0 while it works."""
@@ -194,8 +197,9 @@ class SessionRunner:
             await self._freed.wait()
         if self.faults < self._settings.breaker:
             return
-        again = self.faults - self._settings.breaker
-        self.paused_s = min(MOST_PAUSE_S, PAUSE_S * 2.0 ** min(again, 16))
+        self._first_pause = self._first_pause or self.faults
+        tried = self.faults - self._first_pause  # what ran beside the breaker's last session was no trial
+        self.paused_s = min(MOST_PAUSE_S, PAUSE_S * 2.0 ** min(tried, 16))
         self._note(
             "AgentPaused", {"faults": self.faults, "pause_s": self.paused_s, "last_fault": self.last_fault}
         )
@@ -231,8 +235,7 @@ class SessionRunner:
         try:
             outcome = await self._outcome(session)
             self._running[session.claimed.name].is_ending = True
-            await self._client.end(session.claimed, outcome)
-            self._count(outcome)
+            self._count(await self._ended(session, outcome))
         except (SessionLost, SessionRefused, TimeoutError) as error:
             # Somebody else has it, or its end was not taken: it is not this worker's to end.
             self.counts.lost += 1
@@ -244,6 +247,16 @@ class SessionRunner:
                 self._relay.dismiss(session)
             self._running.pop(session.claimed.name, None)
             self._freed.set()
+
+    async def _ended(self, session: Session, outcome: Outcome) -> Outcome:
+        """End it, and say how it has ended: what the manager does not take, a reward of 1e308 say, is a fault of the
+        agent's code, of which the refusal tells. Raises what `end` of the client raises."""
+        try:
+            await self._client.end(session.claimed, outcome)
+        except SessionRefused as error:
+            outcome = Outcome(INFRA_FAULT, reason=str(error)[:MOST_REASON])
+            await self._client.end(session.claimed, outcome)
+        return outcome
 
     async def _outcome(self, session: Session) -> Outcome:
         """Run the agent's code within the session's time. Raises SessionLost."""
@@ -292,7 +305,7 @@ class SessionRunner:
         else:
             if self.faults >= self._settings.breaker:
                 self._note("AgentResumed", {"faults": self.faults})
-            self.faults = 0
+            self.faults = self._first_pause = 0
         if self._owner is not None:
             self._owner.progressed({"sessions": sum(self.counts.ended.values())})
 

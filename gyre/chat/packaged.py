@@ -24,7 +24,7 @@ import msgspec
 
 from gyre.chat.frame_tokenizer import FrameTokenizer, texts_of
 from gyre.chat.messages import Message, Tool, ToolCall
-from gyre.errors import ConfigError
+from gyre.errors import ConfigError, nearest
 from gyre.extras import needed
 from gyre.request_body import refused
 
@@ -159,22 +159,34 @@ def _unrenderable(error: Exception) -> Exception:
 
 
 def _renderer(package: Any, tokenizer: FrameTokenizer, settings: Mapping[str, Any]) -> Any:
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter, ValidationError
 
-    if settings.get("name") in (None, "auto", "default"):
+    known = _names(package)
+    name = settings.get("name")
+    if name in (None, "auto", "default"):
         raise ConfigError(
-            f"config.chat: the renderer {settings.get('name')!r} writes no turn behind another.",
-            hint=f"Name one of {', '.join(_names(package))}.",
+            f"config.chat: the renderer {name!r} writes no turn behind another.",
+            hint=f"Name one of {', '.join(known)}.",
+        )
+    if name not in known:
+        raise ConfigError(
+            f"config.chat.renderer: {name!r} is none of the package renderers; {nearest(str(name), known)}"
         )
     try:
         config = TypeAdapter(package.RendererConfig).validate_python(
             {"thinking_retention": "all", **settings}
         )
         return package.create_renderer(tokenizer, config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(
+            f"config.chat.settings.{first['loc'][-1]}: {first['input']!r:.40} given: {first['msg']}, by the renderer "
+            f"{name!r}."
+        ) from error
     except Exception as error:  # a renderer raises whatever its own packages do
         raise ConfigError(
-            f"config.chat: no renderer {settings['name']!r} for {tokenizer.name_or_path}: {error!s:.300}.",
-            hint=f"The package has {', '.join(_names(package))}.",
+            f"config.chat: no renderer {name!r} for {tokenizer.name_or_path}: {error!s:.300}.",
+            hint=f"The package has {', '.join(known)}.",
         ) from error
 
 

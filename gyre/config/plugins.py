@@ -54,9 +54,9 @@ class PluginKind:
         installed = _installed(self.group)
         if name in installed:
             return name
-        near = nearest(name, [*self.built_in, *installed])
+        near = nearest(name, [*self.built_in, *installed]).rstrip(".")
         raise ValueError(
-            f'is neither a known {self.noun} nor an import path "module:Name"; {near}'.rstrip(".")
+            f'is neither a known {self.noun} nor an import path "module:Name"{near and f"; {near}"}'
         )
 
     def load(self, name: str, python_path: Iterable[str] = ()) -> Any:

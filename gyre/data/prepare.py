@@ -53,6 +53,8 @@ class PromptRecipe:
     """Columns that do not go to the reward."""
     rename: dict[str, str] = field(default_factory=dict)
     """Other names for columns."""
+    keep_prompt: bool = False
+    """Whether the columns of the prompt go along as they are: agents ask in messages of their own."""
     keep_unanswered: bool = False
     """Whether rows without an answer are kept, of a data set that has answers."""
     skip_unsupported: bool = False
@@ -131,7 +133,7 @@ class _Preparation:
         )
         self._columns = Columns(
             columns_of(first),
-            prompt=self._layout.prompt_columns,
+            prompt=() if recipe.keep_prompt else self._layout.prompt_columns,
             answer=self._layout.answer,
             keep=recipe.keep,
             drop=recipe.drop,

@@ -22,9 +22,11 @@ def sessions_sentence(told: Mapping[str, Any]) -> str:
 
 
 def sessions_fact(told: Mapping[str, Any]) -> str:
-    """Where they are, as short as it goes."""
+    """Where they are, as short as it goes, and while sessions are held back the newest fault."""
     places = (("at_engine", "at an engine"), ("with_agent", "with an agent"), ("waiting", "waiting"))
-    return f"sessions {', '.join(f'{_count(told, key):,} {where}' for key, where in places)}"
+    fact = f"sessions {', '.join(f'{_count(told, key):,} {where}' for key, where in places)}"
+    fault = _newest_fault(told) if _number(told, "pause_s") else None
+    return fact if fault is None else f"{fact}, held back: {fault.get('reason') or 'faults'!s:.120}"
 
 
 def _parts(told: Mapping[str, Any]) -> Iterator[str]:
@@ -66,9 +68,14 @@ def _since_start(told: Mapping[str, Any]) -> Iterator[str]:
     branches = told.get("branches")
     if isinstance(branches, Mapping) and (why := {key: _count(branches, key) for key in branches}):
         yield f"Branches: {', '.join(f'{count:,} by {key}' for key, count in sorted(why.items()))}."
-    faults = since.get("faults")
-    if isinstance(faults, list) and faults and isinstance(newest := faults[0], Mapping):
+    if newest := _newest_fault(told):
         yield f"The newest fault, of {newest.get('session', '')}: {newest.get('reason') or 'no reason was given'}"
+
+
+def _newest_fault(told: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    since = told.get("since_start")
+    faults = since.get("faults") if isinstance(since, Mapping) else None
+    return faults[0] if isinstance(faults, list) and faults and isinstance(faults[0], Mapping) else None
 
 
 def _number(told: Mapping[str, Any], key: str) -> float:

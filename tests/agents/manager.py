@@ -20,6 +20,7 @@ from gyre.agents.client import ClientAnswer, SessionClient
 
 SECRET = "the job's own secret"
 SILENCE_S, TAKEN_WITHIN_S = 15.0, 10.0
+MOST_REWARD = 1e30
 
 
 @dataclass
@@ -88,6 +89,8 @@ class Manager:
                 one.snapshot = body
                 return ClientAnswer(200, {}, b"{}")
             told = json.loads(body)
+            if abs(told["reward"]) > MOST_REWARD:
+                return refused(422, "reward")
             if one.ended is not None and one.ended != told:
                 return refused(422, "ended")
             one.ended = told

@@ -98,6 +98,16 @@ class Wrong(Counting):
         return "no tuple"
 
 
+class EarnsNan(Counting):
+    def step(self, message: dict[str, Any]) -> Any:
+        return "go on", float("nan"), False
+
+
+class EarnsText(Counting):
+    def step(self, message: dict[str, Any]) -> Any:
+        return "go on", "1.0", True
+
+
 class Slow(Async):
     async def step(self, message: dict[str, Any]) -> Any:
         await asyncio.sleep(100.0)
@@ -114,6 +124,8 @@ class ClosesBadly(Counting):
         (Broken, "infra_fault", "OSError: the sandbox is away"),
         (Faulted, "policy_fault", "malformed call"),
         (Wrong, "infra_fault", "expected messages (or a text), a reward"),
+        (EarnsNan, "infra_fault", "nan is no finite number"),
+        (EarnsText, "infra_fault", "'1.0' is no finite number"),
         (Slow, "infra_fault", "took longer than 5 s"),
         (ClosesBadly, "scored", ""),
     ],

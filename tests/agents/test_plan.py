@@ -32,6 +32,10 @@ def job_with(**agent: Any) -> Any:
         ({"environment": f"{GIVEN}:Stepless"}, r"config\.agent\.environment: .* has no step\(\)"),
         ({"environment": f"{GIVEN}:HalfRemembering"}, r"has one of snapshot\(\) and restore\(\)"),
         (
+            {"environment": "gyre.agents.calculator:Calculator", "recovery": "snapshot"},
+            r"config\.agent\.recovery: 'snapshot' given, but .* has no snapshot\(\)",
+        ),
+        (
             {"environment": "gyre.agents.calculator:Calculator", "options": {"x": 1}},
             r"config\.agent\.environment: .*x",
         ),
@@ -63,3 +67,8 @@ def test_the_demo_with_an_agent_can_run() -> None:
     assert {"agent", "reward", "rollout_manager"} <= compiled.spec.roles.keys()
     assert {kind for kind, _ in plugins_of(compiled.spec)} == {TASK, ENVIRONMENT}
     check_plugins(compiled.spec)
+
+
+def test_a_name_that_is_no_path_is_told_in_a_whole_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"'guess' is neither .* nor an import path \"module:Name\"\.$"):
+        job_with(environment="guess")

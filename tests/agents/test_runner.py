@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gyre.agents import BlockingSession, InfraFault, Outcome, PolicyFault, Session
@@ -118,6 +119,14 @@ async def returns_nan(session: Session) -> float:
     return float("nan")
 
 
+async def returns_several(session: Session) -> Any:
+    return np.ones(3)
+
+
+async def returns_more_than_is_taken(session: Session) -> float:
+    return 1e31
+
+
 async def cancels_itself(session: Session) -> float:
     raise asyncio.CancelledError
 
@@ -135,6 +144,8 @@ async def cancels_itself(session: Session) -> float:
         (leaves, "infra_fault", 0.0, "SystemExit: 3"),
         (returns_nothing, "infra_fault", 0.0, "the agent returned None as reward"),
         (returns_nan, "infra_fault", 0.0, "the agent returned nan"),
+        (returns_several, "infra_fault", 0.0, "the agent returned array([1., 1., 1.]) as reward"),
+        (returns_more_than_is_taken, "infra_fault", 0.0, "refuses: no: reward"),
         (cancels_itself, "infra_fault", 0.0, "CancelledError"),
     ],
 )
@@ -467,6 +478,30 @@ def test_a_worker_whose_sessions_fail_one_after_another_pauses_and_tries_one() -
     assert faults <= 6
     assert runner.counts.ended["scored"] == 40 - faults
     assert (runner.faults, runner.paused_s) == (0, 0.0)
+
+
+def test_the_first_pause_is_short_however_many_sessions_failed_at_once() -> None:
+    manager = Manager()
+    manager.add(40)
+    heard = Heard()
+
+    async def sandboxed(session: Session) -> float:
+        await asyncio.sleep(1.0)
+        raise InfraFault("the sandbox is away")
+
+    settings = settings_of(sandboxed, concurrency=16, breaker=3)
+    runner = SessionRunner(Direct(manager), agent_of(sandboxed, settings, {}), settings, owner=heard)
+
+    async def scenario() -> None:
+        work = [asyncio.create_task(runner.run()), asyncio.create_task(beats_of(manager, runner))]
+        await asyncio.sleep(PAUSE_S * 7)
+        for task in work:
+            task.cancel()
+        await asyncio.wait(work)
+
+    run_virtual(scenario())
+    pauses = [(told["faults"], told["pause_s"]) for kind, told in heard.events if kind == "AgentPaused"]
+    assert pauses == [(16, PAUSE_S), (17, PAUSE_S * 2), (18, PAUSE_S * 4)]
 
 
 def test_a_score_between_faults_keeps_the_worker_at_work() -> None:

@@ -227,3 +227,32 @@ def test_a_prompt_has_to_leave_a_session_room(tmp_path: Path) -> None:
         assert "config.agent.max_tokens: 8 given, which leaves no room for an answer beside" in told.stderr
         given["config"]["agent"]["max_tokens"] = 97
         assert "which is more than config.model.max_positions" in plan(given).stderr
+
+
+def test_agents_need_a_way_to_write_conversations(tmp_path: Path) -> None:
+    """An environment is asked in messages; a function may ask with token ids."""
+    rows = write_lines(tmp_path / "rows.jsonl", [{"prompt": "1+1=", "answer": "2"}])
+    plain = write_lines(tmp_path / "plain.jsonl", [{"prompt": "1+1=[:]", "answer": "2"}])
+    given = session_job()
+    no_evaluation = {**given["run"], "evaluate_every": 0}
+    for source, is_refused in (
+        ({"data": {"path": prepared(tmp_path, ["1+1="])}}, True),
+        ({"task": {"name": "rows", "file": str(rows)}}, True),
+        ({"task": {"name": "rows", "file": str(plain)}}, False),
+        ({"task": {"name": "arithmetic"}}, True),
+    ):
+        config = {key: one for key, one in given["config"].items() if key != "task"} | source
+        told = plan({**given, "config": config, "run": no_evaluation})
+        assert ("config.agent.environment: is asked in messages" in told.stderr) is is_refused, told.output
+        config["agent"] = {"function": "tests.agents.given_agents:scores"}
+        told = plan({**given, "config": config, "run": no_evaluation})
+        assert told.exit_code == 0, told.output
+        assert ("agents ask with token ids alone" in told.output) is is_refused
+    given["config"]["chat"] = {"renderer": "qwen3"}
+    assert "config.chat: is given, but there is no model's folder" in plan(given).stderr
+
+
+def test_a_tool_has_to_be_cut_off_before_its_session() -> None:
+    told = plan(session_job(seconds=60.0, tool_timeout_s=60.0)).output
+    assert "warning: config.agent.tool_timeout_s: 60 given, but a session is cut off after 60 s" in told
+    assert "tool_timeout_s" not in plan(session_job(seconds=61.0, tool_timeout_s=60.0)).output

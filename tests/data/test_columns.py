@@ -57,6 +57,12 @@ VERL = {
 }
 
 
+def test_agents_are_given_the_prompt_where_it_is_kept(prepared):
+    manifest, (meta,) = prepared([{"prompt": ASKED, "answer": "1"}], keep_prompt=True)
+    assert meta == {"prompt": ASKED, "answer": "1"}
+    assert "prompt" in manifest["columns"]
+
+
 def test_every_column_but_the_prompt_reaches_the_reward(prepared):
     manifest, (meta,) = prepared([VERL])
     assert meta == {key: value for key, value in VERL.items() if key != "prompt"} | {"answer": "72"}

@@ -55,3 +55,10 @@ def test_a_sentence(told: dict[str, Any], sentence: str) -> None:
 def test_the_short_form() -> None:
     told = {"waiting": 20, "running": 12, "at_engine": 5, "with_agent": 7}
     assert sessions_fact(told) == "sessions 5 at an engine, 7 with an agent, 20 waiting"
+
+
+def test_the_short_form_says_why_sessions_are_held_back() -> None:
+    since = {"faults": [{"session": "train-0-0-0", "reason": "solve.py, line 3: KeyError: 'prompt'"}]}
+    told = {"waiting": 20, "pause_s": 2.0, "since_start": since}
+    assert sessions_fact(told).endswith("20 waiting, held back: solve.py, line 3: KeyError: 'prompt'")
+    assert sessions_fact({**told, "pause_s": 0.0}).endswith("20 waiting")

@@ -532,3 +532,11 @@ async def test_two_agents_with_one_key_have_sessions_of_their_own(
     turn = asyncio.create_task(asks(f"{again['path']}{GENERATE}", body))
     await drawn(agent, 2)
     assert (await turn)[0] == 200
+
+
+async def test_an_end_without_a_turn_is_told_as_what_it_is(tmp_path: Path) -> None:
+    async with session_plane(tmp_path) as plane:
+        await plane.asked([0], n=1)
+        (session,) = await plane.claim()
+        assert (await plane.end(session))[1] == {"id": session["id"], "outcome": "infra_fault"}
+        await until(lambda: bool(plane.told("SessionFault")))

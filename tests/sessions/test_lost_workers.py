@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gyre.config.spec import FailoverSpec
 from gyre.rollouts.plane.session_ledger import MOST_LOSSES
 from tests.sessions.session_machine import SILENCE_S, SessionWorld
 
@@ -49,7 +50,7 @@ def test_what_kills_each_worker_at_the_same_turn_is_ended(recovery: str) -> None
     lose_worker(world, 1)
     assert world.witness.failed == {("train", 0)}
     (fault,) = (fields for kind, fields in world.events if kind == "SessionFault")
-    assert f"{MOST_LOSSES} workers were lost in a row" in fault["reason"]
+    assert f"{MOST_LOSSES + 1} workers were lost in a row" in fault["reason"]
 
 
 @pytest.mark.parametrize("recovery", RECOVERIES)
@@ -60,3 +61,9 @@ def test_one_that_gets_further_is_no_killer(recovery: str) -> None:
     assert not world.witness.failed
     lose_worker(world, 1)
     assert world.witness.failed
+
+
+def test_a_session_ends_before_it_has_used_up_its_vertex() -> None:
+    """With the default budgets one session that ends its process cannot end the job."""
+    restarts = FailoverSpec().vertex.most_attempts
+    assert restarts >= MOST_LOSSES + 1

@@ -37,5 +37,24 @@ def test_a_section_that_names_no_frame_is_refused(chat: dict[str, Any], sentence
         renderer_of({**TASK, "chat": chat})
 
 
+@pytest.mark.parametrize(
+    ("chat", "sentence"),
+    [
+        ({"renderer": "qwen9"}, r"^config\.chat\.renderer: 'qwen9' is none .* did you mean 'qwen3'\?$"),
+        ({"renderer": "auto"}, r"'auto' writes no turn behind another"),
+        (
+            {"renderer": "qwen3", "settings": {"enable_thinkin": True}},
+            r"^config\.chat\.settings\.enable_thinkin: True given: Extra inputs .* 'qwen3'\.$",
+        ),
+    ],
+)
+def test_what_the_package_has_not_is_told_by_its_key(
+    chat: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=sentence) as raised:
+        renderer_of({"model_path": str(small("qwen3", tmp_path)), "chat": chat})
+    assert "tagged-union" not in str(raised.value)
+
+
 def test_a_task_of_single_answers_has_none() -> None:
     assert renderer_of(TASK) is None

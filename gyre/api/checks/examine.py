@@ -134,12 +134,16 @@ def check_plugins(spec: JobSpec, doing: Callable[[str], None] = lambda text: Non
             check_call(
                 kind.setting, found, name, positional, [*keywords, *more], hint="See docs/bring-your-own.md."
             )
-        _check_shape(kind, name, found, agent if kind is ENVIRONMENT else task)
+        remembers = settings.agent is not None and settings.agent.recovery == "snapshot"
+        _check_shape(kind, name, found, agent if kind is ENVIRONMENT else task, remembers=remembers)
 
 
-def _check_shape(kind: PluginKind, name: str, found: Any, given: Mapping[str, Any]) -> None:
-    """Raises ConfigError where a task, codec or sink lacks a method that it must have, or has one that cannot be called
-    as Gyre calls it. `given` are the job's options for a task or an environment."""
+def _check_shape(
+    kind: PluginKind, name: str, found: Any, given: Mapping[str, Any], *, remembers: bool
+) -> None:
+    """Raises ConfigError where a task, codec, sink or environment lacks a method that it must have, or has one that
+    cannot be called as Gyre calls it. `given` are the job's options for a task or an environment, which is kept by
+    snapshots if it `remembers`."""
     for method in _METHODS.get(kind, ()):
         if not callable(getattr(found, method, None)):
             raise ConfigError(f"{kind.setting}: {name} has no {method}(), which a {kind.noun} must have.")
@@ -152,6 +156,11 @@ def _check_shape(kind: PluginKind, name: str, found: Any, given: Mapping[str, An
         if hasattr(found, "snapshot") != hasattr(found, "restore"):
             raise ConfigError(
                 f"{kind.setting}: {name} has one of snapshot() and restore(), and needs the other."
+            )
+        if remembers and not hasattr(found, "snapshot"):
+            raise ConfigError(
+                f"config.agent.recovery: 'snapshot' given, but {name} has no snapshot() and restore().",
+                hint="Give it both, or take 'replayable' or 'restart'.",
             )
         check_call(kind.setting, found, name, (), given, hint="See docs/agents.md.")
         _check_methods(kind.setting, found, _ENVIRONMENT)

@@ -50,6 +50,7 @@ def data() -> None:
 @click.option(
     "--rename", multiple=True, metavar="COLUMN=NAME", help="Give the reward a column by another name."
 )
+@click.option("--keep-prompt", is_flag=True, help="Keep the prompt's own columns, which agents read, too.")
 @click.option("--keep-unanswered", is_flag=True, help="Keep rows without an answer.")
 @click.option(
     "--skip-unsupported",

@@ -69,7 +69,9 @@ _TEXT = 200
 @click.option("--best", is_flag=True, help="The highest rewards first.")
 @click.option("--reward", metavar="CONDITION", help="Only of such a reward: '<0.2', '=1', '>=0.2,<0.4'.")
 @click.option("--length", metavar="CONDITION", help="Only of so many tokens: '>=1000', '>=100,<200'.")
-@click.option("--outcome", metavar="WORD", help="Only of this outcome or end: trained, stale, length, …")
+@click.option(
+    "--outcome", metavar="WORD", help="Only of this outcome or end: trained, stale, length, policy_fault, …"
+)
 @click.option("--instance", metavar="NAME", help="Only what this instance generated some of.")
 @click.option("--version", type=click.IntRange(min=0), metavar="N", help="Only what this version generated.")
 @click.option("--quarantined", is_flag=True, help="Only what is quarantined.")

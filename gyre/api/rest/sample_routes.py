@@ -52,7 +52,8 @@ def list_samples(
         ),
     ] = "",
     outcome: Annotated[
-        Name | SkipJsonSchema[None], Query(description="An outcome, or a finish reason.")
+        Name | SkipJsonSchema[None],
+        Query(description="An outcome, a finish reason, or the end of a session."),
     ] = None,
     instance: Annotated[
         Name | SkipJsonSchema[None], Query(description="An instance that generated some of its tokens.")

@@ -31,11 +31,12 @@ NARROW = (
     "reward",
     "tokens",
     "finish_reason",
+    "session_outcome",
     "versions",
     "instances",
 )
-_FORM = 2
-"""Of what is packed. Form 1 had no numbers of tokens."""
+_FORM = 3
+"""Of what is packed. Form 1 had no numbers of tokens, form 2 no ends of sessions."""
 
 _MOST_BYTES = 1 << 28
 """Of one file, unpacked."""
@@ -74,6 +75,8 @@ class Narrow:
     quarantined: NDArray[np.bool_]
     outcomes: Names
     finishes: Names
+    ends: Names
+    """Of the sessions."""
     version_rows: NDArray[np.int32]
     """The row of each run of a version, and the version."""
     version_values: NDArray[np.int32]
@@ -96,7 +99,8 @@ class Narrow:
         for condition in wanted.tokens:
             keep &= condition.holds(self.tokens)
         if wanted.outcome is not None:
-            keep &= self.outcomes.equal(wanted.outcome) | self.finishes.equal(wanted.outcome)
+            named = (self.outcomes, self.finishes, self.ends)
+            keep &= np.logical_or.reduce([names.equal(wanted.outcome) for names in named])
         if wanted.quarantined is not None:
             keep &= self.quarantined == wanted.quarantined
         if wanted.version is not None:
@@ -126,6 +130,7 @@ def narrow_of(table: Any, step: int | None) -> Narrow:
         quarantined=_numbers(table, "quarantined").astype(np.bool_),
         outcomes=_names(table.column("outcome").combine_chunks()),
         finishes=_names(table.column("finish_reason").combine_chunks()),
+        ends=_ends(table),
         version_rows=version_rows,
         version_values=_plain(versions.field("version"), np.int32),
         instance_rows=instance_rows,
@@ -133,12 +138,19 @@ def narrow_of(table: Any, step: int | None) -> Narrow:
     )
 
 
+def _ends(table: Any) -> Names:
+    """A file of before there were sessions has none."""
+    if "session_outcome" not in table.column_names:
+        return Names(np.full(table.num_rows, -1, np.int32), [])
+    return _names(table.column("session_outcome").combine_chunks())
+
+
 def packed(narrow: Narrow) -> bytes:
     """`unpacked` is its inverse."""
     columns = [getattr(narrow, name).astype(dtype).tobytes() for name, dtype in _COLUMNS]
     names = [
         [one.codes.astype("<i4").tobytes(), one.names]
-        for one in (narrow.outcomes, narrow.finishes, narrow.instance_values)
+        for one in (narrow.outcomes, narrow.finishes, narrow.ends, narrow.instance_values)
     ]
     return zstandard.compress(msgpack.packb([_FORM, columns, names]))
 
@@ -155,12 +167,14 @@ def unpacked(data: bytes, step: int | None) -> Narrow | None:
             name: np.frombuffer(column, dtype)
             for (name, dtype), column in zip(_COLUMNS, columns, strict=True)
         }
-        outcomes, finishes, instances = (Names(np.frombuffer(codes, "<i4"), known) for codes, known in names)
+        outcomes, finishes, ends, instances = (
+            Names(np.frombuffer(codes, "<i4"), known) for codes, known in names
+        )
     except (zstandard.ZstdError, TypeError, msgpack.UnpackException) as error:
         raise ValueError(f"its index is damaged: {error}") from error
     if step is not None:
         found["steps"] = np.full(len(found["groups"]), step, np.int32)
-    return Narrow(**found, outcomes=outcomes, finishes=finishes, instance_values=instances)
+    return Narrow(**found, outcomes=outcomes, finishes=finishes, ends=ends, instance_values=instances)
 
 
 def packed_at_end(path: str, step: int | None) -> Narrow | None:

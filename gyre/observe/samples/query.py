@@ -67,7 +67,7 @@ class SampleFilter:
     tokens: tuple[Condition, ...] = ()
     """Of how many tokens the answer has."""
     outcome: str | None = None
-    """An outcome, or a finish reason: `trained`, `stale`, `length`, …"""
+    """An outcome, a finish reason, or the end of a session: `trained`, `stale`, `length`, `policy_fault`, …"""
     instance: str | None = None
     """An instance that generated some of its tokens."""
     version: int | None = None

@@ -59,9 +59,10 @@ SNAPSHOT_BYTES = 1 << 20
 REASON_CHARS = 2000
 """Kept of why a session ended."""
 
-MOST_LOSSES = 8
-"""Workers that a session may lose in a row without another turn: after that many it is taken for what kills them. A
-machine that is taken away seldom is that often, and the next attempt begins to count anew."""
+MOST_LOSSES = 3
+"""Workers that a session may lose in a row without another turn: with one more it is taken for what kills them, before
+a vertex that it kills has no restart left without a step (`failover.vertex`), which would end the job. One that was
+taken away with others' workers has its attempt drawn again, which begins to count anew."""
 
 PREFIX_KEPT_S = 30.0
 """How long an instance is preferred for having what a turn begins with. Of tools' calls 86 % are over within a second,
@@ -328,7 +329,7 @@ class SessionLedger:
         session.losses = session.losses + 1 if len(session.turns) <= session.turns_at_loss else 1
         session.turns_at_loss = max(len(session.turns), session.turns_at_loss)
         if session.losses > MOST_LOSSES:
-            said = f"{MOST_LOSSES} workers were lost in a row while they ran it, the last one was {session.worker}."
+            said = f"{session.losses} workers were lost in a row while they ran it, the last one was {session.worker}."
             self.end(SessionEnded(session.id, SessionOutcome.INFRA_FAULT, None, said))
         elif self._settings.recovery == "restart" and session.turns:
             self._again(session, session.faults, session.losses, session.turns_at_loss)

@@ -84,7 +84,7 @@ class RowsTask:
         return 1 + sum(len(prompt) for prompt, _ in self._rows) / len(self._rows)
 
     def prompt(self, index: int) -> Group:
-        """Training prompt `index` ≥ 0; `meta` has the other columns of its row, the row's number and the epoch."""
+        """Training prompt `index` ≥ 0; `meta` has the columns of its row, the row's number and the epoch."""
         row = self._training[self._order.row_at(index)]
         return self._group(index, row, {"epoch": self._order.epoch_of(index)})
 
@@ -111,9 +111,8 @@ class RowsTask:
     def _group(self, group_id: int, row: int, more: dict[str, Any]) -> Group:
         prompt, meta = self._rows[row]
         begin = np.array([self.tokenizer.bos_id], dtype=np.int32)
-        return Group(
-            group_id, np.concatenate([begin, self.tokenizer.encode(prompt)]), {**meta, "row": row, **more}
-        )
+        ids = np.concatenate([begin, self.tokenizer.encode(prompt)])
+        return Group(group_id, ids, {"prompt": prompt, **meta, "row": row, **more})
 
     def _split(self, every: int) -> tuple[list[int], list[int]]:
         """Rows to train on and rows held out: of the different prompts each `every`-th is held out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,13 @@ def test_how_a_session_went_stands_with_its_rows(files: SampleFiles) -> None:
     ]
     assert page[0]["session"]["turns"] == 3
     assert files.sample(4, 7, 2)["conversation"] == []
+
+
+def test_a_sessions_end_is_filtered_by(files: SampleFiles) -> None:
+    ends = [one["session"] and one["session"]["outcome"] for one in files.find(_everything())["samples"]]
+    found = files.find(replace(_everything(), outcome="truncated"))["samples"]
+    assert len(found) == ends.count("truncated") > 0
+    assert {one["session"]["outcome"] for one in found} == {"truncated"}
 
 
 def test_what_somebody_else_put_there_is_left_out(files: SampleFiles) -> None:

@@ -23,13 +23,14 @@ def config_of(folder: Path, rows: list[Any], **settings: Any) -> dict[str, Any]:
 ROWS = [{"prompt": f"double {n}: ", "answer": 2 * n, "source": "mine"} for n in range(8)]
 
 
-def test_rows_are_prompts_with_their_other_columns(tmp_path: Path) -> None:
+def test_rows_are_prompts_with_their_columns(tmp_path: Path) -> None:
     task = task_of(config_of(tmp_path, ROWS))
     assert isinstance(task, RowsTask)
     group = task.prompt(0)
     row = group.meta["row"]
     assert task.prompt_text(group) == f"double {row}: "
-    assert group.meta == {"answer": str(2 * row), "source": "mine", "row": row, "epoch": 0}
+    own = {"prompt": f"double {row}: ", "answer": str(2 * row), "source": "mine"}
+    assert group.meta == {**own, "row": row, "epoch": 0}
     assert task.tokenizer.decode([*task.tokenizer.encode("12"), task.tokenizer.eos_id]) == "12"
 
 

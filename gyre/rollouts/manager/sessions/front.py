@@ -208,14 +208,13 @@ class SessionFront(TrainerFront):
     async def _end(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         told = await _object(request)
         name, claim = _named(request.match_info["session"])
-        self._own(caller, name)
+        session = self._own(caller, name)
         outcome = _outcome(told)
         reward = None if outcome is SessionOutcome.INFRA_FAULT else _number(told.get("reward"), "reward")
         reason = _sentence(told.get("reason"), "reason")
         self.shell.handle(SessionEnded(name, outcome, reward, reason, _extras(told), claim))
-        session = self.ledger.find(name)
         await self._written(session)
-        return _json({"id": name, "outcome": session.outcome})
+        return _json({"id": name, "outcome": session.outcome})  # without a drawn token another than was said
 
     async def _snapshot(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         name, claim = _named(request.match_info["session"])
@@ -509,7 +508,7 @@ def _worker_of(caller: Caller, name: str) -> str:
 
 def _number(value: Any, key: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MOST_NUMBER:
-        raise refused(422, "invalid", f"{key}: {value!r:.40}, expected a finite number.")
+        raise refused(422, "invalid", f"{key}: {value!r:.40}, expected a number below {MOST_NUMBER:g}.")
     return float(value)
 
 
