@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from gyre.agents import Session
-from gyre.agents.calculator import Calculator, called
+from gyre.agents.calculator import Calculator
+from gyre.agents.reward import SessionReward
 from gyre.engines.process import EngineCommand
-from gyre.workloads import BaseTrainer, BaseWorkload
+from gyre.rollouts import Group
+from gyre.rollouts.session_extras import first_rows
+from gyre.workloads import BaseTrainer, BaseWorkload, operator
 from tests.kill.gate import wait_at_gate
 
 
@@ -144,16 +147,24 @@ def engine_that_cannot_start(folder: Path, *, python: str, **others: Any) -> Eng
 
 
 async def branching(session: Session) -> float:
-    """Asks twice for what follows the same tool's call, so that two rows of a session have its tokens in common."""
+    """Asks twice for what follows the same tool's call, so that two rows of a session have its tokens in common.
+    Rewards differ in any group."""
     calculator = Calculator()
     messages = [{"role": "user", "content": await calculator.reset(session.task, session.seed)}]
     reply = await session.chat(messages, tools=Calculator.tools)
-    if not reply.tool_calls:
-        return float(reply.content == session.task["answer"])
-    for guessed in (True, False):
-        results = [
-            {"role": "tool", "tool_call_id": one["id"], "content": "0000" if guessed else called(one)}
-            for one in reply.tool_calls
-        ]
-        last = await session.chat([*messages, reply.message, *results], tools=Calculator.tools)
-    return float(last.content == session.task["answer"])
+    said = reply.content
+    for told in ("0000", "1111") if reply.tool_calls else ():
+        results = [{"role": "tool", "tool_call_id": one["id"], "content": told} for one in reply.tool_calls]
+        said += (await session.chat([*messages, reply.message, *results], tools=Calculator.tools)).content
+    return len(said) % 3 / 2
+
+
+class CountedRows(SessionReward):
+    """Notes how many rows come beyond one of each session, in the file `branches` of the job's directory."""
+
+    @operator
+    def score(self, groups: list[Group], *, step: int) -> list[Group]:
+        branches = sum(len(group.samples) - len(first_rows(group)) for group in groups)
+        with (self.context.directory / "branches").open("a") as file:
+            file.write(f"{step} {branches}\n")
+        return super().score(groups)

@@ -97,7 +97,9 @@ def tiny_job(steps: int = STEPS, **overrides: Any) -> RLJobBuilder:
     return builder.end()
 
 
-def agent_job(steps: int = STEPS, **config: Any) -> RLJobBuilder:
+def agent_job(
+    steps: int = STEPS, *, reward: tuple[str, str] = ("tests.kill.workloads", "PacedSessions"), **config: Any
+) -> RLJobBuilder:
     """The demo's agents, made tiny: two vertices run sessions of up to four turns, over one engine."""
     builder = (
         RLJobBuilder()
@@ -128,4 +130,4 @@ def agent_job(steps: int = STEPS, **config: Any) -> RLJobBuilder:
         .failover(silence_timeout_s=30.0, master_hung_after_s=4.0, backoff_s=0.1)
     )
     builder = builder.actor().total(1).rollout().total(1).agent().total(2)
-    return builder.reward("tests.kill.workloads", "PacedSessions").total(1).end()
+    return builder.reward(*reward).total(1).end()
