@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from gyre.agents import PolicyFault
+from gyre.agents import calculator as demo
 from gyre.api.cli import main
-from gyre.api.cli.init import SCHEMA, TEMPLATES, job_name
+from gyre.api.cli.init import HERE, SCHEMA, TEMPLATES, job_name
 from gyre.api.definition.jobfile import load_job_file
 from gyre.config.schema import job_schema
 
@@ -61,6 +64,27 @@ def test_every_template_is_planned_for_a_cluster_without_a_warning(
     assert planned.exit_code == 0, planned.output
     assert planned.stdout.splitlines()[-1].startswith("Yes: ")
     assert "lora" not in text or "adapter" in text
+
+
+def test_the_template_with_an_agent_is_an_environment_of_the_demos_task(tmp_path: Path) -> None:
+    assert gyre("init", str(tmp_path), "--template", "agent").exit_code == 0
+    module = runpy.run_path(str(tmp_path / "agent.py"))
+    environment = module["Calculator"]()
+    assert environment.tools[0]["function"]["name"] == demo.Calculator.tools[0]["function"]["name"]
+    for problem in ("12*34=", "12*34*5="):
+        task = {"problem": problem, "answer": demo.answer_to(problem)}
+        assert environment.reset(task, 0) == problem
+        told = demo.session_of(problem, [False, False])
+        for (said, _), (answer, _) in zip(told[:-1:2], told[1::2], strict=True):
+            call = {"id": "1", "function": {"arguments": json.dumps({"factors": said.strip("[]")})}}
+            message = {"content": None, "tool_calls": [call]}
+            expected = {"role": "tool", "tool_call_id": "1", "content": answer.strip(":")}
+            assert environment.step(message) == ([expected], 0.0, False)
+        assert environment.step({"content": told[-1][0]}) == ([], 1.0, True)
+        assert environment.step({"content": "1"}) == ([], 0.0, True)
+    for arguments in ("{}", "[", '{"factors": "1*2*3"}', '{"factors": 7}'):
+        with pytest.raises(PolicyFault):
+            environment.step({"tool_calls": [{"id": "1", "function": {"arguments": arguments}}]})
 
 
 def test_the_templates_that_have_rows_plan_here_with_a_prepared_set(
@@ -121,7 +145,8 @@ def test_a_name_that_yaml_would_take_for_something_else_is_quoted(tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(300)
-def test_what_it_writes_runs_to_its_end_and_learns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("template", HERE)
+def test_what_it_writes_runs_to_its_end_and_learns(template: str, tmp_path: Path) -> None:
     environment = {**os.environ, "GYRE_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
     environment.pop("RAY_ADDRESS", None)
 
@@ -136,7 +161,7 @@ def test_what_it_writes_runs_to_its_end_and_learns(tmp_path: Path) -> None:
             check=False,
         )
 
-    assert run(tmp_path, "init", "mine").returncode == 0
+    assert run(tmp_path, "init", "mine", "--template", template).returncode == 0
     done = run(tmp_path / "mine", "run", "job.yaml", "--json")
     assert done.returncode == 0, done.stderr
     assert "mine succeeded" in done.stderr

@@ -1,5 +1,5 @@
-"""`init`: writes a small job that runs at once, a job file, a reward function and twenty rows; or one for GPUs, an
-adapter, a fleet, or what one has of verl."""
+"""`init`: writes a small job that runs at once, a job file, a reward function and twenty rows; or one with an
+agent, for GPUs, an adapter, a fleet, or what one has of verl."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ _CPU = {"job.yaml": "job.yaml", "reward.py": "reward.py", "rows.jsonl": "rows.js
 
 TEMPLATES = {
     "cpu": _CPU,
+    "agent": {"job.yaml": "agent.yaml", "agent.py": "agent.py"},
     "gpu": {**_CPU, "job.yaml": "gpu.yaml"},
     "lora": {**_CPU, "job.yaml": "lora.yaml"},
     "fleet": {"job.yaml": "fleet.yaml"},
     "verl": {"job.yaml": "verl.yaml", "reward.py": "verl_reward.py"},
 }
 """By name, the files that are written, and those of `gyre.api.templates` that they are."""
+
+HERE = ("cpu", "agent")
+"""Templates that run as they are, on a laptop."""
 
 SCHEMA = "job.schema.json"
 """What `gyre config schema` prints; the first line of the job file names it for editors."""
@@ -40,16 +44,16 @@ _NAME = "my-job"
     type=click.Choice(list(TEMPLATES)),
     default="cpu",
     show_default=True,
-    help="What kind of job: on this machine's CPUs; on two GPUs, of a whole model or an adapter (lora); a fleet "
-    "without a trainer; with verl's data and reward function.",
+    help="What kind of job: on this machine's CPUs; there with an agent; on two GPUs, of a whole model or an adapter "
+    "(lora); a fleet without a trainer; with verl's data and reward function.",
 )
 @click.option("--force", is_flag=True, help="Overwrite files of these names.")
 def init(session: CliContext, folder: Path, template: str, force: bool) -> None:
     """Write a small job into DIR (default: this folder): job.yaml, reward.py, rows.jsonl, job.schema.json.
 
     The job runs as it is, on a laptop without a GPU: it trains a tiny model on the twenty rows with the reward
-    function. Replace the rows, the function and the model with your own. Those of other templates say in their first
-    lines what they need.
+    function; that with an agent has an environment, agent.py, in their place. Replace them and the model with your
+    own. Those of other templates say in their first lines what they need.
     """
     folder = folder.expanduser()
     names = [*TEMPLATES[template], SCHEMA]
@@ -63,7 +67,7 @@ def init(session: CliContext, folder: Path, template: str, force: bool) -> None:
     for name in names:
         remark(f"wrote {folder / name}")
     into = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-    if template != "cpu":
+    if template not in HERE:
         remark("The first lines of job.yaml say what it needs before it runs.")
     click.echo(f"{into}gyre plan job.yaml")
     click.echo("gyre run job.yaml")
