@@ -131,6 +131,7 @@ async def test_a_claim_whose_client_has_gone_takes_nothing(plane: SessionPlane) 
 
 async def test_two_claims_race(plane: SessionPlane) -> None:
     await plane.asked([0], n=8)
+    await until(lambda: plane.ledger.workers.waiting == 8)
     got = await asyncio.gather(*(plane.claim(f"w{at}", most=1, wait_s=0.0) for at in range(20)))
     ids = [session["id"] for sessions in got for session in sessions]
     assert len(ids) == len(set(ids)) == 8
