@@ -159,7 +159,9 @@ class Server:
         asked = dialect.read(body)
         if dialect is COUNT_TOKENS:
             prompt = RENDERER.render(asked.messages, asked.tools)
-            return _json(dialect.answer(asked, FinishedTurn("", 0, "", Message("assistant"), "stop", len(prompt))))
+            return _json(
+                dialect.answer(asked, FinishedTurn("", 0, "", Message("assistant"), "stop", len(prompt)))
+            )
         fault = session.faults.pop(0) if session.faults else ""
         if fault == "503":
             return _json(dialect.refusal(503, "unavailable", "No engine is there."), 503)

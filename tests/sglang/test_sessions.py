@@ -31,6 +31,7 @@ from gyre.chat.packaged import PackagedRenderer
 from gyre.engines.process import EngineCommand
 from gyre.engines.weight_loading import LOADER_TURNS
 from gyre.rollouts.agent.agent import Agent, AgentSettings
+from gyre.rollouts.protocol.endpoint import FixedEndpoint
 from gyre.rollouts.samples import Group, Sample
 from gyre.weights.version.model_folder import list_model_folder
 from tests.chat.tokenizers import small
@@ -242,6 +243,29 @@ def check_logprobs(group: Group, folder: Path) -> None:
 # -- the rig -----------------------------------------------------------------------------------------
 
 
+@dataclass
+class Recorded:
+    """Engines behind a recorder: `Commands` of an agent. Each has a log of its own."""
+
+    python: str
+    logs: Path
+    starts: int = 0
+
+    def command(self, folder: Path, version: str) -> EngineCommand:
+        self.starts += 1
+        inner = sglang_on_cpu(
+            folder,
+            python=self.python,
+            weight_version=version,
+            max_tokens=16_384,
+            max_running=8,
+            env={LOADER_TURNS: "1"},
+        )
+        argv = [part.replace("{port}", "{inner}") for part in inner.argv]
+        log = str(self.logs / f"{self.starts}.log")
+        return replace(inner, argv=(sys.executable, str(RECORDER), log, "{host}", "{port}", *argv))
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig(tmp_path_factory: pytest.TempPathFactory, sglang_python: str) -> AsyncIterator[Rig]:
     folder = tmp_path_factory.mktemp("sessions")
@@ -250,30 +274,13 @@ async def rig(tmp_path_factory: pytest.TempPathFactory, sglang_python: str) -> A
         write_model(folder / f"v{version}", tokenizer, version)
     (folder / "logs").mkdir()
     renderer = PackagedRenderer(tokenizer, {"name": "qwen3"})
-    starts = 0
-
-    def command(model: Path, version: str) -> EngineCommand:
-        nonlocal starts
-        starts += 1
-        inner = sglang_on_cpu(
-            model,
-            python=sglang_python,
-            weight_version=version,
-            max_tokens=16_384,
-            max_running=8,
-            env={LOADER_TURNS: "1"},
-        )
-        argv = [part.replace("{port}", "{inner}") for part in inner.argv]
-        log = str(folder / "logs" / f"{starts}.log")
-        return replace(inner, argv=(sys.executable, str(RECORDER), log, "{host}", "{port}", *argv))
-
     async with session_plane(folder, renderer=renderer, max_tokens=4000) as plane:
         plane.change(heartbeat_s=START_S)  # its trainer answers no ping while a test waits for something else
         trainer = await plane.trainer()
         await trainer.publish(0)
         settings = AgentSettings("a", 8, 16_384, folder / "cache", engine="sglang", ready_within_s=START_S)
         settings.cache.mkdir()
-        agent = Agent(settings, lambda: (plane.url, TOKEN), command)
+        agent = Agent(settings, FixedEndpoint(plane.url, TOKEN), Recorded(sglang_python, folder / "logs"))
         running = asyncio.create_task(agent.run())
         try:
             await until(lambda: serves(plane, 0), START_S)
