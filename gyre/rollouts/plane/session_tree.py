@@ -336,8 +336,8 @@ def _row_of(session: LedgerSession, leaf: LedgerTurn, covered: set[int], waits: 
         logprobs += [np.zeros(len(added), np.float32), told if is_new else np.zeros_like(told)]
         mask += [np.zeros(len(added), np.bool_), np.full(len(drawn), is_new)]
         since = turn.prompt_length
-        for version, start, end in turn.sample.runs:
-            versions.append(VersionRun(version, length if not start else since + start, since + end))
+        for version, _, end in turn.sample.runs:
+            versions.append(VersionRun(version, versions[-1].end if versions else 0, since + end))
         instances += [
             InstanceRun(one.name, since + one.start, since + one.end) for one in turn.sample.instances
         ]
