@@ -24,10 +24,7 @@ from numpy.typing import NDArray
 
 from gyre.rollouts.plane.requests import InFlightRequest, InFlightSample
 from gyre.rollouts.samples import MORE, Group, InstanceRun, Sample, VersionRun
-from gyre.rollouts.session_extras import ENGINE_S, OUTCOME, PATH, REASON, TOOL_S, TURNS, RowTurn, spent
-
-ASKED = "session.prompt_ids"
-"""In the `meta` of a group that is delivered: the prompt that it was asked for with, int32 `[p]`."""
+from gyre.rollouts.session_extras import ASKED, ENGINE_S, OUTCOME, PATH, REASON, TOOL_S, TURNS, RowTurn, spent
 
 ROOT = -1
 """The parent of a turn that begins a branch of its own."""
