@@ -7,6 +7,8 @@ from typing import Any
 from gyre.rollouts.plane.session_ledger import SessionEnded
 from gyre.rollouts.plane.session_tree import SessionOutcome
 from gyre.rollouts.samples import VersionRun
+from gyre.rollouts.session_extras import row_turns
+from gyre.workloads.trainer.learning.session_metrics import session_metrics
 from tests.sessions.session_machine import SessionWorld
 from tests.sessions.session_plane import SessionPlane, drawn
 
@@ -76,6 +78,8 @@ async def test_what_goes_on_after_a_turn_of_no_token_is_one_row(plane: SessionPl
     group = (await trainer.groups(1))[0]
     (row,) = group.samples
     assert (group.prompt_ids.tolist(), row.token_ids.tolist()) == ([*PROMPT, 40], [1, 2])
+    assert [turn[:4] for turn in row_turns(row)] == [(0, 0, 0, 0), (1, 0, 0, 2)]
+    assert session_metrics([group])["tokens_not_drawn"] == 0
 
 
 async def test_what_is_put_after_a_turn_of_no_token_has_the_version_of_the_turn_that_it_precedes(

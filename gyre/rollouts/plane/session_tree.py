@@ -270,9 +270,14 @@ def _sample_of(session: LedgerSession, rollout: int, row: _Row, prompt: int) -> 
 
 
 def _said(session: LedgerSession, row: _Row, prompt: int) -> dict[str, Any]:
-    """What each row says of its session. A turn that begins within the group's prompt begins after it."""
+    """What each row says of its session. What of a turn is within the group's prompt is left out, as of one that drew
+    nothing it may be all."""
     path = [
-        [turn.number, max(turn.start - prompt, 0), turn.drawn - prompt, turn.end - prompt, turn.waited_s]
+        [
+            turn.number,
+            *(max(place - prompt, 0) for place in (turn.start, turn.drawn, turn.end)),
+            turn.waited_s,
+        ]
         for turn in row.turns
     ]
     reason = {REASON: session.reason} if session.reason else {}
