@@ -16,6 +16,9 @@ from gyre.rollouts.samples import Group, Sample
 SESSION = "session."
 """Before each name."""
 
+ASKED = f"{SESSION}prompt_ids"
+"""In the `meta` of a group that is delivered: the prompt that it was asked for with, int32 `[p]`."""
+
 PATH = f"{SESSION}path"
 """The turns of a row, as lists of the fields of `RowTurn`."""
 OUTCOME, REASON = f"{SESSION}outcome", f"{SESSION}reason"

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gyre.rollouts.plane.session_ledger import SessionEnded
 from gyre.rollouts.plane.session_tree import SessionOutcome
+from gyre.rollouts.samples import VersionRun
+from gyre.rollouts.session_extras import row_turns
+from gyre.workloads.trainer.learning.session_metrics import session_metrics
 from tests.sessions.session_machine import SessionWorld
 from tests.sessions.session_plane import SessionPlane, drawn
 
@@ -73,6 +78,43 @@ async def test_what_goes_on_after_a_turn_of_no_token_is_one_row(plane: SessionPl
     group = (await trainer.groups(1))[0]
     (row,) = group.samples
     assert (group.prompt_ids.tolist(), row.token_ids.tolist()) == ([*PROMPT, 40], [1, 2])
+    assert [turn[:4] for turn in row_turns(row)] == [(0, 0, 0, 0), (1, 0, 0, 2)]
+    assert session_metrics([group])["tokens_not_drawn"] == 0
+
+
+async def test_what_is_put_after_a_turn_of_no_token_has_the_version_of_the_turn_that_it_precedes(
+    plane: SessionPlane,
+) -> None:
+    trainer = await plane.asked([0], n=2)
+    agent = await plane.working("a")
+    one, other = await plane.claim()
+
+    async def turn(session: dict[str, Any], ids: list[int], tokens: int) -> None:
+        asked = plane.turning(session, ids)
+        (sample,) = await agent.work(1)
+        row = sample.work.row
+        await agent.report({row: tokens} if tokens else {}, {row: "stop"})
+        assert (await asked)[0] == 200
+
+    await turn(one, PROMPT, 3)
+    await turn(one, [*PROMPT, 1, 2, 3, 40], 0)
+    await turn(one, [*PROMPT, 1, 2, 3, 40, 41], 2)
+    await turn(other, [7, 9, 10], 0)
+    await turn(other, [7, 9, 10, 11], 2)
+    await plane.end(one)
+    await plane.end(other)
+    group = (await trainer.groups(1))[0]
+    assert group.prompt_ids.tolist() == [7]
+    told = [(row.token_ids.tolist(), row.mask.tolist(), row.versions) for row in group.samples]
+    drawn_before, nothing, drawn_after = [False] + 3 * [True], 2 * [False], 2 * [True]
+    assert told == [
+        (
+            [8, 1, 2, 3, 40, 41, 1, 2],
+            drawn_before + nothing + drawn_after,
+            (VersionRun(0, 0, 4), VersionRun(0, 4, 8)),
+        ),
+        ([9, 10, 11, 1, 2], 3 * [False] + drawn_after, (VersionRun(0, 0, 5),)),
+    ]
 
 
 async def test_a_session_of_no_token_is_drawn_again(plane: SessionPlane) -> None:

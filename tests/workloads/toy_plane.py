@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import random
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from gyre.rollouts.samples import Group, Sample, VersionRun, unscored
+from gyre.rollouts.session_extras import ASKED
 from gyre.rollouts.trainer.plane_client import CannotGenerate, HearsOfRollouts
 from gyre.workloads import rollout_vertices
 from gyre.workloads.base import BaseWorkload, operator
@@ -45,6 +46,9 @@ class ToyPlane:
     held: set[int] = field(default_factory=set)
     spoilt: set[int] = field(default_factory=set)
     """Groups whose first sample has tokens that no model has."""
+    in_rows: bool = False
+    """Whether each sample but the first of a group is two rows, none told ahead, and all begin with a token more than
+    the prompt."""
     lies: bool = False
     """Whether what it tells ahead of a group begins anew before the group is delivered."""
 
@@ -198,7 +202,7 @@ class ToyPlane:
             self._deliver(client, [(key, whole)])
 
     def _tell_ahead(self, client: ToyClient, group: Group) -> None:
-        if client.samples_ahead:
+        if client.samples_ahead and not self.in_rows:
             told = {
                 (group.id, index): unscored(sample.token_ids + self.lies, sample.finish_reason)
                 for index, sample in enumerate(group.samples[:-1])
@@ -217,12 +221,29 @@ class ToyPlane:
         ]
         if one.group.id in self.spoilt:
             samples[0].token_ids = samples[0].token_ids - 5000
+        if self.in_rows:
+            rows = [row for at, one in enumerate(samples) for row in _rows_of(at, one)]
+            meta = {**one.group.meta, ASKED: one.group.prompt_ids}
+            return Group(one.group.id, np.append(one.group.prompt_ids, TOLD), meta, rows)
         return Group(one.group.id, one.group.prompt_ids, one.group.meta, samples)
 
     def _deliver(self, client: ToyClient, groups: list[tuple[Key, Group]]) -> None:
         for (purpose, _), group in groups:
-            copy = [Sample(s.token_ids, s.logprobs, s.versions) for s in group.samples]
+            copy = [replace(sample, reward=None, extras={}) for sample in group.samples]
             client.owner.groups_delivered(purpose, [Group(group.id, group.prompt_ids, group.meta, copy)])
+
+
+TOLD = np.int32(7)
+"""The token after the prompt of groups in rows."""
+
+
+def _rows_of(rollout: int, sample: Sample) -> list[Sample]:
+    """The sample, and but for the first rollout before it a row of its first token alone, which is read in it."""
+    last = np.arange(TOKENS) > 0
+    if not rollout:
+        return [replace(sample, rollout=0)]
+    first = Sample(sample.token_ids[:1], sample.logprobs[:1], (VersionRun(sample.versions[0].version, 0, 1),))
+    return [replace(first, rollout=rollout), replace(sample, mask=last, rollout=rollout)]
 
 
 class ToyClient:

@@ -11,6 +11,7 @@ This module must not know who asks.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any
 from gyre.errors import NotFound
 from gyre.observe.samples.names import held_out_of
 from gyre.rollouts.samples import MORE
+from gyre.rollouts.session_extras import ASKED
 
 RIGHT_FROM = "gyre.right_from"
 """In a file's metadata: the reward from which on an answer is right; absent where the reward does not say it."""
@@ -149,7 +151,7 @@ class HeldOutFiles:
 def _pair(now: _Version, before: _Version | None, place: int) -> dict[str, Any]:
     rows = now.prompts[place]
     earlier = before.prompts.get(place) if before is not None else None
-    if earlier is not None and earlier[0]["prompt_ids"] != rows[0]["prompt_ids"]:
+    if earlier is not None and _asked(earlier[0]) != _asked(rows[0]):
         earlier = None
     right = _side(now, rows)
     left = _side(before, earlier) if before is not None and earlier is not None else None
@@ -161,6 +163,11 @@ def _pair(now: _Version, before: _Version | None, place: int) -> dict[str, Any]:
         "now": right,
         "before": left,
     }
+
+
+def _asked(row: Mapping[str, Any]) -> Any:
+    """The prompt that the data set has: of a session its rows begin with what its agent made of that."""
+    return json.loads(row["meta"]).get(ASKED, row["prompt_ids"])
 
 
 def _side(of: _Version, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -24,10 +24,7 @@ from numpy.typing import NDArray
 
 from gyre.rollouts.plane.requests import InFlightRequest, InFlightSample
 from gyre.rollouts.samples import MORE, Group, InstanceRun, Sample, VersionRun
-from gyre.rollouts.session_extras import ENGINE_S, OUTCOME, PATH, REASON, TOOL_S, TURNS, RowTurn, spent
-
-ASKED = "session.prompt_ids"
-"""In the `meta` of a group that is delivered: the prompt that it was asked for with, int32 `[p]`."""
+from gyre.rollouts.session_extras import ASKED, ENGINE_S, OUTCOME, PATH, REASON, TOOL_S, TURNS, RowTurn, spent
 
 ROOT = -1
 """The parent of a turn that begins a branch of its own."""
@@ -273,9 +270,14 @@ def _sample_of(session: LedgerSession, rollout: int, row: _Row, prompt: int) -> 
 
 
 def _said(session: LedgerSession, row: _Row, prompt: int) -> dict[str, Any]:
-    """What each row says of its session. A turn that begins within the group's prompt begins after it."""
+    """What each row says of its session. What of a turn is within the group's prompt is left out, as of one that drew
+    nothing it may be all."""
     path = [
-        [turn.number, max(turn.start - prompt, 0), turn.drawn - prompt, turn.end - prompt, turn.waited_s]
+        [
+            turn.number,
+            *(max(place - prompt, 0) for place in (turn.start, turn.drawn, turn.end)),
+            turn.waited_s,
+        ]
         for turn in row.turns
     ]
     reason = {REASON: session.reason} if session.reason else {}
@@ -336,8 +338,8 @@ def _row_of(session: LedgerSession, leaf: LedgerTurn, covered: set[int], waits: 
         logprobs += [np.zeros(len(added), np.float32), told if is_new else np.zeros_like(told)]
         mask += [np.zeros(len(added), np.bool_), np.full(len(drawn), is_new)]
         since = turn.prompt_length
-        for version, start, end in turn.sample.runs:
-            versions.append(VersionRun(version, length if not start else since + start, since + end))
+        for version, _, end in turn.sample.runs:
+            versions.append(VersionRun(version, versions[-1].end if versions else 0, since + end))
         instances += [
             InstanceRun(one.name, since + one.start, since + one.end) for one in turn.sample.instances
         ]

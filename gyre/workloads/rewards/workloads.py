@@ -68,14 +68,18 @@ class PythonReward(BaseWorkload):
     @operator
     def score(self, groups: list[Group]) -> list[Group]:
         """The same groups, with `reward` set on every sample, and in `extras` what else the functions returned of
-        it. Raises UserCodeError, ConfigError; see `RewardPool.scored`."""
-        work = [self._texts(group, sample) for group in groups for sample in group.samples]
-        scored = iter(self.pool.scored(work, on_scored=self.report_progress, on_wait=self.report_progress))
-        for group in groups:
-            for sample in group.samples:
-                sample.reward, more = next(scored)
+        it; all rows of a rollout have what they returned of its last one. Raises UserCodeError, ConfigError; see
+        `RewardPool.scored`."""
+        rollouts = [
+            (group, [group.samples[at] for at in rows]) for group in groups for rows in group.rollouts
+        ]
+        work = [self._texts(group, rows[-1]) for group, rows in rollouts]
+        scored = self.pool.scored(work, on_scored=self.report_progress, on_wait=self.report_progress)
+        for (_, rows), (reward, more) in zip(rollouts, scored, strict=True):
+            self.unreadable += tells_unreadable(more)
+            for sample in rows:
+                sample.reward = reward
                 sample.extras |= {f"{MORE}{name}": value for name, value in more.items()}
-                self.unreadable += tells_unreadable(more)
         return groups
 
     def _texts(self, group: Group, sample: Sample) -> Texts:

@@ -283,6 +283,7 @@ class TrainingRun:
             EvaluationLog.of(self._trainer.context.directory),
             evaluation_of(self.spec),
             groups_per_call=run.groups_per_firing,
+            scores_each_sample=self._scores_samples,
             prompts=self._prompts,
             expectations=self._expectations,
             plane=self.plane,

@@ -14,6 +14,7 @@ from gyre.observe.samples.names import HELD_OUT_FOLDER
 from gyre.observe.samples.query import SampleFilter
 from gyre.observe.samples.writer import WAITING_SETS, SampleWriter
 from gyre.rollouts.samples import Group
+from gyre.rollouts.session_extras import ASKED
 from tests.observe.samples.some_groups import group, kept, sample, wait_until_idle, written
 
 
@@ -159,6 +160,16 @@ def test_a_prompt_that_another_one_replaced_is_no_pair(tmp_path: Path) -> None:
     page = files.held_out("aime", against=0)
     assert (page["changed"], page["unmatched"]) == (1, 2)
     assert [one["before"] is None for one in page["prompts"]] == [False, True, True]
+
+
+def test_prompts_of_sessions_are_paired_by_what_was_asked(tmp_path: Path) -> None:
+    """What the rows have in common may end earlier where one of them begins with other messages."""
+    earlier, later = prompts(0, 0), prompts(1, 1)
+    for place, (one, other) in enumerate(zip(earlier, later, strict=True)):
+        one.meta[ASKED], other.meta[ASKED] = one.prompt_ids, one.prompt_ids + place
+        other.prompt_ids = other.prompt_ids[:1]
+    page = evaluated(tmp_path / "samples", {0: earlier, 1: later}).held_out("aime", against=0)
+    assert [one["before"] is None for one in page["prompts"]] == [False, True]
 
 
 @pytest.mark.parametrize(

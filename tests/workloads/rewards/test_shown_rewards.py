@@ -128,3 +128,17 @@ def test_what_is_not_there_is_said_before_the_first_sample(monkeypatch, tmp_path
 def test_whole_groups_are_a_class_of_their_own():
     assert scores_each_sample(PythonReward)
     assert not scores_each_sample(PythonGroupReward)
+
+
+def test_of_a_rollout_in_rows_the_last_one_is_compared_and_all_of_them_earn_that(monkeypatch, tmp_path):
+    (tmp_path / "r.py").write_text(
+        "def f(completions, **columns):\n"
+        "    return [{'score': float(len(completions)), 'chars': len(one)} for one in completions]\n"
+    )
+    group = group_of("a", "bcd", "ef")
+    for sample, rollout in zip(group.samples, (4, 4, 5), strict=True):
+        sample.rollout = rollout
+    (scored,), _ = scored_by(PythonGroupReward, f"{tmp_path}/r.py:f", group, monkeypatch=monkeypatch)
+    assert [(one.reward, one.extras) for one in scored.samples] == [
+        (2.0, {"reward.chars": chars}) for chars in (3.0, 3.0, 2.0)
+    ]

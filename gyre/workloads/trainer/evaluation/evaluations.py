@@ -13,6 +13,7 @@ This module must not know how an answer is generated.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from gyre.config.sections import EvaluationSettings
@@ -69,6 +70,7 @@ class Evaluations:
         settings: EvaluationSettings,
         *,
         groups_per_call: int,
+        scores_each_sample: bool,
         prompts: CheckedPrompts,
         expectations: Expectations = NOTHING_KNOWN,
         plane: RolloutRequests | None,
@@ -88,7 +90,9 @@ class Evaluations:
         self._samples = samples
         self._reports = reports
         self._rollouts = RolloutCalls(graph, calls, policies, retries, expectations=expectations, inbox=inbox)
-        self._scoring = EvaluationScoring(calls, retries, groups_per_call=groups_per_call, inbox=inbox)
+        self._scoring = EvaluationScoring(
+            calls, retries, groups_per_call=groups_per_call, each_sample=scores_each_sample, inbox=inbox
+        )
         self._sets: HeldOutSets = {}
         self._open: dict[Firing, set[str]] = {}
         """The sets of a firing that have no result yet."""
@@ -280,7 +284,7 @@ class Evaluations:
             return
         by_id = {group.id: group for group in groups}
         placed = [
-            Group(place, prompt.prompt_ids, prompt.meta, by_id[prompt.id].samples)
+            replace(by_id[prompt.id], id=place)
             for place, prompt in enumerate(self._sets[evaluation.set])
             if prompt.id in by_id
         ]

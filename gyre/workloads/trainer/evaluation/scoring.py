@@ -15,6 +15,7 @@ from gyre.rollouts.samples import Group
 from gyre.workloads.gang.gang import Outcome, outcome_of
 from gyre.workloads.trainer.evaluation.held_out import EvaluationKey, FiringPart
 from gyre.workloads.trainer.firings.result_checks import SCORING
+from gyre.workloads.trainer.firings.rollout_scores import to_score, with_scores
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.inbox_messages import EvaluationScored, Inbox
 from gyre.workloads.trainer.retries import Retries
@@ -39,10 +40,15 @@ class PartScoringCall(NamedTuple):
 
 
 class EvaluationScoring:
-    def __init__(self, calls: VertexCalls, retries: Retries, *, groups_per_call: int, inbox: Inbox) -> None:
+    """`each_sample` is whether the reward's class looks at each sample by itself."""
+
+    def __init__(
+        self, calls: VertexCalls, retries: Retries, *, groups_per_call: int, each_sample: bool, inbox: Inbox
+    ) -> None:
         self._calls = calls
         self._retries = retries
         self._groups_per_call = groups_per_call
+        self._each_sample = each_sample
         self._inbox = inbox
         self._generated: dict[FiringPart, Generated] = {}
         self._open: dict[PartScoringCall, list[Group]] = {}
@@ -51,11 +57,12 @@ class EvaluationScoring:
 
     def add(self, part: FiringPart, generated: Generated) -> None:
         self._generated[part] = generated
-        for at in range(0, len(generated.groups), self._groups_per_call):
-            self._open[PartScoringCall(part, at)] = generated.groups[at : at + self._groups_per_call]
+        groups = [to_score(group) for group in generated.groups] if self._each_sample else generated.groups
+        for at in range(0, len(groups), self._groups_per_call):
+            self._open[PartScoringCall(part, at)] = groups[at : at + self._groups_per_call]
 
     def groups_of(self, call: PartScoringCall) -> list[Group]:
-        """What the call is to score, as it was generated."""
+        """What the call is to score."""
         return self._open[call]
 
     @property
@@ -99,4 +106,8 @@ class EvaluationScoring:
         if sum(map(len, generated.scored.values())) < len(generated.groups):
             return None
         del self._generated[call.part]
-        return generated, [group for _, some in sorted(generated.scored.items()) for group in some]
+        found = [group for _, some in sorted(generated.scored.items()) for group in some]
+        if self._each_sample:
+            pairs = zip(generated.groups, found, strict=True)
+            found = [with_scores(group, scored.samples) for group, scored in pairs]
+        return generated, found

@@ -19,18 +19,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from gyre.errors import Fenced, VertexDied
 from gyre.graph.elements import Operator
 from gyre.graph.flow import Firing, Flow
-from gyre.rollouts.samples import Group, Sample, SampleKey, unscored, with_score
+from gyre.rollouts.samples import Group, Sample, SampleKey
 from gyre.workloads.gang.gang import Outcome, operator_failed, outcome_of
 from gyre.workloads.owner import HearsEvents
 from gyre.workloads.trainer.firings.result_checks import NOTHING_KNOWN, Expectations, problem_with_groups
 from gyre.workloads.trainer.firings.results import FiringResults
+from gyre.workloads.trainer.firings.rollout_scores import for_reward, scored_rows, with_scores
 from gyre.workloads.trainer.firings.vertex_calls import VertexCalls
 from gyre.workloads.trainer.firings.vertex_firings import ids_of
 from gyre.workloads.trainer.groups.group_state import GroupState
@@ -117,10 +118,10 @@ class SampleScoring:
             self._begun[firing.index] = (firing, ids)
             for group_id in ids:
                 group = self._groups[group_id]
-                for index in _scored_rows(group):
+                for index in scored_rows(group):
                     sample, known = group.samples[index], self._samples.get((group_id, index))
                     if known is None or not _is_same(known, sample):
-                        self._add((group_id, index), _to_score(sample))
+                        self._add((group_id, index), for_reward(sample))
 
     def _add(self, key: SampleKey, sample: Sample) -> None:
         known = self._samples.get(key)
@@ -248,20 +249,15 @@ class SampleScoring:
 
     def _accept(self, firings: Sequence[Firing], groups: Sequence[Group]) -> None:
         self._results.accept(firings, groups)
-        self._forget((group.id, index) for group in groups for index in _scored_rows(group))
+        self._forget((group.id, index) for group in groups for index in scored_rows(group))
 
     def _is_scored(self, group_id: int) -> bool:
-        rows = _scored_rows(self._groups[group_id])
+        rows = scored_rows(self._groups[group_id])
         return all(self._samples[group_id, index].reward is not None for index in rows)
 
     def _scored(self, group: Group) -> Group:
-        """The group with what is known of its samples' scores; all rows of a rollout have that of its last one."""
-        samples = list(group.samples)
-        for rows in group.rollouts:
-            its = self._samples[group.id, rows[-1]]
-            for index in rows:
-                samples[index] = with_score(samples[index], its.reward, its.extras)
-        return replace(group, samples=samples)
+        """The group with what is known of its samples' scores."""
+        return with_scores(group, [self._samples[group.id, index] for index in scored_rows(group)])
 
     def withdraw(self) -> None:
         """Nothing begins while the run is paused or stops: take back the firings that no call works for."""
@@ -270,15 +266,6 @@ class SampleScoring:
             if not busy.intersection(ids):
                 del self._begun[index]
                 self._flow.cancel(firing)
-
-
-def _scored_rows(group: Group) -> list[int]:
-    """Which samples of the group are looked at: the last row of each rollout, which has how it ended."""
-    return [rows[-1] for rows in group.rollouts]
-
-
-def _to_score(sample: Sample) -> Sample:
-    return unscored(sample.token_ids, sample.finish_reason, sample.mask, sample.rollout)
 
 
 def _is_same(one: Sample, other: Sample) -> bool:

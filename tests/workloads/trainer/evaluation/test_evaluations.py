@@ -7,16 +7,18 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from gyre.errors import UserCodeError
 from gyre.observe.samples.files import SampleFiles
-from gyre.observe.samples.names import folder_of
+from gyre.observe.samples.names import HELD_OUT_FOLDER, folder_of, held_out_file
 from gyre.rollouts.samples import Group
 from gyre.testing.in_process import InProcessJob
 from gyre.workloads.base import operator
 from gyre.workloads.trainer.evaluation.held_out import EvaluationKey
 from gyre.workloads.trainer.evaluation.log import EvaluationLog
+from tests.workloads.toy_plane import TOLD
 from tests.workloads.toy_policy import ToyData, ToyReward, ToyRollout
 from tests.workloads.trainer.test_loop import DEADLINE_S
 from tests.workloads.trainer.test_plane_trainer import MakePlaned, came_out_right, planed
@@ -85,6 +87,18 @@ class JudgingReward(ToyReward):
             for sample in group.samples:
                 sample.extras["reward.acc"] = float(sample.reward or 0.0)
                 sample.reward = 1.0 - sample.extras["reward.acc"]
+        return groups
+
+
+class RolloutReward(ToyReward):
+    """It gets whole groups, and gives the rows of a rollout what the last one earned."""
+
+    @operator
+    def score(self, groups: list[Group]) -> list[Group]:
+        for group in super().score(groups):
+            for rows in group.rollouts:
+                for row in rows:
+                    group.samples[row].reward = group.samples[rows[-1]].reward
         return groups
 
 
@@ -193,6 +207,29 @@ def test_every_set_has_a_result_of_every_version_that_is_due(planed: MakePlaned)
     assert_kept(job, PARTS)
     page = SampleFiles(folder_of(job.directory)).held_out("aime", version=4, against=0)
     assert page["unmatched"] == 0, "the same prompts at the same places"
+
+
+@pytest.mark.parametrize("each_sample", [True, False])
+def test_of_a_rollout_in_rows_the_last_one_is_scored_and_the_rows_are_kept_whole(
+    planed: MakePlaned, each_sample: bool
+) -> None:
+    reward = "tests.workloads.toy_plane:SampleReward" if each_sample else f"{__name__}:RolloutReward"
+    job, plane = planed(**SETS, in_rows=True, roles={"reward": {"entrypoint": reward}})
+    with job:
+        came_out_right(job, plane)
+    assert job.reports_of("OperatorFailed") == []
+    assert {(part, row["count"]) for part, row in by_part(job).items()} == {
+        (part, 12 if part[1] == "aime" else 8) for part in PARTS
+    }
+    table = pq.read_table(folder_of(job.directory) / HELD_OUT_FOLDER / held_out_file("aime", 4))
+    rows = table.to_pylist()
+    assert len(rows) == 3 * (1 + 2 * 3)
+    for group, rollout in {(row["group"], row["rollout"]) for row in rows}:
+        mine = [row for row in rows if (row["group"], row["rollout"]) == (group, rollout)]
+        assert {tuple(row["prompt_ids"]) for row in mine} == {(group, TOLD)}
+        assert {row["reward"] for row in mine} == {float(sum(mine[-1]["token_ids"]) % 5 == group)}
+    page = SampleFiles(folder_of(job.directory)).held_out("aime", version=4, against=0)
+    assert page["unmatched"] == 0
 
 
 @pytest.mark.many_cases(quick=2)
