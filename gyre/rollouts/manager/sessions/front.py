@@ -39,7 +39,14 @@ from gyre.config import GENERATE_SCOPE
 from gyre.ports.bounds import PortBounds
 from gyre.request_body import RequestRefused, error_body, refused
 from gyre.rollouts.manager.callers import Callers
-from gyre.rollouts.manager.sessions.chat_http import SESSION_PATH, number_of, retries_of, streamed
+from gyre.rollouts.manager.sessions.chat_http import (
+    SESSION_PATH,
+    is_there,
+    number_of,
+    retries_of,
+    streamed,
+    whole,
+)
 from gyre.rollouts.manager.sessions.conversations import Conversations, unknown_answer
 from gyre.rollouts.manager.shell import PlaneShell
 from gyre.rollouts.manager.trainer_front import TrainerFront
@@ -157,7 +164,7 @@ class SessionFront(TrainerFront):
         until = self.shell.now() + min(_seconds(told, "wait_s"), CLAIM_WITHIN_S)
         given: list[LedgerSession] = []
         with self._waits(CLAIMS) as woken:
-            while _is_there(request):
+            while is_there(request):
                 woken.clear()
                 self.shell.handle(SessionsClaimed(worker, most, self.callers.clock()))
                 given = list(self.ledger.given)
@@ -277,11 +284,8 @@ class SessionFront(TrainerFront):
             if asked.stream:
                 response = await streamed(request, dialect.events(asked, reply))
             else:
-                response = _json(dialect.answer(asked, reply))
-                with contextlib.suppress(ConnectionError):  # the client has gone; the turn is kept
-                    await response.prepare(request)
-                    await response.write_eof()
-            if _is_there(request):
+                response = await whole(request, _json(dialect.answer(asked, reply)))
+            if is_there(request):
                 repeats.left(key)
             return response
 
@@ -477,11 +481,6 @@ def _named(text: str) -> tuple[str, int | None]:
     if not text:
         raise refused(404, "not_found", "No session is named: by the path /s/ID, or the header X-Session-ID.")
     return text, None
-
-
-def _is_there(request: web.Request) -> bool:
-    """Whether the client is, as far as its connection says."""
-    return request.transport is not None and not request.transport.is_closing()
 
 
 async def _object(request: web.Request) -> dict[str, Any]:
