@@ -324,7 +324,7 @@ class SessionRunner:
 
     async def _leave(self) -> None:
         """Interrupt all sessions, and see their code leave."""
-        tasks = [one.task for one in list(self._running.values())]
+        tasks = [one.task for one in self._running.values()]
         for task in tasks:
             task.cancel()
         if tasks:

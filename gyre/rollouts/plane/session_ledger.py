@@ -438,7 +438,7 @@ class SessionLedger:
         """The session, which has not ended. Raises RequestRefused."""
         session = self.find(name)
         if claim is not None and claim != session.claim:
-            raise refused(410, "lost", f"The session {name!r} was handed to another worker.", "Let go of it.")
+            raise lost(name)
         if session.outcome is not None:
             raise refused(410, "ended", f"The session {name!r} has ended: {session.outcome}.")
         return session
@@ -634,6 +634,11 @@ class SessionLedger:
     def complete_groups(self) -> list[SessionGroup]:
         """Those that are complete."""
         return [one for one in self.by_number.values() if one.is_complete]
+
+
+def lost(name: str) -> RequestRefused:
+    """For who ran the session before."""
+    return refused(410, "lost", f"The session {name!r} was handed to another worker.", "Let go of it.")
 
 
 def _spent(message: str) -> RequestRefused:

@@ -36,6 +36,7 @@ from gyre.chat.messages import Message
 from gyre.chat.requests import ChatRequest, FinishedTurn
 from gyre.chat.retries import Repeats
 from gyre.config import GENERATE_SCOPE
+from gyre.errors import Unauthorized
 from gyre.ports.bounds import PortBounds
 from gyre.request_body import RequestRefused, error_body, refused
 from gyre.rollouts.manager.callers import Callers
@@ -51,7 +52,7 @@ from gyre.rollouts.manager.sessions.conversations import Conversations, unknown_
 from gyre.rollouts.manager.shell import PlaneShell
 from gyre.rollouts.manager.trainer_front import TrainerFront
 from gyre.rollouts.plane.peers import Caller
-from gyre.rollouts.plane.session_ledger import SessionEnded, TurnAsked
+from gyre.rollouts.plane.session_ledger import SessionEnded, TurnAsked, lost
 from gyre.rollouts.plane.session_trainer import (
     CLAIMS,
     SessionsClaimed,
@@ -215,7 +216,7 @@ class SessionFront(TrainerFront):
     async def _end(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         told = await _object(request)
         name, claim = _named(request.match_info["session"])
-        session = self._own(caller, name)
+        session = self._own(caller, name, claim)
         outcome = _outcome(told)
         reward = None if outcome is SessionOutcome.INFRA_FAULT else _number(told.get("reward"), "reward")
         reason = _sentence(told.get("reason"), "reason")
@@ -225,16 +226,18 @@ class SessionFront(TrainerFront):
 
     async def _snapshot(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         name, claim = _named(request.match_info["session"])
-        self._own(caller, name)
+        self._own(caller, name, claim)
         with self._room_for(request):
             self.shell.handle(SnapshotKept(name, claim, await request.read()))
             await self._written(self.ledger.find(name))
         return _json({"id": name})
 
-    def _own(self, caller: Caller, name: str) -> LedgerSession:
+    def _own(self, caller: Caller, name: str, claim: int | None = None) -> LedgerSession:
         """The session, which the caller may touch. Raises RequestRefused."""
         session = self.ledger.find(name)
         if not caller.is_ours and not session.worker.startswith(_worker_of(caller, "")):
+            if claim is not None and (claim != session.claim or not session.worker):
+                raise lost(name)
             raise refused(403, "not_yours", f"The session {name[:200]!r} is not run with this key.")
         return session
 
@@ -266,7 +269,7 @@ class SessionFront(TrainerFront):
 
     async def _turn(self, dialect: Dialect, request: web.Request, caller: Caller) -> web.StreamResponse:
         name, claim = _named(request.match_info.get("session") or request.headers.get("X-Session-ID") or "")
-        self._own(caller, name)
+        self._own(caller, name, claim)
         session = self.ledger.open_session(name, claim)
         with self._place_of(session), self._room_for(request):
             body = await request.read()
@@ -280,6 +283,8 @@ class SessionFront(TrainerFront):
             key = repeats.key(dialect.path, body, retries_of(request), number_of(request))
             turn = session.turn_of(key) or await self._begin(session, claim, key, asked)
             await self._until_told(session, turn)
+            if why := self.callers.why_not(caller):
+                raise Unauthorized(why)
             reply = self._reply(session, turn, asked)
             if asked.stream:
                 response = await streamed(request, dialect.events(asked, reply))
@@ -292,7 +297,7 @@ class SessionFront(TrainerFront):
     async def _count(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         """How many tokens a prompt would have: nothing is drawn."""
         name, claim = _named(request.match_info.get("session") or request.headers.get("X-Session-ID") or "")
-        self._own(caller, name)
+        self._own(caller, name, claim)
         session = self.ledger.open_session(name, claim)
         with self._place_of(session), self._room_for(request):
             asked = await asyncio.to_thread(COUNT_TOKENS.read, await request.read())
