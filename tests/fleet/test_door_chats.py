@@ -184,3 +184,20 @@ async def test_an_answer_to_a_client_that_has_gone_was_not_heard(plane: FleetPla
     await until(lambda: not plane.door._chats._asking)
     assert await _heard(chatting(plane, USER, path=path)) == "3"
     assert plane.manager.groups.account.generated == 2
+
+
+async def test_what_a_client_leaves_out_is_not_in_its_prompt_once_it_is_forgotten(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    path = f"/s/mine{CHAT}"
+    told: list[dict[str, Any]] = []
+    for text, answer in (("1+2=", "3"), ("4", "5")):
+        told.append({"role": "user", "content": text})
+        asking = chatting(plane, *told, path=path)
+        await drew(agent, answer)
+        told.append((await asking)[1]["choices"][0]["message"])
+    await plane.delete(next(iter(plane.door.ledger.requests())))
+    last = chatting(plane, *told[2:], {"role": "user", "content": "6"}, path=path)
+    await drew(agent, "7")
+    assert await _heard(last) == "7"
+    newest = list(plane.door.ledger.requests().values())[-1]
+    assert TOKENIZER.decode(newest.request.group.prompt_ids) == "45"

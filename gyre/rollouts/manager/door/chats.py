@@ -114,7 +114,7 @@ class Chats:
         self, owner: str, session: str, request_id: str, chat: ChatRequest, words: ModelWords
     ) -> Asked:
         """What the client asks for, in tokens. Raises RequestRefused."""
-        conversation = self._conversation(owner, session)
+        conversation = self._conversation(owner, session, is_named=bool(chat.after))
         if chat.prompt_ids is not None:
             prompt = chat.prompt_ids
             parent, note = conversation.parent_of(prompt), b""
@@ -129,13 +129,16 @@ class Chats:
         turn = AskedTurn(session, number, note)
         return Asked(request_id, prompt, 1, drawing, stops=words.stops, turn=turn)
 
-    def _conversation(self, owner: str, session: str) -> LedgerSession:
-        """The turns that are kept of it, numbered from 0."""
-        known = (
-            [one for one in self._ledger.turns(owner, session).values() if one.request.samples]
-            if session
-            else []
-        )
+    def _conversation(self, owner: str, session: str, *, is_named: bool) -> LedgerSession:
+        """The turns that are kept of it, numbered from 0. Unless a client names the turn that it goes on from
+        (`is_named`), without those of whose conversation something is forgotten: nobody can tell what a client left out
+        of that."""
+        known: list[DoorRequest] = []
+        whole = {ROOT}
+        for one in self._ledger.turns(owner, session).values() if session else ():
+            if one.request.samples and (is_named or one.parent in whole):
+                known.append(one)
+                whole.add(one.request.number)
         places = {one.request.number: at for at, one in enumerate(known)}
         turns = [
             LedgerTurn(
