@@ -20,7 +20,7 @@ import contextlib
 import inspect
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -134,6 +134,8 @@ class SessionRunner:
         self._running: dict[str, _Running] = {}
         """By session and claim."""
         self._freed = asyncio.Event()
+        self.interrupted: list[str] = []
+        """The claims of the sessions that ran when it was cancelled, by name."""
         self.counts = RunnerCounts()
         self.faults = 0
         """Sessions in a row that ended by the infrastructure's fault."""
@@ -324,6 +326,7 @@ class SessionRunner:
 
     async def _leave(self) -> None:
         """Interrupt all sessions, and see their code leave."""
+        self.interrupted = list(self._running)
         tasks = [one.task for one in self._running.values()]
         for task in tasks:
             task.cancel()
@@ -345,7 +348,7 @@ async def keep_beating(
         await asyncio.sleep(BEAT_EVERY_S)
 
 
-async def hand_back(client: SessionClient) -> None:
-    """Say that this worker runs nothing any more, so that its sessions need not be waited for."""
+async def hand_back(client: SessionClient, claims: Sequence[str]) -> None:
+    """Say that this worker runs nothing any more, these claims neither, so that its sessions need not be waited for."""
     with contextlib.suppress(TimeoutError, GyreError):  # then they are handed out after its silence
-        await client.beat([])
+        await client.beat([], claims)

@@ -349,11 +349,11 @@ def test_a_worker_that_leaves_hands_its_sessions_back() -> None:
     async def scenario() -> None:
         runner = runner_of(manager, sleeps)
         task = asyncio.create_task(runner.run())
-        await asyncio.sleep(11.0)
+        await asyncio.sleep(1.0)
         assert one.owner
         task.cancel()
         await asyncio.wait({task})
-        await hand_back(Direct(manager))
+        await hand_back(Direct(manager), runner.interrupted)
 
     run_virtual(scenario())
     assert (one.owner, one.ended) == ("", None)

@@ -310,10 +310,12 @@ class SessionLedger:
             self._keep(session)
         return self.given
 
-    def beat(self, worker: str, ids: Sequence[str], *, now: float) -> bool:
-        """The worker lives, and runs these; what it does not run of those that it has is handed out again. Returns
-        whether anything is."""
-        dropped = self.workers.beat(worker, ids, now)
+    def beat(
+        self, worker: str, ids: Sequence[str], back: Sequence[tuple[str, int | None]] = (), *, now: float
+    ) -> bool:
+        """The worker lives, and runs these; what it gives `back`, by name and claim, is handed out again, and so is
+        what it has not run for a while of those that it has. Returns whether anything is."""
+        dropped = self.workers.beat(worker, ids, back, now)
         for session in dropped:
             self._release(session)
         return bool(dropped)

@@ -206,11 +206,9 @@ class SessionFront(TrainerFront):
 
     async def _beat(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         told = await _object(request)
-        ids = told.get("sessions")
-        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
-            raise refused(422, "invalid", "sessions: expected a list of ids.")
+        ids, back = _names(told, "sessions"), [_named(one) for one in _names(told, "back")]
         worker = _worker(told, caller)
-        self.shell.handle(WorkerBeat(worker, ids))
+        self.shell.handle(WorkerBeat(worker, ids, back))
         return _json({"lost": self.ledger.workers.lost(worker, ids)})
 
     async def _end(self, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -496,6 +494,13 @@ async def _object(request: web.Request) -> dict[str, Any]:
     if not isinstance(told, dict):
         raise refused(422, "invalid", "The body is no object.")
     return told
+
+
+def _names(told: dict[str, Any], key: str) -> list[str]:
+    names = told.get(key, [] if key == "back" else None)
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise refused(422, "invalid", f"{key}: expected a list of ids.")
+    return names
 
 
 def _worker(told: dict[str, Any], caller: Caller) -> str:
