@@ -155,11 +155,12 @@ class SessionClient:
         )
         return [Claimed.read(one) for one in _list(answer.json(), "sessions")]
 
-    async def beat(self, sessions: Sequence[str]) -> set[str]:
+    async def beat(self, sessions: Sequence[str], back: Sequence[str] = ()) -> set[str]:
         """Say that these run here; what was given to this worker some time ago and is not among them is handed out
-        again. Returns those of them that are not this worker's any more. Raises TimeoutError while the manager is
-        away."""
-        answer = await self._post("/v1/sessions/beat", {"worker": self.worker, "sessions": list(sessions)})
+        again, and at once what it gives `back`, by the names of its claims. Returns those of them that are not this
+        worker's any more. Raises TimeoutError while the manager is away."""
+        told = {"worker": self.worker, "sessions": list(sessions), "back": list(back)}
+        answer = await self._post("/v1/sessions/beat", told)
         return {str(one) for one in _list(answer.json(), "lost")}
 
     async def end(self, session: Claimed, outcome: Outcome) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from gyre.agents.client import ClientAnswer
-from gyre.agents.outcomes import BudgetSpent
+from gyre.agents.outcomes import BudgetSpent, SessionLost, SessionRefused
 from gyre.agents.session import Session
 
 MOST_REQUEST_BYTES = 64 << 20
@@ -107,6 +107,10 @@ class Relay:
             return _refused(422, "budget", str(error))
         except TimeoutError:
             return _refused(422, "budget", f"session {session.id} has had its time")
+        except SessionLost as error:
+            return _refused(410, "lost", str(error))
+        except SessionRefused as error:
+            return _refused(422, "refused", str(error))
         response = _response(answer)
         if key and answer.status < 400:
             with contextlib.suppress(ConnectionError):  # the SDK has gone, and asks again

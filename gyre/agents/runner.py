@@ -20,7 +20,7 @@ import contextlib
 import inspect
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -134,11 +134,15 @@ class SessionRunner:
         self._running: dict[str, _Running] = {}
         """By session and claim."""
         self._freed = asyncio.Event()
+        self.interrupted: list[str] = []
+        """The claims of the sessions that ran when it was cancelled, by name."""
         self.counts = RunnerCounts()
         self.faults = 0
         """Sessions in a row that ended by the infrastructure's fault."""
         self._first_pause = 0
         """How many of them there were when the worker first paused; 0 while it has not."""
+        self._last_pause = 0
+        """The same of its last pause: while there are no more, it tries a session as soon as there is one."""
         self.last_fault = ""
         self.paused_s = 0.0
         """How long the pause takes that the worker makes now; 0 while it works."""
@@ -147,8 +151,8 @@ class SessionRunner:
 
     @property
     def held(self) -> list[str]:
-        """The ids of the sessions that it runs."""
-        return [one.session.id for one in self._running.values()]
+        """The ids of the sessions that it runs. Another thread may ask."""
+        return [one.session.id for one in list(self._running.values())]
 
     @property
     def threads(self) -> int:
@@ -161,7 +165,7 @@ class SessionRunner:
         pulse = asyncio.create_task(self._keep_pulse())
         try:
             while True:
-                if self.faults >= self._settings.breaker:
+                if self.faults >= self._settings.breaker and self.faults > self._last_pause:
                     await self._pause()
                 room = self._room()
                 if room == 0:
@@ -198,6 +202,7 @@ class SessionRunner:
         if self.faults < self._settings.breaker:
             return
         self._first_pause = self._first_pause or self.faults
+        self._last_pause = self.faults
         tried = self.faults - self._first_pause  # what ran beside the breaker's last session was no trial
         self.paused_s = min(MOST_PAUSE_S, PAUSE_S * 2.0 ** min(tried, 16))
         self._note(
@@ -305,7 +310,7 @@ class SessionRunner:
         else:
             if self.faults >= self._settings.breaker:
                 self._note("AgentResumed", {"faults": self.faults})
-            self.faults = self._first_pause = 0
+            self.faults = self._first_pause = self._last_pause = 0
         if self._owner is not None:
             self._owner.progressed({"sessions": sum(self.counts.ended.values())})
 
@@ -321,6 +326,7 @@ class SessionRunner:
 
     async def _leave(self) -> None:
         """Interrupt all sessions, and see their code leave."""
+        self.interrupted = list(self._running)
         tasks = [one.task for one in self._running.values()]
         for task in tasks:
             task.cancel()
@@ -342,7 +348,7 @@ async def keep_beating(
         await asyncio.sleep(BEAT_EVERY_S)
 
 
-async def hand_back(client: SessionClient) -> None:
-    """Say that this worker runs nothing any more, so that its sessions need not be waited for."""
+async def hand_back(client: SessionClient, claims: Sequence[str]) -> None:
+    """Say that this worker runs nothing any more, these claims neither, so that its sessions need not be waited for."""
     with contextlib.suppress(TimeoutError, GyreError):  # then they are handed out after its silence
-        await client.beat([])
+        await client.beat([], claims)

@@ -115,5 +115,5 @@ class AgentWorker(BaseWorkload):
         """Interrupt the sessions, and hand them back: they go on elsewhere."""
         self._code.stop()
         with contextlib.suppress(Exception):  # then the manager hands them out after the worker's silence
-            self._beats.call(hand_back(self._beating), LEAVE_S)
+            self._beats.call(hand_back(self._beating, self.runner.interrupted), LEAVE_S)
         self._beats.stop()

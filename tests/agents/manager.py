@@ -42,7 +42,7 @@ class Ledger:
     snapshot: bytes | None = None
     ended: dict[str, Any] | None = None
     claims: int = 0
-    given_at: float = 0.0
+    seen_at: float = 0.0
     asked: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -128,7 +128,7 @@ class Manager:
     def _handed_out(self, one: Ledger, worker: str) -> dict[str, Any]:
         one.owner, one.seen = worker, {}
         one.claims += 1
-        one.given_at = asyncio.get_running_loop().time()
+        one.seen_at = asyncio.get_running_loop().time()
         return {
             "id": one.id,
             "purpose": "train",
@@ -151,8 +151,11 @@ class Manager:
         worker = told["worker"]
         self.heard[worker] = asyncio.get_running_loop().time()
         for one in self.sessions.values():
-            is_old = self.heard[worker] - one.given_at > TAKEN_WITHIN_S
-            if one.owner == worker and one.ended is None and one.id not in told["sessions"] and is_old:
+            if one.id in told["sessions"]:
+                one.seen_at = self.heard[worker]
+            is_old = self.heard[worker] - one.seen_at > TAKEN_WITHIN_S
+            is_back = f"{one.id}.{one.claims}" in told["back"]
+            if one.owner == worker and one.ended is None and (is_old or is_back):
                 one.owner = ""
         lost = [name for name in told["sessions"] if self.sessions[name].owner != worker]
         return answered({"lost": lost})

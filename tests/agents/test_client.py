@@ -244,3 +244,22 @@ def test_budgets_are_known_in_a_chain_of_causes() -> None:
     error = RuntimeError("the agent's loop")
     error.__cause__ = BudgetSpent("turns")
     assert outcome_of_error(error, 0.5) == Outcome("truncated", 0.5, "turns")
+
+
+async def test_a_relay_tells_an_sdk_what_is_final_once(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = Manager()
+    (one,) = manager.add()
+    monkeypatch.setattr("gyre.agents.client.MOST_ANSWER_BYTES", 1000)
+    async with guest(tmp_path, manager) as (session, _):
+        manager.policy = lambda messages: "yes" * 1000
+        with pytest.raises(openai.UnprocessableEntityError, match="more than 1000 bytes"):
+            await ask(session)
+        assert len(one.turns) == 1
+        session.over = True
+        with pytest.raises(openai.APIStatusError) as caught:
+            await ask(session)
+        assert caught.value.status_code == 410
+        with pytest.raises(SessionLost):
+            outcome_of_error(caught.value)

@@ -349,11 +349,11 @@ def test_a_worker_that_leaves_hands_its_sessions_back() -> None:
     async def scenario() -> None:
         runner = runner_of(manager, sleeps)
         task = asyncio.create_task(runner.run())
-        await asyncio.sleep(11.0)
+        await asyncio.sleep(1.0)
         assert one.owner
         task.cancel()
         await asyncio.wait({task})
-        await hand_back(Direct(manager))
+        await hand_back(Direct(manager), runner.interrupted)
 
     run_virtual(scenario())
     assert (one.owner, one.ended) == ("", None)
@@ -532,3 +532,50 @@ def test_a_score_between_faults_keeps_the_worker_at_work() -> None:
 
     run_virtual(scenario())
     assert heard.events == []
+
+
+def test_a_worker_that_is_given_nothing_after_its_pause_does_not_pause_again() -> None:
+    manager = Manager()
+    manager.add(3)
+    heard = Heard()
+    mended = False
+
+    async def sandboxed(session: Session) -> float:
+        if not mended:
+            raise InfraFault("the sandbox is away")
+        return 1.0
+
+    settings = settings_of(sandboxed, concurrency=4, breaker=3)
+    runner = SessionRunner(Direct(manager), agent_of(sandboxed, settings, {}), settings, owner=heard)
+
+    async def scenario() -> None:
+        nonlocal mended
+        work = [asyncio.create_task(runner.run()), asyncio.create_task(beats_of(manager, runner))]
+        await asyncio.sleep(PAUSE_S * 20)
+        mended = True
+        (late,) = manager.add(group=1)
+        await asyncio.sleep(1.0)
+        assert late.ended is not None, "it has waited for the session"
+        for task in work:
+            task.cancel()
+        await asyncio.wait(work)
+
+    run_virtual(scenario())
+    assert [kind for kind, _ in heard.events] == ["AgentPaused", "AgentResumed"]
+
+
+def test_what_a_worker_runs_can_be_asked_while_a_session_ends() -> None:
+    """Its beats ask on another thread."""
+    settings = settings_of(sleeps)
+    runner = SessionRunner(Direct(Manager()), agent_of(sleeps, settings, {}), settings)
+
+    class Ending:
+        id = "train-0-0-0"
+
+        @property
+        def session(self) -> Any:
+            runner._running.popitem()
+            return self
+
+    runner._running = {name: Ending() for name in "ab"}  # type: ignore[misc]
+    assert runner.held == ["train-0-0-0", "train-0-0-0"]

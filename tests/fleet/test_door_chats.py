@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -122,3 +123,81 @@ async def test_a_retry_is_of_the_oldest_request_whose_answer_nobody_has(plane: F
         await agent.say(sample.work.row, [*TOKENIZER.encode(text).tolist(), TOKENIZER.eos_id])
     assert (await again)[1]["choices"][0]["message"]["content"] == "3"
     assert {(await one)[1]["choices"][0]["message"]["content"] for one in both} == {"3", "4"}
+
+
+async def _heard(asking: asyncio.Task[tuple[int, Any]]) -> str:
+    status, told = await asking
+    assert status == 200, told
+    content: str = told["choices"][0]["message"]["content"]
+    return content
+
+
+async def _cut(plane: FleetPlane, asking: asyncio.Task[tuple[int, Any]]) -> None:
+    """The client's connection is cut, and the door has seen that."""
+    asking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asking
+    asks = plane.door._chats._asking
+    await until(lambda: not any(is_there() for one in asks.values() for is_there in one))
+
+
+async def test_equal_chats_find_each_its_own_answer_with_another_manager(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    both = [chatting(plane, USER), chatting(plane, USER)]
+    for sample, text in zip(await agent.work(2), "34", strict=True):
+        await agent.say(sample.work.row, TOKENIZER.encode(text).tolist(), "")
+    await plane.settled()
+    for one in both:
+        one.cancel()
+    await plane.kill()
+    await plane.start()
+    await agent.back()
+    again = [chatting(plane, USER, retry=1), chatting(plane, USER, retry=1)]
+    await until(lambda: plane.door.status()["door"]["waiting"] == 2)
+    for row in list(agent.samples):
+        await agent.say(row, [TOKENIZER.eos_id])
+    assert {await _heard(one) for one in again} == {"3", "4"}
+
+
+async def test_a_retry_with_another_manager_is_of_what_was_not_heard_before(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    first = chatting(plane, USER)
+    await drew(agent, "3")
+    assert await _heard(first) == "3"
+    second = chatting(plane, USER)
+    (sample,) = await agent.work(1)
+    await _cut(plane, second)
+    await agent.say(sample.work.row, [*TOKENIZER.encode("4").tolist(), TOKENIZER.eos_id])
+    await plane.settled()
+    await plane.kill()
+    await plane.start()
+    assert await _heard(chatting(plane, USER, retry=1)) == "4"
+
+
+async def test_an_answer_to_a_client_that_has_gone_was_not_heard(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    path = f"/s/mine{CHAT}"
+    first = chatting(plane, USER, path=path)
+    (sample,) = await agent.work(1)
+    await _cut(plane, first)
+    await agent.say(sample.work.row, [*TOKENIZER.encode("3").tolist(), TOKENIZER.eos_id])
+    await until(lambda: not plane.door._chats._asking)
+    assert await _heard(chatting(plane, USER, path=path)) == "3"
+    assert plane.manager.groups.account.generated == 2
+
+
+async def test_what_a_client_leaves_out_is_not_in_its_prompt_once_it_is_forgotten(plane: FleetPlane) -> None:
+    (agent,) = await plane.serving("a")
+    path = f"/s/mine{CHAT}"
+    told: list[dict[str, Any]] = []
+    for text, answer in (("1+2=", "3"), ("4", "5")):
+        told.append({"role": "user", "content": text})
+        asking = chatting(plane, *told, path=path)
+        await drew(agent, answer)
+        told.append((await asking)[1]["choices"][0]["message"])
+    await plane.delete(next(iter(plane.door.ledger.requests())))
+    last = chatting(plane, *told[2:], {"role": "user", "content": "6"}, path=path)
+    await drew(agent, "7")
+    assert await _heard(last) == "7"
+    newest = list(plane.door.ledger.requests().values())[-1]
+    assert TOKENIZER.decode(newest.request.group.prompt_ids) == "45"

@@ -541,3 +541,42 @@ async def test_an_end_without_a_turn_is_told_as_what_it_is(tmp_path: Path) -> No
         (session,) = await plane.claim()
         assert (await plane.end(session))[1] == {"id": session["id"], "outcome": "infra_fault"}
         await until(lambda: bool(plane.told("SessionFault")))
+
+
+async def test_a_key_whose_session_is_somebody_elses_hears_that_and_a_revoked_one_no_answer(
+    plane: SessionPlane, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("gyre.rollouts.plane.session_workers.TAKEN_WITHIN_S", 0.0)
+    rows: dict[str, dict[str, Any]] = {
+        name: {
+            "digest": hashlib.sha256(name.encode()).hexdigest(),
+            "scopes": [GENERATE_SCOPE],
+            "expires_at": None,
+            "revoked_at": None,
+        }
+        for name in ("lab", "other")
+    }
+    monkeypatch.setattr(RolloutStore, "snapshot_rows", lambda self, kind: rows)
+    await plane.manager.callers.read()
+    await plane.asked([0], n=1)
+    agent = await plane.working("a")
+    claim = json.dumps({"worker": "w", "most": 1, "wait_s": 20}).encode()
+    body, end = json.dumps(generate_body(PROMPT)).encode(), b'{"outcome": "scored", "reward": 1.0}'
+
+    async def is_lost(session: dict[str, Any]) -> None:
+        name = session["path"].removeprefix("/s/")
+        refused(await sent(plane, "POST", f"{session['path']}{GENERATE}", body, "lab"), 410, "lost")
+        refused(await sent(plane, "POST", f"/v1/sessions/{name}/end", end, "lab"), 410, "lost")
+        refused(await sent(plane, "PUT", f"/v1/sessions/{name}/snapshot", b"x", "lab"), 410, "lost")
+
+    (first,) = (await sent(plane, "POST", "/v1/sessions/claim", claim, "lab"))[1]["sessions"]
+    await sent(plane, "POST", "/v1/sessions/beat", b'{"worker": "w", "sessions": []}', "lab")
+    await is_lost(first)
+    (theirs,) = (await sent(plane, "POST", "/v1/sessions/claim", claim, "other"))[1]["sessions"]
+    await is_lost(first)
+    turn = asyncio.create_task(sent(plane, "POST", f"{theirs['path']}{GENERATE}", body, "other"))
+    (sample,) = await agent.work(1)
+    rows["other"]["revoked_at"] = 1.0
+    await plane.manager.callers.read()
+    await agent.report({sample.work.row: 2}, {sample.work.row: "stop"})
+    assert (await turn)[0] == 401

@@ -7,6 +7,7 @@ import pytest
 from gyre.config.spec import FailoverSpec
 from gyre.rollouts.plane.session_ledger import MOST_LOSSES
 from tests.sessions.session_machine import SILENCE_S, SessionWorld
+from tests.sessions.session_plane import SessionPlane
 
 RECOVERIES = ("replayable", "snapshot", "restart")
 
@@ -67,3 +68,14 @@ def test_a_session_ends_before_it_has_used_up_its_vertex() -> None:
     """With the default budgets one session that ends its process cannot end the job."""
     restarts = FailoverSpec().vertex.most_attempts
     assert restarts >= MOST_LOSSES + 1
+
+
+async def test_what_a_worker_gives_back_is_handed_out_at_once(plane: SessionPlane) -> None:
+    await plane.asked([0], n=2)
+    kept, given = await plane.claim()
+    name = given["path"].removeprefix("/s/")
+    beat = {"worker": "w", "sessions": [kept["id"]], "back": [f"{kept['id']}.1", name]}
+    assert await plane.post("/v1/sessions/beat", beat) == (200, {"lost": []})
+    (again,) = await plane.claim("v", wait_s=5.0)
+    assert again["id"] == given["id"]
+    assert (await plane.post("/v1/sessions/beat", {**beat, "back": name}))[0] == 422

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from gyre.errors import ConfigError
+from gyre.rollouts.plane.session_tree import SessionOutcome
 from tests.rollouts.plane import ScriptedAgent
+from tests.sessions.session_machine import SessionWorld
 from tests.sessions.session_plane import SessionPlane, drawn, session_plane
 
 PROMPT = [7, 8]
@@ -99,3 +101,42 @@ def test_what_is_no_share_is_refused(oversample: float) -> None:
 
     with pytest.raises(ConfigError, match="oversample"):
         WorkloadSettings.read({"agent": {"function": "a:b", "oversample": oversample}})
+
+
+async def test_a_group_is_complete_without_one_that_has_had_its_attempts(tmp_path: Path) -> None:
+    async with session_plane(tmp_path, oversample=1.5, redraws=0) as plane:
+        await plane.asked([0], n=2)
+        agent = await plane.working("a")
+        first, spare, last = await plane.claim(most=8)
+        assert (await plane.end(spare, "infra_fault"))[0] == 200
+        await plane.settled()
+        await plane.kill()
+        await plane.start()
+        await agent.back()
+        trainer = await plane.trainer(term=2)
+        await trainer.ask([0], n=2)
+        await _ended(plane, agent, first, 4)
+        await _ended(plane, agent, last, 6)
+        group = (await trainer.groups(1))[0]
+        assert [row.reward for row in group.samples] == [4.0, 6.0]
+        plane.exact()
+
+
+def test_a_group_fails_that_has_too_few_left() -> None:
+    world = SessionWorld(oversample=1.5, redraws=0)
+    world.attach()
+    world.publish()
+    world.ask_groups("train", [0], 2, min_version=0, pinned=False)
+    world.commit()
+    world.claim("w", 3)
+    world.commit()
+    first, spare, last = world.witness.claims
+    world.end(spare, SessionOutcome.INFRA_FAULT, 0.0)
+    world.commit()
+    assert world.check_fold()
+    assert not world.witness.failed
+    assert set(world.ledger.sessions) == {first.session, last.session}
+    world.end(last, SessionOutcome.INFRA_FAULT, 0.0)
+    world.commit()
+    assert world.check_fold()
+    assert world.witness.failed == {("train", 0)}

@@ -9,7 +9,8 @@ Invariants:
 - *the fold is the state*: the rows of sessions, over the groups' rows, give the same sessions with the same turns;
 - *one at a time*: a session is run by one worker, who has its newest claim; what comes with an older one is refused;
 - *infrastructure is no reward*: a member that infrastructure ended is drawn again, and is in no group that is
-  delivered; how often is bounded, and then its group has failed for good.
+  delivered; how often is bounded, and then the group goes on without it where it has members enough, and has else
+  failed for good.
 
 This module must not know about HTTP, messages or tools, and reads no clock.
 """
@@ -20,6 +21,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgpack
@@ -138,7 +140,7 @@ class SessionGroup:
         """It is complete: keep as many members as it was asked for, of those that are over the first by their index,
         whatever their lengths. Returns the others."""
         kept = self._over()[: self.asked.n]
-        others = [one for one in self.members if one not in kept and one.id]
+        others = [one for one in self.members if one not in kept]
         self.members = kept
         return others
 
@@ -308,10 +310,12 @@ class SessionLedger:
             self._keep(session)
         return self.given
 
-    def beat(self, worker: str, ids: Sequence[str], *, now: float) -> bool:
-        """The worker lives, and runs these; what it does not run of those that it has is handed out again. Returns
-        whether anything is."""
-        dropped = self.workers.beat(worker, ids, now)
+    def beat(
+        self, worker: str, ids: Sequence[str], back: Sequence[tuple[str, int | None]] = (), *, now: float
+    ) -> bool:
+        """The worker lives, and runs these; what it gives `back`, by name and claim, is handed out again, and so is
+        what it has not run for a while of those that it has. Returns whether anything is."""
+        dropped = self.workers.beat(worker, ids, back, now)
         for session in dropped:
             self._release(session)
         return bool(dropped)
@@ -436,7 +440,7 @@ class SessionLedger:
         """The session, which has not ended. Raises RequestRefused."""
         session = self.find(name)
         if claim is not None and claim != session.claim:
-            raise refused(410, "lost", f"The session {name!r} was handed to another worker.", "Let go of it.")
+            raise lost(name)
         if session.outcome is not None:
             raise refused(410, "ended", f"The session {name!r} has ended: {session.outcome}.")
         return session
@@ -489,20 +493,27 @@ class SessionLedger:
         return session
 
     def draw_again(self, session: LedgerSession) -> str:
-        """Infrastructure ended the session: begin another attempt. Returns why there is none, "" where there is."""
-        if session.faults >= self._settings.redraws:
+        """Infrastructure ended the session: begin another attempt, or go on without it. Returns why its group cannot,
+        "" where it can."""
+        one = self.group_with(session)
+        if session.faults < self._settings.redraws:
+            self._again(session, session.faults + 1)
+        elif len(one.members) > one.asked.n:
+            one.members.remove(session)
+            self._groups.cancelled += self._forget(session, unused=UNUSED)
+        else:
             return (
                 f"Session {session.id} and {session.faults} attempts before it ended by a fault of infrastructure: "
                 f"{session.reason}"
             )
-        self._again(session, session.faults + 1)
         return ""
 
     def _again(self, session: LedgerSession, faults: int, losses: int = 0, turns_at_loss: int = 0) -> None:
         one = self._by_name[session.purpose, session.group_id]
         self.counts.drawn_again += 1
         self._groups.cancelled += self._forget(session, unused=UNUSED)
-        again = one.members[session.index] = self._begin(one, session.index, session.attempt + 1)
+        place = one.members.index(session)
+        again = one.members[place] = self._begin(one, session.index, session.attempt + 1)
         again.faults, again.losses, again.turns_at_loss = faults, losses, turns_at_loss
         self._keep(again)
 
@@ -543,8 +554,7 @@ class SessionLedger:
         still does. Returns the sessions that infrastructure ended."""
         stored = [_group_in(body) for name, body in rows.items() if name.startswith(_GROUP)]
         for number, asked in sorted(stored, key=_age):
-            one = self._add(asked, number)
-            one.members = [_no_session(one, index) for index in range(asked.n)]  # or more
+            self._add(asked, number)
         failed = {name.removeprefix(_FAILED): body for name, body in rows.items() if name.startswith(_FAILED)}
         for one in self.by_number.values():
             if one.name in failed:
@@ -553,6 +563,8 @@ class SessionLedger:
         for name, body in rows.items():
             if name.startswith(_SESSION):
                 self._restore(msgpack.unpackb(body))
+        for one in self.by_number.values():
+            one.members.sort(key=attrgetter("index"))
         for request in self._groups.requests.values():
             if _OF in request.group.meta:
                 self._restore_turn(request)
@@ -569,9 +581,7 @@ class SessionLedger:
         outcome = row.pop("outcome")
         session = LedgerSession(**row, outcome=SessionOutcome(outcome) if outcome else None, is_written=True)
         self.sessions[session.id] = session
-        one = self._by_name[session.purpose, session.group_id]
-        one.members += [_no_session(one, index) for index in range(len(one.members), session.index + 1)]
-        one.members[session.index] = session
+        self._by_name[session.purpose, session.group_id].members.append(session)
 
     def _restore_turn(self, request: InFlightRequest) -> None:
         name, number, key, note = request.group.meta[_OF]
@@ -628,13 +638,13 @@ class SessionLedger:
         return [one for one in self.by_number.values() if one.is_complete]
 
 
+def lost(name: str) -> RequestRefused:
+    """For who ran the session before."""
+    return refused(410, "lost", f"The session {name!r} was handed to another worker.", "Let go of it.")
+
+
 def _spent(message: str) -> RequestRefused:
     return refused(422, "budget", message, "End the session; what is there is trained.")
-
-
-def _no_session(one: SessionGroup, index: int) -> LedgerSession:
-    """In the place of a member until its row is read."""
-    return LedgerSession("", one.purpose, one.group.id, index, 0)
 
 
 def _turn_id(session: LedgerSession, key: str) -> int:

@@ -52,10 +52,11 @@ class SessionsClaimed(NamedTuple):
 
 
 class WorkerBeat(NamedTuple):
-    """The worker lives, and runs these sessions."""
+    """The worker lives, and runs these sessions. `back` are those that it gives back, with their claims."""
 
     worker: str
     sessions: Sequence[str]
+    back: Sequence[tuple[str, int | None]] = ()
 
 
 class SnapshotKept(NamedTuple):
@@ -112,7 +113,7 @@ class SessionTrainer(TrainerRequester):
             plane.commit(Commit.NOW)
 
     def _beat(self, plane: Plane, event: WorkerBeat) -> None:
-        if self.sessions.beat(event.worker, event.sessions, now=plane.now):
+        if self.sessions.beat(event.worker, event.sessions, event.back, now=plane.now):
             self._released(plane)
 
     def _turn_asked(self, plane: Plane, event: TurnAsked) -> None:

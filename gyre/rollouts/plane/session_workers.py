@@ -125,14 +125,21 @@ class Workers:
             self._give(session, now + session.began_at + self._seconds - at)
         return taken
 
-    def beat(self, worker: str, ids: Sequence[str], now: float) -> list[LedgerSession]:
-        """The worker lives, and runs these. Returns what it was given and does not run."""
+    def beat(
+        self, worker: str, ids: Sequence[str], back: Sequence[tuple[str, int | None]], now: float
+    ) -> list[LedgerSession]:
+        """The worker lives, and runs these. Returns what it was given and does not run: what it gives `back`, by name
+        and claim, at once."""
         self.hear(worker, now)
         theirs = self._running.get(worker, {})
         for name in ids:
             if (session := theirs.get(name)) is not None:
                 session.seen_at = now
-        return [one for one in theirs.values() if now - one.seen_at > TAKEN_WITHIN_S]
+        return [
+            one
+            for one in theirs.values()
+            if now - one.seen_at > TAKEN_WITHIN_S or (one.id, one.claim) in back
+        ]
 
     def lost(self, worker: str, ids: Sequence[str]) -> list[str]:
         """Those of them that the worker has no longer."""

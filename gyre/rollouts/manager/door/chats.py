@@ -6,7 +6,8 @@ never put into tokens again. Without one, each request is rendered whole.
 
 Invariants:
 - *asked again is the same*: see `gyre.chat.retries`. Without a session only a client that counts its retries is
-  recognised, for equal requests at once may be meant: who wants several answers to one prompt asks several times;
+  recognised, for equal requests at once may be meant: who wants several answers to one prompt asks several times. Of
+  several such clients each finds another one's request only where there are not enough that nobody waits for;
 - *a function of the ledger*: a new manager gives the same bytes.
 
 This module must not know about sockets, or when a request is whole.
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -53,8 +55,8 @@ class Chats:
         """By key and session."""
         self._left: dict[str, None] = {}
         """Requests without a session whose answers have left."""
-        self._coming: set[str] = set()
-        """Ids of requests that the ledger does not have yet."""
+        self._asking: dict[str, list[Callable[[], bool]]] = defaultdict(list)
+        """By the id of the request that they ask for, whether each client is still there."""
 
     # -- which request it is ------------------------------------------------------------------------
 
@@ -71,29 +73,40 @@ class Chats:
         return f"{_digest(owner, session)}/{repeats.key(path, body, retries)}"
 
     def _alone(self, owner: str, path: str, body: bytes, retries: int) -> str:
-        """A new request, or for a client that asks again the oldest equal one that nobody has the answer of."""
-        stem, number, last = f"{_digest(owner, path, body)}-", 0, ""
-        while (found := f"{stem}{number}") in self._ledger.requests() or found in self._coming:
-            if retries and found not in self._left:
-                return found
-            number, last = number + 1, found
-        return last if retries and last else found
+        """A new request, or for a client that asks again an equal one that nobody has the answer of: if it can be, one
+        that nobody waits for. Of these one that goes on was heard by nobody; of those that are over an earlier manager
+        may have sent the older ones."""
+        stem, known = f"{_digest(owner, path, body)}-", list[str]()
+        while (found := f"{stem}{len(known)}") in self._ledger.requests() or found in self._asking:
+            known.append(found)
+        if not retries or not known:
+            return found
+        unheard = [one for one in known if one not in self._left]
+        left_alone = [one for one in unheard if not any(is_there() for is_there in self._asking.get(one, ()))]
+        running = [one for one in left_alone if not self._is_over(one)]
+        return next(iter((*running, *reversed(left_alone), *unheard, known[-1])))
+
+    def _is_over(self, request_id: str) -> bool:
+        known = self._ledger.requests().get(request_id)
+        return known is not None and known.is_over
 
     @contextlib.contextmanager
-    def coming(self, request_id: str) -> Iterator[None]:
-        """A block in which the request is put into tokens: equal ones that come meanwhile are others."""
-        self._coming.add(request_id)
+    def asking(self, request_id: str, is_there: Callable[[], bool]) -> Iterator[None]:
+        """A block in which a client asks for the request and is answered."""
+        self._asking[request_id].append(is_there)
         try:
             yield
         finally:
-            self._coming.discard(request_id)
+            self._asking[request_id].remove(is_there)
+            if not self._asking[request_id]:
+                del self._asking[request_id]
 
     def left(self, known: DoorRequest) -> None:
-        """The whole answer was sent."""
-        if known.session:
-            self._repeats[known.owner, known.session].left(known.id.rpartition("/")[2])
-        else:
+        """The whole answer was sent to a client that was there."""
+        if not known.session:
             self._left = {one: None for one in (*self._left, known.id) if one in self._ledger.requests()}
+        elif (repeats := self._repeats.get((known.owner, known.session))) is not None:
+            repeats.left(known.id.rpartition("/")[2])
 
     # -- prompt and answer --------------------------------------------------------------------------
 
@@ -101,7 +114,7 @@ class Chats:
         self, owner: str, session: str, request_id: str, chat: ChatRequest, words: ModelWords
     ) -> Asked:
         """What the client asks for, in tokens. Raises RequestRefused."""
-        conversation = self._conversation(owner, session)
+        conversation = self._conversation(owner, session, is_named=bool(chat.after))
         if chat.prompt_ids is not None:
             prompt = chat.prompt_ids
             parent, note = conversation.parent_of(prompt), b""
@@ -116,13 +129,16 @@ class Chats:
         turn = AskedTurn(session, number, note)
         return Asked(request_id, prompt, 1, drawing, stops=words.stops, turn=turn)
 
-    def _conversation(self, owner: str, session: str) -> LedgerSession:
-        """The turns that are kept of it, numbered from 0."""
-        known = (
-            [one for one in self._ledger.turns(owner, session).values() if one.request.samples]
-            if session
-            else []
-        )
+    def _conversation(self, owner: str, session: str, *, is_named: bool) -> LedgerSession:
+        """The turns that are kept of it, numbered from 0. Unless a client names the turn that it goes on from
+        (`is_named`), without those of whose conversation something is forgotten: nobody can tell what a client left out
+        of that."""
+        known: list[DoorRequest] = []
+        whole = {ROOT}
+        for one in self._ledger.turns(owner, session).values() if session else ():
+            if one.request.samples and (is_named or one.parent in whole):
+                known.append(one)
+                whole.add(one.request.number)
         places = {one.request.number: at for at, one in enumerate(known)}
         turns = [
             LedgerTurn(

@@ -51,7 +51,7 @@ from gyre.rollouts.manager.door.keys import decoded
 from gyre.rollouts.manager.door.publishing import DURABLE_WITHIN_S, FolderServer, PlaneKey, Publishing
 from gyre.rollouts.manager.door.words import ModelWords
 from gyre.rollouts.manager.front import Front
-from gyre.rollouts.manager.sessions.chat_http import SESSION_PATH, retries_of, streamed
+from gyre.rollouts.manager.sessions.chat_http import SESSION_PATH, is_there, retries_of, streamed, whole
 from gyre.rollouts.manager.shell import PlaneShell
 from gyre.rollouts.plane.door_ledger import Asked, DoorRequest
 from gyre.rollouts.plane.events import Published
@@ -267,25 +267,28 @@ class Door(Front):
         )
         session = request.match_info.get("session") or request.headers.get("X-Session-ID") or ""
         request_id = self._chats.id_of(owner, session, dialect.path, body, retries_of(request))
-        if request_id not in self.ledger.requests():
-            with self._chats.coming(request_id):
+        with self._chats.asking(request_id, partial(is_there, request)):
+            if request_id not in self.ledger.requests():
                 asked = await self._chats.asked(owner, session, request_id, chat, words)
                 self._check_fits(asked, words)
-                self.shell.handle(SamplesAsked(owner, asked, self.callers.clock()))
-        known = self.ledger.requests()[request_id]
-        with self._waits(known) as waiter:
-            while not known.is_over:
-                await self._more(caller, known, waiter, self._settings.answer_within_s)
-        if known.failed:
-            raise _failed(known)
-        reply = self._chats.reply(known, chat, chat.model or self._settings.model)
-        response = (
-            await streamed(request, dialect.events(chat, reply))
-            if chat.stream
-            else _json(dialect.answer(chat, reply), known.id)
-        )
-        self._chats.left(known)
-        return response
+                if (
+                    request_id not in self.ledger.requests()
+                ):  # else the same came while it was put into tokens
+                    self.shell.handle(SamplesAsked(owner, asked, self.callers.clock()))
+            known = self.ledger.requests()[request_id]
+            with self._waits(known) as waiter:
+                while not known.is_over:
+                    await self._more(caller, known, waiter, self._settings.answer_within_s)
+            if known.failed:
+                raise _failed(known)
+            reply = self._chats.reply(known, chat, chat.model or self._settings.model)
+            if chat.stream:
+                response = await streamed(request, dialect.events(chat, reply))
+            else:
+                response = await whole(request, _json(dialect.answer(chat, reply), known.id))
+            if is_there(request):
+                self._chats.left(known)
+            return response
 
     async def _read(self, request: web.Request, caller: Caller) -> bytes:
         """The request's body. Raises RequestRefused where the key has too much under way."""

@@ -30,6 +30,19 @@ def _count(told: str) -> int | None:
     return int(told) if told.isascii() and told.isdecimal() and len(told) < 5 else None
 
 
+def is_there(request: web.Request) -> bool:
+    """Whether the client is, as far as its connection says."""
+    return request.transport is not None and not request.transport.is_closing()
+
+
+async def whole(request: web.Request, response: web.Response) -> web.Response:
+    """The response, which was sent as far as the client was there."""
+    with contextlib.suppress(ConnectionError):  # the client has gone; the turn is kept
+        await response.prepare(request)
+        await response.write_eof()
+    return response
+
+
 async def streamed(request: web.Request, events: Iterator[bytes]) -> web.StreamResponse:
     """The whole turn as a stream: its head waited until nobody would have to ask again."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})

@@ -36,15 +36,23 @@ from gyre.chat.messages import Message
 from gyre.chat.requests import ChatRequest, FinishedTurn
 from gyre.chat.retries import Repeats
 from gyre.config import GENERATE_SCOPE
+from gyre.errors import Unauthorized
 from gyre.ports.bounds import PortBounds
 from gyre.request_body import RequestRefused, error_body, refused
 from gyre.rollouts.manager.callers import Callers
-from gyre.rollouts.manager.sessions.chat_http import SESSION_PATH, number_of, retries_of, streamed
+from gyre.rollouts.manager.sessions.chat_http import (
+    SESSION_PATH,
+    is_there,
+    number_of,
+    retries_of,
+    streamed,
+    whole,
+)
 from gyre.rollouts.manager.sessions.conversations import Conversations, unknown_answer
 from gyre.rollouts.manager.shell import PlaneShell
 from gyre.rollouts.manager.trainer_front import TrainerFront
 from gyre.rollouts.plane.peers import Caller
-from gyre.rollouts.plane.session_ledger import SessionEnded, TurnAsked
+from gyre.rollouts.plane.session_ledger import SessionEnded, TurnAsked, lost
 from gyre.rollouts.plane.session_trainer import (
     CLAIMS,
     SessionsClaimed,
@@ -157,7 +165,7 @@ class SessionFront(TrainerFront):
         until = self.shell.now() + min(_seconds(told, "wait_s"), CLAIM_WITHIN_S)
         given: list[LedgerSession] = []
         with self._waits(CLAIMS) as woken:
-            while _is_there(request):
+            while is_there(request):
                 woken.clear()
                 self.shell.handle(SessionsClaimed(worker, most, self.callers.clock()))
                 given = list(self.ledger.given)
@@ -198,17 +206,15 @@ class SessionFront(TrainerFront):
 
     async def _beat(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         told = await _object(request)
-        ids = told.get("sessions")
-        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
-            raise refused(422, "invalid", "sessions: expected a list of ids.")
+        ids, back = _names(told, "sessions"), [_named(one) for one in _names(told, "back")]
         worker = _worker(told, caller)
-        self.shell.handle(WorkerBeat(worker, ids))
+        self.shell.handle(WorkerBeat(worker, ids, back))
         return _json({"lost": self.ledger.workers.lost(worker, ids)})
 
     async def _end(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         told = await _object(request)
         name, claim = _named(request.match_info["session"])
-        session = self._own(caller, name)
+        session = self._own(caller, name, claim)
         outcome = _outcome(told)
         reward = None if outcome is SessionOutcome.INFRA_FAULT else _number(told.get("reward"), "reward")
         reason = _sentence(told.get("reason"), "reason")
@@ -218,16 +224,18 @@ class SessionFront(TrainerFront):
 
     async def _snapshot(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         name, claim = _named(request.match_info["session"])
-        self._own(caller, name)
+        self._own(caller, name, claim)
         with self._room_for(request):
             self.shell.handle(SnapshotKept(name, claim, await request.read()))
             await self._written(self.ledger.find(name))
         return _json({"id": name})
 
-    def _own(self, caller: Caller, name: str) -> LedgerSession:
+    def _own(self, caller: Caller, name: str, claim: int | None = None) -> LedgerSession:
         """The session, which the caller may touch. Raises RequestRefused."""
         session = self.ledger.find(name)
         if not caller.is_ours and not session.worker.startswith(_worker_of(caller, "")):
+            if claim is not None and (claim != session.claim or not session.worker):
+                raise lost(name)
             raise refused(403, "not_yours", f"The session {name[:200]!r} is not run with this key.")
         return session
 
@@ -259,7 +267,7 @@ class SessionFront(TrainerFront):
 
     async def _turn(self, dialect: Dialect, request: web.Request, caller: Caller) -> web.StreamResponse:
         name, claim = _named(request.match_info.get("session") or request.headers.get("X-Session-ID") or "")
-        self._own(caller, name)
+        self._own(caller, name, claim)
         session = self.ledger.open_session(name, claim)
         with self._place_of(session), self._room_for(request):
             body = await request.read()
@@ -273,22 +281,21 @@ class SessionFront(TrainerFront):
             key = repeats.key(dialect.path, body, retries_of(request), number_of(request))
             turn = session.turn_of(key) or await self._begin(session, claim, key, asked)
             await self._until_told(session, turn)
+            if why := self.callers.why_not(caller):
+                raise Unauthorized(why)
             reply = self._reply(session, turn, asked)
             if asked.stream:
                 response = await streamed(request, dialect.events(asked, reply))
             else:
-                response = _json(dialect.answer(asked, reply))
-                with contextlib.suppress(ConnectionError):  # the client has gone; the turn is kept
-                    await response.prepare(request)
-                    await response.write_eof()
-            if _is_there(request):
+                response = await whole(request, _json(dialect.answer(asked, reply)))
+            if is_there(request):
                 repeats.left(key)
             return response
 
     async def _count(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         """How many tokens a prompt would have: nothing is drawn."""
         name, claim = _named(request.match_info.get("session") or request.headers.get("X-Session-ID") or "")
-        self._own(caller, name)
+        self._own(caller, name, claim)
         session = self.ledger.open_session(name, claim)
         with self._place_of(session), self._room_for(request):
             asked = await asyncio.to_thread(COUNT_TOKENS.read, await request.read())
@@ -479,11 +486,6 @@ def _named(text: str) -> tuple[str, int | None]:
     return text, None
 
 
-def _is_there(request: web.Request) -> bool:
-    """Whether the client is, as far as its connection says."""
-    return request.transport is not None and not request.transport.is_closing()
-
-
 async def _object(request: web.Request) -> dict[str, Any]:
     try:
         told = msgspec.json.decode(await request.read())
@@ -492,6 +494,13 @@ async def _object(request: web.Request) -> dict[str, Any]:
     if not isinstance(told, dict):
         raise refused(422, "invalid", "The body is no object.")
     return told
+
+
+def _names(told: dict[str, Any], key: str) -> list[str]:
+    names = told.get(key, [] if key == "back" else None)
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise refused(422, "invalid", f"{key}: expected a list of ids.")
+    return names
 
 
 def _worker(told: dict[str, Any], caller: Caller) -> str:
