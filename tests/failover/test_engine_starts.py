@@ -215,6 +215,15 @@ def test_each_death_of_an_engine_is_an_incident_with_its_last_words_until_one_ha
     assert not differences(fold(coordinator_of(spec_of(2)), history.records), rows_of(history.state))
 
 
+def test_a_vertex_that_starts_ends_no_death_of_an_engine() -> None:
+    """Its own runs all the time."""
+    history = running(2)
+    died(history, "last line", others=["rollout-0"])
+    history.lose("reward-0")
+    history.start("reward-0")
+    assert [one.outcome for one in deaths(history)] == ["open"]
+
+
 def test_a_death_in_a_journal_of_an_earlier_release_is_still_over_at_once() -> None:
     history = running(2)
     died(history, "last line")

@@ -186,6 +186,22 @@ async def test_an_answer_to_a_client_that_has_gone_was_not_heard(plane: FleetPla
     assert plane.manager.groups.account.generated == 2
 
 
+async def test_an_answer_leaves_though_its_session_is_unknown_by_then(
+    plane: FleetPlane, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it is where another session's first request comes before this one is in the ledger."""
+    (agent,) = await plane.serving("a")
+    asking = chatting(plane, USER, path=f"/s/mine{CHAT}")
+    (sample,) = await agent.work(1)
+    plane.door._chats._repeats.clear()
+    await agent.say(sample.work.row, [*TOKENIZER.encode("3").tolist(), TOKENIZER.eos_id])
+    assert await _heard(asking) == "3"
+    await until(lambda: not plane.door._chats._asking)
+    assert [one for one in caplog.records if one.exc_info] == []
+    again = chatting(plane, USER, path=f"/s/mine{CHAT}", retry=1)
+    assert await _heard(again) == "3"
+
+
 async def test_what_a_client_leaves_out_is_not_in_its_prompt_once_it_is_forgotten(plane: FleetPlane) -> None:
     (agent,) = await plane.serving("a")
     path = f"/s/mine{CHAT}"
